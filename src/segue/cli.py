@@ -1,0 +1,71 @@
+"""How does a person start it? The `segue` command."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from segue import __version__
+from segue.app import serve
+from segue.errors import ApiError, Misconfigured
+from segue.settings import FLAGS, Settings, load_settings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb; the exit status says whether it worked."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = load_settings(vars(options))
+        logging.basicConfig(
+            level=settings.log_level.upper(),
+            format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        )
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        return serve(settings)
+    except (Misconfigured, ApiError) as error:
+        print(f"segue: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="segue",
+        description="A Responses API server for people who run their own models.",
+        epilog="Every flag is also a key in segue.toml and an environment variable SEGUE_….",
+    )
+    parser.add_argument("--version", action="version", version=f"segue {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verb = verbs.add_parser(
+        "serve",
+        help="serve models over HTTP and WebSocket",
+        description="Serve models over HTTP and WebSocket, on one port.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    verb.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
+    for field in msgspec.structs.fields(Settings):
+        if field.name in FLAGS:
+            _add_flag(verb, field)
+    return parser
+
+
+def _add_flag(verb: argparse.ArgumentParser, field: msgspec.structs.FieldInfo) -> None:
+    """A flag for a setting; its value stays text, because the settings check all places alike."""
+    kind = msgspec.inspect.type_info(field.type)
+    text = getattr(kind, "extra_json_schema", None) or {}
+    described = text.get("description", "")
+    shown = f"{described} (default: {_shown(field.default)})" if described else None
+    verb.add_argument(
+        "--" + field.name.replace("_", "-"),
+        action="append" if field.name == "model" else "store",
+        metavar=field.name.rsplit("_", 1)[-1].upper(),
+        help=shown,
+        default=None,
+    )
+
+
+def _shown(value: object) -> str:
+    return "none" if value in ("", ()) else str(value)

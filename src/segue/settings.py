@@ -1,0 +1,171 @@
+"""What did the operator ask for? One value, from flags, environment and file.
+
+Every setting has one name: `--engine-url` on the command line, `SEGUE_ENGINE_URL` in the environment, `engine_url` in
+`segue.toml`. A flag wins over the environment, the environment over the file, the file over the default. What is
+wrong is said before anything starts, with the name of the setting.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from segue.errors import Misconfigured
+
+T = TypeVar("T")
+
+ENGINES = ("scripted",)
+DIALECTS = ("auto", "chatml")
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+def about(text: str) -> Meta:
+    """A setting's one-line description, for `--help` and for the documentation."""
+    return Meta(description=text)
+
+
+class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One served model. In `segue.toml` a `[[models]]` table may set any of these for itself."""
+
+    name: str = "scripted"
+    aliases: tuple[str, ...] = ()
+    engine: Annotated[str, about("who produces tokens: scripted")] = "scripted"
+    context_tokens: Annotated[
+        int, Meta(gt=0, description="how many tokens prompt and answer may have together")
+    ] = 1_048_576
+    dialect: Annotated[str, about("how the model writes and reads: auto, chatml")] = "auto"
+    tokenizer: Annotated[
+        str, about("a tokenizer.json, its folder, or a GGUF file; default: SmolLM2's")
+    ] = ""
+    script: Annotated[str, about("a JSON file for the scripted engine to play")] = ""
+    tps: Annotated[
+        float, Meta(ge=0, description="tokens a second of the scripted engine; 0: no limit")
+    ] = 0
+    reasoning: Annotated[
+        Literal["text", "summary", "hidden"], about("how reasoning is shown: text, summary, hidden")
+    ] = "text"
+
+
+class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set. The fields of a model are the defaults of all models."""
+
+    host: Annotated[
+        str, about("the address to listen on; loopback only while there are no keys")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="the port to listen on; 0: any free one")
+    ] = 8080
+    workers: Annotated[int, Meta(ge=1, le=1, description="processes; one for now")] = 1
+    model: Annotated[tuple[str, ...], about("the name of a served model; may be repeated")] = ()
+    store: Annotated[str, about("where turns are kept: sqlite:///FILE or memory")] = (
+        "sqlite:///segue.db"
+    )
+    durability: Annotated[
+        Literal["full", "relaxed"],
+        about("full: acknowledged turns survive a power cut; relaxed: a crash of the process"),
+    ] = "full"
+    websocket: Annotated[bool, about("whether WebSocket mode is offered; off answers 426")] = True
+    connection_age_s: Annotated[Positive, about("how long a socket may live, in seconds")] = 3600.0
+    grace_s: Annotated[
+        float, Meta(ge=0, description="how long running turns may go on at a stop")
+    ] = 30.0
+    heartbeat_s: Annotated[Positive, about("the longest silence while a turn runs, in seconds")] = (
+        15.0
+    )
+    body_bytes_max: Annotated[
+        int, Meta(gt=0, description="the largest request body or WebSocket message")
+    ] = 64 * 1024 * 1024
+    outbox_bytes_max: Annotated[
+        int, Meta(gt=0, description="what may wait for a slow reader before the model is slowed")
+    ] = 1024 * 1024
+    write_s_max: Annotated[Positive, about("a reader that takes nothing this long is cut")] = 30.0
+    connection_state_bytes_max: Annotated[
+        int, Meta(gt=0, description="history kept in memory for each connection")
+    ] = 256 * 1024 * 1024
+    process_state_bytes_max: Annotated[
+        int, Meta(gt=0, description="stored turns kept in memory for all HTTP clients together")
+    ] = 512 * 1024 * 1024
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], about("debug, info, warning, error")
+    ] = "info"
+    models: tuple[dict[str, str | int | float | list[str]], ...] = ()
+
+    def served(self) -> tuple[ModelSettings, ...]:
+        """The models to serve: those of the file, else those named, else one."""
+        shared = {name: getattr(self, name) for name in ModelSettings.__struct_fields__}
+        tables: list[dict[str, str | int | float | list[str]]] = list(self.models)
+        tables += [
+            {"name": name} for name in self.model if name not in {t.get("name") for t in tables}
+        ]
+        return tuple(_convert(shared | table, ModelSettings, "models") for table in tables or [{}])
+
+
+# Settings that only a model's own table can give.
+TABLE_ONLY = frozenset({"name", "aliases", "models"})
+FLAGS = tuple(name for name in Settings.__struct_fields__ if name not in TABLE_ONLY)
+
+
+def load_settings(
+    flags: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> Settings:
+    """The settings, from all three places."""
+    environment = os.environ if environment is None else environment
+    config = flags.get("config") or environment.get("SEGUE_CONFIG")
+    values = _read_file(Path(str(config))) if config else {}
+    for name in FLAGS:
+        text = environment.get(f"SEGUE_{name.upper()}")
+        if text is not None:
+            values[name] = text.split(",") if name == "model" else text
+    values |= {name: value for name, value in flags.items() if name in FLAGS and value is not None}
+    settings = _convert(values, Settings, "")
+    _check(settings)
+    return settings
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise Misconfigured(f"config: {path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"config: {path} is not TOML: {error}.") from None
+
+
+def _convert(values: Mapping[str, object], kind: type[T], path: str) -> T:
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Misconfigured(f"{path + ': ' if path else ''}{error}") from None
+
+
+def _check(settings: Settings) -> None:
+    """What no type can say."""
+    if not _is_loopback(settings.host):
+        raise Misconfigured(
+            f"host: {settings.host} is not a loopback address, and without keys Segue listens on "
+            "no other. Put a proxy in front, or leave --host out."
+        )
+    for model in settings.served():
+        if model.engine not in ENGINES:
+            raise Misconfigured(f"engine: '{model.engine}' is not one of: {', '.join(ENGINES)}.")
+        if model.dialect not in DIALECTS:
+            raise Misconfigured(f"dialect: '{model.dialect}' is not one of: {', '.join(DIALECTS)}.")
+    if settings.store != "memory" and not settings.store.startswith("sqlite:///"):
+        raise Misconfigured(f"store: '{settings.store}' is neither sqlite:///FILE nor memory.")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

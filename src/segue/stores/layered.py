@@ -1,0 +1,75 @@
+"""What is remembered nearby and far away, as one: a cache before a store, or a connection's cache
+before both.
+
+In: two `Turns`. Out: a `Turns`. A turn is looked for near, then far, and what was found far is kept
+near. A turn that is not to be stored never reaches the far one. If the far one cannot be reached
+its error passes through: never "not found".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from segue.turn.seams import Turns
+from segue.turn.values import Owner, Turn
+
+Where = Literal["connection", "store", "missing"]
+
+
+class LayeredTurns:
+    """Near, then far."""
+
+    def __init__(self, near: Turns, far: Turns) -> None:
+        self._near = near
+        self._far = far
+        # How many turns were deleted: what was read before a deletion must not be kept near after
+        # it.
+        self._deletions = 0
+
+    async def find(self, owner: Owner, turn_id: str) -> Turn | None:
+        """The turn with its chain, near or far."""
+        turn, _ = await self.find_where(owner, turn_id)
+        return turn
+
+    async def find_where(self, owner: Owner, turn_id: str) -> tuple[Turn | None, Where]:
+        """The turn with its chain, and where it was: near is "connection", far is "store"."""
+        turn = await self._near.find(owner, turn_id)
+        if turn is not None:
+            return turn, "connection"
+        deletions = self._deletions
+        turn = await self._fetch(owner, turn_id)
+        if turn is None:
+            return None, "missing"
+        if deletions == self._deletions:
+            await self._near.save(turn)
+        return turn, "store"
+
+    async def read(self, owner: Owner, turn_id: str) -> Turn | None:
+        """The turn, near or far; reading keeps nothing."""
+        turn = await self._near.read(owner, turn_id)
+        return turn if turn is not None else await self._far.read(owner, turn_id)
+
+    async def save(self, turn: Turn) -> None:
+        """Far first, so that near never knows a stored turn that is not durable."""
+        if turn.is_stored:
+            await self._far.save(turn)
+        await self._near.save(turn)
+
+    async def delete(self, owner: Owner, turn_id: str) -> bool:
+        """Erase it in both."""
+        was_far = await self._far.delete(owner, turn_id)
+        self._deletions += 1
+        was_near = await self._near.delete(owner, turn_id)
+        return was_far or was_near
+
+    async def _fetch(self, owner: Owner, turn_id: str) -> Turn | None:
+        """From far: the one row if its parent is near, which then lends its chain; else the whole
+        chain."""
+        turn = await self._far.read(owner, turn_id)
+        if turn is None or turn.parent_id is None or turn.parent is not None:
+            return turn
+        parent = await self._near.find(owner, turn.parent_id)
+        if parent is None:
+            return await self._far.find(owner, turn_id)
+        return replace(turn, parent=parent, is_whole=parent.is_whole)

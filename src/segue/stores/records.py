@@ -1,0 +1,256 @@
+"""How a turn becomes bytes and a turn again, for every store that keeps bytes.
+
+In: a `Turn`. Out: a `Record`, one row's worth, and back. Items are kept verbatim, sampled ids to
+the id. What a response echoes at length (tools, instructions) is split off as a `Part`, so that a
+store can keep it once for many turns. Warmth and decoded tools are only speed and are not kept.
+Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from hashlib import blake2b
+from typing import NamedTuple, get_args
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from segue.turn.values import Entry, IdArray, Round, Turn
+from segue.wire.items import Call, Item, Value
+from segue.wire.response import Response
+
+# A part shorter than this costs less inside its response than in a row of its own.
+PART_BYTES_MIN = 64
+# Measured on small turns: the Python objects around one turn and around one item.
+TURN_BYTES = 2_000
+ITEM_BYTES = 600
+
+SHORT = Raw(b"null")
+ENDED = ("completed", "failed", "incomplete", "cancelled")
+
+
+class Part(NamedTuple):
+    """A long piece of a response, by its digest."""
+
+    digest: bytes
+    body: bytes
+
+
+class Record(NamedTuple):
+    """One turn as bytes: its history, its response, and the parts split off the response."""
+
+    history: bytes
+    response: bytes
+    instructions: Part | None
+    tools: Part | None
+
+
+class Tagged(Struct):
+    """The one field that tells whether the bytes of an item name their own type."""
+
+    type: str | UnsetType | None = UNSET
+
+
+class KeptItem(Struct, array_like=True):
+    """`form` is the value once more, only where the bytes alone would not decode to it."""
+
+    raw: bytes
+    kind: str
+    form: bytes | None
+
+
+class KeptRound(Struct, array_like=True):
+    given: list[KeptItem]
+    wrote: list[KeptItem]
+    ids: list[bytes]
+    tail: bytes
+    fingerprint: str | None
+    did_sample: bool
+
+
+class History(Struct, array_like=True):
+    """`output` is None where it is what the rounds wrote, which is the rule."""
+
+    rounds: list[KeptRound]
+    open_calls: list[Call]
+    model_turns: int
+    root_at: int
+    output: list[bytes] | None
+
+
+def kind_of(kind: type[Value]) -> str:
+    """The tag by which the wire knows this type of item."""
+    return str(kind.__struct_config__.tag)
+
+
+TAGGED: msgspec.json.Decoder[Tagged] = msgspec.json.Decoder(Tagged)
+HISTORY: msgspec.msgpack.Decoder[History] = msgspec.msgpack.Decoder(History)
+RESPONSE: msgspec.json.Decoder[Response] = msgspec.json.Decoder(Response)
+# One for each type rather than one for all: a decoder of a single type forgives a missing tag.
+VALUES: dict[str, msgspec.json.Decoder[Value]] = {
+    kind_of(kind): msgspec.json.Decoder(kind) for kind in get_args(Value)
+}
+
+
+def pack(turn: Turn) -> Record:
+    """The turn as bytes."""
+    history = History(
+        [pack_round(round_) for round_ in turn.rounds],
+        list(turn.open_calls.values()),
+        turn.model_turns,
+        turn.root_at,
+        output_beside(turn),
+    )
+    instructions = part_of(turn.response.instructions)
+    tools = part_of(turn.response.tools)
+    response = msgspec.structs.replace(
+        turn.response,
+        output=[],
+        instructions=SHORT if instructions else turn.response.instructions,
+        tools=SHORT if tools else turn.response.tools,
+    )
+    return Record(
+        msgspec.msgpack.encode(history), msgspec.json.encode(response), instructions, tools
+    )
+
+
+def unpack(
+    row: tuple[str, str, str | None, Record], parent: Turn | None, *, is_whole: bool
+) -> Turn:
+    """The turn from its owner, id, parent's id and record, linked to its parent."""
+    owner, turn_id, parent_id, record = row
+    history = HISTORY.decode(record.history)
+    rounds = tuple(unpack_round(round_) for round_ in history.rounds)
+    written = [item.raw for round_ in rounds for item in round_.wrote]
+    output = written if history.output is None else history.output
+    restored: dict[str, Raw] = {}
+    if record.instructions:
+        restored["instructions"] = Raw(record.instructions.body)
+    if record.tools:
+        restored["tools"] = Raw(record.tools.body)
+    response = msgspec.structs.replace(
+        RESPONSE.decode(record.response), output=[Raw(raw) for raw in output], **restored
+    )
+    return Turn(
+        id=turn_id,
+        owner=owner,
+        parent_id=parent_id,
+        parent=parent,
+        rounds=rounds,
+        response=response,
+        is_stored=True,
+        open_calls={call.call_id: call for call in history.open_calls},
+        model_turns=history.model_turns,
+        root_at=history.root_at,
+        is_whole=is_whole,
+        bytes=weigh(record, rounds) + weigh_parts(response, parent),
+    )
+
+
+def entry_of(turn: Turn) -> Entry | None:
+    """The usage row of a turn that has ended; None while it runs."""
+    response = turn.response
+    if response.status not in ENDED:
+        return None
+    usage = response.usage
+    return Entry(
+        turn_id=turn.id,
+        owner=turn.owner,
+        model=response.model,
+        status=response.status,
+        input_tokens=usage.input_tokens if usage else 0,
+        cached_tokens=usage.input_tokens_details.cached_tokens if usage else 0,
+        output_tokens=usage.output_tokens if usage else 0,
+        ended_at=response.completed_at or response.created_at,
+    )
+
+
+def weigh(record: Record, rounds: tuple[Round, ...]) -> int:
+    """What a reloaded turn holds: its bytes, the same text again in decoded values, and the objects
+    around them."""
+    items = sum(len(round_.given) + len(round_.wrote) for round_ in rounds)
+    return TURN_BYTES + ITEM_BYTES * items + 2 * (len(record.history) + len(record.response))
+
+
+def weigh_parts(response: Response, parent: Turn | None) -> int:
+    """What the response's parts add to what the parent holds: neighbours share equal ones."""
+    if parent is None:
+        return len(bytes(response.instructions)) + len(bytes(response.tools))
+    before = parent.response
+    return sum(
+        len(bytes(mine))
+        for mine, theirs in (
+            (response.instructions, before.instructions),
+            (response.tools, before.tools),
+        )
+        if mine != theirs
+    )
+
+
+def part_of(raw: Raw) -> Part | None:
+    """The bytes with their digest if they are worth a row of their own."""
+    body = bytes(raw)
+    if len(body) < PART_BYTES_MIN:
+        return None
+    return Part(blake2b(body, digest_size=16).digest(), body)
+
+
+def output_beside(turn: Turn) -> list[bytes] | None:
+    """The output where it is not simply what the rounds wrote."""
+    output = [bytes(raw) for raw in turn.response.output]
+    written = [item.raw for round_ in turn.rounds for item in round_.wrote]
+    return None if output == written else output
+
+
+def pack_round(round_: Round) -> KeptRound:
+    """One round for the record."""
+    return KeptRound(
+        [pack_item(item) for item in round_.given],
+        [pack_item(item) for item in round_.wrote],
+        [pack_ids(ids) for ids in round_.ids],
+        pack_ids(round_.tail),
+        round_.fingerprint,
+        round_.did_sample,
+    )
+
+
+def unpack_round(kept: KeptRound) -> Round:
+    """One round from the record."""
+    return Round(
+        tuple(unpack_item(item) for item in kept.given),
+        tuple(unpack_item(item) for item in kept.wrote),
+        tuple(unpack_ids(ids) for ids in kept.ids),
+        unpack_ids(kept.tail),
+        kept.fingerprint,
+        kept.did_sample,
+    )
+
+
+def pack_item(item: Item) -> KeptItem:
+    """The item's bytes and type. Clients may leave the type out, or send null for it (protocol.md
+    3)."""
+    kind = kind_of(type(item.value))
+    speaks = TAGGED.decode(item.raw).type in (kind, UNSET)
+    return KeptItem(item.raw, kind, None if speaks else msgspec.json.encode(item.value))
+
+
+def unpack_item(kept: KeptItem) -> Item:
+    """The item, checked again by its type."""
+    return Item(kept.raw, VALUES[kept.kind].decode(kept.form or kept.raw))
+
+
+def pack_ids(ids: IdArray[int]) -> bytes:
+    """Token ids as four bytes each, little end first on every machine."""
+    if sys.byteorder == "big":
+        ids = array("I", ids)
+        ids.byteswap()
+    return ids.tobytes()
+
+
+def unpack_ids(packed: bytes) -> IdArray[int]:
+    """Token ids from their bytes."""
+    ids = array("I", packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids

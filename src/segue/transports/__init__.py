@@ -1,0 +1,1 @@
+"""The room that answers: how do bytes arrive and leave?"""

@@ -1,0 +1,64 @@
+"""What was the body before it was compressed? gzip, deflate and zstd, never more than the limit comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+import zstandard
+
+from segue.errors import InvalidRequest, Refused, too_large
+
+# Below this a thread costs more than the work.
+INLINE_BYTES = 16 * 1024
+STEP_BYTES = 1024 * 1024
+# A window that no real client exceeds; the frame header would otherwise name its own memory use.
+ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
+
+
+async def inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:
+    """The plain body, or a refusal: an unknown encoding, broken data, a bomb."""
+    match encoding:
+        case "" | "identity":
+            return body
+        case "gzip" | "x-gzip" | "deflate":
+            call = _inflate_zlib
+        case "zstd":
+            call = _inflate_zstd
+        case _:
+            raise Refused(
+                f"Content-Encoding '{encoding[:64]}' is not supported: use gzip, deflate or zstd.",
+                status=415,
+                code="unsupported_encoding",
+            )
+    try:
+        if len(body) <= INLINE_BYTES:
+            return call(body, bytes_max)
+        return await asyncio.to_thread(call, body, bytes_max)
+    except (zlib.error, zstandard.ZstdError):
+        raise InvalidRequest(
+            f"The request body is not valid {encoding}.", code="invalid_encoding"
+        ) from None
+
+
+def _inflate_zlib(body: bytes, bytes_max: int) -> bytes:
+    # 32 lets zlib see for itself whether this is gzip or deflate.
+    stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
+    plain = stream.decompress(body, bytes_max + 1)
+    if len(plain) > bytes_max:
+        raise too_large(len(plain), bytes_max)
+    if not stream.eof:
+        raise zlib.error("truncated")
+    return plain
+
+
+def _inflate_zstd(body: bytes, bytes_max: int) -> bytes:
+    reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).stream_reader(body)
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := reader.read(STEP_BYTES):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > bytes_max:
+            raise too_large(size, bytes_max)
+    return b"".join(chunks)

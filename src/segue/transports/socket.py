@@ -1,0 +1,552 @@
+"""How do the bytes of one WebSocket connection arrive and leave, and how did it end?
+
+In come the upgrade request and the frames of a peer, from uvicorn's `ws=` hook; out go whole text
+messages to a `Listener`, and the listener's messages as frames, joined into one write a tick.
+It never looks into a message, never logs one, and never holds more than its limits say.
+
+The parser, the handshake and the answers to control frames are those of websockets' sans-I/O
+`ServerProtocol`. Outgoing text is framed here: that is the hot path. docs/decisions/0002 says why.
+
+    state     entered by             what comes in                 left by
+    NEW       uvicorn's upgrade      the upgrade request           101: OPEN; a refusal: ENDED
+    OPEN      101                    messages go to the listener   `close`: CLOSING; otherwise ENDED
+    CLOSING   `close`                only a close frame counts     close frame, loss, close_s_max
+    ENDED     `Listener.closed`      dropped unread                the transport's end
+
+ENDED is what the listener knows. The transport may outlive it by close_s_max, so that a peer that
+is still sending can read why it was closed: closing on unread bytes would reset the connection
+and take our last event with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import enum
+import json
+import logging
+import socket as net
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Literal, Protocol, cast
+
+from uvicorn import Config
+from uvicorn.server import ServerState
+from websockets.exceptions import PayloadTooBig
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State as ParserState
+from websockets.server import ServerProtocol
+
+_log = logging.getLogger(__name__)
+
+# The parser logs payloads at DEBUG, and no payload may reach a log: its logger hangs on no other.
+_muted = logging.Logger("websockets", logging.CRITICAL)
+
+_DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+_PING = b"\x89\x00"
+# Text frames below 126 bytes have one of 126 headers.
+_SHORT_HEADERS = tuple(bytes((0x81, size)) for size in range(126))
+_MEDIUM_HEADER = struct.Struct("!BBH")
+_LONG_HEADER = struct.Struct("!BBQ")
+# A close reason shares the 125 bytes of a control frame with its code (RFC 6455, 5.5).
+_REASON_BYTES_MAX = 123
+# What the transport may hold before the rest waits here, where a pong can still overtake it.
+_TRANSPORT_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """How the connection ended: by the peer's close frame, or lost without one."""
+
+    code: int | None  # the peer's code, 1005 when its close frame had none; None without a frame
+    is_lost: bool  # no close frame came: end of stream, reset, missed pongs, a peer we cut
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An upgrade that is answered with plain HTTP."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class SocketLimits:
+    """What one connection may take, in bytes and in time."""
+
+    message_bytes_max: int = 64 * 1024 * 1024  # agents resend whole histories with images in them
+    outbox_bytes_max: int = 1024 * 1024  # seconds of tokens; more only hides that nobody reads
+    write_s_max: float = 30  # a stalled reader holds an engine's slot; longer than a radio gap
+    ping_s: float = 20  # proxies cut silent connections, the strictest known after 60 s
+    pong_s_max: float = 60  # a peer that uploads a large frame over a thin line is late, not dead
+    handshake_s_max: float = 10  # for the answer to a refused upgrade to leave
+    close_s_max: float = 5  # a live peer answers a close frame within a round trip
+
+
+class Listener(Protocol):
+    """What the session does with a connection: called on the loop, must neither block nor raise."""
+
+    def opened(self, socket: Socket) -> None:
+        """The upgrade was answered; messages may be sent."""
+
+    def received(self, text: bytes) -> None:
+        """One whole text message, valid UTF-8."""
+
+    def refused(self, kind: Literal["binary", "too_big", "invalid"], size: int) -> bytes | None:
+        """The event to send before the connection closes with 1003, 1009 or 1007."""
+
+    def resumed(self) -> None:
+        """The outbox was full and has drained to half of its limit."""
+
+    def closed(self, how: Closed) -> None:
+        """The last call, exactly once for each opened socket."""
+
+
+class _State(enum.Enum):
+    NEW = enum.auto()
+    OPEN = enum.auto()
+    CLOSING = enum.auto()
+    ENDED = enum.auto()
+
+
+class Socket(asyncio.Protocol):
+    """One connection; `socket_class` makes the kind that uvicorn can create."""
+
+    __slots__ = (
+        "_accept",
+        "_connections",
+        "_decoder",
+        "_flush_is_due",
+        "_is_paused",
+        "_limits",
+        "_listener",
+        "_loop",
+        "_parser",
+        "_partial",
+        "_paused_bytes",
+        "_pong",
+        "_queue",
+        "_queued_bytes",
+        "_resume_is_owed",
+        "_silent_s",
+        "_state",
+        "_timer",
+        "_transport",
+        "_write_timer",
+        "request",
+    )
+
+    _listener: Listener
+    _transport: asyncio.Transport
+    request: Request  # the upgrade request: path and headers
+
+    def __init__(
+        self,
+        accept: Callable[[Request], Listener | Refusal],
+        limits: SocketLimits,
+        connections: set[asyncio.Protocol],
+    ) -> None:
+        self._accept = accept
+        self._limits = limits
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._state = _State.NEW
+        self._parser = ServerProtocol(max_size=limits.message_bytes_max, logger=_muted)
+        # A message in fragments: one growing buffer, because a list of one-byte parts would
+        # take fifty times what they hold.
+        self._partial: bytearray | None = None
+        self._decoder: codecs.IncrementalDecoder | None = None
+        # The outbox. It holds whole frames, so that a control frame may go between any two writes.
+        self._queue: list[bytes] = []
+        self._queued_bytes = 0
+        self._pong: bytes | None = None
+        self._flush_is_due = False
+        self._resume_is_owed = False
+        self._is_paused = False
+        self._paused_bytes = 0
+        self._silent_s = 0.0
+        # The heartbeat while OPEN, afterwards the limit of the ending.
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    # What the listener calls.
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """Send each as a text message, in one write with all else that is sent in this tick."""
+        if self._state is not _State.OPEN:
+            return
+        queue = self._queue
+        for message in messages:
+            size = len(message)
+            header = _SHORT_HEADERS[size] if size < 126 else _long_header(size)
+            queue.append(header)
+            queue.append(message)
+            self._queued_bytes += len(header) + size
+        if self.is_full:
+            self._resume_is_owed = True
+        self._flush_soon()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether to wait for `Listener.resumed` before sending more."""
+        return self._backlog_bytes() > self._limits.outbox_bytes_max
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Send what is queued and a close frame, and wait for the peer's, but not for long."""
+        # While a chunk of input is worked off, the parser may be past a close frame or a violation
+        # that ends the connection anyway; then there is nothing left to close.
+        if self._state is not _State.OPEN or self._parser.state is not ParserState.OPEN:
+            return
+        self._state = _State.CLOSING
+        self._partial = self._decoder = None
+        self._parser.send_close(code, _short_reason(reason))
+        frames = self._parser.data_to_send()
+        self._queue += frames
+        self._queued_bytes += sum(map(len, frames))
+        self._flush_soon()
+        self._set_timer(self._limits.close_s_max, self._close_is_late)
+
+    # What uvicorn and the transport call.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # uvicorn does this after the first `data_received`: too late if that call fails.
+        transport.set_protocol(self)
+        self._connections.add(self)
+        high = min(_TRANSPORT_BYTES_MAX, self._limits.outbox_bytes_max // 4)
+        self._transport.set_write_buffer_limits(high)
+        connection: net.socket | None = transport.get_extra_info("socket")
+        if connection is not None and connection.family in (net.AF_INET, net.AF_INET6):
+            connection.setsockopt(net.IPPROTO_TCP, net.TCP_NODELAY, 1)
+            if hasattr(net, "TCP_USER_TIMEOUT"):
+                timeout_ms = int(self._limits.pong_s_max * 1000)
+                connection.setsockopt(net.IPPROTO_TCP, net.TCP_USER_TIMEOUT, timeout_ms)
+
+    def data_received(self, data: bytes) -> None:
+        if self._state is _State.ENDED:
+            return
+        self._silent_s = 0.0
+        parser = self._parser
+        parser.receive_data(data)
+        if self._state is _State.NEW:
+            self._shake_hands()
+            return
+        for frame in parser.events_received():
+            assert isinstance(frame, Frame)
+            self._take(frame)
+        self._conclude()
+
+    def eof_received(self) -> None:
+        if self._state is not _State.ENDED:
+            self._lose("the peer ended the stream without a close frame")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_paused = False
+        self._end(Closed(None, True, f"connection lost: {exc or 'end of stream'}"))
+        self._set_timer(None)
+        self._set_write_timer(None)
+        self._connections.discard(self)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+        self._paused_bytes = self._transport.get_write_buffer_size()
+        self._set_write_timer(self._limits.write_s_max)
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._set_write_timer(None)
+        self._flush()
+
+    def shutdown(self) -> None:
+        """Called by uvicorn when the server stops."""
+        if self._state is _State.NEW:
+            self._transport.close()
+        self.close(CloseCode.SERVICE_RESTART, "the server is restarting")
+
+    # The upgrade.
+
+    def _shake_hands(self) -> None:
+        answer = self._decide()
+        if isinstance(answer, Refusal):
+            self._state = _State.ENDED
+            self._transport.write(_plain_http(answer))
+            self._transport.close()
+            self._set_timer(self._limits.handshake_s_max, self._transport.abort)
+            return
+        self._transport.write(b"".join(self._parser.data_to_send()))
+        self._listener = answer
+        self._state = _State.OPEN
+        self._set_timer(self._limits.ping_s, self._beat)
+        answer.opened(self)
+
+    def _decide(self) -> Listener | Refusal:
+        match self._parser.events_received():
+            case [Request() as request]:
+                response = self._parser.accept(request)
+            case _:
+                return _bad_upgrade(HTTPStatus.BAD_REQUEST, str(self._parser.handshake_exc))
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            return _bad_upgrade(response.status_code, str(self._parser.handshake_exc))
+        self.request = request
+        try:
+            answer = self._accept(request)
+        except Exception:
+            _log.exception("an upgrade could not be decided")
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "Internal error.")
+        if not isinstance(answer, Refusal):
+            self._parser.send_response(response)
+        return answer
+
+    # What comes in.
+
+    def _take(self, frame: Frame) -> None:
+        """Deliver a text message when it is whole; end the connection for any other."""
+        if self._state is not _State.OPEN or frame.opcode not in _DATA:
+            return
+        if frame.opcode is Opcode.BINARY:
+            reason = "binary messages are not understood"
+            self._refuse("binary", len(frame.data), CloseCode.UNSUPPORTED_DATA, reason)
+            return
+        try:
+            text = self._join(frame)
+        except UnicodeDecodeError:
+            size = len(frame.data) + len(self._partial or b"")
+            self._refuse("invalid", size, CloseCode.INVALID_DATA, "the text is not UTF-8")
+            return
+        if text is not None:
+            self._listener.received(text)
+
+    def _join(self, frame: Frame) -> bytes | None:
+        """Give the whole message if this frame completes one.
+
+        Each fragment is checked as it comes: a bad byte must not wait for the last fragment.
+        """
+        data = bytes(frame.data)
+        if frame.opcode is Opcode.TEXT and frame.fin:
+            if not data.isascii():
+                data.decode()
+            return data
+        if self._decoder is None or self._partial is None:
+            self._decoder = codecs.getincrementaldecoder("utf-8")()
+            self._partial = bytearray()
+        self._decoder.decode(data, frame.fin)
+        self._partial += data
+        if not frame.fin:
+            return None
+        whole = bytes(self._partial)
+        self._partial = self._decoder = None
+        return whole
+
+    def _conclude(self) -> None:
+        """Act on what the parser itself did with this chunk."""
+        parser, exc = self._parser, self._parser.parser_exc
+        if self._state is _State.ENDED:
+            return
+        if parser.close_rcvd is not None:
+            self._part(parser.close_rcvd.reason)
+            self._transport.close()
+        elif isinstance(exc, PayloadTooBig) and self._state is _State.OPEN:
+            size = (exc.size or 0) + (exc.current_size or 0)
+            self._refuse("too_big", size, CloseCode.MESSAGE_TOO_BIG, str(exc))
+        elif exc is not None:
+            self._turn_away(str(exc))
+        elif replies := parser.data_to_send():
+            self._answer(replies)
+
+    def _refuse(
+        self, kind: Literal["binary", "too_big", "invalid"], size: int, code: CloseCode, reason: str
+    ) -> None:
+        event = self._listener.refused(kind, size)
+        if event is not None:
+            self.send([event])
+        if self._parser.state is ParserState.OPEN:
+            self._parser.fail(code, reason)
+        self._turn_away(reason)
+
+    # What goes out.
+
+    def _answer(self, replies: list[bytes]) -> None:
+        # A peer that floods us with pings and never reads must not fill our memory with pongs, so
+        # a paused transport gets only the latest (RFC 6455, 5.5.3), ahead of the outbox.
+        if self._is_paused:
+            self._pong = replies[-1]
+        else:
+            self._transport.write(b"".join(replies))
+
+    def _backlog_bytes(self) -> int:
+        # A transport that is not paused holds next to nothing, and asking it is not free.
+        if not self._is_paused:
+            return self._queued_bytes
+        return self._queued_bytes + self._transport.get_write_buffer_size()
+
+    def _flush_soon(self) -> None:
+        if not self._flush_is_due and not self._is_paused:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._is_paused or self._state is _State.ENDED:
+            return
+        self._write_all()
+        if self._resume_is_owed and self._backlog_bytes() <= self._limits.outbox_bytes_max // 2:
+            self._resume_is_owed = False
+            if self._state is _State.OPEN:
+                self._listener.resumed()
+
+    def _write_all(self) -> None:
+        if self._pong is not None:
+            self._queue.insert(0, self._pong)
+            self._pong = None
+        if self._queue:
+            frames = b"".join(self._queue)
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._transport.write(frames)
+
+    # Time.
+
+    def _beat(self) -> None:
+        """Ping, and give the peer up when nothing at all has come since pings went out."""
+        # Silence is counted in beats, not read from a clock: if our own loop stood still, the
+        # peer's bytes are waiting to be read and a clock would blame it.
+        if self._silent_s >= self._limits.pong_s_max:
+            self._cut(f"no bytes for {self._limits.pong_s_max:g} s after a ping")
+            return
+        wait_s = self._limits.ping_s
+        if not self._is_paused:  # else the ping would wait, and the write timer watches already
+            self._transport.write(_PING)
+            wait_s = min(wait_s, self._limits.pong_s_max - self._silent_s)
+            self._silent_s += wait_s
+        self._set_timer(wait_s, self._beat)
+
+    def _write_is_late(self) -> None:
+        """Cut a peer that does not read; one that reads slowly has until it stops."""
+        left_bytes = self._transport.get_write_buffer_size()
+        if self._paused_bytes - left_bytes < _TRANSPORT_BYTES_MAX:
+            self._cut(f"the peer has not read for {self._limits.write_s_max:g} s")
+            return
+        self._paused_bytes = left_bytes
+        self._set_write_timer(self._limits.write_s_max)
+
+    def _close_is_late(self) -> None:
+        if self._is_paused:  # our own close frame is still on its way, and the write timer watches
+            self._set_timer(self._limits.close_s_max, self._close_is_late)
+        else:
+            self._lose(f"no close frame within {self._limits.close_s_max:g} s of ours")
+
+    def _set_timer(self, delay_s: float | None, call: Callable[[], None] | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if delay_s is not None and call is not None:
+            self._timer = self._loop.call_later(delay_s, call)
+
+    def _set_write_timer(self, delay_s: float | None) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._write_timer = None
+        if delay_s is not None:
+            self._write_timer = self._loop.call_later(delay_s, self._write_is_late)
+
+    # The end.
+
+    def _turn_away(self, reason: str) -> None:
+        """End a connection that broke the rules, and let the peer read why.
+
+        Our half of the stream ends; what the peer is still sending is read and dropped.
+        """
+        self._part(reason)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _part(self, reason: str) -> None:
+        """Send the last frames and tell the listener; the transport has close_s_max to follow."""
+        self._queue += self._last_replies()
+        self._write_all()
+        self._set_timer(self._limits.close_s_max, self._transport.abort)
+        close = self._parser.close_rcvd
+        self._end(Closed(close.code, False, close.reason) if close else Closed(None, True, reason))
+
+    def _last_replies(self) -> list[bytes]:
+        replies = self._parser.data_to_send()
+        close, exc = self._parser.close_rcvd, self._parser.parser_exc
+        if close is not None and exc is not None and self._state is _State.OPEN:
+            # The parser answers a close frame between two fragments with 1002, although control
+            # frames may stand there (RFC 6455, 5.4). Echo it as anywhere else.
+            payload = b"" if close.code == CloseCode.NO_STATUS_RCVD else close.serialize()
+            replies[-2:] = [Frame(Opcode.CLOSE, payload).serialize(mask=False)]
+        return replies
+
+    def _cut(self, reason: str) -> None:
+        _log.warning("socket cut: %s", reason)
+        self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        self._end(Closed(None, True, reason))
+        self._transport.abort()
+
+    def _end(self, how: Closed) -> None:
+        state, self._state = self._state, _State.ENDED
+        self._queue, self._queued_bytes, self._pong = [], 0, None
+        self._partial = self._decoder = None
+        if state in (_State.OPEN, _State.CLOSING):
+            self._listener.closed(how)
+
+
+def socket_class(
+    accept: Callable[[Request], Listener | Refusal], limits: SocketLimits
+) -> type[asyncio.Protocol]:
+    """Give the class for uvicorn's `ws=`; `accept` decides each upgrade, its path included."""
+
+    class ServedSocket(Socket):
+        __slots__ = ()
+
+        def __init__(
+            self, config: Config, server_state: ServerState, app_state: dict[str, object]
+        ) -> None:
+            connections = cast("set[asyncio.Protocol]", server_state.connections)
+            super().__init__(accept, limits, connections)
+
+    return ServedSocket
+
+
+def _long_header(size: int) -> bytes:
+    if size < 65536:
+        return _MEDIUM_HEADER.pack(0x81, 126, size)
+    return _LONG_HEADER.pack(0x81, 127, size)
+
+
+def _short_reason(reason: str) -> str:
+    return reason.encode()[:_REASON_BYTES_MAX].decode(errors="ignore")
+
+
+def _bad_upgrade(status: int, message: str) -> Refusal:
+    refusal = _refusal(status, "invalid_request_error", f"Invalid WebSocket upgrade: {message}.")
+    # RFC 6455, 4.4: a client of another version must learn ours.
+    return replace(refusal, headers=(("Sec-WebSocket-Version", "13"),))
+
+
+def _refusal(status: int, kind: str, message: str) -> Refusal:
+    error = {"message": message, "type": kind, "code": None, "param": None}
+    return Refusal(status, (), json.dumps({"error": error}).encode())
+
+
+def _plain_http(refusal: Refusal) -> bytes:
+    headers = (
+        *refusal.headers,
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(refusal.body))),
+        ("Connection", "close"),
+    )
+    phrase = HTTPStatus(refusal.status).phrase
+    lines = [
+        f"HTTP/1.1 {refusal.status} {phrase}",
+        *(f"{name}: {value}" for name, value in headers),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + refusal.body

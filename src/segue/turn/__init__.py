@@ -1,0 +1,1 @@
+"""The room that answers: what happens in one turn?"""

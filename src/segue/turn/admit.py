@@ -1,0 +1,124 @@
+"""May this turn start, and with what? A `Resolved` in, a `Plan` out, or a refusal.
+
+The plan holds everything that `perform` needs: the model with its engine and dialect, the limits, and the response
+object as the client will first see it. Nothing has been said to the client yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from msgspec import Raw, Struct
+
+from segue.errors import model_not_found
+from segue.turn.resolve import Resolved
+from segue.turn.seams import Dialect, Engine
+from segue.turn.values import Owner, Tally
+from segue.wire.codec import encode
+from segue.wire.response import ReasoningEcho, Response
+
+ReasoningView = Literal["text", "summary", "hidden"]
+NULL = Raw(b"null")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that we serve: who produces its tokens, and how it writes and reads."""
+
+    name: str
+    engine: Engine
+    dialect: Dialect
+    context_tokens: int
+    reasoning: ReasoningView = "text"
+    created_at: int = 0
+
+
+Models = Mapping[str, Model]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A turn that may start."""
+
+    id: str
+    owner: Owner
+    resolved: Resolved
+    model: Model
+    is_stored: bool
+    # The response as the client first sees it.
+    response: Response
+    root_at: int
+    tally: Tally
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model is to speak."""
+        return self.resolved.create.generates
+
+
+class TextEcho(Struct, frozen=True):
+    """`text` as the response repeats it, never without a format."""
+
+    format: Raw
+    verbosity: str = "medium"
+
+
+PLAIN_TEXT = Raw(b'{"type":"text"}')
+
+
+def admit(
+    resolved: Resolved, models: Models, *, owner: Owner, turn_id: str, now: int, tally: Tally
+) -> Plan:
+    """Find the model and write the first snapshot of the response."""
+    model = models.get(resolved.model)
+    if model is None:
+        raise model_not_found(resolved.model)
+    parent = resolved.parent
+    is_stored = resolved.create.store is not False
+    return Plan(
+        id=turn_id,
+        owner=owner,
+        resolved=resolved,
+        model=model,
+        is_stored=is_stored,
+        response=_first_snapshot(resolved, turn_id, now, is_stored=is_stored),
+        root_at=parent.root_at if parent else now,
+        tally=tally,
+    )
+
+
+def _first_snapshot(resolved: Resolved, turn_id: str, now: int, *, is_stored: bool) -> Response:
+    create, head, sampling = resolved.create, resolved.head, resolved.sampling
+    text_format = head.text.format
+    text = TextEcho(
+        PLAIN_TEXT if text_format is None else Raw(encode(text_format)),
+        head.text.verbosity or "medium",
+    )
+    return Response(
+        id=turn_id,
+        created_at=now,
+        status="in_progress",
+        instructions=NULL if head.instructions is None else Raw(encode(head.instructions)),
+        max_output_tokens=create.max_output_tokens,
+        max_tool_calls=create.max_tool_calls,
+        model=resolved.model,
+        parallel_tool_calls=head.parallel_tool_calls,
+        previous_response_id=resolved.parent.id if resolved.parent else None,
+        prompt_cache_key=create.prompt_cache_key,
+        reasoning=ReasoningEcho(head.reasoning.effort, head.reasoning.summary),
+        safety_identifier=create.safety_identifier,
+        store=is_stored,
+        temperature=sampling.temperature,
+        text=Raw(encode(text)),
+        tool_choice=Raw(encode(head.tool_choice)),
+        tools=Raw(head.tools.echo),
+        top_logprobs=sampling.top_logprobs,
+        top_p=sampling.top_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        truncation=create.truncation or "disabled",
+        user=create.user,
+        metadata=create.metadata or {},
+    )

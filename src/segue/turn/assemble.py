@@ -1,0 +1,382 @@
+"""The order and the numbers of events: the only place that knows them. Pure.
+
+Theory of operation. An `Assembler` is the writer of one response. What the model said goes in, in order; events
+come out, numbered from 0 without a gap. It has three states, and every call is legal in exactly one of them:
+
+    state      start()   feed()      heartbeat()   end()
+    new        -> open   refused     refused       refused
+    open       refused   stays       stays         -> ended
+    ended      refused   refused     refused       refused
+
+Inside `open` at most one item is open. An item is `added`, then its inner events, then `done`; what is still open at
+the end is closed first, as incomplete, so that the terminal event always repeats finished items only
+(protocol.md 5.2). A violation here is a bug of ours and raises; the caller turns it into a failed response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, assert_never
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from segue.turn.admit import ReasoningView
+from segue.turn.decide import End
+from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Wrote
+from segue.wire.codec import DeltaTemplate, as_item, encode_event, encode_response
+from segue.wire.events import (
+    ArgumentsDone,
+    Completed,
+    ContentPart,
+    ContentPartAdded,
+    ContentPartDone,
+    Created,
+    CustomInputDone,
+    Event,
+    Failed,
+    Incomplete,
+    InProgress,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputTextDone,
+    ReasoningTextDone,
+    SummaryPartAdded,
+    SummaryPartDone,
+    SummaryTextDone,
+)
+from segue.wire.items import (
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Status,
+    SummaryText,
+    Value,
+)
+from segue.wire.response import Fault, IncompleteDetails, Response, Usage
+
+NewId = Callable[[str], str]
+
+PREFIX = {"message": "msg", "reasoning": "rs", "function": "fc", "custom": "ctc"}
+
+DELTA_EVENT = {
+    "message": "response.output_text.delta",
+    "reasoning": "response.reasoning_text.delta",
+    "function": "response.function_call_arguments.delta",
+    "custom": "response.custom_tool_call_input.delta",
+}
+
+
+class OpenItem:
+    """The item that is being written."""
+
+    __slots__ = ("call_id", "delta", "id", "index", "opened", "pieces")
+
+    def __init__(self, opened: Opened, item_id: str, call_id: str, index: int) -> None:
+        self.opened = opened
+        self.id = item_id
+        self.call_id = call_id
+        self.index = index
+        self.pieces: list[str] = []
+        self.delta: DeltaTemplate | None = None
+
+
+class Assembler:
+    """Writes the events of one response."""
+
+    def __init__(
+        self, response: Response, new_id: NewId, reasoning: ReasoningView = "text"
+    ) -> None:
+        self._response = response
+        self._new_id = new_id
+        self._reasoning = reasoning
+        self._state: Literal["new", "open", "ended"] = "new"
+        self._number = 0
+        self._open: OpenItem | None = None
+        self._snapshot = Raw(b"")
+        self.items: list[Item] = []
+        self.ids: list[IdArray[int]] = []
+        self.tail: IdArray[int] = NO_IDS
+
+    @property
+    def response(self) -> Response:
+        """The response as it stands: final once the turn has ended."""
+        return self._response
+
+    def start(self) -> list[Event]:
+        """The two events that every turn begins with; the parent is bound by now."""
+        self._require("new")
+        self._state = "open"
+        self._snapshot = encode_response(self._response)
+        return [
+            encode_event(Created(sequence_number=self._next(), response=self._snapshot)),
+            encode_event(InProgress(sequence_number=self._next(), response=self._snapshot)),
+        ]
+
+    def heartbeat(self) -> Event:
+        """A sign of life: an ordinary numbered event that every client may ignore."""
+        self._require("open")
+        return encode_event(InProgress(sequence_number=self._next(), response=self._snapshot))
+
+    def feed(self, said: Sequence[Said]) -> list[Event]:
+        """The events for what the model has said."""
+        self._require("open")
+        events: list[Event] = []
+        for one in said:
+            match one:
+                case Wrote():
+                    self._write(one.text, events)
+                case Opened():
+                    self._open_item(one, events)
+                case Closed():
+                    self._close_item(one, events)
+                case Sealed():
+                    self.tail = one.ids
+                case _:
+                    assert_never(one)
+        return events
+
+    def conclude(self, end: End, usage: Usage, now: int) -> Response:
+        """The response as it will be told and saved. Only a failure may leave an item unfinished behind."""
+        self._require("open")
+        if self._open is not None and end.status != "failed":
+            raise AssertionError("an item is open at the end of a turn")
+        error = end.error
+        self._response = msgspec.structs.replace(
+            self._response,
+            status=end.status,
+            completed_at=now if end.status == "completed" else None,
+            error=None if error is None else Fault(error.code, error.message, error.param or UNSET),
+            incomplete_details=None if end.reason is None else IncompleteDetails(end.reason),
+            output=[Raw(item.raw) for item in self.items],
+            usage=usage,
+        )
+        return self._response
+
+    def end(self) -> Event:
+        """The terminal event; nothing may follow it."""
+        self._require("open")
+        self._state = "ended"
+        kind = {"completed": Completed, "failed": Failed}.get(self._response.status, Incomplete)
+        snapshot = encode_response(self._response)
+        return encode_event(kind(sequence_number=self._next(), response=snapshot))
+
+    def _require(self, state: str) -> None:
+        if self._state != state:
+            raise AssertionError(f"the response is {self._state}, not {state}")
+
+    def _next(self) -> int:
+        number = self._number
+        self._number = number + 1
+        return number
+
+    def _open_item(self, opened: Opened, events: list[Event]) -> None:
+        if self._open is not None:
+            raise AssertionError("an item is opened inside another")
+        is_call = opened.kind in ("function", "custom")
+        call_id = self._new_id("call") if is_call else ""
+        item = OpenItem(opened, self._new_id(PREFIX[opened.kind]), call_id, len(self.items))
+        self._open = item
+        added = as_item(_value(item, "", "in_progress", self._reasoning, is_added=True))
+        events.append(
+            encode_event(
+                OutputItemAdded(
+                    sequence_number=self._next(), output_index=item.index, item=Raw(added.raw)
+                )
+            )
+        )
+        if (part := self._part(item, "")) is not None:
+            events.append(self._part_event(item, part, is_done=False))
+        item.delta = self._template(item)
+
+    def _write(self, text: str, events: list[Event]) -> None:
+        item = self._open
+        if item is None:
+            raise AssertionError("text outside of any item")
+        item.pieces.append(text)
+        if item.delta is not None:
+            number = self._number
+            self._number = number + 1
+            events.append(item.delta.event(number, text))
+
+    def _close_item(self, closed: Closed, events: list[Event]) -> None:
+        item = self._open
+        if item is None:
+            raise AssertionError("an item is closed that is not open")
+        self._open = None
+        text = "".join(item.pieces)
+        if item.delta is not None:
+            if not item.pieces:
+                # Strict clients want one delta at least, even for an empty text (protocol.md 5.2 rule 5).
+                events.append(item.delta.event(self._next(), ""))
+            events.append(self._done_event(item, text))
+        if (part := self._part(item, text)) is not None:
+            events.append(self._part_event(item, part, is_done=True))
+        status: Status = "incomplete" if closed.is_cut else "completed"
+        done = as_item(_value(item, text, status, self._reasoning))
+        self.items.append(done)
+        self.ids.append(closed.ids)
+        events.append(
+            encode_event(
+                OutputItemDone(
+                    sequence_number=self._next(), output_index=item.index, item=Raw(done.raw)
+                )
+            )
+        )
+
+    def _template(self, item: OpenItem) -> DeltaTemplate | None:
+        kind = item.opened.kind
+        place: dict[str, str | int | list[Raw]] = {
+            "item_id": item.id,
+            "output_index": item.index,
+        }
+        match kind:
+            case "message":
+                place |= {"content_index": 0, "logprobs": []}
+            case "reasoning" if self._reasoning == "hidden":
+                return None
+            case "reasoning" if self._reasoning == "summary":
+                return DeltaTemplate(
+                    "response.reasoning_summary_text.delta", place | {"summary_index": 0}
+                )
+            case "reasoning":
+                place |= {"content_index": 0}
+            case _:
+                pass
+        return DeltaTemplate(DELTA_EVENT[kind], place)
+
+    def _part(self, item: OpenItem, text: str) -> ContentPart | SummaryText | None:
+        """The content part that an item of this kind wraps its text in, if it has one."""
+        match item.opened.kind:
+            case "message":
+                return OutputText(text=text, annotations=[], logprobs=[])
+            case "reasoning" if self._reasoning == "text":
+                return ReasoningText(text=text)
+            case "reasoning" if self._reasoning == "summary":
+                return SummaryText(text=text)
+            case _:
+                return None
+
+    def _part_event(
+        self, item: OpenItem, part: ContentPart | SummaryText, *, is_done: bool
+    ) -> Event:
+        number = self._next()
+        if isinstance(part, SummaryText):
+            in_summary = SummaryPartDone if is_done else SummaryPartAdded
+            return encode_event(
+                in_summary(
+                    sequence_number=number,
+                    item_id=item.id,
+                    output_index=item.index,
+                    summary_index=0,
+                    part=part,
+                )
+            )
+        in_content = ContentPartDone if is_done else ContentPartAdded
+        return encode_event(
+            in_content(
+                sequence_number=number,
+                item_id=item.id,
+                output_index=item.index,
+                content_index=0,
+                part=part,
+            )
+        )
+
+    def _done_event(self, item: OpenItem, text: str) -> Event:
+        number, index = self._next(), item.index
+        match item.opened.kind:
+            case "message":
+                return encode_event(
+                    OutputTextDone(
+                        sequence_number=number,
+                        item_id=item.id,
+                        output_index=index,
+                        content_index=0,
+                        text=text,
+                        logprobs=[],
+                    )
+                )
+            case "reasoning" if self._reasoning == "summary":
+                return encode_event(
+                    SummaryTextDone(
+                        sequence_number=number,
+                        item_id=item.id,
+                        output_index=index,
+                        summary_index=0,
+                        text=text,
+                    )
+                )
+            case "reasoning":
+                return encode_event(
+                    ReasoningTextDone(
+                        sequence_number=number,
+                        item_id=item.id,
+                        output_index=index,
+                        content_index=0,
+                        text=text,
+                    )
+                )
+            case "function":
+                return encode_event(
+                    ArgumentsDone(
+                        sequence_number=number, item_id=item.id, output_index=index, arguments=text
+                    )
+                )
+            case "custom":
+                return encode_event(
+                    CustomInputDone(
+                        sequence_number=number, item_id=item.id, output_index=index, input=text
+                    )
+                )
+            case _:
+                assert_never(item.opened.kind)
+
+
+def _value(
+    item: OpenItem, text: str, status: Status, reasoning: ReasoningView, *, is_added: bool = False
+) -> Value:
+    """The item as it stands: empty when it is added, whole when it is done."""
+    opened = item.opened
+    namespace: str | UnsetType = opened.namespace or UNSET
+    is_async: bool | UnsetType = True if opened.is_async else UNSET
+    match opened.kind:
+        case "message":
+            part = OutputText(text=text, annotations=[], logprobs=[])
+            return Message(
+                id=item.id, status=status, role="assistant", content=[] if is_added else [part]
+            )
+        case "reasoning":
+            has_content = reasoning == "text" and not is_added
+            has_summary = reasoning == "summary" and not is_added
+            return Reasoning(
+                id=item.id,
+                summary=[SummaryText(text=text)] if has_summary else [],
+                content=[ReasoningText(text=text)] if has_content else UNSET,
+            )
+        case "function":
+            return FunctionCall(
+                id=item.id,
+                status=status,
+                call_id=item.call_id,
+                name=opened.name,
+                arguments=text,
+                namespace=namespace,
+                is_async=is_async,
+            )
+        case "custom":
+            return CustomToolCall(
+                id=item.id,
+                status=status,
+                call_id=item.call_id,
+                name=opened.name,
+                input=text,
+                namespace=namespace,
+                is_async=is_async,
+            )
+        case _:
+            assert_never(opened.kind)

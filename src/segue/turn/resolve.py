@@ -1,0 +1,201 @@
+"""What does this request stand on? Pure: a request, its new items and its parent in, a `Resolved` out.
+
+Here the wire's `previous_response_id` has already become a parent. Settings are not inherited from it, except the
+model (protocol.md 9 rows 15 and 16). What contradicts the history is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, Struct
+
+from segue.errors import InvalidRequest, NotFound, parent_not_found
+from segue.turn.values import Head, Sampling, Turn
+from segue.wire.codec import decode_tools
+from segue.wire.items import (
+    CALL_WORDS,
+    Call,
+    CompactionTrigger,
+    FunctionCallOutput,
+    InputFile,
+    InputImage,
+    Item,
+    ItemReference,
+    Message,
+    answer_of,
+    call_of,
+    is_model_written,
+)
+from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceName
+from segue.wire.tools import NO_TOOLS, Tools
+
+# Each of these asks for something that is not built; a clear word is better than half of it.
+UNSUPPORTED = ("background", "conversation", "prompt", "context_management")
+
+
+class Resolved(Struct, frozen=True):
+    """A request bound to its parent."""
+
+    create: Create
+    parent: Turn | None
+    given: tuple[Item, ...]
+    head: Head
+    sampling: Sampling
+    open_calls: dict[str, Call]
+    # How often the model has spoken before this turn.
+    model_turns: int
+    model: str
+    did_decode_tools: bool
+
+
+def resolve(create: Create, given: tuple[Item, ...], parent: Turn | None) -> Resolved:
+    """Bind a request to its parent, or say what contradicts."""
+    if parent is not None and not is_continuable(parent):
+        raise parent_not_found(parent.id)
+    _refuse_unsupported(create, given)
+    model = create.model or (parent.response.model if parent else None)
+    if model is None:
+        raise InvalidRequest("You must provide a model parameter.", param="model")
+    if not given and parent is None and create.generates:
+        raise InvalidRequest("Missing required parameter: 'input'.", param="input")
+    known = parent.tools if parent else None
+    tools, did_decode = (
+        (NO_TOOLS, False) if create.tools is UNSET else decode_tools(create.tools, known)
+    )
+    return Resolved(
+        create=create,
+        parent=parent,
+        given=given,
+        head=_head(create, tools),
+        sampling=_sampling(create),
+        open_calls=pair_calls(parent.open_calls if parent else {}, given),
+        model_turns=(parent.model_turns if parent else 0) + count_model_turns(given),
+        model=model,
+        did_decode_tools=did_decode,
+    )
+
+
+def is_continuable(turn: Turn) -> bool:
+    """Whether a turn may be a parent: whole, and ended by the model rather than by a fault."""
+    return turn.is_whole and turn.response.status in ("completed", "incomplete")
+
+
+def pair_calls(open_calls: dict[str, Call], given: Sequence[Item]) -> dict[str, Call]:
+    """The calls that are open after these items; an answer without its call, or a call left open, is refused."""
+    pending = dict(open_calls)
+    for item in given:
+        if call := call_of(item.value):
+            pending[call.call_id] = call
+        elif answer := answer_of(item.value):
+            call_id = answer.call_id or _only_open_call(pending, answer.kind, item)
+            if call_id is None or call_id not in pending or pending[call_id].kind != answer.kind:
+                raise InvalidRequest(
+                    f"No tool call found for {CALL_WORDS[answer.kind][1]} "
+                    f"with call_id {answer.call_id}.",
+                    code="invalid_function_call_output",
+                    param="input",
+                )
+            del pending[call_id]
+    for call in pending.values():
+        if not call.is_async:
+            raise InvalidRequest(
+                f"No tool output found for {CALL_WORDS[call.kind][0]} {call.call_id}.",
+                code="missing_function_call_output",
+                param="input",
+            )
+    return pending
+
+
+def count_model_turns(items: Sequence[Item]) -> int:
+    """How often the model speaks in these items: neighbours that it wrote are one turn."""
+    turns = 0
+    was_model = False
+    for item in items:
+        is_model = is_model_written(item.value)
+        turns += is_model and not was_model
+        was_model = is_model
+    return turns
+
+
+def _only_open_call(pending: dict[str, Call], kind: str, item: Item) -> str | None:
+    """The newest types let an output leave its call_id out; then it must be clear which call is meant."""
+    candidates = [call.call_id for call in pending.values() if call.kind == kind]
+    is_clear = len(candidates) == 1 and isinstance(item.value, FunctionCallOutput)
+    return candidates[0] if is_clear else None
+
+
+def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
+    for name in UNSUPPORTED:
+        if getattr(create, name):
+            raise InvalidRequest(
+                f"'{name}' is not supported by this server.",
+                code="unsupported_parameter",
+                param=name,
+            )
+    for index, item in enumerate(given):
+        match item.value:
+            case ItemReference():
+                raise NotFound(
+                    f"Item with id '{item.value.id}' not found.",
+                    code="item_not_found",
+                    param=f"input[{index}].id",
+                )
+            case CompactionTrigger():
+                raise InvalidRequest(
+                    "'compaction_trigger' is not supported by this server.",
+                    code="unsupported_value",
+                    param=f"input[{index}].type",
+                )
+            case Message(content=list() as parts) | FunctionCallOutput(output=list() as parts):
+                for part in parts:
+                    if isinstance(part, InputFile | InputImage) and part.file_id:
+                        raise InvalidRequest(
+                            "'file_id' is not supported: this server has no Files API. "
+                            "Send the contents inline instead.",
+                            code="unsupported_value",
+                            param=f"input[{index}]",
+                        )
+            case _:
+                pass
+
+
+def _head(create: Create, tools: Tools) -> Head:
+    choice = create.tool_choice or "auto"
+    _check_tool_choice(choice, tools)
+    return Head(
+        instructions=create.instructions,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=create.parallel_tool_calls is not False,
+        text=create.text or TextConfig(),
+        reasoning=create.reasoning or ReasoningConfig(),
+    )
+
+
+def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools) -> None:
+    """A choice that cannot be met is refused now rather than quietly missed."""
+    match choice:
+        case "required" if not tools.offers:
+            problem = "'tool_choice' is 'required', but no tool was given that can be called."
+        case ToolChoiceName(type="function" | "custom", name=name):
+            if any(offer.tool.name == name for offer in tools.offers):
+                return
+            problem = f"'tool_choice' names the tool '{name}', which is not in 'tools'."
+        case ToolChoiceName(type="allowed_tools"):
+            return
+        case ToolChoiceName(type=kind):
+            problem = f"'tool_choice' forces '{kind}', which this server cannot run."
+        case _:
+            return
+    raise InvalidRequest(problem, code="unsupported_value", param="tool_choice")
+
+
+def _sampling(create: Create) -> Sampling:
+    return Sampling(
+        temperature=1.0 if create.temperature is None else create.temperature,
+        top_p=1.0 if create.top_p is None else create.top_p,
+        presence_penalty=create.presence_penalty or 0.0,
+        frequency_penalty=create.frequency_penalty or 0.0,
+        top_logprobs=create.top_logprobs or 0,
+    )

@@ -1,0 +1,120 @@
+"""Who hears a running turn? A turn belongs to the process; transports attach to it and leave again.
+
+A `Running` keeps an inbox for notices, a bounded ring of the events so far, and its subscribers. It delivers events at
+once and in order. It is the place where a slow reader slows the model down: `room` waits while a subscriber is full.
+A turn that nobody hears feels no such pressure; it has a longest running time instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from segue.turn.values import Notice, Owner
+from segue.wire.events import Event
+from segue.wire.response import Response
+
+# One long answer with its reasoning; beyond it a late subscriber asks the store.
+RING_BYTES_MAX = 4 * 1024 * 1024
+# Nobody sends more than a few; at the limit the first ones win.
+INBOX_MAX = 64
+
+
+class Sink(Protocol):
+    """A subscriber: it takes events at once, and says when it would rather not have more."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its buffer is over the limit."""
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Take these events. Must not raise and must not wait."""
+
+
+class Running:
+    """A turn while it runs."""
+
+    def __init__(self, turn_id: str, owner: Owner, response: Response, *, is_stored: bool) -> None:
+        self.id = turn_id
+        self.owner = owner
+        self.response = response
+        self.is_stored = is_stored
+        self.is_ended = False
+        self.published_at = 0.0
+        self._sinks: list[Sink] = []
+        self._ring: deque[Event] = deque()
+        self._ring_bytes = 0
+        self._inbox: deque[Notice] = deque(maxlen=INBOX_MAX)
+        self._scope: asyncio.Timeout | None = None
+        self._has_room: asyncio.Future[None] | None = None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody is attached."""
+        return bool(self._sinks)
+
+    def attach(self, sink: Sink, *, after: int = -1) -> bool:
+        """Hear every event with a higher number than `after`; False if some of them are gone already."""
+        missed = [event for event in self._ring if event.number > after]
+        oldest = self._ring[0].number if self._ring else 0
+        if oldest > after + 1:
+            return False
+        self._sinks.append(sink)
+        if missed:
+            sink.deliver(missed)
+        return True
+
+    def detach(self, sink: Sink) -> None:
+        """Hear no more. The turn goes on."""
+        if sink in self._sinks:
+            self._sinks.remove(sink)
+        self.make_room()
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Deliver to all, now and in order."""
+        if not events:
+            return
+        self.published_at = asyncio.get_running_loop().time()
+        self._ring.extend(events)
+        for event in events:
+            self._ring_bytes += len(event.data)
+        while self._ring_bytes > RING_BYTES_MAX and len(self._ring) > 1:
+            self._ring_bytes -= len(self._ring.popleft().data)
+        if events[-1].is_terminal:
+            self.is_ended = True
+        for sink in tuple(self._sinks):
+            sink.deliver(events)
+
+    async def room(self) -> None:
+        """Wait until no subscriber is full."""
+        while any(sink.is_full for sink in self._sinks):
+            self._has_room = asyncio.get_running_loop().create_future()
+            await self._has_room
+
+    def make_room(self) -> None:
+        """A subscriber has drained or left: look again."""
+        if self._has_room is not None and not self._has_room.done():
+            self._has_room.set_result(None)
+
+    def tell(self, notice: Notice) -> None:
+        """Put a notice into the inbox and interrupt whatever the turn waits for."""
+        self._inbox.append(notice)
+        if self._scope is not None:
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    def notice(self) -> Notice | None:
+        """The oldest notice that was not acted on, if any."""
+        return self._inbox[0] if self._inbox else None
+
+    @asynccontextmanager
+    async def interruptible(self) -> AsyncIterator[None]:
+        """A scope that ends with `TimeoutError` as soon as a notice comes, or at once if one is there."""
+        when = asyncio.get_running_loop().time() if self._inbox else None
+        async with asyncio.timeout_at(when) as self._scope:
+            try:
+                yield
+            finally:
+                self._scope = None

@@ -1,0 +1,87 @@
+"""Every way the product may vary, on one page.
+
+A seam is a protocol with a few domain verbs. Each has one contract suite in `tests/contracts/` that every
+implementation passes. Only `app.py` knows which implementation stands behind a seam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from segue.turn.values import (
+    Entry,
+    IdArray,
+    Job,
+    Owner,
+    Piece,
+    Rendered,
+    Said,
+    Scene,
+    Turn,
+)
+from segue.wire.items import Item
+
+
+class Turns(Protocol):
+    """What is remembered. The cache of a connection, a database and their layers are all `Turns`."""
+
+    async def find(self, owner: Owner, turn_id: str) -> Turn | None:
+        """The turn with as much of its chain as is at hand; None if absent or somebody else's."""
+
+    async def read(self, owner: Owner, turn_id: str) -> Turn | None:
+        """The turn alone, without its parents."""
+
+    async def save(self, turn: Turn) -> None:
+        """Remember it. Where the turn is to be stored, return only when it is durable."""
+
+    async def delete(self, owner: Owner, turn_id: str) -> bool:
+        """Erase its bytes; False if there was nothing to erase."""
+
+
+class Ledger(Protocol):
+    """Who used how much. A stored turn's row is written by `Turns.save`, in the turn's own transaction."""
+
+    async def settle(self, entries: Sequence[Entry]) -> None:
+        """Record these turns, each at most once however often it is told."""
+
+
+class Engine(Protocol):
+    """Who produces tokens."""
+
+    def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        """Stream what the model says, then one `Finish`. Closing the iterator frees the engine's slot."""
+
+    async def is_ready(self) -> bool:
+        """Whether a job would be taken now."""
+
+
+class Reader(Protocol):
+    """Reads one model turn as it is sampled. Cutting the pieces elsewhere never changes what was said."""
+
+    def feed(self, piece: Piece) -> list[Said]:
+        """What has become certain with this piece."""
+
+    def close(self, *, is_cut: bool) -> list[Said]:
+        """End the turn: close what is open and seal it. `is_cut`: the model was stopped in mid-sentence."""
+
+
+class Dialect(Protocol):
+    """How a model family writes and reads: renderer and parser in one, because they must agree."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names dialect and vocabulary; kept ids hold only under the same one."""
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Ids that end the model's turn."""
+
+    def render(self, scene: Scene) -> Rendered:
+        """The prompt. What is warm in `scene.past` saves work and never changes a token."""
+
+    def write(self, items: Sequence[Item]) -> IdArray[int]:
+        """The ids with which the model itself would have said these items, its end mark included."""
+
+    def reader(self, scene: Scene) -> Reader:
+        """A reader for the answer to this scene."""

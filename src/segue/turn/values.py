@@ -1,0 +1,306 @@
+"""The nouns of a turn: what is asked, what is kept, what is sampled, what was counted.
+
+A response is a commit: a `Turn` names its parent, a chain of parents is a history, a second child is a fork.
+Everything here is a value that is never changed in place, so that turns share their past for free. The one
+exception is `Tally`, which belongs to a single running turn and is read after its end.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec import Struct
+
+from segue.wire.items import Call, Item
+from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
+from segue.wire.response import Response
+from segue.wire.tools import NO_TOOLS, Tools
+
+Owner = str
+IdArray = array  # of typecode "I": four bytes a token
+
+
+def id_array(ids: Sequence[int] = ()) -> IdArray[int]:
+    """Token ids, compactly."""
+    return array("I", ids)
+
+
+NO_IDS = id_array()
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A prompt as a chain of chunks: appending is O(new), and a fork shares everything before it.
+
+    A dataclass, not a Struct, because a long chain of them must be freed without recursion.
+    """
+
+    before: Tokens | None
+    ids: IdArray[int]
+    length: int
+
+    def plus(self, ids: IdArray[int]) -> Tokens:
+        """These tokens and then some more."""
+        return Tokens(self, ids, self.length + len(ids)) if ids else self
+
+    def chunks(self) -> list[IdArray[int]]:
+        """The chunks from first to last."""
+        found: list[IdArray[int]] = []
+        node: Tokens | None = self
+        while node is not None:
+            found.append(node.ids)
+            node = node.before
+        found.reverse()
+        return found
+
+    def flat(self) -> IdArray[int]:
+        """All ids in one array: O(history), for engines that want them all, and for tests."""
+        joined = id_array()
+        for chunk in self.chunks():
+            joined.extend(chunk)
+        return joined
+
+
+NO_TOKENS = Tokens(None, NO_IDS, 0)
+
+
+class Messages(Struct, frozen=True):
+    """A prompt for engines that take chat messages: serialized, in order."""
+
+    parts: tuple[bytes, ...]
+
+
+Prompt = Tokens | Messages
+
+
+class Head(Struct, frozen=True):
+    """What stands before and around the history in a prompt. Not inherited: each request brings its own."""
+
+    instructions: str | None = None
+    tools: Tools = NO_TOOLS
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceName = "auto"
+    parallel_tool_calls: bool = True
+    text: TextConfig = TextConfig()
+    reasoning: ReasoningConfig = ReasoningConfig()
+
+
+class Sampling(Struct, frozen=True):
+    """How the engine is to choose."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    top_logprobs: int = 0
+
+
+class Round(Struct, frozen=True):
+    """One call of the model: what it was given, the items that it wrote, and the ids that it sampled.
+
+    `ids` has one array for each item, `tail` what closed the model's turn: joined they are what the engine
+    sampled, to the id. They hold only for the dialect and vocabulary with this `fingerprint`; without it, or
+    with another one, the items are written canonically.
+    """
+
+    given: tuple[Item, ...]
+    wrote: tuple[Item, ...] = ()
+    ids: tuple[IdArray[int], ...] = ()
+    tail: IdArray[int] = NO_IDS
+    fingerprint: str | None = None
+    did_sample: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """What makes the next turn fast and changes nothing: the prompt so far, and the head it was made with."""
+
+    fingerprint: str
+    head: Head
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A finished turn: a commit that others may name as their parent.
+
+    A dataclass, not a Struct, because a long chain of them must be freed without recursion.
+    """
+
+    id: str
+    owner: Owner
+    parent_id: str | None
+    parent: Turn | None
+    rounds: tuple[Round, ...]
+    response: Response
+    # Whether a durable store holds this turn. Its ancestors may still be missing there.
+    is_stored: bool
+    # Calls that wait for an output, by call_id.
+    open_calls: dict[str, Call]
+    # How many times the model has spoken in this history, this turn included.
+    model_turns: int
+    # The tools as decoded for this turn, so that the next one may skip that; None after a reload.
+    tools: Tools | None = None
+    warm: Warm | None = None
+    # When the chain began: a template that prints a date takes it from here, so that midnight changes nothing.
+    root_at: int = 0
+    # Whether every ancestor is at hand; only then may the turn be continued.
+    is_whole: bool = True
+    # Our own measure of what this node alone holds in memory.
+    bytes: int = 0
+
+    @property
+    def given(self) -> tuple[Item, ...]:
+        """What the client sent for this turn."""
+        return self.rounds[0].given
+
+    def lineage(self) -> list[Turn]:
+        """This turn and its ancestors, oldest first."""
+        found: list[Turn] = []
+        node: Turn | None = self
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        found.reverse()
+        return found
+
+
+class Scene(Struct, frozen=True):
+    """Everything that a dialect may look at to write a prompt: the history, then this turn's rounds so far,
+    then what is given now."""
+
+    head: Head
+    past: Turn | None
+    given: tuple[Item, ...]
+    rounds: tuple[Round, ...] = ()
+    root_at: int = 0
+
+    def history(self) -> Iterator[Round]:
+        """Every finished round before `given`, oldest first."""
+        if self.past is not None:
+            for turn in self.past.lineage():
+                yield from turn.rounds
+        yield from self.rounds
+
+
+class Rendered(Struct, frozen=True):
+    """A prompt: the context, then the cue that makes the model speak. The cue is not part of a warm-up's past."""
+
+    context: Tokens
+    cue: IdArray[int]
+    tokens_tokenized: int
+    tokens_reused: int
+
+    @property
+    def prompt(self) -> Tokens:
+        """What the engine is to continue."""
+        return self.context.plus(self.cue)
+
+
+class Job(Struct, frozen=True):
+    """One request to an engine. Token engines look at the prompt; `scene` is there for those that do not."""
+
+    prompt: Prompt
+    scene: Scene
+    sampling: Sampling
+    stops: frozenset[int]
+    output_tokens_max: int
+    # How often the model has spoken before in this history.
+    model_turns: int = 0
+
+
+class Ids(Struct, frozen=True):
+    """Tokens that an engine sampled together."""
+
+    ids: Sequence[int]
+
+
+class Delta(Struct, frozen=True):
+    """What a chat endpoint streamed, already parsed by that endpoint."""
+
+    text: str = ""
+    reasoning: str = ""
+    call_index: int | None = None
+    call_name: str = ""
+    call_arguments: str = ""
+
+
+class Finish(Struct, frozen=True):
+    """The engine's last word: why it stopped, and how much of the prompt it did not have to compute."""
+
+    reason: Literal["stop", "length"]
+    cached_tokens: int = 0
+
+
+Piece = Ids | Delta | Finish
+
+
+class Opened(Struct, frozen=True):
+    """The model begins an item."""
+
+    kind: Literal["message", "reasoning", "function", "custom"]
+    name: str = ""
+    namespace: str | None = None
+    is_async: bool = False
+
+
+class Wrote(Struct, frozen=True):
+    """The model adds to the open item: text, reasoning, arguments or input."""
+
+    text: str
+
+
+class Closed(Struct, frozen=True):
+    """The open item is finished; these ids are its part of what was sampled."""
+
+    ids: IdArray[int]
+    is_cut: bool = False
+
+
+class Sealed(Struct, frozen=True):
+    """The model's turn is over; these ids close it, so that history can go on behind them."""
+
+    ids: IdArray[int]
+
+
+Said = Opened | Wrote | Closed | Sealed
+
+
+class Entry(Struct, frozen=True):
+    """One row of usage: who, which model, how much, and how it ended. Never content."""
+
+    turn_id: str
+    owner: Owner
+    model: str
+    status: str
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ended_at: int
+
+
+class Cancel(Struct, frozen=True):
+    """The client has left or has asked us to stop."""
+
+
+class Drain(Struct, frozen=True):
+    """The process is going away and its grace is over."""
+
+
+Notice = Cancel | Drain
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one turn cost, counted while it runs and read after its end (product.md 7)."""
+
+    bytes_received: int = 0
+    items_validated: int = 0
+    tool_decodes: int = 0
+    tokens_tokenized: int = 0
+    tokens_reused: int = 0
+    tokens_sampled: int = 0
+    found_in: Literal["connection", "store", "missing"] | None = None
+    stage_s: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""The room that answers: what do the bytes mean?"""

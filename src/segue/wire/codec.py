@@ -1,0 +1,311 @@
+"""JSON, and nothing else: bytes to requests, items and tools; events and responses to bytes.
+
+In: bytes from a client, already whole and valid UTF-8. Out: values, or an `InvalidRequest` that names the path
+at fault in `param`. This is the only file that talks to the JSON library about requests and events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from segue.errors import ApiError, InvalidRequest
+from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbered
+from segue.wire.items import Item, ItemReference, Message, Value
+from segue.wire.requests import Create
+from segue.wire.response import Response
+from segue.wire.tools import (
+    ALIASES,
+    NO_TOOLS,
+    FunctionTool,
+    McpTool,
+    Tool,
+    Tools,
+    offers_of,
+)
+
+T = TypeVar("T")
+
+# Far above any real request, far below what would hold the loop or fill memory (hazards.md T7).
+TOOLS_MAX = 4_096
+
+STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
+_PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
+
+
+class Peek(Struct, frozen=True):
+    """Just enough of an object to know which type it is."""
+
+    type: str | None = None
+    role: Raw | UnsetType = UNSET
+    id: Raw | UnsetType = UNSET
+
+
+class Envelope(Struct, frozen=True):
+    """Just enough of a frame to answer it when the rest cannot be read."""
+
+    type: Raw | UnsetType = UNSET
+    stream_id: Raw | UnsetType = UNSET
+
+
+_encoder = msgspec.json.Encoder()
+_create = msgspec.json.Decoder(Create)
+_peek = msgspec.json.Decoder(Peek)
+_envelope = msgspec.json.Decoder(Envelope)
+_string = msgspec.json.Decoder(str)
+_raws = msgspec.json.Decoder(list[Raw])
+_message = msgspec.json.Decoder(Message)
+_reference = msgspec.json.Decoder(ItemReference)
+_item: msgspec.json.Decoder[Value] = msgspec.json.Decoder(Value)
+_tool: msgspec.json.Decoder[Tool] = msgspec.json.Decoder(Tool)
+_object = msgspec.json.Decoder(dict[str, Raw])
+
+encode = _encoder.encode
+
+ITEM_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in Value.__args__)
+TOOL_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in Tool.__args__)
+
+
+def decode_create(body: bytes) -> Create:
+    """A request for one turn, its items and tools still raw."""
+    return _decode(_create, body, "")
+
+
+def decode_envelope(frame: bytes) -> tuple[str | None, str | None]:
+    """The type and the lane of a frame that cannot be read as a whole; None where they are no use."""
+    envelope = _decode(_envelope, frame, "")
+    kind = _string_or_none(envelope.type)
+    lane = _string_or_none(envelope.stream_id)
+    return kind, lane if lane is not None and STREAM_ID.match(lane) else None
+
+
+def decode_lane(create: Create) -> str | None:
+    """The lane that a create names; None is the default lane."""
+    if create.stream_id is UNSET:
+        return None
+    lane = _string_or_none(create.stream_id)
+    if lane is None or not STREAM_ID.match(lane):
+        raise InvalidRequest(
+            "The 'stream_id' field must be a non-empty string with at most 256 characters and may "
+            "only contain letters, numbers, underscores, hyphens, and periods.",
+            code="invalid_stream_id",
+            param="stream_id",
+        )
+    return lane
+
+
+def decode_item(raw: Raw | bytes, path: str) -> Item:
+    """One item; those without a type are messages if they have a role, references if they have an id."""
+    data = bytes(raw)  # A copy of its own: a slice would keep the whole request in memory.
+    peek = _decode(_peek, data, path)
+    value: Value
+    if peek.type is None:
+        if peek.role is not UNSET:
+            value = _decode(_message, _without_null_type(data), path)
+        elif peek.id is not UNSET:
+            value = _decode(_reference, _without_null_type(data), path)
+        else:
+            raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")
+    elif peek.type in ITEM_TYPES:
+        value = _decode(_item, data, path)
+    else:
+        raise InvalidRequest(
+            f"Invalid value: '{peek.type[:64]}'. It is not an item type that this server knows.",
+            code="invalid_value",
+            param=f"{path}.type",
+        )
+    return Item(data, value)
+
+
+def user_message(text: str) -> Item:
+    """The message that a plain string as input stands for."""
+    raw = encode(
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+    )
+    return Item(raw, _message.decode(raw))
+
+
+def as_item(value: Value) -> Item:
+    """An item of our own making."""
+    return Item(encode(value), value)
+
+
+def decode_tools(raw: Raw | bytes, known: Tools | None) -> tuple[Tools, bool]:
+    """The tools of a request, and whether they had to be decoded: not if the bytes equal the known ones."""
+    data = bytes(raw)
+    if known is not None and known.raw == data:
+        return known, False
+    if data == b"null" or data == b"[]":
+        return NO_TOOLS, False
+    raws = _decode(_raws, data, "tools")
+    if len(raws) > TOOLS_MAX:
+        raise InvalidRequest(f"Too many tools: {len(raws)}, at most {TOOLS_MAX}.", param="tools")
+    definitions = tuple(_decode_tool(one, f"tools[{index}]") for index, one in enumerate(raws))
+    echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
+    return Tools(data, definitions, echo, offers_of(definitions)), True
+
+
+def _decode_tool(raw: Raw, path: str) -> Tool:
+    peek = _decode(_peek, raw, path)
+    if peek.type in TOOL_TYPES:
+        return _decode(_tool, raw, path)
+    if peek.type in ALIASES:
+        fields = _object.decode(raw)
+        return _decode(_tool, encode({**fields, "type": ALIASES[peek.type]}), path)
+    if peek.type is None:
+        raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")
+    raise InvalidRequest(
+        f"Invalid value: '{peek.type[:64]}'. It is not a tool type that this server knows.",
+        code="invalid_value",
+        param=f"{path}.type",
+    )
+
+
+def _echo_tool(raw: Raw, tool: Tool) -> bytes:
+    """A tool as the response repeats it: functions complete with their nullable keys, no secrets."""
+    match tool:
+        case FunctionTool():
+            missing = [
+                b',"%s":null' % name.encode()
+                for name in ("description", "parameters", "strict")
+                if getattr(tool, name) is UNSET
+            ]
+            return bytes(raw).rstrip()[:-1] + b"".join(missing) + b"}"
+        case McpTool():
+            return encode(tool)
+        case _:
+            return bytes(raw)
+
+
+def encode_response(response: Response) -> Raw:
+    """A snapshot, to be put into events."""
+    return Raw(encode(response))
+
+
+def encode_event(event: Numbered) -> Event:
+    """An event, ready to leave."""
+    return Event(str(event.__struct_config__.tag), event.sequence_number, encode(event))
+
+
+class DeltaTemplate:
+    """All delta events of one part differ in two values: the rest is encoded once.
+
+    `kind` is the event type; `fields` are the keys that stay, as an encoded object.
+    """
+
+    __slots__ = ("_head", "kind")
+
+    def __init__(self, kind: str, fields: dict[str, str | int | list[Raw]]) -> None:
+        self.kind = kind
+        self._head = encode({"type": kind, **fields})[:-1] + b',"delta":'
+
+    def event(self, number: int, delta: str) -> Event:
+        """The event with this number and text."""
+        data = b'%b%b,"sequence_number":%d}' % (self._head, encode(delta), number)
+        return Event(self.kind, number, data)
+
+
+def with_lane(data: bytes, lane_suffix: bytes) -> bytes:
+    """An event's bytes with the name of its lane added."""
+    return data[:-1] + lane_suffix
+
+
+def lane_suffix(lane: str) -> bytes:
+    """What `with_lane` puts at the end of every event of this lane."""
+    return b',"stream_id":' + encode(lane) + b"}"
+
+
+def error_detail(error: ApiError) -> ErrorDetail:
+    """The one shape of an error on every transport."""
+    return ErrorDetail(error.message, error.type, error.param, error.code)
+
+
+def encode_error_body(error: ApiError) -> bytes:
+    """The body of an HTTP refusal."""
+    return encode(ErrorBody(error_detail(error)))
+
+
+def encode_error_event(error: ApiError, lane: str | None = None) -> bytes:
+    """The event of a refusal on a stream."""
+    event = ErrorEvent(
+        sequence_number=0,
+        status=error.status,
+        error=error_detail(error),
+        retry_after=UNSET if error.wait_s is None else error.wait_s,
+    )
+    data = encode(event)
+    return data if lane is None else with_lane(data, lane_suffix(lane))
+
+
+def list_object(data: Sequence[bytes], ids: Sequence[str], *, has_more: bool) -> bytes:
+    """The list object of the contract around items that are already encoded."""
+    return encode(
+        {
+            "object": "list",
+            "data": [Raw(one) for one in data],
+            "first_id": ids[0] if ids else None,
+            "last_id": ids[-1] if ids else None,
+            "has_more": has_more,
+        }
+    )
+
+
+def listed_item(item: Item, item_id: str) -> bytes:
+    """An input item as lists show it: verbatim, completed with the type and id that lists must have."""
+    fields: dict[str, Raw | str] = {**_object.decode(item.raw)}
+    fields["type"] = str(item.value.__struct_config__.tag)
+    if not item.value.id:
+        fields["id"] = item_id
+    return encode(fields)
+
+
+def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes, path: str) -> T:
+    """Decode, or say in our words what is wrong and where."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        message, param = _explain(str(error), path)
+        raise InvalidRequest(message, code="invalid_value", param=param) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(
+            f"We could not parse the JSON of your request: {error}.",
+            code="invalid_json",
+            param=path or None,
+        ) from None
+    except (RecursionError, UnicodeDecodeError):
+        raise InvalidRequest(
+            "We could not parse the JSON of your request: it is nested too deeply or not valid UTF-8.",
+            code="invalid_json",
+            param=path or None,
+        ) from None
+
+
+def _explain(message: str, path: str) -> tuple[str, str | None]:
+    """Turn the library's `… - at `$.a[0]`` into a message and a parameter path."""
+    found = _PATH.search(message)
+    inner = found["path"] if found else ""
+    param = f"{path}{inner}".lstrip(".") or None
+    text = message[: found.start()] if found else message
+    return (f"Invalid value for '{param}': {text}." if param else f"{text}."), param
+
+
+def _string_or_none(raw: Raw | UnsetType) -> str | None:
+    if raw is UNSET:
+        return None
+    try:
+        return _string.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _without_null_type(raw: bytes) -> bytes:
+    """`"type": null` means the same as no type, which the tagged decoder wants left out."""
+    fields = _object.decode(raw)
+    if "type" not in fields:
+        return raw
+    del fields["type"]
+    return encode(fields)

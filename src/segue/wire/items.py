@@ -1,0 +1,423 @@
+"""What an item means: every type of the contract, checked, and kept to the byte.
+
+In: the JSON of one item. Out: an `Item`, the verbatim bytes beside a typed value. Fields that we do not
+know stay in the bytes and go back to the client as they came. Fields that we do know are checked.
+Nothing here decides what a turn does with an item (protocol.md 3).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+Status = Literal["in_progress", "completed", "incomplete"]
+Text = str | None | UnsetType
+Flag = bool | None | UnsetType
+Json = Raw | UnsetType
+
+
+class Part(Struct, frozen=True, tag_field="type", kw_only=True):
+    """One piece of a message's or an output's content."""
+
+
+class InputText(Part, tag="input_text", frozen=True, kw_only=True):
+    text: str
+
+
+class InputImage(Part, tag="input_image", frozen=True, kw_only=True):
+    image_url: Text = UNSET
+    file_id: Text = UNSET
+    detail: Text = UNSET
+
+
+class InputFile(Part, tag="input_file", frozen=True, kw_only=True):
+    file_id: Text = UNSET
+    file_url: Text = UNSET
+    file_data: Text = UNSET
+    filename: Text = UNSET
+    detail: Text = UNSET
+
+
+class InputAudio(Part, tag="input_audio", frozen=True, kw_only=True):
+    input_audio: Json = UNSET
+    audio_url: Text = UNSET
+
+
+class OutputText(Part, tag="output_text", frozen=True, kw_only=True):
+    text: str
+    annotations: list[Raw] | UnsetType | None = UNSET
+    logprobs: list[Raw] | UnsetType | None = UNSET
+
+
+class Refusal(Part, tag="refusal", frozen=True, kw_only=True):
+    refusal: str
+
+
+class ReasoningText(Part, tag="reasoning_text", frozen=True, kw_only=True):
+    text: str
+
+
+class SummaryText(Part, tag="summary_text", frozen=True, kw_only=True):
+    text: str
+
+
+MessagePart = InputText | InputImage | InputFile | InputAudio | OutputText | Refusal
+OutputPart = InputText | InputImage | InputFile | InputAudio | OutputText
+
+
+class Body(Struct, frozen=True, tag_field="type", kw_only=True):
+    """What every item may carry."""
+
+    id: Text = UNSET
+
+
+class Message(Body, tag="message", frozen=True, kw_only=True):
+    status: Status | UnsetType | None = UNSET
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[MessagePart]
+    phase: Literal["commentary", "final_answer"] | UnsetType | None = UNSET
+
+
+class FunctionCall(Body, tag="function_call", frozen=True, kw_only=True):
+    status: Status | UnsetType | None = UNSET
+    call_id: str
+    name: str
+    arguments: str
+    namespace: Text = UNSET
+    is_async: Flag = msgspec.field(name="async", default=UNSET)
+
+
+class FunctionCallOutput(Body, tag="function_call_output", frozen=True, kw_only=True):
+    call_id: Text = UNSET
+    output: str | list[OutputPart]
+    name: Text = UNSET
+    namespace: Text = UNSET
+    status: Status | UnsetType | None = UNSET
+
+
+class CustomToolCall(Body, tag="custom_tool_call", frozen=True, kw_only=True):
+    status: Status | UnsetType | None = UNSET
+    call_id: str
+    name: str
+    input: str
+    namespace: Text = UNSET
+    is_async: Flag = msgspec.field(name="async", default=UNSET)
+
+
+class CustomToolCallOutput(Body, tag="custom_tool_call_output", frozen=True, kw_only=True):
+    call_id: Text = UNSET
+    output: str | list[OutputPart]
+    name: Text = UNSET
+    status: Status | UnsetType | None = UNSET
+
+
+class Reasoning(Body, tag="reasoning", frozen=True, kw_only=True):
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] | UnsetType | None = UNSET
+    encrypted_content: Text = UNSET
+    status: Status | UnsetType | None = UNSET
+
+
+class WebSearchCall(Body, tag="web_search_call", frozen=True, kw_only=True):
+    action: Json = UNSET
+    status: Text = UNSET
+
+
+class FileSearchCall(Body, tag="file_search_call", frozen=True, kw_only=True):
+    queries: list[str] | UnsetType = UNSET
+    results: Json = UNSET
+    status: Text = UNSET
+
+
+class CodeInterpreterCall(Body, tag="code_interpreter_call", frozen=True, kw_only=True):
+    code: Text = UNSET
+    container_id: Text = UNSET
+    outputs: Json = UNSET
+    status: Text = UNSET
+
+
+class ImageGenerationCall(Body, tag="image_generation_call", frozen=True, kw_only=True):
+    result: Text = UNSET
+    status: Text = UNSET
+
+
+class ComputerCall(Body, tag="computer_call", frozen=True, kw_only=True):
+    call_id: str
+    action: Json = UNSET
+    actions: Json = UNSET
+    pending_safety_checks: Json = UNSET
+    status: Text = UNSET
+
+
+class ComputerCallOutput(Body, tag="computer_call_output", frozen=True, kw_only=True):
+    call_id: str
+    output: Raw
+    acknowledged_safety_checks: Json = UNSET
+    status: Text = UNSET
+
+
+class McpListTools(Body, tag="mcp_list_tools", frozen=True, kw_only=True):
+    server_label: str
+    tools: list[Raw]
+    error: Json = UNSET
+
+
+class McpCall(Body, tag="mcp_call", frozen=True, kw_only=True):
+    server_label: str
+    name: str
+    arguments: str
+    output: Text = UNSET
+    error: Json = UNSET
+    status: Text = UNSET
+    approval_request_id: Text = UNSET
+
+
+class McpApprovalRequest(Body, tag="mcp_approval_request", frozen=True, kw_only=True):
+    server_label: str
+    name: str
+    arguments: str
+
+
+class McpApprovalResponse(Body, tag="mcp_approval_response", frozen=True, kw_only=True):
+    approval_request_id: str
+    approve: bool
+    reason: Text = UNSET
+
+
+class ShellCall(Body, tag="shell_call", frozen=True, kw_only=True):
+    call_id: str
+    action: Raw
+    environment: Json = UNSET
+    status: Text = UNSET
+
+
+class ShellCallOutput(Body, tag="shell_call_output", frozen=True, kw_only=True):
+    call_id: str
+    output: list[Raw]
+    max_output_length: int | UnsetType | None = UNSET
+    status: Text = UNSET
+
+
+class LocalShellCall(Body, tag="local_shell_call", frozen=True, kw_only=True):
+    call_id: str
+    action: Raw
+    status: Text = UNSET
+
+
+class LocalShellCallOutput(Body, tag="local_shell_call_output", frozen=True, kw_only=True):
+    output: str
+    call_id: Text = UNSET
+    status: Text = UNSET
+
+
+class ApplyPatchCall(Body, tag="apply_patch_call", frozen=True, kw_only=True):
+    call_id: str
+    operation: Raw
+    status: Text = UNSET
+
+
+class ApplyPatchCallOutput(Body, tag="apply_patch_call_output", frozen=True, kw_only=True):
+    call_id: str
+    status: Text = UNSET
+    output: Text = UNSET
+
+
+class ToolSearchCall(Body, tag="tool_search_call", frozen=True, kw_only=True):
+    call_id: Text = UNSET
+    execution: Literal["server", "client"] | UnsetType = UNSET
+    arguments: Json = UNSET
+    status: Text = UNSET
+
+
+class ToolSearchOutput(Body, tag="tool_search_output", frozen=True, kw_only=True):
+    tools: list[Raw]
+    call_id: Text = UNSET
+    execution: Literal["server", "client"] | UnsetType = UNSET
+    status: Text = UNSET
+
+
+class AdditionalTools(Body, tag="additional_tools", frozen=True, kw_only=True):
+    tools: list[Raw]
+    role: Text = UNSET
+
+
+class ConfigurationUpdate(Body, tag="configuration_update", frozen=True, kw_only=True):
+    reasoning: Json = UNSET
+    text: Json = UNSET
+
+
+class Program(Body, tag="program", frozen=True, kw_only=True):
+    call_id: Text = UNSET
+    code: str
+    fingerprint: Text = UNSET
+
+
+class ProgramOutput(Body, tag="program_output", frozen=True, kw_only=True):
+    call_id: Text = UNSET
+    result: Json = UNSET
+    status: Text = UNSET
+
+
+class Compaction(Body, tag="compaction", frozen=True, kw_only=True):
+    encrypted_content: str
+
+
+class CompactionSummary(Body, tag="compaction_summary", frozen=True, kw_only=True):
+    """Codex's other name for a compaction item."""
+
+    encrypted_content: str
+
+
+class CompactionTrigger(Body, tag="compaction_trigger", frozen=True, kw_only=True):
+    pass
+
+
+class ItemReference(Body, tag="item_reference", frozen=True, kw_only=True):
+    pass
+
+
+Value = (
+    Message
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomToolCall
+    | CustomToolCallOutput
+    | Reasoning
+    | WebSearchCall
+    | FileSearchCall
+    | CodeInterpreterCall
+    | ImageGenerationCall
+    | ComputerCall
+    | ComputerCallOutput
+    | McpListTools
+    | McpCall
+    | McpApprovalRequest
+    | McpApprovalResponse
+    | ShellCall
+    | ShellCallOutput
+    | LocalShellCall
+    | LocalShellCallOutput
+    | ApplyPatchCall
+    | ApplyPatchCallOutput
+    | ToolSearchCall
+    | ToolSearchOutput
+    | AdditionalTools
+    | ConfigurationUpdate
+    | Program
+    | ProgramOutput
+    | Compaction
+    | CompactionSummary
+    | CompactionTrigger
+    | ItemReference
+)
+
+
+class Item(Struct, frozen=True):
+    """The bytes of an item as they came or will leave, and what they mean."""
+
+    raw: bytes
+    value: Value
+
+
+class Call(NamedTuple):
+    """A piece of work that the client owes an answer for."""
+
+    call_id: str
+    kind: str
+    is_async: bool = False
+
+
+class Answer(NamedTuple):
+    """What pays such a debt: `call_id` is None where the type allows leaving it out."""
+
+    call_id: str | None
+    kind: str
+
+
+# The words of the two pairing errors (protocol.md 9 row 18), by kind of call.
+CALL_WORDS = {
+    "function": ("function call", "function call output"),
+    "custom": ("custom tool call", "custom tool call output"),
+    "computer": ("computer call", "computer call output"),
+    "shell": ("shell call", "shell call output"),
+    "local_shell": ("local shell call", "local shell call output"),
+    "apply_patch": ("apply patch call", "apply patch call output"),
+    "tool_search": ("tool search call", "tool search output"),
+    "mcp_approval": ("MCP approval request", "MCP approval response"),
+}
+
+
+def call_of(value: Value) -> Call | None:
+    """The debt that this item opens, if any."""
+    match value:
+        case FunctionCall():
+            return Call(value.call_id, "function", value.is_async is True)
+        case CustomToolCall():
+            return Call(value.call_id, "custom", value.is_async is True)
+        case ComputerCall():
+            return Call(value.call_id, "computer")
+        case ShellCall():
+            return Call(value.call_id, "shell")
+        case LocalShellCall():
+            return Call(value.call_id, "local_shell")
+        case ApplyPatchCall():
+            return Call(value.call_id, "apply_patch")
+        case ToolSearchCall() if value.execution != "server" and value.call_id:
+            return Call(value.call_id, "tool_search")
+        case McpApprovalRequest() if value.id:
+            return Call(value.id, "mcp_approval")
+        case _:
+            return None
+
+
+def answer_of(value: Value) -> Answer | None:
+    """The debt that this item pays, if any."""
+    match value:
+        case FunctionCallOutput():
+            return Answer(value.call_id or None, "function")
+        case CustomToolCallOutput():
+            return Answer(value.call_id or None, "custom")
+        case ComputerCallOutput():
+            return Answer(value.call_id, "computer")
+        case ShellCallOutput():
+            return Answer(value.call_id, "shell")
+        case LocalShellCallOutput():
+            # The legacy type has no call_id of its own: its id names the call.
+            return Answer(value.call_id or value.id or None, "local_shell")
+        case ApplyPatchCallOutput():
+            return Answer(value.call_id, "apply_patch")
+        case ToolSearchOutput() if value.execution != "server":
+            return Answer(value.call_id or None, "tool_search")
+        case McpApprovalResponse():
+            return Answer(value.approval_request_id, "mcp_approval")
+        case _:
+            return None
+
+
+# Written by the model, so that neighbours of these types belong to one model turn.
+MODEL_WRITTEN = (
+    Reasoning,
+    FunctionCall,
+    CustomToolCall,
+    ShellCall,
+    LocalShellCall,
+    ApplyPatchCall,
+    ComputerCall,
+    ToolSearchCall,
+    McpCall,
+    McpApprovalRequest,
+    WebSearchCall,
+    FileSearchCall,
+    CodeInterpreterCall,
+    ImageGenerationCall,
+    Program,
+)
+
+
+def is_model_written(value: Value) -> bool:
+    """Whether the model wrote this item in an earlier turn."""
+    if isinstance(value, Message):
+        return value.role == "assistant"
+    return isinstance(value, MODEL_WRITTEN)

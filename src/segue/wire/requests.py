@@ -1,0 +1,127 @@
+"""What a client may ask: the body of `POST /v1/responses` and of `response.create`, field by field.
+
+Known fields are type-checked, unknown ones are ignored (protocol.md 2). `input` items and `tools` stay raw
+here: they are decoded where it is known what is new in them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+Json = Raw | UnsetType
+Number = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class ToolChoiceName(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool choice given as an object; which fields count depends on its type."""
+
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    server_label: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[Raw] | None = None
+
+
+class ReasoningConfig(Struct, frozen=True):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: str | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Literal["standard", "pro"] | None = None
+
+
+class TextFormat(Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | UnsetType = UNSET
+    schema: Json = UNSET
+    strict: bool | UnsetType | None = UNSET
+    description: str | UnsetType | None = UNSET
+
+
+class TextConfig(Struct, frozen=True):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class CacheOptions(Struct, frozen=True):
+    mode: str | None = None
+    ttl: str | None = None
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
+
+
+class StreamOptions(Struct, frozen=True):
+    include_obfuscation: bool | None = None
+
+
+class ConversationRef(Struct, frozen=True):
+    id: str
+
+
+class PromptRef(Struct, frozen=True):
+    id: str
+    version: str | None = None
+    variables: Json = UNSET
+
+
+class Compact(Struct, frozen=True):
+    type: str
+    compact_threshold: int | None = None
+
+
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+
+
+class Create(Struct, frozen=True, kw_only=True):
+    """A request for one turn."""
+
+    type: str | UnsetType = UNSET
+    model: str | None = None
+    input: str | list[Raw] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationRef | None = None
+    store: bool | None = None
+    generate: bool | None = None
+    # Checked by hand, because a bad one has its own error and must not be echoed.
+    stream_id: Json = UNSET
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    background: bool | None = None
+    tools: Json = UNSET
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceName | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=0)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: list[str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    context_management: list[Compact] | None = None
+    prompt: PromptRef | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
+    user: str | None = None
+    moderation: Json = UNSET
+    idempotency_key: str | None = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model is to speak; a warm-up only prepares (protocol.md 6.7)."""
+        is_prewarm = self.prompt_cache_options is not None and bool(
+            self.prompt_cache_options.prewarm
+        )
+        return self.generate is not False and not is_prewarm

@@ -1,0 +1,85 @@
+"""The response object: every field that the SDKs and Open Responses demand (protocol.md 2.1).
+
+Numbers are never null. What is echoed from the request and can be long (tools, instructions) is held as bytes
+that were encoded once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+ResponseStatus = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
+
+
+class InputDetails(Struct, frozen=True):
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class Usage(Struct, frozen=True):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class Fault(Struct, frozen=True):
+    """Why a response failed."""
+
+    code: str
+    message: str
+    param: str | UnsetType | None = UNSET
+    type: str | UnsetType = UNSET
+
+
+class IncompleteDetails(Struct, frozen=True):
+    reason: Literal["max_output_tokens", "max_messages", "content_filter", "steered"]
+
+
+class ReasoningEcho(Struct, frozen=True):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    """One response as the client sees it; a snapshot, replaced as the turn goes on."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: ResponseStatus
+    background: bool = False
+    error: Fault | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: Raw
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    model: str
+    output: list[Raw] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningEcho
+    safety_identifier: str | None
+    service_tier: str = "default"
+    store: bool
+    temperature: float
+    text: Raw
+    tool_choice: Raw
+    tools: Raw
+    top_logprobs: int
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    truncation: str
+    usage: Usage | None = None
+    user: str | None
+    metadata: dict[str, str]

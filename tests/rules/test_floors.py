@@ -1,0 +1,95 @@
+"""Are the locked versions safe to ship, and are the lock files whole?
+
+A floor is the first release without a known hole in something that we or our tests may install. A
+package that is not locked needs no floor; it stays in the table so that it cannot come back in an
+old version.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
+
+FLOORS = {
+    "aiohttp": "3.13.4",  # unbounded trailers
+    "h11": "0.16",  # request smuggling by chunked encoding
+    "python-multipart": "0.0.31",  # memory exhaustion
+    "starlette": "1.0.1",  # the Host header changed the path that was checked
+}
+
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def pins(lock: str) -> Iterator[tuple[str, str, str]]:
+    """Name, version and the rest (marker, hashes) of each pin."""
+    for name, version, rest in PIN.findall(lock):
+        yield canonicalize_name(name), version, rest
+
+
+def too_old(lock: str) -> list[str]:
+    return [
+        f"{name} {version} is below {FLOORS[name]}"
+        for name, version, _ in pins(lock)
+        if name in FLOORS and Version(version) < Version(FLOORS[name])
+    ]
+
+
+def unhashed(lock: str) -> list[str]:
+    """Requirements that pip could not check: not an exact pin, or a pin without a hash."""
+    loose = [
+        line for line in lock.splitlines() if re.match(r"[^\s#]", line) and not PIN.match(line)
+    ]
+    return loose + [name for name, _, rest in pins(lock) if "--hash=sha256:" not in rest]
+
+
+def locked(name: str) -> set[tuple[str, str]]:
+    lock = ROOT / "requirements" / f"{name}.lock"
+    return {(name, version) for name, version, _ in pins(lock.read_text())}
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_no_lock_file_holds_a_version_with_a_known_hole(lock: Path) -> None:
+    assert too_old(lock.read_text()) == []
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_every_locked_package_has_a_hash_and_no_address(lock: Path) -> None:
+    text = lock.read_text()
+
+    assert list(pins(text))
+    assert unhashed(text) == []
+    assert "://" not in text
+
+
+def test_development_environment_holds_exactly_the_servers_versions() -> None:
+    assert locked("runtime") | locked("build") <= locked("dev")
+
+
+def test_lock_files_satisfy_the_project_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = project["dependency-groups"]
+    wanted = {"runtime": project["project"]["dependencies"], **groups}
+
+    for name, requirements in wanted.items():
+        versions = dict(locked(name))
+        for requirement in [Requirement(text) for text in requirements if isinstance(text, str)]:
+            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)])
+
+
+def test_old_version_is_found() -> None:
+    lock = "H11==0.14.0 ; sys_platform != 'emscripten' \\\n    --hash=sha256:00\nrich==1.0 \\\n    --hash=sha256:00\n"
+
+    assert too_old(lock) == ["h11 0.14.0 is below 0.16"]
+
+
+@pytest.mark.parametrize("lock", ["rich==1.0\n", "rich>=1.0 --hash=sha256:00\n", "-e .\n"])
+def test_requirement_without_pin_or_hash_is_found(lock: str) -> None:
+    assert unhashed(lock)

@@ -1,0 +1,261 @@
+"""Does every module live in its room?
+
+Reads the syntax trees of all modules under src/segue, never runs them, and holds them against the
+tables below: who may know whom, which rooms are pure, what a file may be called, how deep a folder
+may be. A made-up tree shows that each rule can fail.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "segue"
+
+GROUND = {"errors", "ids", "settings"}
+INNER = GROUND | {"wire"}
+ADAPTERS = {"dialects", "engines", "stores", "tools", "guards", "transports"}
+
+# Room -> the other rooms that it may know. Inside a room everyone knows everyone. The package itself (its version) is
+# known to all and knows nobody.
+MAY_IMPORT: dict[str, set[str]] = {
+    # 0: what can fail; how ids look; what the operator asked for
+    "__init__": set(),
+    "errors": set(),
+    "ids": set(),
+    "settings": {"errors"},
+    # 1: what do the bytes mean?
+    "wire": GROUND,
+    # 2: whose turn is it; what happens in one turn? They do not know each other.
+    "session": INNER,
+    "turn": INNER,
+    # 3: adapters. They do not know each other.
+    "dialects": INNER | {"turn"},
+    "engines": INNER | {"turn"},
+    "stores": INNER | {"turn"},
+    "tools": INNER | {"turn"},
+    "guards": INNER | {"turn"},
+    "transports": INNER | {"turn", "session"},
+    # 4: who is wired to whom?
+    "metrics": INNER | {"turn", "session"} | ADAPTERS,
+    "app": INNER | {"turn", "session", "metrics"} | ADAPTERS,
+    # 5: how does a person start it, measure it, look at it?
+    "bench": GROUND | {"app"},
+    "dashboard": GROUND | {"app"},
+    "cli": GROUND | {"app", "bench", "dashboard"},
+    "__main__": {"cli"},
+}
+
+# Values in, values out: a room, or one module of a room.
+PURE = {"wire", "session", "dialects", "turn.resolve", "turn.assemble", "turn.decide"}
+IMPURE_LIBRARIES = {"asyncio", "logging", "random", "secrets", "socket", "time"}
+
+EMPTY_NAMES = {
+    "base",
+    "common",
+    "context",
+    "handler",
+    "helpers",
+    "impl",
+    "manager",
+    "service",
+    "utils",
+}
+
+
+class Module(NamedTuple):
+    """One source file: where it is, and what it says."""
+
+    place: tuple[str, ...]
+    """("turn", "resolve") for turn/resolve.py; ("turn", "__init__") for the room itself."""
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.place)
+
+    @property
+    def room(self) -> str:
+        return self.place[0]
+
+    @property
+    def is_pure(self) -> bool:
+        return self.room in PURE or self.name in PURE
+
+
+def modules(package: Path) -> list[Module]:
+    return [
+        Module(path.relative_to(package).with_suffix("").parts, ast.parse(path.read_bytes()))
+        for path in sorted(package.rglob("*.py"))
+    ]
+
+
+def imported_names(module: Module) -> Iterator[str]:
+    """Absolute dotted names of all that is imported, at the top, inside functions and for types only."""
+    folder = ("segue", *module.place[:-1])
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=source, names=names, level=level):
+                above = folder[: len(folder) - level + 1] if level else ()
+                origin = ".".join((*above, *([source] if source else [])))
+                yield from (f"{origin}.{alias.name}" for alias in names)
+
+
+def room_of(name: str) -> str | None:
+    """The room that a dotted name leads to; None if it is not ours."""
+    top, *rest = name.split(".")
+    if top != "segue":
+        return None
+    # `from segue import __version__` leads to the package itself.
+    return rest[0] if rest and not rest[0].startswith("__version") else "__init__"
+
+
+def upward_imports(module: Module) -> Iterator[str]:
+    known = MAY_IMPORT.get(module.room, set()) | {module.room, "__init__"}
+    for name in imported_names(module):
+        room = room_of(name)
+        if room is not None and room not in known:
+            yield f"{module.name} imports {name}: {module.room} must not know {room}"
+
+
+def unknown_rooms(module: Module) -> Iterator[str]:
+    if module.room not in MAY_IMPORT:
+        yield f"{module.name}: there is no room called {module.room}"
+
+
+def impurities(module: Module) -> Iterator[str]:
+    if not module.is_pure:
+        return
+    for name in imported_names(module):
+        if name.split(".")[0] in IMPURE_LIBRARIES:
+            yield f"{module.name} is pure and imports {name}"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
+            yield f"{module.name} is pure and awaits (line {node.lineno})"
+
+
+def missing_docstrings(module: Module) -> Iterator[str]:
+    if not ast.get_docstring(module.tree):
+        yield f"{module.name} does not say which question it answers"
+
+
+def empty_names(module: Module) -> Iterator[str]:
+    for part in module.place:
+        if part.strip("_") in EMPTY_NAMES:
+            yield f"{module.name}: {part} says nothing"
+
+
+def deep_folders(module: Module) -> Iterator[str]:
+    if len(module.place) > 2:
+        yield f"{module.name} lies deeper than package, room, file"
+
+
+Rule = Callable[[Module], Iterator[str]]
+RULES: list[Rule] = [
+    upward_imports,
+    unknown_rooms,
+    impurities,
+    missing_docstrings,
+    empty_names,
+    deep_folders,
+]
+
+
+def complaints(package: Path, rule: Rule) -> list[str]:
+    return [complaint for module in modules(package) for complaint in rule(module)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_source_tree_keeps_the_rule(rule: Rule) -> None:
+    assert complaints(PACKAGE, rule) == []
+
+
+def test_table_points_down_only() -> None:
+    """No two rooms may know each other, directly or in a circle."""
+
+    def below(room: str) -> set[str]:
+        known = MAY_IMPORT[room]
+        return known.union(*map(below, known))
+
+    assert all(room not in below(room) for room in MAY_IMPORT)
+
+
+FINE = '"""A question."""\n'
+
+# (rule, file, text, does the rule complain?)
+CASES: list[tuple[Rule, str, str, bool]] = [
+    (upward_imports, "wire/codec.py", "from segue import errors", False),
+    (upward_imports, "wire/codec.py", "import segue.wire.items", False),
+    (upward_imports, "wire/codec.py", "from . import items", False),
+    (upward_imports, "wire/codec.py", "from .items import Item", False),
+    (upward_imports, "wire/codec.py", "from .. import errors", False),
+    (upward_imports, "wire/codec.py", "import json", False),
+    (upward_imports, "wire/codec.py", "from segue import __version__", False),
+    (upward_imports, "wire/codec.py", "from segue.turn import run", True),
+    (upward_imports, "wire/codec.py", "from ..turn import run", True),
+    (upward_imports, "wire/codec.py", "from .. import turn", True),
+    (upward_imports, "wire/codec.py", "def late():\n    import segue.app", True),
+    (upward_imports, "wire/__init__.py", "from .codec import decode", False),
+    (upward_imports, "ids.py", "from segue import errors", True),
+    (upward_imports, "ids.py", "from . import errors", True),
+    (upward_imports, "settings.py", "from segue.errors import ApiError", False),
+    (upward_imports, "__init__.py", "from segue.app import create", True),
+    (upward_imports, "session/lanes.py", "from segue.turn.values import Turn", True),
+    (upward_imports, "turn/run.py", "from segue.session.lanes import Lanes", True),
+    (upward_imports, "turn/run.py", "from segue import wire, stores", True),
+    (upward_imports, "stores/sqlite.py", "from segue.turn.seams import Turns", False),
+    (upward_imports, "stores/sqlite.py", "from segue.engines import scripted", True),
+    (upward_imports, "engines/scripted.py", "from segue.dialects import chatml", True),
+    (upward_imports, "dialects/chatml.py", "from segue.session import lanes", True),
+    (upward_imports, "transports/websocket.py", "from segue.session import lanes", False),
+    (upward_imports, "transports/websocket.py", "from segue.stores import memory", True),
+    (upward_imports, "transports/http.py", "from segue.metrics import counters", True),
+    (upward_imports, "metrics.py", "from segue.app import create", True),
+    (upward_imports, "app.py", "from segue.stores.sqlite import SqliteTurns", False),
+    (upward_imports, "app.py", "from segue import cli", True),
+    (upward_imports, "cli.py", "from segue.app import create", False),
+    (upward_imports, "cli.py", "from segue.stores import sqlite", True),
+    (unknown_rooms, "wire/items.py", "", False),
+    (unknown_rooms, "plugins/items.py", "", True),
+    (unknown_rooms, "items.py", "", True),
+    (impurities, "wire/codec.py", "import re", False),
+    (impurities, "wire/codec.py", "import time", True),
+    (impurities, "session/lanes.py", "from asyncio import Queue", True),
+    (impurities, "session/lanes.py", "async def go(): ...", True),
+    (impurities, "dialects/chatml.py", "def f():\n    import logging.config", True),
+    (impurities, "turn/resolve.py", "import secrets", True),
+    (impurities, "turn/run.py", "import asyncio", False),
+    (impurities, "ids.py", "import secrets", False),
+    (missing_docstrings, "wire/items.py", "", True),
+    (missing_docstrings, "wire/items.py", "import re\n'late'", True),
+    (missing_docstrings, "wire/items.py", FINE, False),
+    (empty_names, "wire/utils.py", "", True),
+    (empty_names, "wire/_base.py", "", True),
+    (empty_names, "helpers/items.py", "", True),
+    (empty_names, "wire/items.py", "", False),
+    (deep_folders, "stores/sql/rows.py", "", True),
+    (deep_folders, "stores/sqlite.py", "", False),
+]
+
+
+@pytest.mark.parametrize(
+    "rule, file, text, complains",
+    CASES,
+    ids=[f"{c[0].__name__}-{c[1]}-{n}" for n, c in enumerate(CASES)],
+)
+def test_rule_tells_a_good_tree_from_a_bad_one(
+    tmp_path: Path, rule: Rule, file: str, text: str, complains: bool
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+    assert bool(complaints(tmp_path, rule)) is complains
+
+
+def test_empty_tree_has_no_complaints(tmp_path: Path) -> None:
+    assert [complaints(tmp_path, rule) for rule in RULES] == [[]] * len(RULES)

@@ -1,0 +1,67 @@
+"""A turn becomes bytes and a turn again."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segue.stores.records import PART_BYTES_MIN, entry_of, pack, unpack
+from segue.turn.values import Round, Turn, id_array
+from tests.contracts.turns import OWNER, make_turn, meaning, rich_turn, said
+
+
+def again(turn: Turn) -> Turn:
+    return unpack((turn.owner, turn.id, turn.parent_id, pack(turn)), None, is_whole=True)
+
+
+# Text that JSON can carry: everything but halves of surrogate pairs.
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+ids = st.lists(st.integers(0, 2**32 - 1)).map(id_array)
+
+
+        @settings(deadline=None) @given(st.lists(st.tuples(texts, texts, ids, ids, st.none() |
+        texts, st.booleans()))) def test_any_rounds_survive( parts: list[tuple[str, str, object,
+        object, str | None, bool]], ) -> None: rounds = tuple( Round((said(asked),), (said(answered,
+        "assistant"),), (kept,), tail, fingerprint, sampled)  # type: ignore[arg-type] for asked,
+        answered, kept, tail, fingerprint, sampled in parts ) turn = make_turn("t") turn =
+        Turn(**{**{name: getattr(turn, name) for name in turn.__slots__}, "rounds": rounds}) assert
+        meaning(again(turn)) == meaning(turn)
+
+
+def test_warmth_and_tools_are_not_kept() -> None:
+    turn = again(rich_turn())
+    assert turn.warm is None
+    assert turn.tools is None
+
+
+def test_output_that_was_written_is_kept_once() -> None:
+    text = "once upon a time" * 50
+    record = pack(make_turn("t", wrote=[said(text, "assistant")]))
+    assert (record.history + record.response).count(text.encode()) == 1
+
+
+def test_long_echoes_are_split_off_and_short_ones_are_not() -> None:
+    long = b'"' + b"x" * PART_BYTES_MIN + b'"'
+    record = pack(make_turn("t", tools=b"[]", instructions=long))
+    assert record.tools is None
+    assert record.instructions is not None
+    assert record.instructions.body == long
+    assert long not in record.response
+
+
+def test_equal_echoes_have_one_digest() -> None:
+    one, two = (pack(make_turn(name, tools=b"[" + b" " * 99 + b"]")) for name in "ab")
+    assert one.tools == two.tools
+
+
+def test_reloaded_child_does_not_weigh_what_it_shares_with_its_parent() -> None:
+    tools = b"[" + b" " * 19_000 + b"]"
+    root = again(make_turn("a", tools=tools))
+    child = make_turn("b", root, tools=tools)
+    reloaded = unpack((OWNER, "b", "a", pack(child)), root, is_whole=True)
+    assert root.bytes > 19_000 > reloaded.bytes > len(child.given[0].raw)
+
+
+def test_usage_of_a_failed_turn_is_recorded_and_of_a_running_one_is_not() -> None:
+    failed = entry_of(make_turn("t", status="failed"))
+    assert failed is not None
+    assert (failed.status, failed.input_tokens, failed.cached_tokens) == ("failed", 7, 3)
+    assert entry_of(make_turn("t", status="in_progress")) is None
