@@ -28,7 +28,7 @@ class Metrics:
 
     def __init__(self) -> None:
         # When a counter was born is nobody's question, and doubles the page.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
         self.registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:

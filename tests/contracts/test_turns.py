@@ -166,11 +166,17 @@ async def test_deleted_turn_is_gone_and_its_descendants_are_not_whole(turns: Tur
     assert root.is_whole
 
 
-    async def test_second_save_replaces_the_first(turns: Turns) -> None: root = make_turn("root")
-    await turns.save(root) await turns.save(make_turn("t", root, wrote=[], status="in_progress",
-    tools=b"[" + b" " * 98 + b"]")) done = make_turn("t", root, tools=b"[" + b" " * 99 + b"]") await
-    turns.save(done) found = await turns.find(OWNER, "t") assert meaning(found) == meaning(done)
-    assert found is not None assert meaning(found.parent) == meaning(root)
+async def test_second_save_replaces_the_first(turns: Turns) -> None:
+    root = make_turn("root")
+    await turns.save(root)
+    long = b"[" + b" " * 99 + b"]"
+    await turns.save(make_turn("t", root, wrote=[], status="in_progress", tools=long))
+    done = make_turn("t", root, instructions=long)
+    await turns.save(done)
+    found = await turns.find(OWNER, "t")
+    assert meaning(found) == meaning(done)
+    assert found is not None
+    assert meaning(found.parent) == meaning(root)
 
 
 async def test_stored_child_of_unstored_parent_is_kept_alone(turns: Turns) -> None:

@@ -23,46 +23,50 @@ from segue.wire.response import (
 
 OWNER = "ada"
 
-    # One of every type, with a field that nobody knows and spacing that no encoder would choose.
-    SAMPLES: dict[str, str] = { "message": '{
-    "type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]}', "function_call":
-    '{"type":"function_call","call_id":"c","name":"f","arguments":"{}", "x":1}',
+# One of every type, with a field that nobody knows and spacing that no encoder would choose.
+SAMPLES: dict[str, str] = {
+    "message": '{ "type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]}',
+    "function_call": '{"type":"function_call","call_id":"c","name":"f","arguments":"{}", "x":1}',
     "function_call_output": '{"type":"function_call_output","call_id":"c","output":"42"}',
     "custom_tool_call": '{"type":"custom_tool_call","call_id":"c","name":"f","input":"a\\nb"}',
     "custom_tool_call_output": '{"type":"custom_tool_call_output","call_id":"c","output":[]}',
-    "reasoning":
-    '{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"t"}]}',
+    "reasoning": '{"type":"reasoning","content":[{"type":"reasoning_text","text":"t"}]}',
     "web_search_call": '{"type":"web_search_call","action":{"type":"search","query":"q"}}',
     "file_search_call": '{"type":"file_search_call","queries":["q"],"results":null}',
     "code_interpreter_call": '{"type":"code_interpreter_call","code":"1+1","outputs":[{ }]}',
-    "image_generation_call": '{"type":"image_generation_call","result":"aGk="}', "computer_call":
-    '{"type":"computer_call","call_id":"c","action":{"type":"click"}}', "computer_call_output":
-    '{"type":"computer_call_output","call_id":"c","output":{"a": 1.0}}', "mcp_list_tools":
-    '{"type":"mcp_list_tools","server_label":"s","tools":[{"name":"n"}]}', "mcp_call":
-    '{"type":"mcp_call","server_label":"s","name":"n","arguments":"{}","output":null}',
+    "image_generation_call": '{"type":"image_generation_call","result":"aGk="}',
+    "computer_call": '{"type":"computer_call","call_id":"c","action":{"type":"click"}}',
+    "computer_call_output": '{"type":"computer_call_output","call_id":"c","output":{"a": 1.0}}',
+    "mcp_list_tools": '{"type":"mcp_list_tools","server_label":"s","tools":[{"name":"n"}]}',
+    "mcp_call": '{"type":"mcp_call","server_label":"s","name":"n","arguments":"{}","output":null}',
     "mcp_approval_request": (
-    '{"type":"mcp_approval_request","id":"a","server_label":"s","name":"n","arguments":"{}"}' ),
+        '{"type":"mcp_approval_request","id":"a","server_label":"s","name":"n","arguments":"{}"}'
+    ),
     "mcp_approval_response": (
-    '{"type":"mcp_approval_response","approval_request_id":"a","approve":true}' ), "shell_call":
-    '{"type":"shell_call","call_id":"c","action":{"commands":["ls"]}}', "shell_call_output":
-    '{"type":"shell_call_output","call_id":"c","output":[{"stdout":"x"}]}', "local_shell_call":
-    '{"type":"local_shell_call","call_id":"c","action":{"type":"exec"}}', "local_shell_call_output":
-    '{"type":"local_shell_call_output","id":"c","output":"x"}', "apply_patch_call":
-    '{"type":"apply_patch_call","call_id":"c","operation":{"type":"delete"}}',
+        '{"type":"mcp_approval_response","approval_request_id":"a","approve":true}'
+    ),
+    "shell_call": '{"type":"shell_call","call_id":"c","action":{"commands":["ls"]}}',
+    "shell_call_output": '{"type":"shell_call_output","call_id":"c","output":[{"stdout":"x"}]}',
+    "local_shell_call": '{"type":"local_shell_call","call_id":"c","action":{"type":"exec"}}',
+    "local_shell_call_output": '{"type":"local_shell_call_output","id":"c","output":"x"}',
+    "apply_patch_call": '{"type":"apply_patch_call","call_id":"c","operation":{"type":"delete"}}',
     "apply_patch_call_output": '{"type":"apply_patch_call_output","call_id":"c","status":"ok"}',
     "tool_search_call": '{"type":"tool_search_call","call_id":"c","execution":"client"}',
     "tool_search_output": '{"type":"tool_search_output","call_id":"c","tools":[]}',
     "additional_tools": '{"type":"additional_tools","tools":[{"type":"function","name":"f"}]}',
     "configuration_update": '{"type":"configuration_update","reasoning":{"effort":"low"}}',
-    "program": '{"type":"program","code":"f()"}', "program_output":
-    '{"type":"program_output","result":[1,2]}', "compaction":
-    '{"type":"compaction","encrypted_content":"e"}', "compaction_summary":
-    '{"type":"compaction_summary","encrypted_content":"e"}', "compaction_trigger":
-    '{"type":"compaction_trigger"}', "item_reference": '{"type":"item_reference","id":"msg_1"}', #
-    Clients leave the type out, or send null for it. "message without type":
-    '{"role":"user","content":"hi"}', "message of type null":
-    '{"type":null,"role":"user","content":"hi"}', "reference without type": '{"id":"msg_1"}',
-    "reference of type null": '{"id":"msg_1","type":null}', }
+    "program": '{"type":"program","code":"f()"}',
+    "program_output": '{"type":"program_output","result":[1,2]}',
+    "compaction": '{"type":"compaction","encrypted_content":"e"}',
+    "compaction_summary": '{"type":"compaction_summary","encrypted_content":"e"}',
+    "compaction_trigger": '{"type":"compaction_trigger"}',
+    "item_reference": '{"type":"item_reference","id":"msg_1"}',
+    # Clients leave the type out, or send null for it.
+    "message without type": '{"role":"user","content":"hi"}',
+    "message of type null": '{"type":null,"role":"user","content":"hi"}',
+    "reference without type": '{"id":"msg_1"}',
+    "reference of type null": '{"id":"msg_1","type":null}',
+}
 
 NASTY = {
     "nul": "a\0b\0",

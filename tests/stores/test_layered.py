@@ -24,6 +24,7 @@ class FarTurns:
         self.is_down = False
         self.gate = asyncio.Event()
         self.gate.set()
+        self.is_asked = asyncio.Event()
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
         await self._ask("find")
@@ -44,6 +45,7 @@ class FarTurns:
 
     async def _ask(self, verb: str) -> None:
         self.asked.append(verb)
+        self.is_asked.set()
         if self.is_down:
             raise Unavailable("down")
         await self.gate.wait()
@@ -152,9 +154,9 @@ async def test_turn_deleted_while_it_is_being_read_is_not_kept_near(
 ) -> None:
     await far.save(make_turn("t"))
     far.gate.clear()
+    far.is_asked.clear()
     look = asyncio.create_task(turns.find(OWNER, "t"))
-    while far.asked[-1] != "read":
-        await asyncio.sleep(0)
+    await far.is_asked.wait()
     await turns.delete(OWNER, "t")
     far.gate.set()
     await look

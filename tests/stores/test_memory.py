@@ -73,10 +73,17 @@ async def test_turn_larger_than_the_budget_is_not_held() -> None:
     assert turns.bytes <= NODE
 
 
-    async def test_evicted_turns_are_freed() -> None: turns = MemoryTurns(2 * NODE) await
-    turns.save(make_turn("old")) tokens = weakref.ref((await turns.find(OWNER,
-    "old")).rounds[0].ids[0])  # type: ignore[union-attr] await turns.save(make_turn("a")) await
-    turns.save(make_turn("b")) gc.collect() assert tokens() is None
+async def test_evicted_turns_are_freed() -> None:
+    turns = MemoryTurns(2 * NODE)
+    await turns.save(make_turn("old"))
+    found = await turns.find(OWNER, "old")
+    assert found is not None
+    ids = weakref.ref(found.rounds[0].ids[0])
+    del found
+    await turns.save(make_turn("a"))
+    await turns.save(make_turn("b"))
+    gc.collect()
+    assert ids() is None
 
 
 async def test_forgotten_turn_is_not_found_and_its_child_goes_on() -> None:
@@ -106,8 +113,7 @@ async def test_forgetting_touches_one_owner_only() -> None:
 async def test_deletion_takes_the_warmth_of_descendants() -> None:
     """A warm prompt contains the tokens of all that came before it."""
     turns = MemoryTurns(PLENTY)
-    root, child, grandchild = make_chain(3)
-    await turns.save(replace(grandchild, warm=WARM))
+    await turns.save(replace(make_chain(3)[-1], warm=WARM))
     assert await turns.delete(OWNER, "t0")
     found = await turns.find(OWNER, "t2")
     assert found is not None

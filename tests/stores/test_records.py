@@ -1,5 +1,7 @@
 """A turn becomes bytes and a turn again."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,13 +19,22 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 ids = st.lists(st.integers(0, 2**32 - 1)).map(id_array)
 
 
-        @settings(deadline=None) @given(st.lists(st.tuples(texts, texts, ids, ids, st.none() |
-        texts, st.booleans()))) def test_any_rounds_survive( parts: list[tuple[str, str, object,
-        object, str | None, bool]], ) -> None: rounds = tuple( Round((said(asked),), (said(answered,
-        "assistant"),), (kept,), tail, fingerprint, sampled)  # type: ignore[arg-type] for asked,
-        answered, kept, tail, fingerprint, sampled in parts ) turn = make_turn("t") turn =
-        Turn(**{**{name: getattr(turn, name) for name in turn.__slots__}, "rounds": rounds}) assert
-        meaning(again(turn)) == meaning(turn)
+rounds = st.builds(
+    Round,
+    st.tuples(texts.map(said)),
+    st.tuples(texts.map(lambda text: said(text, "assistant"))),
+    st.tuples(ids),
+    ids,
+    st.none() | texts,
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(rounds))
+def test_any_rounds_survive(some: list[Round]) -> None:
+    turn = replace(make_turn("t"), rounds=tuple(some))
+    assert meaning(again(turn)) == meaning(turn)
 
 
 def test_warmth_and_tools_are_not_kept() -> None:

@@ -692,8 +692,13 @@ async def test_peer_that_never_reads_is_cut_and_logged() -> None:
     with lines.kept():
         async with serving(**small) as running, running.peer(receive_bytes=16384):
             await stuff(running.heard)
+            socket = running.heard.socket
             how = await running.heard.end()
             assert how == Closed(None, True, "the peer has not read for 0.1 s")
+            assert not socket.is_full
+            socket.send([b"into the void"])
+            socket.close(1000)
+            del socket
     assert lines.messages == ["socket cut: the peer has not read for 0.1 s"]
 
 

@@ -1,7 +1,8 @@
 """An engine that plays a script: real token ids, at a given speed, with no model behind them.
 
 It ships, and says what it is. Tests and benchmarks use it, because everything around an engine (rendering, tokenizing,
-reading, streaming, saving) is then as real as with a model. It never stands in for a claim about a model (product.md 5).
+reading, streaming, saving) is then as real as with a model. It never stands in for
+a claim about a model (product.md 5).
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
-from operator import itemgetter
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -44,6 +43,8 @@ from segue.turn.values import Entry, Owner, Turn
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
+# A turn's id, its parent's id, history, response, and the numbers of its instructions and tools.
+Row = tuple[str, str | None, bytes, bytes, int | None, int | None]
 
 # More would only wait on one another for the interpreter's lock.
 READERS = 2
@@ -56,9 +57,6 @@ GROUP_MAX = 512
 SCRUB_AGAIN_S = 1.0
 # Longer than a commit takes, shorter than a prober waits.
 READY_S = 1.0
-# A guard against a circle in a damaged file, not a limit on agents.
-CHAIN_TURNS_MAX = 100_000
-
 # The world's doing, and likely to pass; all other failures are for us to look at.
 PASSING = {
     sqlite3.SQLITE_BUSY,
@@ -481,14 +479,18 @@ def write_usage(writer: sqlite3.Connection, rows: list[dict[str, object]]) -> No
 
 def load_chain(reader: sqlite3.Connection, query: str, owner: Owner, turn_id: str) -> Turn | None:
     """The turns that the query finds, linked from the oldest on."""
-    key = {"owner": owner, "id": turn_id, "depth_max": CHAIN_TURNS_MAX}
-    rows = sorted(reader.execute(query, key), key=itemgetter(0), reverse=True)
+    found = reader.execute(query, {"owner": owner, "id": turn_id})
+    rows: dict[str | None, Row] = {row[0]: row for row in found}
+    chain: list[Row] = []
+    above: str | None = turn_id
+    while (row := rows.pop(above, None)) is not None:
+        chain.append(row)
+        above = row[1]
     part = cache(partial(load_part, reader, owner))
-    is_whole = bool(rows) and rows[0][2] is None
     turn: Turn | None = None
-    for _, found_id, parent_id, history, response, instructions, tools in rows:
+    for found_id, parent_id, history, response, instructions, tools in reversed(chain):
         record = Record(history, response, part(instructions), part(tools))
-        turn = unpack((owner, found_id, parent_id, record), turn, is_whole=is_whole)
+        turn = unpack((owner, found_id, parent_id, record), turn, is_whole=above is None)
     return turn
 
 

@@ -13,9 +13,9 @@ The parser, the handshake and the answers to control frames are those of websock
     CLOSING   `close`                only a close frame counts     close frame, loss, close_s_max
     ENDED     `Listener.closed`      dropped unread                the transport's end
 
-ENDED is what the listener knows. The transport may outlive it by close_s_max, so that a peer that
-is still sending can read why it was closed: closing on unread bytes would reset the connection
-and take our last event with it.
+ENDED is what the listener knows. The transport may outlive it by a few seconds, so that a peer
+that is still sending can read why it was closed: to close on unread bytes would reset the
+connection and take our last event with it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ _LONG_HEADER = struct.Struct("!BBQ")
 _REASON_BYTES_MAX = 123
 # What the transport may hold before the rest waits here, where a pong can still overtake it.
 _TRANSPORT_BYTES_MAX = 64 * 1024
+# A refused upload that pauses for longer than this has most likely been given up.
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +207,7 @@ class Socket(asyncio.Protocol):
         self._state = _State.CLOSING
         self._partial = self._decoder = None
         self._parser.send_close(code, _short_reason(reason))
-        frames = self._parser.data_to_send()
-        self._queue += frames
-        self._queued_bytes += sum(map(len, frames))
+        self._queue += self._parser.data_to_send()
         self._flush_soon()
         self._set_timer(self._limits.close_s_max, self._close_is_late)
 
@@ -228,9 +228,9 @@ class Socket(asyncio.Protocol):
                 connection.setsockopt(net.IPPROTO_TCP, net.TCP_USER_TIMEOUT, timeout_ms)
 
     def data_received(self, data: bytes) -> None:
+        self._silent_s = 0.0
         if self._state is _State.ENDED:
             return
-        self._silent_s = 0.0
         parser = self._parser
         parser.receive_data(data)
         if self._state is _State.NEW:
@@ -246,7 +246,6 @@ class Socket(asyncio.Protocol):
             self._lose("the peer ended the stream without a close frame")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_paused = False
         self._end(Closed(None, True, f"connection lost: {exc or 'end of stream'}"))
         self._set_timer(None)
         self._set_write_timer(None)
@@ -264,8 +263,6 @@ class Socket(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Called by uvicorn when the server stops."""
-        if self._state is _State.NEW:
-            self._transport.close()
         self.close(CloseCode.SERVICE_RESTART, "the server is restarting")
 
     # The upgrade.
@@ -349,13 +346,13 @@ class Socket(asyncio.Protocol):
             return
         if parser.close_rcvd is not None:
             self._part(parser.close_rcvd.reason)
-            self._transport.close()
+            self._hang_up()
         elif isinstance(exc, PayloadTooBig) and self._state is _State.OPEN:
             size = (exc.size or 0) + (exc.current_size or 0)
             self._refuse("too_big", size, CloseCode.MESSAGE_TOO_BIG, str(exc))
         elif exc is not None:
             self._turn_away(str(exc))
-        elif replies := parser.data_to_send():
+        elif (replies := parser.data_to_send()) and self._state is _State.OPEN:
             self._answer(replies)
 
     def _refuse(
@@ -426,7 +423,7 @@ class Socket(asyncio.Protocol):
         self._set_timer(wait_s, self._beat)
 
     def _write_is_late(self) -> None:
-        """Cut a peer that does not read; one that reads slowly has until it stops."""
+        """Cut a peer that does not read; a slow one that takes 64 KiB each time may go on."""
         left_bytes = self._transport.get_write_buffer_size()
         if self._paused_bytes - left_bytes < _TRANSPORT_BYTES_MAX:
             self._cut(f"the peer has not read for {self._limits.write_s_max:g} s")
@@ -457,19 +454,30 @@ class Socket(asyncio.Protocol):
     # The end.
 
     def _turn_away(self, reason: str) -> None:
-        """End a connection that broke the rules, and let the peer read why.
-
-        Our half of the stream ends; what the peer is still sending is read and dropped.
-        """
+        """End a connection that broke the rules, once the peer has had time to read why."""
         self._part(reason)
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        self._linger(self._limits.close_s_max)
+
+    def _linger(self, left_s: float) -> None:
+        """Drop what the peer is still sending; close when it pauses.
+
+        To end our half of the stream earlier would be legal, but asyncio's own client transport
+        fails on an end of stream that arrives while it has bytes to send.
+        """
+        if self._silent_s > 0 or left_s <= 0:
+            self._hang_up()
+            return
+        self._silent_s = _PAUSE_S
+        self._set_timer(_PAUSE_S, lambda: self._linger(left_s - _PAUSE_S))
+
+    def _hang_up(self) -> None:
+        self._transport.close()
+        self._set_timer(self._limits.close_s_max, self._transport.abort)
 
     def _part(self, reason: str) -> None:
-        """Send the last frames and tell the listener; the transport has close_s_max to follow."""
+        """Send the last frames and tell the listener."""
         self._queue += self._last_replies()
         self._write_all()
-        self._set_timer(self._limits.close_s_max, self._transport.abort)
         close = self._parser.close_rcvd
         self._end(Closed(close.code, False, close.reason) if close else Closed(None, True, reason))
 
@@ -495,6 +503,7 @@ class Socket(asyncio.Protocol):
         state, self._state = self._state, _State.ENDED
         self._queue, self._queued_bytes, self._pong = [], 0, None
         self._partial = self._decoder = None
+        self._is_paused = False  # uvloop forbids questions to a transport that has ended
         if state in (_State.OPEN, _State.CLOSING):
             self._listener.closed(how)
 

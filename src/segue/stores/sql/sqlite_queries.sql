@@ -1,20 +1,19 @@
 -- Every statement that the SQLite store runs, by name. All lookups are by owner and id together.
 
 -- name: find
--- The turn and its ancestors of the same owner, with their distance from it. The order is left to
--- the caller: sorting here would carry all the bytes along.
-WITH RECURSIVE chain (depth, seq, parent_id) AS (
-    SELECT 0, seq, parent_id FROM turns WHERE owner = :owner AND id = :id
-    UNION ALL
-    SELECT chain.depth + 1, turns.seq, turns.parent_id
+-- The turn and its ancestors of the same owner, in any order. UNION rather than UNION ALL, so that a
+-- circle in a damaged file ends.
+WITH RECURSIVE chain (seq, parent_id) AS (
+    SELECT seq, parent_id FROM turns WHERE owner = :owner AND id = :id
+    UNION
+    SELECT turns.seq, turns.parent_id
     FROM chain CROSS JOIN turns ON turns.owner = :owner AND turns.id = chain.parent_id
-    WHERE chain.depth < :depth_max
 )
-SELECT chain.depth, turns.id, turns.parent_id, history, response, instructions, tools
+SELECT turns.id, turns.parent_id, history, response, instructions, tools
 FROM chain CROSS JOIN turns ON turns.seq = chain.seq;
 
 -- name: read
-SELECT 0, id, parent_id, history, response, instructions, tools
+SELECT id, parent_id, history, response, instructions, tools
 FROM turns WHERE owner = :owner AND id = :id;
 
 -- name: part

@@ -1,0 +1,148 @@
+"""What do grouped commits buy? Stored turns per second, grouped against one by one.
+
+    python -m bench.commits                64 writers, delays of 0, 1 and 3 ms, then this disk
+    python -m bench.commits --writers 16
+
+Each writer saves turns of an agent loop (2 KB of tool output, 19 KB of tools) one after another, as a
+lane does: the next save begins when the last one is durable. The same store does both; "single" is the
+store with groups of one. The time of an fsync is simulated: `durability = "relaxed"`, which does not
+wait for the disk, and a sleep of the given length in the writing thread just before each commit. The
+row "disk" has no sleep and `synchronous = FULL` on the folder for temporary files. Rounds alternate
+between the two so that a noisy machine is noisy for both; the figure is the median round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec import Raw
+
+from segue.ids import new_id
+from segue.stores.sqlite import GROUP_MAX, SqliteDatabase, SqliteTurns
+from segue.turn.values import Round, Turn, id_array
+from segue.wire.items import Item, Value
+from segue.wire.response import InputDetails, OutputDetails, ReasoningEcho, Response, Usage
+
+TOOLS = Raw(json.dumps([{"type": "function", "name": "f", "description": "x" * 19_000}]).encode())
+DELAYS_S = (0.0, 0.001, 0.003)
+
+
+def item(body: dict[str, object]) -> Item:
+    raw = json.dumps(body).encode()
+    return Item(raw, msgspec.json.decode(raw, type=Value))
+
+
+GIVEN = item({"type": "function_call_output", "call_id": "c", "output": "x" * 2_000})
+WROTE = item({"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"path":"a"}'})
+
+
+def next_turn(parent: Turn | None) -> Turn:
+    """One turn of an agent loop after this one."""
+    turn_id = new_id("resp")
+    parent_id = parent.id if parent else None
+    response = Response(
+        id=turn_id,
+        created_at=0,
+        completed_at=1,
+        status="completed",
+        instructions=Raw(b"null"),
+        max_output_tokens=None,
+        max_tool_calls=None,
+        model="bench",
+        output=[Raw(WROTE.raw)],
+        parallel_tool_calls=True,
+        previous_response_id=parent_id,
+        prompt_cache_key=None,
+        reasoning=ReasoningEcho(),
+        safety_identifier=None,
+        store=True,
+        temperature=1.0,
+        text=Raw(b"{}"),
+        tool_choice=Raw(b'"auto"'),
+        tools=TOOLS,
+        top_logprobs=0,
+        top_p=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        truncation="disabled",
+        usage=Usage(1, InputDetails(), 1, OutputDetails(), 2),
+        user=None,
+        metadata={},
+    )
+    rounds = (Round((GIVEN,), (WROTE,), (id_array(range(100)),), did_sample=True),)
+    return Turn(turn_id, "bench", parent_id, parent, rounds, response, True, {}, 1)
+
+
+async def saves_per_s(
+    path: Path, on_commit: Callable[[int], None] | None, group_max: int, writers: int, span_s: float
+) -> float:
+    """Stored turns per second while this many writers save for this long."""
+    durability = "full" if on_commit is None else "relaxed"
+    database = await SqliteDatabase.open(
+        path,
+        durability=durability,  # type: ignore[arg-type]  # one of the two literals
+        on_commit=on_commit,
+        group_max=group_max,
+    )
+    turns = SqliteTurns(database)
+    start = time.perf_counter()
+
+    async def write() -> int:
+        saved, turn = 0, None
+        while time.perf_counter() - start < span_s:
+            turn = next_turn(turn)
+            await turns.save(turn)
+            saved += 1
+        return saved
+
+    saved = sum(await asyncio.gather(*[write() for _ in range(writers)]))
+    took_s = time.perf_counter() - start
+    await database.close()
+    return saved / took_s
+
+
+def wait(delay_s: float, _: int) -> None:
+    """An fsync that takes this long."""
+    if delay_s:
+        time.sleep(delay_s)
+
+
+def measure(delay_s: float | None, writers: int, rounds: int, span_s: float) -> tuple[float, float]:
+    """Medians of stored turns per second: single, grouped."""
+    on_commit = None if delay_s is None else partial(wait, delay_s)
+    found: dict[int, list[float]] = {1: [], GROUP_MAX: []}
+    for _ in range(rounds):
+        for group_max, figures in found.items():
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "bench.sqlite"
+                run = saves_per_s(path, on_commit, group_max, writers, span_s)
+                figures.append(asyncio.run(run))
+    return statistics.median(found[1]), statistics.median(found[GROUP_MAX])
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.commits", description=__doc__)
+    parser.add_argument("--writers", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--span-s", type=float, default=2.0)
+    given = parser.parse_args()
+    print(f"stored turns/s, {given.writers} writers, median of {given.rounds} x {given.span_s:g} s")
+    print(f"{'fsync':>8} {'single':>9} {'grouped':>9} {'ratio':>7}")
+    for delay_s in (*DELAYS_S, None):
+        single, grouped = measure(delay_s, given.writers, given.rounds, given.span_s)
+        name = "disk" if delay_s is None else f"{delay_s * 1000:g} ms"
+        print(f"{name:>8} {single:9.0f} {grouped:9.0f} {grouped / single:6.1f}x", flush=True)
+
+
+if __name__ == "__main__":
+    main()

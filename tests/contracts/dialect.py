@@ -1,0 +1,400 @@
+"""What every `Dialect` must do: builders, strategies, and one function for each promise.
+
+A `Family` is a dialect with what its tests have to know about it. The promises are checked on nasty texts:
+spaces and newlines at the edges, nothing at all, letters of several tokens, and marks typed by a user.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+import msgspec
+from hypothesis import strategies as st
+
+from segue.dialects.vocabulary import Vocabulary
+from segue.dialects.warm import kept_ids, warm_after
+from segue.turn.seams import Dialect
+from segue.turn.values import (
+    Closed,
+    Head,
+    IdArray,
+    Ids,
+    Opened,
+    Round,
+    Said,
+    Scene,
+    Sealed,
+    Turn,
+    Wrote,
+    id_array,
+)
+from segue.wire.items import Item, Value
+from segue.wire.response import Response
+from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
+
+
+@dataclass(frozen=True)
+class Family:
+    """A dialect under test, and its vocabulary."""
+
+    dialect: Dialect
+    vocabulary: Vocabulary
+    marks: tuple[str, ...]
+
+
+class Heard(NamedTuple):
+    """An item as the reader gave it."""
+
+    kind: str
+    text: str
+    name: str = ""
+    namespace: str | None = None
+    is_async: bool = False
+    is_cut: bool = False
+
+
+# --- items and scenes -----------------------------------------------------------------------------
+
+
+def item(type: str, **fields: object) -> Item:
+    raw = msgspec.json.encode({"type": type, **fields})
+    return Item(raw, msgspec.json.decode(raw, type=Value))
+
+
+def message(role: str, text: str) -> Item:
+    return item("message", role=role, content=text)
+
+
+def reasoning(text: str) -> Item:
+    return item("reasoning", summary=[], content=[{"type": "reasoning_text", "text": text}])
+
+
+def call(name: str, arguments: str, namespace: str | None = None) -> Item:
+    return item(
+        "function_call", call_id="c", name=name, arguments=arguments, namespace=namespace
+    )
+
+
+def custom_call(name: str, text: str) -> Item:
+    return item("custom_tool_call", call_id="c", name=name, input=text)
+
+
+def output(text: str) -> Item:
+    return item("function_call_output", call_id="c", output=text)
+
+
+def tools_of(*definitions: FunctionTool | CustomTool | NamespaceTool) -> Tools:
+    raw = msgspec.json.encode(definitions)
+    return Tools(raw, definitions, raw, offers_of(definitions))
+
+
+TOOLS = tools_of(
+    FunctionTool(
+        name="look",
+        description="Looks things up.",
+        parameters=msgspec.Raw(b'{"type":"object","properties":{"q":{"type":"string"}}}'),
+    ),
+    CustomTool(name="patch", description="Applies a patch."),
+    NamespaceTool(name="fs", tools=[FunctionTool(name="read", is_async=True)]),
+)
+BARE = Scene(Head(), None, ())
+OFFERING = Scene(Head(tools=TOOLS), None, ())
+
+
+# --- strategies -----------------------------------------------------------------------------------
+
+# Letters that every vocabulary here can spell: no controls but tab and newline, no planes without letters.
+letters = st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], max_codepoint=0x3FFFF)
+FRAGMENTS = [
+    " ", "  ", "\n", "\n\n", " \n", "\t", "a", "Hello", " world", ".", "漢字", "かな", "😀", "👩‍👩‍👧",
+    "é", "123", "<", "</", "<<", "{", "}", '"', "\\", '{"a": "<"}', "|>", "assistant", "\u00a0",
+]  # fmt: skip
+
+
+def texts(*more: str) -> st.SearchStrategy[str]:
+    parts = st.one_of(st.sampled_from([*FRAGMENTS, *more]), st.text(letters, max_size=6))
+    return st.lists(parts, max_size=8).map("".join)
+
+
+def objects() -> st.SearchStrategy[str]:
+    """The JSON of an object, spaced or not."""
+    leaves = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), texts("</tool_call>"))
+    values = st.recursive(leaves, lambda v: st.lists(v, max_size=2) | st.dictionaries(texts(), v))
+    return st.builds(
+        lambda value, spaces, is_ascii: json.dumps(value, indent=spaces, ensure_ascii=is_ascii),
+        st.dictionaries(texts(), values, max_size=3),
+        st.sampled_from([None, 1]),
+        st.booleans(),
+    )
+
+
+def given_items(family: Family) -> st.SearchStrategy[list[Item]]:
+    """What a client may send, marks included."""
+    nasty = texts(*family.marks)
+    return st.lists(
+        st.one_of(
+            st.builds(message, st.sampled_from(["user", "system", "developer", "assistant"]), nasty),
+            st.builds(output, nasty),
+            st.builds(reasoning, nasty),
+            st.builds(call, st.sampled_from(["look", "unknown"]), objects() | nasty),
+            st.builds(custom_call, st.just("patch"), nasty),
+        ),
+        max_size=4,
+    )
+
+
+def sampled_ids(family: Family) -> st.SearchStrategy[list[int]]:
+    """Anything that an engine may emit: what a model would write, odd pieces of it, any tokens at all."""
+    encode = family.vocabulary.encode
+    pieces = st.one_of(
+        st.integers(0, family.vocabulary.size - 1).map(lambda id: [id]),
+        texts(*family.marks).map(lambda text: encode(text).tolist()),
+        objects().map(lambda text: encode(text).tolist()),
+        st.sampled_from(family.marks).map(lambda text: encode(text).tolist()),
+        spoken().map(lambda items: family.dialect.write(items).tolist()[:-1]),
+    )
+    joined = st.lists(pieces, max_size=5).map(lambda lists: [id for ids in lists for id in ids])
+    return joined.map(lambda ids: [id for id in ids if id not in family.dialect.stops])
+
+
+def spoken() -> st.SearchStrategy[list[Item]]:
+    """Items of one model turn that its marks can hold: see `says_itself` for those that cannot be."""
+    calls = st.one_of(
+        st.builds(call, st.sampled_from(["look", "read_file", "a.b"]), objects()),
+        st.builds(call, st.just("read"), objects(), st.just("fs")),
+        st.builds(call, st.just("look"), texts().filter(lambda text: not text.lstrip()[:1] == "{")),
+        st.builds(custom_call, st.just("patch"), texts("</tool_call>")),
+    )
+    return st.builds(
+        lambda thought, said, called: [*thought, *said, *called],
+        st.lists(st.builds(reasoning, texts("<tool_call>")), max_size=1),
+        st.lists(st.builds(message, st.just("assistant"), texts("<|im_end|>", "</think>")), max_size=1),
+        st.lists(calls, max_size=3),
+    )
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read(
+    dialect: Dialect, scene: Scene, pieces: Sequence[Sequence[int]], *, is_cut: bool = False
+) -> list[Said]:
+    reader = dialect.reader(scene)
+    said = [value for piece in pieces for value in reader.feed(Ids(piece))]
+    return said + reader.close(is_cut=is_cut)
+
+
+def heard(said: Sequence[Said]) -> list[Heard]:
+    """The items, from what was said in a legal order."""
+    items: list[Heard] = []
+    opened: Opened | None = None
+    text = ""
+    for value in said[:-1]:
+        match value:
+            case Opened():
+                assert opened is None
+                opened, text = value, ""
+            case Wrote():
+                assert opened is not None
+                assert value.text
+                text += value.text
+            case Closed():
+                assert opened is not None
+                items.append(
+                    Heard(
+                        opened.kind,
+                        text,
+                        opened.name,
+                        opened.namespace,
+                        opened.is_async,
+                        value.is_cut,
+                    )
+                )
+                opened = None
+            case Sealed():
+                raise AssertionError("sealed before the end")
+    assert opened is None
+    assert isinstance(said[-1], Sealed)
+    return items
+
+
+def all_ids(said: Sequence[Said]) -> list[int]:
+    return [id for value in said if isinstance(value, Closed | Sealed) for id in value.ids]
+
+
+# --- chains ---------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One turn of a made-up chain; `sampled` None is a warm-up."""
+
+    given: tuple[Item, ...]
+    sampled: tuple[int, ...] | None
+    head: Head = Head()
+
+
+def steps(family: Family, *heads: Head) -> st.SearchStrategy[list[Step]]:
+    return st.lists(
+        st.builds(
+            Step,
+            given_items(family).map(tuple),
+            st.none() | sampled_ids(family).map(tuple),
+            st.sampled_from(heads or (Head(),)),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+
+
+def round_of(dialect: Dialect, scene: Scene, sampled: Sequence[int] | None) -> Round:
+    """The round that this scene leads to. Its items are what was read, as a turn would keep them."""
+    if sampled is None:
+        return Round(scene.given)
+    said = read(dialect, scene, [sampled])
+    closed = [value for value in said if isinstance(value, Closed)]
+    tail = said[-1]
+    assert isinstance(tail, Sealed)
+    return Round(
+        scene.given,
+        tuple(_item_of(item) for item in heard(said)),
+        tuple(value.ids for value in closed),
+        tail.ids,
+        dialect.fingerprint,
+        did_sample=True,
+    )
+
+
+def _item_of(value: Heard) -> Item:
+    match value.kind:
+        case "message":
+            return message("assistant", value.text)
+        case "reasoning":
+            return reasoning(value.text)
+        case "custom":
+            return custom_call(value.name, value.text)
+        case _:
+            return call(value.name, value.text, value.namespace)
+
+
+def turn_after(dialect: Dialect, scene: Scene, sampled: Sequence[int] | None) -> Turn:
+    rounds = (*scene.rounds, round_of(dialect, scene, sampled))
+    return Turn(
+        id="resp",
+        owner="ada",
+        parent_id=None,
+        parent=scene.past,
+        rounds=rounds,
+        response=cast(Response, None),  # A dialect never looks at it.
+        is_stored=False,
+        open_calls={},
+        model_turns=0,
+        warm=warm_after(dialect.fingerprint, scene.head, dialect.render(scene), rounds[-1]),
+    )
+
+
+def chain(dialect: Dialect, steps: Sequence[Step]) -> tuple[list[Scene], Turn]:
+    """The scenes of these steps, each behind the turns of those before, and the last turn."""
+    past: Turn | None = None
+    scenes = []
+    for step in steps:
+        scenes.append(Scene(step.head, past, step.given))
+        past = turn_after(dialect, scenes[-1], step.sampled)
+    assert past is not None
+    return scenes, past
+
+
+def cold(scene: Scene) -> Scene:
+    """The same scene with nothing warm, as after a reload."""
+    past: Turn | None = None
+    for turn in scene.past.lineage() if scene.past is not None else ():
+        past = replace(turn, parent=past, warm=None)
+    return msgspec.structs.replace(scene, past=past)
+
+
+# --- promises -------------------------------------------------------------------------------------
+
+
+def keeps_every_id(family: Family, ids: Sequence[int]) -> None:
+    """Joined, the parts are what was sampled, and then what closes the block."""
+    said = read(family.dialect, OFFERING, [ids])
+    heard(said)
+    joined = all_ids(said)
+    assert joined[: len(ids)] == list(ids)
+    closing = joined[len(ids) :]
+    assert closing[0] in family.dialect.stops
+    ended = read(family.dialect, OFFERING, [[*ids, closing[0]]])
+    assert all_ids(ended) == joined
+    assert heard(ended) == heard(said)
+
+
+def does_not_care_where_pieces_are_cut(family: Family, ids: Sequence[int], is_cut: bool) -> None:
+    whole = read(family.dialect, OFFERING, [ids], is_cut=is_cut)
+    one_by_one = [[id] for id in ids]
+    assert read(family.dialect, OFFERING, one_by_one, is_cut=is_cut) == whole
+    for at in range(len(ids) + 1):
+        assert read(family.dialect, OFFERING, [ids[:at], ids[at:]], is_cut=is_cut) == whole
+
+
+def warmth_changes_no_token(family: Family, steps: Sequence[Step]) -> None:
+    """Warm or cold, the prompt is the same; warm, only what is given now is encoded."""
+    scenes, _ = chain(family.dialect, steps)
+    for n, scene in enumerate(scenes):
+        warm = family.dialect.render(scene)
+        bare = family.dialect.render(cold(scene))
+        assert warm.prompt.flat() == bare.prompt.flat()
+        assert warm.prompt.length == len(warm.prompt.flat())
+        before = steps[n - 1] if n else None
+        if before is not None and before.head == steps[n].head:
+            assert warm.tokens_reused + warm.tokens_tokenized == warm.context.length
+            assert warm.tokens_tokenized <= bare.tokens_tokenized
+            assert warm.tokens_reused >= family.dialect.render(scenes[n - 1]).context.length
+
+
+def prompt_goes_on_where_the_engine_stopped(family: Family, steps: Sequence[Step]) -> None:
+    """The next prompt begins with the last one and all that was sampled, so that a prefix cache hits."""
+    scenes, _ = chain(family.dialect, steps)
+    for step, scene, following in zip(steps, scenes, scenes[1:], strict=False):
+        sent = family.dialect.render(scene)
+        seen = sent.context.flat()
+        if step.sampled is not None:
+            seen = sent.prompt.flat() + id_array(step.sampled)
+        assert family.dialect.render(following).context.flat()[: len(seen)] == seen
+
+
+def rounds_of_one_turn_are_history_too(family: Family, steps: Sequence[Step]) -> None:
+    """Two rounds in one turn are written as two turns with a round each."""
+    scenes, last = chain(family.dialect, steps)
+    rounds = tuple(round for turn in last.lineage() for round in turn.rounds)
+    head = steps[0].head
+    as_turns = cold(Scene(head, last, (message("user", "And now?"),)))
+    as_rounds = Scene(head, None, as_turns.given, rounds)
+    assert family.dialect.render(as_rounds) == family.dialect.render(as_turns)
+
+
+def text_never_becomes_special(family: Family, items: Sequence[Item], shape: Sequence[Item]) -> None:
+    """The special ids are those of the same items with harmless words in them."""
+    assert _specials(family, items) == _specials(family, shape)
+
+
+def _specials(family: Family, items: Sequence[Item]) -> list[int]:
+    prompt = family.dialect.render(Scene(Head(), None, tuple(items))).prompt.flat()
+    return [id for id in prompt if family.vocabulary.is_special(id)]
+
+
+def foreign_ids_are_not_used(family: Family, ids: Sequence[int]) -> None:
+    """Ids that another vocabulary made are left; their items are written anew, as a cue and `write`."""
+    past = turn_after(family.dialect, OFFERING, ids)
+    foreign = msgspec.structs.replace(past.rounds[0], fingerprint="another")
+    scene = Scene(OFFERING.head, replace(past, rounds=(foreign,), warm=None), ())
+    rendered = family.dialect.render(scene)
+    written = family.dialect.write(foreign.wrote)
+    before = family.dialect.render(OFFERING).prompt
+    assert rendered.context.flat()[: before.length + len(written)] == before.flat() + written
+    assert rendered.tokens_reused == 0
+
+
+def kept_of(turn: Turn) -> IdArray[int]:
+    return kept_ids(turn.rounds[-1])

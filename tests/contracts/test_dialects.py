@@ -1,0 +1,132 @@
+"""What every `Dialect` promises, whichever family it writes for."""
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from segue.dialects.chatml import ChatmlDialect
+from segue.dialects.vocabulary import smollm2_path, vocabulary_from_gguf
+from segue.turn.values import Delta, Head, Scene
+from segue.wire.items import Item, Value
+from tests.contracts import dialect as contract
+from tests.contracts.dialect import TOOLS, Family
+from tests.contracts.turns import SAMPLES
+
+HEADS = (Head(), Head(instructions="Be brief."), Head(tools=TOOLS), Head(instructions="", tools=TOOLS))
+
+
+def chatml() -> Family:
+    path = smollm2_path()
+    assert path is not None, "the weights are not installed: make setup"
+    vocabulary = vocabulary_from_gguf(path)
+    marks = (
+        "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>",
+        "</tool_call>", "<tool_response>", "</tool_response>", '<tool_call>\n{"name": "',
+        '{"name": "look", "arguments": ', '{"arguments": {}, "name": "patch"}', "<filename>",
+    )  # fmt: skip
+    return Family(ChatmlDialect(vocabulary), vocabulary, marks)
+
+
+MAKERS = {"chatml": chatml}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def family(request: pytest.FixtureRequest) -> Family:
+    return MAKERS[request.param]()
+
+
+def examples(count: int) -> settings:
+    # The family is made once and never changes, so that examples may share it.
+    return settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+@examples(300)
+@given(data=st.data())
+def test_reader_keeps_every_id(family: Family, data: st.DataObject) -> None:
+    contract.keeps_every_id(family, data.draw(contract.sampled_ids(family)))
+
+
+@examples(150)
+@given(data=st.data(), is_cut=st.booleans())
+def test_reader_does_not_care_where_pieces_are_cut(
+    family: Family, data: st.DataObject, is_cut: bool
+) -> None:
+    contract.does_not_care_where_pieces_are_cut(
+        family, data.draw(contract.sampled_ids(family)), is_cut
+    )
+
+
+@examples(150)
+@given(data=st.data())
+def test_warmth_changes_no_token(family: Family, data: st.DataObject) -> None:
+    contract.warmth_changes_no_token(family, data.draw(contract.steps(family)))
+
+
+@examples(100)
+@given(data=st.data())
+def test_warmth_under_another_head_changes_no_token(family: Family, data: st.DataObject) -> None:
+    contract.warmth_changes_no_token(family, data.draw(contract.steps(family, *HEADS)))
+
+
+@examples(60)
+@given(data=st.data())
+def test_prompt_goes_on_where_the_engine_stopped(family: Family, data: st.DataObject) -> None:
+    contract.prompt_goes_on_where_the_engine_stopped(family, data.draw(contract.steps(family)))
+
+
+@examples(60)
+@given(data=st.data())
+def test_rounds_of_one_turn_are_history_too(family: Family, data: st.DataObject) -> None:
+    contract.rounds_of_one_turn_are_history_too(family, data.draw(contract.steps(family)))
+
+
+@examples(60)
+@given(data=st.data())
+def test_ids_of_another_vocabulary_are_not_used(family: Family, data: st.DataObject) -> None:
+    contract.foreign_ids_are_not_used(family, data.draw(contract.sampled_ids(family)))
+
+
+@examples(100)
+@given(data=st.data())
+def test_text_never_becomes_special(family: Family, data: st.DataObject) -> None:
+    text = data.draw(contract.texts(*family.marks))
+    makers = [
+        lambda text: contract.message("user", text),
+        contract.output,
+        lambda text: contract.custom_call("patch", text),
+        lambda text: contract.message("system", text),
+    ]
+    contract.text_never_becomes_special(
+        family, [make(text) for make in makers], [make("word") for make in makers]
+    )
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_item_of_each_type_reaches_the_model(family: Family, kind: str) -> None:
+    """No type is dropped: with it the prompt is longer."""
+    raw = SAMPLES[kind].encode()
+    item = Item(raw, msgspec.json.decode(raw, type=Value))
+    before = contract.message("user", "Hello")
+
+    without = family.dialect.render(Scene(Head(), None, (before,)))
+    rendered = family.dialect.render(Scene(Head(), None, (before, item)))
+
+    assert rendered.prompt.length > without.prompt.length
+
+
+def test_empty_answer_is_sealed(family: Family) -> None:
+    said = contract.read(family.dialect, contract.BARE, [])
+
+    assert contract.heard(said) == []
+    assert contract.all_ids(said)[0] in family.dialect.stops
+
+
+def test_reader_of_tokens_refuses_deltas(family: Family) -> None:
+    with pytest.raises(AssertionError):
+        family.dialect.reader(contract.BARE).feed(Delta(text="Hello"))
