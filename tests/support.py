@@ -111,7 +111,7 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(served: Served, **options: Any) -> AsyncIterator[Wire]:
+async def wire(served: Served | ServedProcess, **options: Any) -> AsyncIterator[Wire]:
     """An open WebSocket to a server."""
     async with websockets.asyncio.client.connect(
         served.ws_url, max_size=None, compression=None, **options
@@ -146,7 +146,7 @@ class Answer:
 
 
 async def fetch(
-    served: Served,
+    served: Served | ServedProcess,
     method: str,
     path: str,
     body: object = None,
@@ -183,7 +183,7 @@ def _parse(raw: bytes) -> Answer:
     return Answer(int(status.split()[1]), headers, body)
 
 
-async def metric(served: Served, name: str) -> float:
+async def metric(served: Served | ServedProcess, name: str) -> float:
     """The value of a counter at /metrics, with its labels as they are written there; 0 if absent."""
     page = (await fetch(served, "GET", "/metrics")).body.decode()
     found = re.search(rf"^{re.escape(name)} (\S+)$", page, re.MULTILINE)
@@ -197,6 +197,14 @@ class ServedProcess:
     url: str
     process: subprocess.Popen[str]
     printed: list[str]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def ws_url(self) -> str:
+        return self.url.replace("http", "ws", 1) + "/v1/responses"
 
     def stop(self) -> int:
         """Ask it to stop and wait; its exit status."""

@@ -231,6 +231,7 @@ def build_server(app: App, settings: Settings, on_listening: Callable[[str], Non
         message_bytes_max=settings.body_bytes_max,
         outbox_bytes_max=settings.outbox_bytes_max,
         write_s_max=settings.write_s_max,
+        close_s_max=SERVER_STOP_S / 2,
     )
     config = uvicorn.Config(
         app.http,

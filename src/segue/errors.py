@@ -139,10 +139,14 @@ class StoreFailed(ServerFault):
     """The store refused a write that it should have taken."""
 
 
+# Ids are repeated in messages; ours have 37 characters, and an endless one is not sent back whole.
+ID_CHARS_MAX = 256
+
+
 def parent_not_found(parent_id: str) -> InvalidRequest:
     """Unknown, evicted, foreign or half-written: one code, one text, on every transport."""
     return InvalidRequest(
-        f"Previous response with id '{parent_id}' not found.",
+        f"Previous response with id '{parent_id[:ID_CHARS_MAX]}' not found.",
         code="previous_response_not_found",
         param="previous_response_id",
     )
@@ -150,7 +154,9 @@ def parent_not_found(parent_id: str) -> InvalidRequest:
 
 def response_not_found(response_id: str) -> NotFound:
     """The same words for an absent and for a foreign response."""
-    return NotFound(f"Response with id '{response_id}' not found.", param="response_id")
+    return NotFound(
+        f"Response with id '{response_id[:ID_CHARS_MAX]}' not found.", param="response_id"
+    )
 
 
 def context_overflow(tokens: int, tokens_max: int) -> InvalidRequest:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple, cast
 
 import msgspec
 from hypothesis import strategies as st
 
 from segue.dialects.vocabulary import Vocabulary
-from segue.dialects.warm import kept_ids, warm_after
+from segue.dialects.warm import kept_ids
+from segue.turn.settle import warm_after
 from segue.turn.seams import Dialect
 from segue.turn.values import (
     Closed,
     Head,
-    IdArray,
     Ids,
     Opened,
     Round,
@@ -36,7 +37,7 @@ from segue.wire.response import Response
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """A dialect under test, and its vocabulary."""
 
@@ -104,7 +105,7 @@ BARE = Scene(Head(), None, ())
 OFFERING = Scene(Head(tools=TOOLS), None, ())
 
 
-# --- strategies -----------------------------------------------------------------------------------
+# --- strategies, each made once: making them costs more than drawing ------------------------------
 
 # Letters that every vocabulary here can spell: no controls but tab and newline, no planes without letters.
 letters = st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], max_codepoint=0x3FFFF)
@@ -114,23 +115,26 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
+@cache
 def texts(*more: str) -> st.SearchStrategy[str]:
     parts = st.one_of(st.sampled_from([*FRAGMENTS, *more]), st.text(letters, max_size=6))
     return st.lists(parts, max_size=8).map("".join)
 
 
+@cache
 def objects() -> st.SearchStrategy[str]:
     """The JSON of an object, spaced or not."""
-    leaves = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), texts("</tool_call>"))
-    values = st.recursive(leaves, lambda v: st.lists(v, max_size=2) | st.dictionaries(texts(), v))
+    leaves = st.one_of(st.none(), st.integers(-9, 9), texts("</tool_call>"))
+    inner = st.lists(leaves, max_size=2) | st.dictionaries(texts(), leaves, max_size=2)
     return st.builds(
         lambda value, spaces, is_ascii: json.dumps(value, indent=spaces, ensure_ascii=is_ascii),
-        st.dictionaries(texts(), values, max_size=3),
+        st.dictionaries(texts(), leaves | inner, max_size=3),
         st.sampled_from([None, 1]),
         st.booleans(),
     )
 
 
+@cache
 def given_items(family: Family) -> st.SearchStrategy[list[Item]]:
     """What a client may send, marks included."""
     nasty = texts(*family.marks)
@@ -146,6 +150,7 @@ def given_items(family: Family) -> st.SearchStrategy[list[Item]]:
     )
 
 
+@cache
 def sampled_ids(family: Family) -> st.SearchStrategy[list[int]]:
     """Anything that an engine may emit: what a model would write, odd pieces of it, any tokens at all."""
     encode = family.vocabulary.encode
@@ -160,6 +165,7 @@ def sampled_ids(family: Family) -> st.SearchStrategy[list[int]]:
     return joined.map(lambda ids: [id for id in ids if id not in family.dialect.stops])
 
 
+@cache
 def spoken() -> st.SearchStrategy[list[Item]]:
     """Items of one model turn that its marks can hold: see `says_itself` for those that cannot be."""
     calls = st.one_of(
@@ -236,6 +242,7 @@ class Step(NamedTuple):
     head: Head = Head()
 
 
+@cache
 def steps(family: Family, *heads: Head) -> st.SearchStrategy[list[Step]]:
     return st.lists(
         st.builds(
@@ -394,7 +401,3 @@ def foreign_ids_are_not_used(family: Family, ids: Sequence[int]) -> None:
     before = family.dialect.render(OFFERING).prompt
     assert rendered.context.flat()[: before.length + len(written)] == before.flat() + written
     assert rendered.tokens_reused == 0
-
-
-def kept_of(turn: Turn) -> IdArray[int]:
-    return kept_ids(turn.rounds[-1])

@@ -78,7 +78,8 @@ def _last_warm(hand: Hand, scene: Scene) -> tuple[Tokens | None, list[Round]]:
         turn = turn.parent
     rounds = [round for turn in reversed(later) for round in turn.rounds]
     rounds.extend(scene.rounds)
-    return (turn.warm.tokens if turn and turn.warm else None), rounds
+    prompt = turn.warm.prompt if turn and turn.warm else None
+    return (prompt if isinstance(prompt, Tokens) else None), rounds
 
 
 def _is_usable(hand: Hand, head: Head, warm: Warm | None) -> bool:
@@ -105,10 +106,3 @@ def kept_ids(round: Round) -> IdArray[int]:
     for ids in (*round.ids, round.tail):
         joined.extend(ids)
     return joined
-
-
-def warm_after(fingerprint: str, head: Head, rendered: Rendered, last: Round) -> Warm:
-    """What to keep after a turn whose last round got this prompt. A round that did not sample leaves no cue."""
-    if not last.did_sample:
-        return Warm(fingerprint, head, rendered.context)
-    return Warm(fingerprint, head, rendered.context.plus(rendered.cue + kept_ids(last)))

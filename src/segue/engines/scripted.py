@@ -88,6 +88,11 @@ class ScriptedEngine:
         self._tokens_per_s = tokens_per_s
         self._written: dict[tuple[int, bytes], tuple[int, ...]] = {}
 
+    @property
+    def can_constrain(self) -> bool:
+        """No: it reads the request and answers as asked."""
+        return False
+
     async def is_ready(self) -> bool:
         """Always: there is nothing to wait for."""
         return True
@@ -179,8 +184,7 @@ def _chosen(head: Head) -> Offer | None:
     if isinstance(choice, ToolChoiceName):
         allowed = {choice.name}
         if choice.type == "allowed_tools":
-            names = (msgspec.json.decode(raw, type=ToolChoiceName) for raw in choice.tools or [])
-            allowed = {one.name for one in names}
+            allowed = {one.name for one in choice.tools or []}
         offers = tuple(offer for offer in offers if offer.tool.name in allowed)
     functions = [offer for offer in offers if not isinstance(offer.tool, CustomTool)]
     return next(iter(functions or offers), None)

@@ -33,6 +33,8 @@ Lane = str | None
 IN_FLIGHT_MAX = 16
 NAMES_MAX = 32
 WAITING_MAX = 64
+# More than a cache holds of real turns; a parent older than that counts as its continuer's own.
+MADE_MAX = 10_000
 
 
 @dataclass(eq=False, slots=True)
@@ -124,6 +126,8 @@ class Lanes(Generic[Request, Pin]):
             self._ready.append(ticket.lane)
         if made is not None:
             self._made_by[made] = ticket.lane
+            if len(self._made_by) > MADE_MAX:
+                del self._made_by[next(iter(self._made_by))]
         parent_id = ticket.parent_id
         if not has_failed or parent_id is None or self.is_fork(ticket.lane, parent_id):
             return None

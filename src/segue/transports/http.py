@@ -12,7 +12,7 @@ import logging
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -54,6 +54,8 @@ SSE_HEADERS = (
     # nginx buffers a stream unless it is told not to.
     (b"x-accel-buffering", b"no"),
 )
+# A refused upload that takes longer than this is cut off instead.
+DISCARD_S_MAX = 10.0
 PAGE_MAX = 100
 PAGE_DEFAULT = 20
 
@@ -79,6 +81,7 @@ class Exchange:
         self.send = send
         self.request_id = new_id("req")
         self.has_started = False
+        self._is_read = False
         self.arguments: dict[str, str] = {}
 
     @property
@@ -95,18 +98,33 @@ class Exchange:
         """The whole body, decompressed, within the limit."""
         chunks: list[bytes] = []
         size = 0
-        while True:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            chunks.append(message.get("body", b""))
+        while not self._is_read:
+            chunks.append(await self._receive_part())
             size += len(chunks[-1])
             if size > bytes_max:
-                raise too_large(size, bytes_max)
-            if not message.get("more_body"):
-                break
+                chunks.clear()
+                raise too_large(max(size, self._declared_bytes), bytes_max)
         encoding = self.header(b"content-encoding").strip().lower()
         return await inflate(b"".join(chunks), encoding, bytes_max)
+
+    @property
+    def _declared_bytes(self) -> int:
+        return int(self.header(b"content-length") or 0)
+
+    async def _receive_part(self) -> bytes:
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        self._is_read = not message.get("more_body")
+        part: bytes = message.get("body", b"")
+        return part
+
+    async def _discard_rest(self) -> None:
+        """Read the rest of the body: to close on unread bytes would reset the connection, and our answer with it."""
+        with suppress(TimeoutError, ClientGone):
+            async with asyncio.timeout(DISCARD_S_MAX):
+                while not self._is_read:
+                    await self._receive_part()
 
     async def left(self) -> None:
         """Wait until the client is gone."""
@@ -138,6 +156,7 @@ class Exchange:
             headers.append((b"allow", error.allow.encode()))
         if error.wait_s is not None:
             headers.append((b"retry-after", str(math.ceil(error.wait_s)).encode()))
+        await self._discard_rest()
         await self.answer(error.status, encode_error_body(error), headers)
 
 
@@ -356,7 +375,7 @@ def page_of(turn: Turn, query: Mapping[str, str]) -> bytes:
     """A page of a turn's input items (protocol.md 1)."""
     limit = query.get("limit", str(PAGE_DEFAULT))
     order = query.get("order", "desc")
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= PAGE_MAX:
+    if not re.fullmatch("[0-9]{1,3}", limit) or not 1 <= int(limit) <= PAGE_MAX:
         raise InvalidRequest(f"'limit' must be from 1 to {PAGE_MAX}.", param="limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")

@@ -40,6 +40,8 @@ from websockets.http11 import Request
 from websockets.protocol import State as ParserState
 from websockets.server import ServerProtocol
 
+from segue.ids import new_id
+
 _log = logging.getLogger(__name__)
 
 # The parser logs payloads at DEBUG, and no payload may reach a log: its logger hangs on no other.
@@ -294,7 +296,9 @@ class Socket(asyncio.Protocol):
             answer = self._accept(request)
         except Exception:
             _log.exception("an upgrade could not be decided")
-            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "Internal error.")
+            return _refusal(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "server_error", "Internal error."
+            )
         if not isinstance(answer, Refusal):
             self._parser.send_response(response)
         return answer
@@ -536,13 +540,15 @@ def _short_reason(reason: str) -> str:
 
 
 def _bad_upgrade(status: int, message: str) -> Refusal:
-    refusal = _refusal(status, "invalid_request_error", f"Invalid WebSocket upgrade: {message}.")
+    refusal = _refusal(
+        status, "invalid_request_error", "invalid_upgrade", f"Invalid WebSocket upgrade: {message}."
+    )
     # RFC 6455, 4.4: a client of another version must learn ours.
     return replace(refusal, headers=(("Sec-WebSocket-Version", "13"),))
 
 
-def _refusal(status: int, kind: str, message: str) -> Refusal:
-    error = {"message": message, "type": kind, "code": None, "param": None}
+def _refusal(status: int, kind: str, code: str, message: str) -> Refusal:
+    error = {"message": message, "type": kind, "param": None, "code": code}
     return Refusal(status, (), json.dumps({"error": error}).encode())
 
 
@@ -551,6 +557,7 @@ def _plain_http(refusal: Refusal) -> bytes:
         *refusal.headers,
         ("Content-Type", "application/json"),
         ("Content-Length", str(len(refusal.body))),
+        ("x-request-id", new_id("req")),
         ("Connection", "close"),
     )
     phrase = HTTPStatus(refusal.status).phrase

@@ -12,11 +12,12 @@ from msgspec import UNSET, Struct
 
 from segue.errors import InvalidRequest, NotFound, parent_not_found
 from segue.turn.values import Head, Sampling, Turn
-from segue.wire.codec import decode_tools
+from segue.wire.codec import check_schema, decode_tools
 from segue.wire.items import (
     CALL_WORDS,
     Call,
     CompactionTrigger,
+    CustomToolCallOutput,
     FunctionCallOutput,
     InputFile,
     InputImage,
@@ -147,7 +148,11 @@ def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
                     code="unsupported_value",
                     param=f"input[{index}].type",
                 )
-            case Message(content=list() as parts) | FunctionCallOutput(output=list() as parts):
+            case (
+                Message(content=list() as parts)
+                | FunctionCallOutput(output=list() as parts)
+                | CustomToolCallOutput(output=list() as parts)
+            ):
                 for part in parts:
                     if isinstance(part, InputFile | InputImage) and part.file_id:
                         raise InvalidRequest(
@@ -163,6 +168,7 @@ def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
 def _head(create: Create, tools: Tools) -> Head:
     choice = create.tool_choice or "auto"
     _check_tool_choice(choice, tools)
+    _check_format(create.text)
     return Head(
         instructions=create.instructions,
         tools=tools,
@@ -182,6 +188,11 @@ def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools) -> None:
             if any(offer.tool.name == name for offer in tools.offers):
                 return
             problem = f"'tool_choice' names the tool '{name}', which is not in 'tools'."
+        case ToolChoiceName(type="allowed_tools", mode="required", tools=allowed):
+            names = {one.name for one in allowed or []}
+            if any(offer.tool.name in names for offer in tools.offers):
+                return
+            problem = "'tool_choice' requires one of several tools, none of which is in 'tools'."
         case ToolChoiceName(type="allowed_tools"):
             return
         case ToolChoiceName(type=kind):
@@ -189,6 +200,16 @@ def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools) -> None:
         case _:
             return
     raise InvalidRequest(problem, code="unsupported_value", param="tool_choice")
+
+
+def _check_format(text: TextConfig | None) -> None:
+    """A format by schema needs its schema."""
+    if text is None or text.format is None or text.format.type != "json_schema":
+        return
+    path = "text.format.schema"
+    if text.format.schema is UNSET or bytes(text.format.schema) == b"null":
+        raise InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
+    check_schema(text.format.schema, path)
 
 
 def _sampling(create: Create) -> Sampling:

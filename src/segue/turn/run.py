@@ -42,6 +42,7 @@ from segue.turn.values import (
     Rendered,
     Scene,
     Tally,
+    Tokens,
     Turn,
 )
 from segue.wire.codec import decode_item, user_message
@@ -222,7 +223,13 @@ async def _play(plan: Plan, running: Running, assembler: Assembler) -> Played:
     reader: Reader | None = None
     error: ApiError | None = None
     resolved = plan.resolved
-    scene = Scene(resolved.head, resolved.parent, resolved.given, root_at=plan.root_at)
+    scene = Scene(
+        resolved.head,
+        resolved.parent,
+        resolved.given,
+        root_at=plan.root_at,
+        can_constrain=plan.model.engine.can_constrain,
+    )
     try:
         rendered = await _render(plan, scene)
         if plan.generates:
@@ -260,8 +267,9 @@ async def _render(plan: Plan, scene: Scene) -> Rendered:
     tally.tokens_tokenized += rendered.tokens_tokenized
     tally.tokens_reused += rendered.tokens_reused
     tally.stage_s["render"] = now() - began
-    if rendered.prompt.length >= plan.model.context_tokens:
-        raise context_overflow(rendered.prompt.length, plan.model.context_tokens)
+    prompt = rendered.prompt
+    if isinstance(prompt, Tokens) and prompt.length >= plan.model.context_tokens:
+        raise context_overflow(prompt.length, plan.model.context_tokens)
     return rendered
 
 
@@ -284,8 +292,9 @@ async def _sample(
     assembler: Assembler,
 ) -> Finish | None:
     """Let the model speak until it stops, is stopped, or breaks off."""
-    prompt = rendered.prompt
-    room = plan.model.context_tokens - prompt.length
+    prompt, past = rendered.prompt, scene.past
+    used = prompt.length if isinstance(prompt, Tokens) else 0
+    room = plan.model.context_tokens - used
     asked = plan.resolved.create.max_output_tokens
     job = Job(
         prompt=prompt,
@@ -293,8 +302,12 @@ async def _sample(
         sampling=plan.resolved.sampling,
         stops=plan.model.dialect.stops,
         output_tokens_max=room if asked is None else min(asked, room),
+        schema=rendered.schema,
+        route=past.warm.route if past is not None and past.warm is not None else None,
         model_turns=plan.resolved.model_turns,
     )
+    if rendered.lead:
+        running.publish(assembler.feed(reader.feed(Ids(rendered.lead))))
     stage_s = plan.tally.stage_s
     began = first_at = now()
     try:
@@ -324,7 +337,8 @@ async def _finish(plan: Plan, played: Played, assembler: Assembler, turns: Turns
     """Save before you say: after this the terminal event may leave."""
     usage = _usage(plan, played, assembler)
     assembler.conclude(played.end, usage, int(time.time()))
-    turn = commit(plan, played.rendered, assembler)
+    route = played.finish.route if played.finish else None
+    turn = commit(plan, played.rendered, assembler, route)
     began = now()
     try:
         if plan.is_stored or played.end.status in ("completed", "incomplete"):
@@ -339,17 +353,16 @@ async def _finish(plan: Plan, played: Played, assembler: Assembler, turns: Turns
 
 
 def _usage(plan: Plan, played: Played, assembler: Assembler) -> Usage:
-    rendered = played.rendered
-    given = 0
-    if rendered is not None:
-        given = rendered.prompt.length if plan.generates else rendered.context.length
-    reasoning = sum(
-        len(ids)
-        for item, ids in zip(assembler.items, assembler.ids, strict=True)
-        if isinstance(item.value, Reasoning)
+    finish = played.finish or Finish("stop")
+    given = (
+        _input_tokens(plan, played.rendered) if finish.input_tokens is None else finish.input_tokens
     )
-    wrote = plan.tally.tokens_sampled
-    cached = played.finish.cached_tokens if played.finish else 0
+    wrote = plan.tally.tokens_sampled if finish.output_tokens is None else finish.output_tokens
+    reasoning = finish.reasoning_tokens
+    if reasoning is None:
+        both = zip(assembler.items, assembler.ids, strict=True)
+        reasoning = sum(len(ids) for item, ids in both if isinstance(item.value, Reasoning))
+    cached = finish.cached_tokens
     return Usage(
         input_tokens=given,
         input_tokens_details=InputDetails(cached_tokens=cached),
@@ -357,6 +370,13 @@ def _usage(plan: Plan, played: Played, assembler: Assembler) -> Usage:
         output_tokens_details=OutputDetails(reasoning_tokens=reasoning),
         total_tokens=given + wrote,
     )
+
+
+def _input_tokens(plan: Plan, rendered: Rendered | None) -> int:
+    if rendered is None:
+        return 0
+    prompt = rendered.prompt if plan.generates else rendered.context
+    return prompt.length if isinstance(prompt, Tokens) else 0
 
 
 def _settled(plan: Plan, assembler: Assembler, transport: str) -> Settled:
@@ -373,7 +393,7 @@ def _settled(plan: Plan, assembler: Assembler, transport: str) -> Settled:
         output_tokens=usage.output_tokens,
         ended_at=int(time.time()),
     )
-    return Settled(entry, response, plan.tally, transport, plan.is_stored)
+    return Settled(entry, response, plan.tally, transport, plan.is_stored, now())
 
 
 class Pulse:

@@ -49,6 +49,10 @@ class Ledger(Protocol):
 class Engine(Protocol):
     """Who produces tokens."""
 
+    @property
+    def can_constrain(self) -> bool:
+        """Whether it can be held to a JSON schema."""
+
     def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         """Stream what the model says, then one `Finish`. Closing the iterator frees the engine's slot."""
 

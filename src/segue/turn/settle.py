@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from time import perf_counter
 
 from segue.turn.admit import Plan
 from segue.turn.assemble import Assembler
 from segue.turn.seams import Ledger
-from segue.turn.values import Entry, Rendered, Round, Tally, Turn, Warm
+from segue.turn.values import Entry, Head, Rendered, Round, Tally, Tokens, Turn, Warm
 from segue.wire.items import Call, Item, call_of
 from segue.wire.response import Response
 
@@ -24,20 +26,22 @@ log = logging.getLogger(__name__)
 # A second of very fast turns; each entry is a few hundred bytes.
 BACKLOG_MAX = 10_000
 BATCH_MAX = 500
+# How long turns gather before they are settled together.
+GATHER_S = 0.25
 
 # What a node costs beside its payload: the objects themselves, measured with tracemalloc on small turns.
 NODE_BYTES = 2_000
 
 
-def commit(plan: Plan, rendered: Rendered | None, assembler: Assembler) -> Turn:
+def commit(plan: Plan, rendered: Rendered | None, assembler: Assembler, route: str | None) -> Turn:
     """The turn as it will be remembered."""
-    resolved = plan.resolved
+    resolved, fingerprint = plan.resolved, plan.model.dialect.fingerprint
     turn_round = Round(
         given=resolved.given,
         wrote=tuple(assembler.items),
         ids=tuple(assembler.ids),
         tail=assembler.tail,
-        fingerprint=plan.model.dialect.fingerprint,
+        fingerprint=fingerprint,
         did_sample=plan.generates,
     )
     return Turn(
@@ -51,7 +55,9 @@ def commit(plan: Plan, rendered: Rendered | None, assembler: Assembler) -> Turn:
         open_calls=resolved.open_calls | _calls(turn_round.wrote),
         model_turns=resolved.model_turns + turn_round.did_sample,
         tools=resolved.head.tools,
-        warm=_warm(plan, rendered, turn_round),
+        warm=warm_after(fingerprint, resolved.head, rendered, turn_round, route)
+        if rendered
+        else None,
         root_at=plan.root_at,
         bytes=_measure(turn_round),
     )
@@ -61,17 +67,17 @@ def _calls(wrote: Sequence[Item]) -> dict[str, Call]:
     return {call.call_id: call for item in wrote if (call := call_of(item.value))}
 
 
-def _warm(plan: Plan, rendered: Rendered | None, turn_round: Round) -> Warm | None:
-    """The prompt so far, with what was sampled behind it."""
-    if rendered is None:
-        return None
-    tokens = rendered.context
-    if turn_round.did_sample:
+def warm_after(
+    fingerprint: str, head: Head, rendered: Rendered, last: Round, route: str | None = None
+) -> Warm:
+    """What to keep after a turn whose last round got this prompt. A round that did not sample leaves no cue."""
+    prompt = rendered.context
+    if last.did_sample and isinstance(prompt, Tokens):
         sampled = rendered.cue[:]
-        for ids in (*turn_round.ids, turn_round.tail):
+        for ids in (*last.ids, last.tail):
             sampled.extend(ids)
-        tokens = tokens.plus(sampled)
-    return Warm(plan.model.dialect.fingerprint, plan.resolved.head, tokens)
+        prompt = prompt.plus(sampled)
+    return Warm(fingerprint, head, prompt, route)
 
 
 def _measure(turn_round: Round) -> int:
@@ -83,25 +89,31 @@ def _measure(turn_round: Round) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A turn that is over: what it used and what it cost."""
+    """A turn that is over: what it used, what it cost, and when its last event left."""
 
     entry: Entry
     response: Response
     tally: Tally
     transport: str
     is_stored: bool
+    answered_at: float
 
 
 Observer = Callable[[Settled], None]
 
 
 class Afterwards:
-    """The work that waits for nobody."""
+    """The work that waits for nobody.
+
+    Turns gather for a moment, so that they share a commit. A process that dies in that moment loses the usage of unstored
+    turns only; a clean stop loses nothing.
+    """
 
     def __init__(self, ledger: Ledger, observers: Sequence[Observer]) -> None:
         self._ledger = ledger
         self._observers = observers
         self._queue: asyncio.Queue[Settled] = asyncio.Queue(BACKLOG_MAX)
+        self._is_hurried = asyncio.Event()
 
     @property
     def backlog(self) -> int:
@@ -114,12 +126,18 @@ class Afterwards:
 
     async def drained(self) -> None:
         """Wait until everything handed over so far is done."""
-        await self._queue.join()
+        self._is_hurried.set()
+        try:
+            await self._queue.join()
+        finally:
+            self._is_hurried.clear()
 
     async def work(self) -> None:
         """Settle for ever; cancelled when the process ends, after `drained`."""
         while True:
             batch = [await self._queue.get()]
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_hurried.wait(), GATHER_S)
             while len(batch) < BATCH_MAX and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             try:
@@ -131,10 +149,11 @@ class Afterwards:
                     self._queue.task_done()
 
     async def _settle(self, batch: Sequence[Settled]) -> None:
-        for settled in batch:
-            for observe in self._observers:
-                observe(settled)
         # A stored turn's row was written with the turn itself.
         unstored = [settled.entry for settled in batch if not settled.is_stored]
         if unstored:
             await self._ledger.settle(unstored)
+        for settled in batch:
+            settled.tally.stage_s["settle"] = perf_counter() - settled.answered_at
+            for observe in self._observers:
+                observe(settled)

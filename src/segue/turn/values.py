@@ -67,10 +67,32 @@ class Tokens:
 NO_TOKENS = Tokens(None, NO_IDS, 0)
 
 
-class Messages(Struct, frozen=True):
-    """A prompt for engines that take chat messages: serialized, in order."""
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A prompt for engines that take chat messages: each serialized once, chained as `Tokens` are."""
 
-    parts: tuple[bytes, ...]
+    before: Messages | None
+    data: bytes
+    # In bytes: how many tokens these are only the engine knows.
+    length: int
+
+    def plus(self, data: bytes) -> Messages:
+        """These messages and then some more, already joined by commas."""
+        return Messages(self, data, self.length + len(data)) if data else self
+
+    def chunks(self) -> list[bytes]:
+        """The chunks from first to last."""
+        found: list[bytes] = []
+        node: Messages | None = self
+        while node is not None:
+            if node.data:
+                found.append(node.data)
+            node = node.before
+        found.reverse()
+        return found
+
+
+NO_MESSAGES = Messages(None, b"", 0)
 
 
 Prompt = Tokens | Messages
@@ -119,7 +141,9 @@ class Warm:
 
     fingerprint: str
     head: Head
-    tokens: Tokens
+    prompt: Prompt
+    # Which replica of the engine served this turn, and so holds its prefix.
+    route: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +200,8 @@ class Scene(Struct, frozen=True):
     given: tuple[Item, ...]
     rounds: tuple[Round, ...] = ()
     root_at: int = 0
+    # Whether the engine can be held to a JSON schema; only then may a dialect begin a forced call itself.
+    can_constrain: bool = False
 
     def history(self) -> Iterator[Round]:
         """Every finished round before `given`, oldest first."""
@@ -186,17 +212,25 @@ class Scene(Struct, frozen=True):
 
 
 class Rendered(Struct, frozen=True):
-    """A prompt: the context, then the cue that makes the model speak. The cue is not part of a warm-up's past."""
+    """A prompt: the context, then the cue that makes the model speak, then the words that we put into its mouth.
 
-    context: Tokens
+    The cue is not part of a warm-up's past. `lead` begins an answer that is forced (a tool call); the reader reads it as
+    if the model had said it. What follows must then be JSON of this `schema`.
+    """
+
+    context: Prompt
     cue: IdArray[int]
     tokens_tokenized: int
     tokens_reused: int
+    lead: IdArray[int] = NO_IDS
+    schema: bytes | None = None
 
     @property
-    def prompt(self) -> Tokens:
+    def prompt(self) -> Prompt:
         """What the engine is to continue."""
-        return self.context.plus(self.cue)
+        if isinstance(self.context, Messages):
+            return self.context
+        return self.context.plus(self.cue + self.lead)
 
 
 class Job(Struct, frozen=True):
@@ -207,6 +241,10 @@ class Job(Struct, frozen=True):
     sampling: Sampling
     stops: frozenset[int]
     output_tokens_max: int
+    # The answer must be JSON of this schema.
+    schema: bytes | None = None
+    # The replica that served the parent, as long as it is healthy.
+    route: str | None = None
     # How often the model has spoken before in this history.
     model_turns: int = 0
 
@@ -232,6 +270,11 @@ class Finish(Struct, frozen=True):
 
     reason: Literal["stop", "length"]
     cached_tokens: int = 0
+    # What the engine itself counted; None where we know better, because the ids are ours.
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    route: str | None = None
 
 
 Piece = Ids | Delta | Finish

@@ -23,6 +23,7 @@ from segue.wire.tools import (
     NO_TOOLS,
     FunctionTool,
     McpTool,
+    NamespaceTool,
     Tool,
     Tools,
     offers_of,
@@ -34,7 +35,7 @@ T = TypeVar("T")
 TOOLS_MAX = 4_096
 
 STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
-_PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
+_PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`\Z")
 
 
 class Peek(Struct, frozen=True):
@@ -63,6 +64,7 @@ _reference = msgspec.json.Decoder(ItemReference)
 _item: msgspec.json.Decoder[Value] = msgspec.json.Decoder(Value)
 _tool: msgspec.json.Decoder[Tool] = msgspec.json.Decoder(Tool)
 _object = msgspec.json.Decoder(dict[str, Raw])
+_schema = msgspec.json.Decoder(dict[str, object] | None)
 
 encode = _encoder.encode
 
@@ -149,10 +151,17 @@ def decode_tools(raw: Raw | bytes, known: Tools | None) -> tuple[Tools, bool]:
     return Tools(data, definitions, echo, offers_of(definitions)), True
 
 
+def check_schema(raw: Raw, path: str) -> None:
+    """A JSON Schema is kept raw, but it must be an object or null, and readable to its end."""
+    _decode(_schema, raw, path)
+
+
 def _decode_tool(raw: Raw, path: str) -> Tool:
     peek = _decode(_peek, raw, path)
     if peek.type in TOOL_TYPES:
-        return _decode(_tool, raw, path)
+        tool = _decode(_tool, raw, path)
+        _check_parameters(tool, path)
+        return tool
     if peek.type in ALIASES:
         fields = _object.decode(raw)
         return _decode(_tool, encode({**fields, "type": ALIASES[peek.type]}), path)
@@ -163,6 +172,17 @@ def _decode_tool(raw: Raw, path: str) -> Tool:
         code="invalid_value",
         param=f"{path}.type",
     )
+
+
+def _check_parameters(tool: Tool, path: str) -> None:
+    match tool:
+        case FunctionTool(parameters=Raw() as parameters):
+            check_schema(parameters, f"{path}.parameters")
+        case NamespaceTool():
+            for index, inner in enumerate(tool.tools):
+                _check_parameters(inner, f"{path}.tools[{index}]")
+        case _:
+            pass
 
 
 def _echo_tool(raw: Raw, tool: Tool) -> bytes:

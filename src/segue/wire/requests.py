@@ -12,6 +12,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 Json = Raw | UnsetType
 Number = Annotated[float, Meta(ge=-2, le=2)]
+# What clients and stores can hold; JSON itself has no end of digits.
+COUNT_MAX = 2**63 - 1
 
 
 class ToolChoiceName(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -22,7 +24,7 @@ class ToolChoiceName(Struct, frozen=True, kw_only=True, omit_defaults=True):
     namespace: str | None = None
     server_label: str | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: list[Raw] | None = None
+    tools: list[ToolChoiceName] | None = None
 
 
 class ReasoningConfig(Struct, frozen=True):
@@ -95,8 +97,8 @@ class Create(Struct, frozen=True, kw_only=True):
     tools: Json = UNSET
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceName | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Annotated[int, Meta(ge=0)] | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=0, le=COUNT_MAX)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=COUNT_MAX)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Number | None = None

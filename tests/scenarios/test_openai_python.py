@@ -1,0 +1,254 @@
+"""The official OpenAI Python client, unmodified, against the `segue` command."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zstandard
+
+from tests.clients.outside import CITIES, LOOP_END, LOOP_TURNS, run_python, serving_clients
+from tests.events import check_refusal, check_response, check_usage
+from tests.support import ServedProcess, fetch
+
+pytestmark = pytest.mark.xdist_group("openai-python")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
+    with serving_clients(tmp_path_factory.mktemp("clients")) as served:
+        yield served
+
+
+Found = dict[str, Any]
+
+TRANSPORTS = ("json", "sse", "helper", "socket")
+VIEWS = ("text", "summary", "hidden")
+
+
+@pytest.fixture(scope="module")
+def loops(served: ServedProcess) -> Found:
+    """All loops, one after the other in one process: importing the client is what takes time."""
+    asked = [f"{model}/{one}" for model in ("loop", "improvised") for one in TRANSPORTS]
+    asked += [f"thinking-{view}/helper" for view in VIEWS]
+    found: Found = run_python("python_loop.py", served, *asked)
+    return found
+
+
+@pytest.fixture(scope="module")
+def lanes(served: ServedProcess) -> Found:
+    """All stories with lanes, in one process."""
+    asked = ("lanes/together", "lanes/fork", "improvised/blocking")
+    found: Found = run_python("python_lanes.py", served, *asked)
+    return found
+
+
+@pytest.fixture(scope="module")
+def called(served: ServedProcess) -> Found:
+    """What the client's plain calls gave."""
+    found: Found = run_python("python_calls.py", served, "improvised")
+    return found
+
+
+def unbroken(found: Found, name: str) -> Any:
+    """What a script found under this name."""
+    assert "broke" not in found[name], found[name]["broke"]
+    return found[name]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_python_client_runs_a_loop_of_thirty_turns(loops: Found, transport: str) -> None:
+    """Every call comes back under its own id, and each turn after the first costs what is new in it."""
+    turns = unbroken(loops, f"loop/{transport}")["turns"]
+    assert len(turns) == LOOP_TURNS
+    for turn, city in zip(turns, CITIES, strict=False):
+        ((call_id, name, arguments),) = turn["calls"]
+        assert call_id.startswith("call_")
+        assert (name, json.loads(arguments)) == ("get_weather", {"city": city})
+    assert len({turn["calls"][0][0] for turn in turns[:-1]}) == LOOP_TURNS - 1
+    assert turns[-1]["text"] == LOOP_END
+    _check_chain([turn["response"] for turn in turns])
+    for turn in turns:
+        check_usage(turn["response"]["usage"])
+        if transport != "json":
+            assert turn["types"][0] == "response.created"
+            assert turn["types"][-1] == "response.completed"
+    _check_costs(turns)
+
+
+def _check_chain(responses: list[dict[str, Any]]) -> None:
+    parent = None
+    for response in responses:
+        assert response["status"] == "completed"
+        assert response["previous_response_id"] == parent
+        parent = response["id"]
+
+
+def _check_costs(turns: list[dict[str, Any]]) -> None:
+    """Segue's own counters: what each turn received, validated, decoded and tokenized."""
+    costs = [turn["counted"] for turn in turns]
+    assert [cost["segue_items_validated_total"] for cost in costs] == [1] * len(turns)
+    assert [cost["segue_tool_decodes_total"] for cost in costs] == [1] + [0] * (len(turns) - 1)
+    bytes_each = [cost["segue_bytes_received_total"] for cost in costs]
+    assert max(bytes_each[1:]) - min(bytes_each[1:]) < 64, "a turn received more than what is new"
+    prompt = turns[0]["response"]["usage"]["input_tokens"]
+    for before, turn in itertools.pairwise(turns):
+        cost, usage = turn["counted"], turn["response"]["usage"]
+        assert 0 < cost["segue_tokens_tokenized_total"] < 40
+        # Nothing is rendered twice: what came before is taken over whole, sampled tokens included.
+        earlier = before["response"]["usage"]
+        assert cost["segue_tokens_reused_total"] >= earlier["total_tokens"]
+        assert usage["input_tokens"] > earlier["input_tokens"]
+    reused = sum(cost["segue_tokens_reused_total"] for cost in costs)
+    tokenized = sum(cost["segue_tokens_tokenized_total"] for cost in costs)
+    assert costs[0]["segue_tokens_tokenized_total"] == pytest.approx(prompt, abs=16)
+    assert reused > 10 * tokenized
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_python_client_holds_a_conversation_with_the_improvising_engine(
+    loops: Found, transport: str
+) -> None:
+    first, last = unbroken(loops, f"improvised/{transport}")["turns"]
+    assert json.loads(first["calls"][0][2]) == {"city": "city"}
+    assert "sunny in city" in last["text"]
+    assert isinstance(last["response"]["usage"]["total_tokens"], int)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_strict_helper_accepts_reasoning_however_it_is_shown(loops: Found, view: str) -> None:
+    turns = unbroken(loops, f"thinking-{view}/helper")["turns"]
+    assert [turn["response"]["output"][0]["type"] for turn in turns] == ["reasoning", "reasoning"]
+    assert turns[-1]["text"] == "Sunny."
+    thought = turns[0]["response"]["output"][0]
+    shown = {"text": thought.get("content"), "summary": thought["summary"], "hidden": None}[view]
+    assert (shown[0]["text"] if shown else None) == (
+        None if view == "hidden" else "Which city?\nOslo."
+    )
+
+
+def test_managed_session_runs_two_lanes_beside_each_other(lanes: Found) -> None:
+    found = unbroken(lanes, "lanes/together")
+    for responses in found["lanes"].values():
+        assert len(responses) == 3
+        _check_chain(responses)
+        assert responses[-1]["output"][0]["content"][0]["text"].startswith("Both.")
+    order = found["order"]
+    assert {lane for lane, _ in order} == {"a", "b"}
+    for turn in range(3):
+        begins = [_nth(order, lane, "response.created", turn) for lane in "ab"]
+        ends = [_nth(order, lane, "response.completed", turn) for lane in "ab"]
+        assert max(begins) < min(ends), f"turn {turn} of the lanes was not interleaved"
+
+
+def _nth(order: list[list[str]], lane: str, kind: str, number: int) -> int:
+    return [place for place, one in enumerate(order) if one == [lane, kind]][number]
+
+
+def test_managed_session_forks_from_another_lane(lanes: Found) -> None:
+    """Both children have the parent's history; a refusal on one lane touches neither the socket nor the other."""
+    found = unbroken(lanes, "lanes/fork")
+    root, left, right = found["root"], found["left"], found["right"]
+    assert left["previous_response_id"] == right["previous_response_id"] == root["id"]
+    assert left["id"] != right["id"]
+    assert left["usage"]["input_tokens"] == right["usage"]["input_tokens"]
+    assert left["usage"]["input_tokens"] > root["usage"]["total_tokens"]
+    for child in (left, right):
+        assert json.loads(child["output"][-1]["arguments"]) == {"city": "Rome"}
+    check_refusal(found["refused"], 400, "previous_response_not_found", lane="b")
+    assert found["on"]["status"] == "completed"
+    assert found["on"]["output"][0]["content"][0]["text"].startswith("Both.")
+
+
+def test_blocking_session_speaks_on_named_lanes_and_the_default_one(lanes: Found) -> None:
+    found = unbroken(lanes, "improvised/blocking")["lanes"]
+    assert set(found) == {"a", "b", "default"}
+    for call, answer in found.values():
+        assert call["output"][0]["type"] == "function_call"
+        assert answer["previous_response_id"] == call["id"]
+        assert "sunny" in answer["output"][0]["content"][0]["text"]
+
+
+def test_python_client_retrieves_what_it_created(called: Found) -> None:
+    assert called["fetched"] == called["made"]
+    assert called["made"]["metadata"] == {"for": "test"}
+    assert called["made"]["temperature"] == 0.5
+    assert called["request_id"]
+
+
+def test_python_client_pages_through_input_items_in_both_orders(called: Found) -> None:
+    items = [f"item {index}" for index in range(7)]
+    assert called["asc"] == items
+    assert called["desc"] == called["unset"] == items[::-1]
+    assert called["first"] == [items[:3], True]
+    assert called["after"] == items[3:]
+    assert len(set(called["ids"])) == len(items)
+
+
+def test_python_client_lists_and_retrieves_models(called: Found) -> None:
+    assert {"loop", "improvised"} <= set(called["models"])
+    model = called["model"]
+    assert (model["id"], model["object"]) == ("improvised", "model")
+    assert isinstance(model["created"], int)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "code", "param"),
+    [
+        ("parent", "BadRequestError", "previous_response_not_found", "previous_response_id"),
+        (
+            "parent streamed",
+            "BadRequestError",
+            "previous_response_not_found",
+            "previous_response_id",
+        ),
+        ("model", "NotFoundError", "model_not_found", "model"),
+        ("model card", "NotFoundError", "model_not_found", "model"),
+        ("response", "NotFoundError", "not_found", "response_id"),
+        ("unstored", "NotFoundError", "not_found", "response_id"),
+        ("temperature", "BadRequestError", "invalid_value", "temperature"),
+        ("limit", "BadRequestError", "invalid_request", "limit"),
+        ("deleted", "NotFoundError", "not_found", "response_id"),
+        ("deleted twice", "NotFoundError", "not_found", "response_id"),
+        ("deleted items", "NotFoundError", "not_found", "response_id"),
+        (
+            "deleted parent",
+            "BadRequestError",
+            "previous_response_not_found",
+            "previous_response_id",
+        ),
+        ("orphan", "BadRequestError", "previous_response_not_found", "previous_response_id"),
+    ],
+)
+def test_python_client_catches_the_error_it_knows(
+    called: Found, call: str, kind: str, code: str, param: str
+) -> None:
+    error = called["errors"][call]
+    assert error["kind"] == kind, error
+    assert (error["code"], error["param"]) == (code, param)
+    assert error["type"] == "invalid_request_error"
+    assert error["request_id"].startswith("req_")
+
+
+def test_child_of_a_deleted_response_keeps_its_own_answer(called: Found) -> None:
+    assert "And now?" in called["child"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_client_sends_a_compressed_body(served: ServedProcess, encoding: str) -> None:
+    text = "Long ago. " * 5_000
+    plain = json.dumps({"model": "improvised", "input": text}).encode()
+    packed = gzip.compress(plain) if encoding == "gzip" else zstandard.compress(plain)
+    assert len(packed) < len(plain) / 10
+    headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
+    answer = await fetch(served, "POST", "/v1/responses", packed, headers)
+    assert answer.status == 200, answer.body
+    check_response(answer.json)
+    assert "Long ago." in answer.json["output"][0]["content"][0]["text"]
+    broken = await fetch(served, "POST", "/v1/responses", b"?" + packed[1:], headers)
+    assert broken.status == 400
+    assert broken.json["error"]["code"] == "invalid_encoding"

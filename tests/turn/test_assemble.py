@@ -1,0 +1,382 @@
+"""The order and the numbers of events: whatever the model says, protocol.md 5.2 holds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segue.errors import EngineFailed, InvalidRequest
+from segue.turn.admit import ReasoningView
+from segue.turn.assemble import Assembler
+from segue.turn.decide import End
+from segue.turn.values import Closed, Opened, Said, Sealed, Wrote, id_array
+from segue.wire.events import Event
+from segue.wire.response import InputDetails, OutputDetails, Usage
+from tests.contracts.turns import response_of
+from tests.events import check_turn
+
+USAGE = Usage(3, InputDetails(), 2, OutputDetails(), 5)
+COMPLETED = End("completed")
+TAIL = id_array([0])
+
+
+def assembler(view: ReasoningView = "text") -> Assembler:
+    numbers = itertools.count()
+    first = response_of("resp_1", status="in_progress")
+    return Assembler(first, lambda prefix: f"{prefix}_{next(numbers)}", view)
+
+
+def item(
+    kind: str, *texts: str, ids: Sequence[int] = (1,), is_cut: bool = False, **opened: Any
+) -> list[Said]:
+    """One item as a reader tells it."""
+    name = "f" if kind in ("function", "custom") else ""
+    begin = Opened(kind, name, **opened)  # type: ignore[arg-type]
+    return [begin, *(Wrote(text) for text in texts), Closed(id_array(ids), is_cut)]
+
+
+def tell(writer: Assembler, said: Sequence[Said], end: End = COMPLETED) -> list[Event]:
+    """The events of a whole turn."""
+    events = writer.start() + writer.feed(said)
+    writer.conclude(end, USAGE, 1_700_000_001)
+    return [*events, writer.end()]
+
+
+def shown(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The events as a client reads them; what they say of themselves must be what they are."""
+    found = [json.loads(event.data) for event in events]
+    for event, data in zip(events, found, strict=True):
+        assert (event.type, event.number) == (data["type"], data["sequence_number"])
+    return found
+
+
+kinds = st.sampled_from(["message", "reasoning", "function", "custom"])
+texts = st.lists(st.text(max_size=5), max_size=4)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> tuple[list[Said], End]:
+    """Anything a reader may say: whole items, perhaps a last one that is cut, and the end that fits."""
+    said: list[Said] = []
+    for _ in range(draw(st.integers(0, 4))):
+        said += item(
+            draw(kinds),
+            *draw(texts),
+            ids=draw(st.lists(st.integers(0, 9), max_size=3)),
+            namespace=draw(st.sampled_from([None, "crm"])),
+            is_async=draw(st.booleans()),
+        )
+    end = draw(
+        st.sampled_from(
+            [
+                COMPLETED,
+                End("incomplete", reason="max_output_tokens"),
+                End("cancelled"),
+                End("failed", error=EngineFailed("Broken.")),
+            ]
+        )
+    )
+    if end.is_cut and draw(st.booleans()):
+        said += item(draw(kinds), *draw(texts), is_cut=True)
+    return [*said, Sealed(TAIL)], end
+
+
+views = st.sampled_from(["text", "summary", "hidden"])
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(turn=turns(), view=views)
+def test_events_of_any_turn_keep_the_rules(
+    turn: tuple[list[Said], End], view: ReasoningView
+) -> None:
+    said, end = turn
+
+    response = check_turn(shown(tell(assembler(view), said, end)))
+
+    assert response["status"] == end.status
+    assert len(response["output"]) == sum(isinstance(one, Opened) for one in said)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(turn=turns(), view=views, data=st.data())
+def test_cutting_what_is_said_elsewhere_changes_no_event(
+    turn: tuple[list[Said], End], view: ReasoningView, data: st.DataObject
+) -> None:
+    said, end = turn
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=4)))
+    writer = assembler(view)
+
+    events = writer.start()
+    for begin, until in itertools.pairwise([0, *cuts, len(said)]):
+        events += writer.feed(said[begin:until])
+    writer.conclude(end, USAGE, 1_700_000_001)
+    events.append(writer.end())
+
+    assert events == tell(assembler(view), said, end)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(turn=turns(), beats=st.lists(st.integers(0, 20), min_size=1, max_size=4))
+def test_heartbeats_are_numbered_like_any_event(
+    turn: tuple[list[Said], End], beats: list[int]
+) -> None:
+    """They may come anywhere between the first events and the end; nothing else changes."""
+    said, end = turn
+    writer = assembler()
+    events = writer.start()
+    for place, one in enumerate(said):
+        if place in beats:
+            events.append(writer.heartbeat())
+        events += writer.feed([one])
+    events.append(writer.heartbeat())
+    writer.conclude(end, USAGE, 1_700_000_001)
+    events.append(writer.end())
+
+    check_turn(shown(events))
+
+    quiet = [event.type for event in tell(assembler(), said, end)]
+    lively = [event.type for event in events if event.type != "response.in_progress"]
+    assert lively == [kind for kind in quiet if kind != "response.in_progress"]
+    beat = [event for event in shown(events) if event["type"] == "response.in_progress"]
+    assert all(one["response"] == beat[0]["response"] for one in beat)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(turn=turns(), view=views)
+def test_what_was_sampled_is_kept_by_item_however_it_is_shown(
+    turn: tuple[list[Said], End], view: ReasoningView
+) -> None:
+    said, end = turn
+    writer = assembler(view)
+
+    tell(writer, said, end)
+
+    assert writer.ids == [one.ids for one in said if isinstance(one, Closed)]
+    assert writer.tail == TAIL
+    assert len(writer.items) == len(writer.ids)
+    assert [bytes(raw) for raw in writer.response.output] == [one.raw for one in writer.items]
+
+
+# --- the traces of protocol.md 5 --------------------------------------------------------------------
+
+
+def types_of(events: Sequence[Event]) -> list[str]:
+    return [event.type.removeprefix("response.") for event in events]
+
+
+@pytest.mark.parametrize(
+    "view, said, inner",
+    [
+        (
+            "text",
+            item("message", "Hel", "lo"),
+            [
+                "content_part.added",
+                "output_text.delta",
+                "output_text.delta",
+                "output_text.done",
+                "content_part.done",
+            ],
+        ),
+        (
+            "text",
+            item("function", '{"city":', '"Paris"}'),
+            [
+                "function_call_arguments.delta",
+                "function_call_arguments.delta",
+                "function_call_arguments.done",
+            ],
+        ),
+        (
+            "text",
+            item("function"),
+            ["function_call_arguments.delta", "function_call_arguments.done"],
+        ),
+        (
+            "text",
+            item("custom", "*** Begin"),
+            ["custom_tool_call_input.delta", "custom_tool_call_input.done"],
+        ),
+        (
+            "text",
+            item("reasoning", "Hm"),
+            [
+                "content_part.added",
+                "reasoning_text.delta",
+                "reasoning_text.done",
+                "content_part.done",
+            ],
+        ),
+        (
+            "summary",
+            item("reasoning", "Hm"),
+            [
+                "reasoning_summary_part.added",
+                "reasoning_summary_text.delta",
+                "reasoning_summary_text.done",
+                "reasoning_summary_part.done",
+            ],
+        ),
+        ("hidden", item("reasoning", "Hm"), []),
+    ],
+)
+def test_item_is_told_as_the_contracts_traces_tell_it(
+    view: ReasoningView, said: list[Said], inner: list[str]
+) -> None:
+    assert types_of(tell(assembler(view), said)) == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        *inner,
+        "output_item.done",
+        "completed",
+    ]
+
+
+def test_text_answer_is_the_contracts_trace() -> None:
+    """protocol.md 5.4, to the field: this exact shape was accepted by three official clients."""
+    events = shown(tell(assembler(), item("message", "Hel", "lo")))
+
+    part = {"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}
+    done = {
+        "id": "msg_0",
+        "type": "message",
+        "status": "completed",
+        "role": "assistant",
+        "content": [part],
+    }
+    place = {"item_id": "msg_0", "output_index": 0, "content_index": 0}
+    for event in events:
+        del event["type"], event["sequence_number"]
+    assert events[2:-1] == [
+        {"output_index": 0, "item": done | {"status": "in_progress", "content": []}},
+        place | {"part": part | {"text": ""}},
+        place | {"delta": "Hel", "logprobs": []},
+        place | {"delta": "lo", "logprobs": []},
+        place | {"text": "Hello", "logprobs": []},
+        place | {"part": part},
+        {"output_index": 0, "item": done},
+    ]
+    assert events[-1]["response"]["output"] == [done]
+
+
+def test_hidden_reasoning_tells_nothing_of_its_text() -> None:
+    events = tell(assembler("hidden"), item("reasoning", "a secret") + item("message", "Hi"))
+
+    assert not any(b"secret" in event.data for event in events)
+
+
+def test_call_carries_its_namespace_and_that_it_may_stay_open() -> None:
+    events = shown(
+        tell(assembler(), item("function", "{}", namespace="crm", is_async=True) + item("custom"))
+    )
+
+    first, second = events[-1]["response"]["output"]
+    assert (first["namespace"], first["async"]) == ("crm", True)
+    assert not {"namespace", "async"} & second.keys()
+    assert first["call_id"].startswith("call_")
+    assert first["call_id"] != second["call_id"]
+
+
+def test_cut_item_is_incomplete_and_last() -> None:
+    end = End("incomplete", reason="max_output_tokens")
+    events = shown(tell(assembler(), item("message", "Hel", is_cut=True), end))
+
+    response = events[-1]["response"]
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["output"][-1]["status"] == "incomplete"
+
+
+def test_failed_response_says_why() -> None:
+    error = InvalidRequest("Too long.", code="context_length_exceeded", param="input")
+    events = shown(tell(assembler(), [], End("failed", error=error)))
+
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["error"] == {
+        "code": "context_length_exceeded",
+        "message": "Too long.",
+        "param": "input",
+    }
+
+
+def test_failure_may_leave_an_item_unfinished() -> None:
+    """Where even closing failed, the response still ends, and repeats finished items only."""
+    writer = assembler()
+    events = writer.start() + writer.feed([*item("message", "a"), Opened("message"), Wrote("b")])
+    writer.conclude(End("failed", error=EngineFailed("Broken.")), USAGE, 1)
+    events.append(writer.end())
+
+    assert [one["id"] for one in shown(events)[-1]["response"]["output"]] == ["msg_0"]
+
+
+# --- what must never happen -------------------------------------------------------------------------
+
+
+def new() -> Assembler:
+    return assembler()
+
+
+def opened() -> Assembler:
+    writer = assembler()
+    writer.start()
+    return writer
+
+
+def ended() -> Assembler:
+    writer = opened()
+    writer.conclude(COMPLETED, USAGE, 1)
+    writer.end()
+    return writer
+
+
+CALLS: dict[str, Callable[[Assembler], object]] = {
+    "start": lambda writer: writer.start(),
+    "feed": lambda writer: writer.feed([]),
+    "heartbeat": lambda writer: writer.heartbeat(),
+    "conclude": lambda writer: writer.conclude(COMPLETED, USAGE, 1),
+    "end": lambda writer: writer.end(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("state", [new, opened, ended])
+def test_every_call_is_legal_in_one_state_only(state: Callable[[], Assembler], call: str) -> None:
+    writer = state()
+    is_legal = (state is new) if call == "start" else (state is opened)
+
+    if is_legal:
+        CALLS[call](writer)
+    else:
+        with pytest.raises(AssertionError):
+            CALLS[call](writer)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [Wrote("outside")],
+        [Closed(id_array())],
+        [Opened("message"), Opened("message")],
+        [*item("message"), Wrote("behind")],
+        [*item("message"), Closed(id_array())],
+        [Sealed(TAIL), Wrote("sealed")],
+    ],
+)
+def test_words_outside_of_an_item_are_a_bug_of_ours(said: list[Said]) -> None:
+    with pytest.raises(AssertionError):
+        opened().feed(said)
+
+
+@pytest.mark.parametrize("end", [COMPLETED, End("incomplete", reason="max_output_tokens")])
+def test_turn_that_did_not_fail_leaves_no_item_open(end: End) -> None:
+    writer = opened()
+    writer.feed([Opened("message")])
+
+    with pytest.raises(AssertionError):
+        writer.conclude(end, USAGE, 1)

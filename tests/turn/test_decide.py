@@ -1,0 +1,50 @@
+"""How a turn ends: the client's leaving beats our own leaving, and both beat the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from segue.errors import EngineFailed, ServerFault
+from segue.turn.decide import decide
+from segue.turn.values import Cancel, Drain, Finish, Notice
+
+FINISHES = [Finish("stop"), Finish("length"), None]
+
+
+@pytest.mark.parametrize(
+    "finish, status, reason",
+    [
+        (Finish("stop"), "completed", None),
+        (Finish("length"), "incomplete", "max_output_tokens"),
+        (None, "failed", None),
+    ],
+)
+def test_engines_last_word_ends_an_undisturbed_turn(
+    finish: Finish | None, status: str, reason: str | None
+) -> None:
+    end = decide(finish, None)
+
+    assert (end.status, end.reason) == (status, reason)
+    assert end.is_cut == (status != "completed")
+
+
+def test_engine_that_breaks_off_is_at_fault() -> None:
+    assert isinstance(decide(None, None).error, EngineFailed)
+
+
+@pytest.mark.parametrize("finish", FINISHES)
+@pytest.mark.parametrize("notice, status", [(Cancel(), "cancelled"), (Drain(), "failed")])
+def test_notice_is_stronger_than_the_engine(
+    finish: Finish | None, notice: Notice, status: str
+) -> None:
+    end = decide(finish, notice)
+
+    assert end.status == status
+    assert end.is_cut
+
+
+def test_drain_is_told_as_our_fault() -> None:
+    error = decide(Finish("stop"), Drain()).error
+
+    assert isinstance(error, ServerFault)
+    assert "shutting down" in error.message

@@ -1,0 +1,178 @@
+"""Tools: every type is understood, echoed as it came, and decoded only when it differs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+
+from segue.errors import InvalidRequest
+from segue.wire.codec import TOOL_TYPES, TOOLS_MAX, decode_tools
+from segue.wire.tools import ALIASES, NO_TOOLS, NamespaceTool, Offer, Tool, Tools, offer_named
+
+# Every definition of protocol.md 4.1.
+EXAMPLES = [
+    '{"type":"function","name":"f","description":"…","parameters":{"type":"object"},"strict":true,'
+    '"async":false,"defer_loading":false,"output_schema":{},"allowed_callers":["direct"]}',
+    '{"type":"function","name":"f","description":null,"parameters":null,"strict":null}',
+    '{"type":"custom","name":"apply_patch","description":"…","format":{"type":"grammar",'
+    '"syntax":"lark","definition":"start: x"},"defer_loading":false,"async":false}',
+    '{"type":"namespace","name":"crm","description":"…","tools":[{"type":"function","name":"a",'
+    '"defer_loading":true},{"type":"custom","name":"b"}]}',
+    '{"type":"tool_search"}',
+    '{"type":"tool_search","execution":"client","description":"…","parameters":{}}',
+    '{"type":"web_search","search_context_size":"medium","external_web_access":true,'
+    '"filters":{"allowed_domains":["a"]},"user_location":{"type":"approximate","country":"US"}}',
+    '{"type":"shell","environment":{"type":"local","skills":[{"name":"n"}]}}',
+    '{"type":"apply_patch"}',
+    '{"type":"local_shell"}',
+    '{"type":"computer"}',
+    '{"type":"programmatic_tool_calling"}',
+    '{"type":"file_search","vector_store_ids":["vs_1"],"max_num_results":20,"filters":{},'
+    '"ranking_options":{}}',
+    '{"type":"code_interpreter","container":{"type":"auto","file_ids":[]}}',
+    '{"type":"image_generation","size":"1x1"}',
+    *(f'{{"type":"{alias}"}}' for alias in ALIASES),
+]
+MCP = (
+    '{"type":"mcp","server_label":"x","server_url":"https://example.com","allowed_tools":["a"],'
+    '"require_approval":"never","headers":{"X-Key":"hush"},"authorization":"hush",'
+    '"defer_loading":true}'
+)
+
+
+def decode(*tools: str, known: Tools | None = None) -> tuple[Tools, bool]:
+    return decode_tools(f"[{','.join(tools)}]".encode(), known)
+
+
+def echo(tools: Tools) -> list[dict[str, Any]]:
+    return json.loads(tools.echo)  # type: ignore[no-any-return]
+
+
+def test_examples_cover_every_type() -> None:
+    decoded, _ = decode(*EXAMPLES, MCP)
+
+    assert {type(tool) for tool in decoded.definitions} == set(get_args(Tool))
+    assert len(TOOL_TYPES) == len(get_args(Tool))
+
+
+@pytest.mark.parametrize("raw", EXAMPLES)
+def test_response_echoes_a_tool_as_it_came(raw: str) -> None:
+    decoded, did_decode = decode(raw)
+
+    assert did_decode
+    shown = echo(decoded)[0]
+    sent = json.loads(raw)
+    assert {key: shown[key] for key in sent} == sent
+    assert set(shown) - set(sent) <= {"description", "parameters", "strict"}
+
+
+def test_response_echoes_a_function_with_all_its_nullable_keys() -> None:
+    for spaced in ('{"type":"function","name":"f"}', '{"type":"function","name":"f" \n}  '):
+        decoded, _ = decode(spaced)
+
+        assert echo(decoded) == [
+            {
+                "type": "function",
+                "name": "f",
+                "description": None,
+                "parameters": None,
+                "strict": None,
+            }
+        ]
+
+
+def test_secrets_of_a_remote_server_are_not_echoed() -> None:
+    decoded, _ = decode(MCP)
+
+    assert b"hush" not in decoded.echo
+    assert echo(decoded)[0]["server_label"] == "x"
+    assert echo(decoded)[0]["allowed_tools"] == ["a"]
+
+
+def test_unchanged_tools_are_not_decoded_again() -> None:
+    first, _ = decode(*EXAMPLES)
+
+    second, did_decode = decode(*EXAMPLES, known=first)
+
+    assert second is first
+    assert not did_decode
+
+
+def test_tools_that_differ_in_a_byte_are_decoded() -> None:
+    first, _ = decode('{"type":"function","name":"f"}')
+
+    second, did_decode = decode('{"type":"function","name": "f"}', known=first)
+
+    assert did_decode
+    assert second.definitions == first.definitions
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"null"])
+def test_no_tools_cost_nothing(raw: bytes) -> None:
+    known, _ = decode(EXAMPLES[0])
+
+    assert decode_tools(raw, None) == (NO_TOOLS, False)
+    assert decode_tools(raw, known) == (NO_TOOLS, False)
+
+
+def test_model_is_offered_functions_and_custom_tools_with_namespaces_opened() -> None:
+    decoded, _ = decode(*EXAMPLES)
+    namespace = next(tool for tool in decoded.definitions if isinstance(tool, NamespaceTool))
+
+    assert [offer.qualified_name for offer in decoded.offers] == [
+        "f",
+        "f",
+        "apply_patch",
+        "crm.a",
+        "crm.b",
+    ]
+    assert offer_named(decoded.offers, "crm.a") == Offer(namespace.tools[0], "crm")
+    assert offer_named(decoded.offers, "a") is None
+
+
+@pytest.mark.parametrize(
+    "raw, param",
+    [
+        ('{"type":"telepathy"}', "tools[1].type"),
+        ("{}", "tools[1].type"),
+        ('{"type":null}', "tools[1].type"),
+        ('{"type":7}', "tools[1].type"),
+        ('"function"', "tools[1]"),
+        ("null", "tools[1]"),
+        ('{"type":"function"}', "tools[1]"),
+        ('{"type":"function","name":7}', "tools[1].name"),
+        ('{"type":"function","name":null}', "tools[1].name"),
+        ('{"type":"function","name":"f","strict":"yes"}', "tools[1].strict"),
+        ('{"type":"function","name":"f","description":7}', "tools[1].description"),
+        ('{"type":"function","name":"f","async":1}', "tools[1].async"),
+        ('{"type":"custom"}', "tools[1]"),
+        ('{"type":"namespace","name":"n","tools":{}}', "tools[1].tools"),
+        ('{"type":"namespace","name":"n","tools":[{"type":"shell"}]}', "tools[1].tools[0].type"),
+        ('{"type":"mcp"}', "tools[1]"),
+        ('{"type":"tool_search","execution":"elsewhere"}', "tools[1].execution"),
+        ('{"type":"file_search","vector_store_ids":"vs"}', "tools[1].vector_store_ids"),
+    ],
+)
+def test_client_is_told_where_a_tool_is_wrong(raw: str, param: str) -> None:
+    with pytest.raises(InvalidRequest) as told:
+        decode('{"type":"apply_patch"}', raw)
+
+    assert told.value.param == param
+
+
+@pytest.mark.parametrize("raw", [b"{}", b"7", b'"f"', b"true"])
+def test_tools_that_are_no_list_are_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest) as told:
+        decode_tools(raw, None)
+
+    assert told.value.param == "tools"
+
+
+def test_more_tools_than_anybody_has_are_refused() -> None:
+    decode(*['{"type":"shell"}'] * TOOLS_MAX)
+    with pytest.raises(InvalidRequest) as told:
+        decode(*['{"type":"shell"}'] * (TOOLS_MAX + 1))
+
+    assert told.value.param == "tools"
