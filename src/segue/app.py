@@ -42,6 +42,7 @@ from segue.turn.admit import Model, Models
 from segue.turn.run import Runner
 from segue.turn.seams import Dialect, Ledger, Turns
 from segue.turn.settle import Afterwards
+from segue.turn.values import Owner
 
 log = logging.getLogger(__name__)
 
@@ -171,10 +172,16 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             await is_ready()
             return metrics.write()
 
+        async def erase(owner: Owner, turn_id: str) -> bool:
+            is_erased = await store.turns.delete(owner, turn_id)
+            await lobby.erase(owner, turn_id)
+            return is_erased
+
         async with Runner(models, afterwards, heartbeat_s=settings.heartbeat_s) as runner:
             desk = Desk(
                 runner=runner,
                 turns=store.turns,
+                erase=erase,
                 open_cache=open_cache,
                 is_ready=is_ready,
                 write_metrics=write_metrics,

@@ -13,8 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
+from pydantic import BaseModel
 
 ITEMS = 7
+
+
+class City(BaseModel):
+    """An answer in a shape of the application's own."""
+
+    name: str
+    people: int
 
 
 def caught(call: Callable[[], object]) -> dict[str, Any]:
@@ -32,6 +40,46 @@ def caught(call: Callable[[], object]) -> dict[str, Any]:
             "request_id": error.request_id,
         }
     return {"kind": None}
+
+
+def cut(client: openai.OpenAI, model: str) -> list[str]:
+    """The strict helper's events of an answer that is cut short."""
+    with client.responses.stream(model=model, input="x " * 50, max_output_tokens=16) as stream:
+        return [event.type for event in stream]
+
+
+def resent(client: openai.OpenAI, model: str) -> str:
+    """The whole history sent again, as the client's own objects, by an application that keeps no parent."""
+    tools: list[Any] = [{"type": "function", "name": "get_weather", "parameters": {}}]
+    history: list[Any] = [{"role": "user", "content": "Weather?"}]
+    first = client.responses.create(model=model, input=history, tools=tools, store=False)
+    history += first.output
+    call_id = first.output[-1].call_id
+    history.append({"type": "function_call_output", "call_id": call_id, "output": "snow"})
+    return client.responses.create(model=model, input=history, tools=tools, store=False).output_text
+
+
+def warm(client: openai.OpenAI, model: str) -> list[Any]:
+    """A warm-up on a socket, then an empty input that stands on it."""
+    told: list[Any] = []
+    parent: dict[str, str] = {}
+    with client.responses.connect() as connection:
+        for given, generate in (("Hello there", False), ([], True)):
+            connection.response.create(
+                model=model,
+                input=given,
+                store=False,
+                **({} if generate else {"generate": False}),
+                **parent,
+            )
+            types = []
+            for event in connection:
+                types.append(event.type)
+                if event.type in ("response.completed", "error"):
+                    break
+            told.append([types, event.response.output_text])
+            parent = {"previous_response_id": event.response.id}
+    return told
 
 
 def texts(pages: Any) -> list[str]:
@@ -65,6 +113,12 @@ def calls(base_url: str, model: str) -> dict[str, Any]:
         "after": texts(items.list(made.id, order="asc", after=first.data[-1].id).data),
         "ids": [item.id for item in items.list(made.id, limit=2, order="asc")],
         "models": [one.id for one in client.models.list()],
+        "parsed": responses.parse(
+            model=model, input="x", text_format=City
+        ).output_parsed.model_dump(),
+        "cut": cut(client, model),
+        "resent": resent(client, model),
+        "warm": warm(client, model),
         "model": json.loads(client.models.retrieve(model).to_json()),
         "errors": {
             "parent": caught(

@@ -16,18 +16,20 @@ import msgspec
 from hypothesis import strategies as st
 
 from segue.dialects.vocabulary import Vocabulary
-from segue.dialects.warm import kept_ids
-from segue.turn.settle import warm_after
 from segue.turn.seams import Dialect
+from segue.turn.settle import warm_after
 from segue.turn.values import (
     Closed,
     Head,
+    IdArray,
     Ids,
     Opened,
+    Prompt,
     Round,
     Said,
     Scene,
     Sealed,
+    Tokens,
     Turn,
     Wrote,
     id_array,
@@ -74,9 +76,7 @@ def reasoning(text: str) -> Item:
 
 
 def call(name: str, arguments: str, namespace: str | None = None) -> Item:
-    return item(
-        "function_call", call_id="c", name=name, arguments=arguments, namespace=namespace
-    )
+    return item("function_call", call_id="c", name=name, arguments=arguments, namespace=namespace)
 
 
 def custom_call(name: str, text: str) -> Item:
@@ -100,6 +100,12 @@ TOOLS = tools_of(
     ),
     CustomTool(name="patch", description="Applies a patch."),
     NamespaceTool(name="fs", tools=[FunctionTool(name="read", is_async=True)]),
+)
+HEADS = (
+    Head(),
+    Head(instructions="Be brief."),
+    Head(tools=TOOLS),
+    Head(instructions="", tools=TOOLS),
 )
 BARE = Scene(Head(), None, ())
 OFFERING = Scene(Head(tools=TOOLS), None, ())
@@ -140,7 +146,9 @@ def given_items(family: Family) -> st.SearchStrategy[list[Item]]:
     nasty = texts(*family.marks)
     return st.lists(
         st.one_of(
-            st.builds(message, st.sampled_from(["user", "system", "developer", "assistant"]), nasty),
+            st.builds(
+                message, st.sampled_from(["user", "system", "developer", "assistant"]), nasty
+            ),
             st.builds(output, nasty),
             st.builds(reasoning, nasty),
             st.builds(call, st.sampled_from(["look", "unknown"]), objects() | nasty),
@@ -167,17 +175,19 @@ def sampled_ids(family: Family) -> st.SearchStrategy[list[int]]:
 
 @cache
 def spoken() -> st.SearchStrategy[list[Item]]:
-    """Items of one model turn that its marks can hold: see `says_itself` for those that cannot be."""
+    """Items of one model turn, in the order in which a model writes them."""
     calls = st.one_of(
         st.builds(call, st.sampled_from(["look", "read_file", "a.b"]), objects()),
         st.builds(call, st.just("read"), objects(), st.just("fs")),
-        st.builds(call, st.just("look"), texts().filter(lambda text: not text.lstrip()[:1] == "{")),
+        st.builds(call, st.just("look"), texts().filter(lambda text: text.lstrip()[:1] != "{")),
         st.builds(custom_call, st.just("patch"), texts("</tool_call>")),
     )
     return st.builds(
         lambda thought, said, called: [*thought, *said, *called],
         st.lists(st.builds(reasoning, texts("<tool_call>")), max_size=1),
-        st.lists(st.builds(message, st.just("assistant"), texts("<|im_end|>", "</think>")), max_size=1),
+        st.lists(
+            st.builds(message, st.just("assistant"), texts("<|im_end|>", "</think>")), max_size=1
+        ),
         st.lists(calls, max_size=3),
     )
 
@@ -243,13 +253,13 @@ class Step(NamedTuple):
 
 
 @cache
-def steps(family: Family, *heads: Head) -> st.SearchStrategy[list[Step]]:
+def steps(family: Family, *, is_one_head: bool = True) -> st.SearchStrategy[list[Step]]:
     return st.lists(
         st.builds(
             Step,
             given_items(family).map(tuple),
             st.none() | sampled_ids(family).map(tuple),
-            st.sampled_from(heads or (Head(),)),
+            st.sampled_from(HEADS[: 1 if is_one_head else None]),
         ),
         min_size=1,
         max_size=4,
@@ -313,6 +323,11 @@ def chain(dialect: Dialect, steps: Sequence[Step]) -> tuple[list[Scene], Turn]:
     return scenes, past
 
 
+def flat(prompt: Prompt) -> IdArray[int]:
+    assert isinstance(prompt, Tokens)
+    return prompt.flat()
+
+
 def cold(scene: Scene) -> Scene:
     """The same scene with nothing warm, as after a reload."""
     past: Turn | None = None
@@ -351,8 +366,8 @@ def warmth_changes_no_token(family: Family, steps: Sequence[Step]) -> None:
     for n, scene in enumerate(scenes):
         warm = family.dialect.render(scene)
         bare = family.dialect.render(cold(scene))
-        assert warm.prompt.flat() == bare.prompt.flat()
-        assert warm.prompt.length == len(warm.prompt.flat())
+        assert flat(warm.prompt) == flat(bare.prompt)
+        assert warm.prompt.length == len(flat(warm.prompt))
         before = steps[n - 1] if n else None
         if before is not None and before.head == steps[n].head:
             assert warm.tokens_reused + warm.tokens_tokenized == warm.context.length
@@ -365,15 +380,15 @@ def prompt_goes_on_where_the_engine_stopped(family: Family, steps: Sequence[Step
     scenes, _ = chain(family.dialect, steps)
     for step, scene, following in zip(steps, scenes, scenes[1:], strict=False):
         sent = family.dialect.render(scene)
-        seen = sent.context.flat()
+        seen = flat(sent.context)
         if step.sampled is not None:
-            seen = sent.prompt.flat() + id_array(step.sampled)
-        assert family.dialect.render(following).context.flat()[: len(seen)] == seen
+            seen = flat(sent.prompt) + id_array(step.sampled)
+        assert family.dialect.render(following).flat(context)[: len(seen)] == seen
 
 
 def rounds_of_one_turn_are_history_too(family: Family, steps: Sequence[Step]) -> None:
     """Two rounds in one turn are written as two turns with a round each."""
-    scenes, last = chain(family.dialect, steps)
+    _, last = chain(family.dialect, steps)
     rounds = tuple(round for turn in last.lineage() for round in turn.rounds)
     head = steps[0].head
     as_turns = cold(Scene(head, last, (message("user", "And now?"),)))
@@ -381,13 +396,15 @@ def rounds_of_one_turn_are_history_too(family: Family, steps: Sequence[Step]) ->
     assert family.dialect.render(as_rounds) == family.dialect.render(as_turns)
 
 
-def text_never_becomes_special(family: Family, items: Sequence[Item], shape: Sequence[Item]) -> None:
+def text_never_becomes_special(
+    family: Family, items: Sequence[Item], shape: Sequence[Item]
+) -> None:
     """The special ids are those of the same items with harmless words in them."""
     assert _specials(family, items) == _specials(family, shape)
 
 
 def _specials(family: Family, items: Sequence[Item]) -> list[int]:
-    prompt = family.dialect.render(Scene(Head(), None, tuple(items))).prompt.flat()
+    prompt = family.dialect.render(Scene(Head(), None, tuple(items))).flat(prompt)
     return [id for id in prompt if family.vocabulary.is_special(id)]
 
 
@@ -399,5 +416,5 @@ def foreign_ids_are_not_used(family: Family, ids: Sequence[int]) -> None:
     rendered = family.dialect.render(scene)
     written = family.dialect.write(foreign.wrote)
     before = family.dialect.render(OFFERING).prompt
-    assert rendered.context.flat()[: before.length + len(written)] == before.flat() + written
+    assert flat(rendered.context)[: before.length + len(written)] == flat(before) + written
     assert rendered.tokens_reused == 0

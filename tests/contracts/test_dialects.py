@@ -10,10 +10,8 @@ from segue.dialects.vocabulary import smollm2_path, vocabulary_from_gguf
 from segue.turn.values import Delta, Head, Scene
 from segue.wire.items import Item, Value
 from tests.contracts import dialect as contract
-from tests.contracts.dialect import TOOLS, Family
+from tests.contracts.dialect import Family
 from tests.contracts.turns import SAMPLES
-
-HEADS = (Head(), Head(instructions="Be brief."), Head(tools=TOOLS), Head(instructions="", tools=TOOLS))
 
 
 def chatml() -> Family:
@@ -71,7 +69,7 @@ def test_warmth_changes_no_token(family: Family, data: st.DataObject) -> None:
 @examples(100)
 @given(data=st.data())
 def test_warmth_under_another_head_changes_no_token(family: Family, data: st.DataObject) -> None:
-    contract.warmth_changes_no_token(family, data.draw(contract.steps(family, *HEADS)))
+    contract.warmth_changes_no_token(family, data.draw(contract.steps(family, is_one_head=False)))
 
 
 @examples(60)
@@ -96,15 +94,16 @@ def test_ids_of_another_vocabulary_are_not_used(family: Family, data: st.DataObj
 @given(data=st.data())
 def test_text_never_becomes_special(family: Family, data: st.DataObject) -> None:
     text = data.draw(contract.texts(*family.marks))
-    makers = [
-        lambda text: contract.message("user", text),
-        contract.output,
-        lambda text: contract.custom_call("patch", text),
-        lambda text: contract.message("system", text),
+    contract.text_never_becomes_special(family, items_with(text), items_with("word"))
+
+
+def items_with(text: str) -> list[Item]:
+    return [
+        contract.message("user", text),
+        contract.output(text),
+        contract.custom_call("patch", text),
+        contract.message("system", text),
     ]
-    contract.text_never_becomes_special(
-        family, [make(text) for make in makers], [make("word") for make in makers]
-    )
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLES if " " not in kind])

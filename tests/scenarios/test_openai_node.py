@@ -12,8 +12,6 @@ from tests.clients.outside import CITIES, LOOP_END, LOOP_TURNS, run_node, servin
 from tests.events import check_refusal, check_response
 from tests.support import ServedProcess, metric
 
-pytestmark = pytest.mark.xdist_group("openai-node")
-
 Found = dict[str, Any]
 
 

@@ -17,8 +17,6 @@ import pytest
 from tests.events import check_refusal, check_response, check_turn, neutral, told_alike
 from tests.support import WEATHER, ServedProcess, fetch, kinds, served_process, serving, wire
 
-pytestmark = pytest.mark.xdist_group("transports")
-
 PATCH: dict[str, Any] = {"type": "custom", "name": "apply_patch", "description": "Edit a file"}
 CRM: dict[str, Any] = {
     "type": "namespace",
@@ -276,6 +274,34 @@ async def test_client_sees_what_each_story_is_about(served: ServedProcess) -> No
         response = (await tell_by_sse(served, cut))[-1][-1]["response"]
         assert response["incomplete_details"] == {"reason": "max_output_tokens"}
         assert response["usage"]["output_tokens"] == response["max_output_tokens"]
+
+
+async def test_client_carries_one_chain_over_all_transports(served: ServedProcess) -> None:
+    """A stored response is the parent of the next wherever that comes from, and costs the same tokens."""
+    by_one: list[dict[str, Any]] = []
+    async with wire(served) as socket:
+        for number in range(4):
+            by_one.append(
+                (await socket.turn(**_chained(by_one, number)))["response"],
+            )
+    by_all: list[dict[str, Any]] = []
+    for number in range(4):
+        ask = _chained(by_all, number)
+        if number % 3 == 0:
+            by_all.append((await fetch(served, "POST", "/v1/responses", ask)).json)
+        elif number % 3 == 1:
+            async with wire(served) as socket:
+                by_all.append((await socket.turn(**ask))["response"])
+        else:
+            answer = await fetch(served, "POST", "/v1/responses", {**ask, "stream": True})
+            by_all.append(check_turn(answer.events))
+    assert [one["usage"] for one in by_all] == [one["usage"] for one in by_one]
+    assert neutral(by_all) == neutral(by_one)
+
+
+def _chained(so_far: list[dict[str, Any]], number: int) -> dict[str, Any]:
+    ask = {"model": "reasoning", "input": f"Question {number}"}
+    return ask if not so_far else {**ask, "previous_response_id": so_far[-1]["id"]}
 
 
 async def test_refusal_says_the_same_on_every_transport() -> None:

@@ -79,6 +79,8 @@ def _array(data: mmap.mmap, at: int, kind: int, count: int) -> tuple[Value, int]
         end = at + 8 + length_at(data, at)[0]
         strings.append(data[at + 8 : end].decode())
         at = end
+    if at > len(data):
+        raise ValueError("a string goes beyond the end")
     return strings, at
 
 

@@ -50,6 +50,8 @@ class Desk:
     runner: Runner
     # The durable store, as HTTP uses it; a connection puts its own cache in front.
     turns: Turns
+    # Erases a turn everywhere: in the store, and in the caches of all connections.
+    erase: Callable[[Owner, str], Awaitable[bool]]
     # A fresh cache for a connection, and its `Turns` in front of the durable one.
     open_cache: Callable[[], tuple[NearTurns, Turns]]
     is_ready: Callable[[], Awaitable[dict[str, bool]]]

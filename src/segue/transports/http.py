@@ -280,7 +280,7 @@ class HttpApp:
             raise Conflict(
                 f"Response with id '{turn_id}' is still in progress.", param="response_id"
             )
-        if not await self._desk.turns.delete(LOCAL, turn_id):
+        if not await self._desk.erase(LOCAL, turn_id):
             raise response_not_found(turn_id)
         await exchange.answer(200, encode({"id": turn_id, "object": "response", "deleted": True}))
 

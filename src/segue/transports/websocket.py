@@ -21,7 +21,7 @@ from segue.session.lanes import Lane, Lanes, Ticket
 from segue.transports.desk import LOCAL, Desk
 from segue.transports.socket import Closed, Refusal, Socket
 from segue.turn.running import Running
-from segue.turn.values import Cancel, Tally, Turn
+from segue.turn.values import Cancel, Owner, Tally, Turn
 from segue.wire.codec import (
     decode_create,
     decode_envelope,
@@ -97,6 +97,10 @@ class Session:
     def state_bytes(self) -> int:
         """What the connection's cache holds."""
         return self._near.bytes
+
+    async def erase(self, owner: Owner, turn_id: str) -> None:
+        """A turn was deleted: this connection must not remember it either."""
+        await self._near.delete(owner, turn_id)
 
     def opened(self, socket: Socket) -> None:
         """The handshake is done."""
@@ -281,6 +285,11 @@ class Lobby:
         wait_s = error.wait_s
         headers = () if wait_s is None else (("retry-after", str(math.ceil(wait_s))),)
         return Refusal(error.status, headers, encode_error_body(error))
+
+    async def erase(self, owner: Owner, turn_id: str) -> None:
+        """Make every connection forget a deleted turn."""
+        for session in tuple(self.sessions):
+            await session.erase(owner, turn_id)
 
     def leave(self) -> None:
         """Close all sockets: the process is going away."""

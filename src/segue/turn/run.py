@@ -63,6 +63,11 @@ ITEMS_MAX = 100_000
 # Rendering more than this many bytes moves to a thread: the tokenizer lets others run meanwhile.
 INLINE_RENDER_BYTES = 32 * 1024
 
+# After the grace: what a turn may take to end itself.
+END_S_MAX = 2.0
+
+NO_USAGE = Usage(0, InputDetails(), 0, OutputDetails(), 0)
+
 now = time.perf_counter
 
 
@@ -152,7 +157,7 @@ class Runner:
         for running in tuple(self._runnings.values()):
             running.tell(Drain())
         if self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+            await asyncio.wait(tuple(self._tasks), timeout=END_S_MAX)
 
     async def _perform(self, plan: Plan, running: Running, turns: Turns, transport: str) -> None:
         assembler = Assembler(plan.response, new_id, plan.model.reasoning)
@@ -161,6 +166,11 @@ class Runner:
         try:
             played = await _play(plan, running, assembler)
             await _finish(plan, played, assembler, turns)
+        except Exception:
+            # A mistake of ours; the client still gets its one terminal event.
+            log.exception("turn %s broke", plan.id)
+            fault = ServerFault("The server had an error while processing your request.")
+            assembler.conclude(End("failed", error=fault), NO_USAGE, int(time.time()))
         finally:
             pulse.stop()
             del self._runnings[plan.id]

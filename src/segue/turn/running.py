@@ -47,7 +47,7 @@ class Running:
         self._sinks: list[Sink] = []
         self._ring: deque[Event] = deque()
         self._ring_bytes = 0
-        self._inbox: deque[Notice] = deque(maxlen=INBOX_MAX)
+        self._inbox: deque[Notice] = deque()
         self._scope: asyncio.Timeout | None = None
         self._has_room: asyncio.Future[None] | None = None
 
@@ -101,8 +101,10 @@ class Running:
 
     def tell(self, notice: Notice) -> None:
         """Put a notice into the inbox and interrupt whatever the turn waits for."""
-        self._inbox.append(notice)
-        if self._scope is not None:
+        if len(self._inbox) < INBOX_MAX:
+            self._inbox.append(notice)
+        # A scope that has a deadline is ending already, and may not be told again.
+        if self._scope is not None and self._scope.when() is None:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     def notice(self) -> Notice | None:

@@ -142,8 +142,6 @@ class Afterwards:
                 batch.append(self._queue.get_nowait())
             try:
                 await self._settle(batch)
-            except Exception:
-                log.exception("settling %d turns failed", len(batch))
             finally:
                 for _ in batch:
                     self._queue.task_done()
@@ -151,9 +149,15 @@ class Afterwards:
     async def _settle(self, batch: Sequence[Settled]) -> None:
         # A stored turn's row was written with the turn itself.
         unstored = [settled.entry for settled in batch if not settled.is_stored]
-        if unstored:
-            await self._ledger.settle(unstored)
+        try:
+            if unstored:
+                await self._ledger.settle(unstored)
+        except Exception:
+            log.exception("the usage of %d turns could not be recorded", len(unstored))
         for settled in batch:
             settled.tally.stage_s["settle"] = perf_counter() - settled.answered_at
             for observe in self._observers:
-                observe(settled)
+                try:
+                    observe(settled)
+                except Exception:
+                    log.exception("turn %s could not be observed", settled.entry.turn_id)

@@ -1,0 +1,114 @@
+"""SmolLM2's vocabulary, as its GGUF has it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from segue.dialects.vocabulary import (
+    Vocabulary,
+    smollm2_path,
+    vocabulary_from_file,
+    vocabulary_from_gguf,
+)
+from segue.errors import ServerFault
+
+ORACLE = Path(__file__).parents[1] / "golden" / "smollm2-llamacpp-tokens.json"
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    path = smollm2_path()
+    assert path is not None, "the weights are not installed: make setup"
+    return vocabulary_from_gguf(path)
+
+
+def test_text_becomes_the_ids_that_llamacpp_gives(vocabulary: Vocabulary) -> None:
+    """Recorded from llama.cpp's tokenizer on the same file, special tokens not parsed."""
+    for text, ids in json.loads(ORACLE.read_text()):
+        assert vocabulary.encode(text).tolist() == ids, text
+
+
+@settings(deadline=None)
+@given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cc"], max_codepoint=0x3FFFF)))
+def test_bytes_of_the_ids_are_the_text(vocabulary: Vocabulary, text: str) -> None:
+    assert b"".join(map(vocabulary.bytes_of, vocabulary.encode(text))).decode() == text
+
+
+@settings(deadline=None)
+@given(text=st.text(st.characters()))
+def test_what_cannot_be_spelt_is_replaced_and_not_dropped(
+    vocabulary: Vocabulary, text: str
+) -> None:
+    """Also halves of surrogate pairs, which no UTF-8 has."""
+    spelt = b"".join(map(vocabulary.bytes_of, vocabulary.encode(text))).decode()
+
+    assert len(spelt) == len(text)
+    assert all(a == b or b == "\ufffd" for a, b in zip(text, spelt, strict=True))
+
+
+def test_special_tokens_are_known_by_name_only(vocabulary: Vocabulary) -> None:
+    ids = [vocabulary.special(text) for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
+
+    assert ids == [0, 1, 2]
+    assert all(vocabulary.is_special(id) and vocabulary.bytes_of(id) == b"" for id in ids)
+    typed = vocabulary.encode("<|endoftext|><|im_start|><|im_end|><filename>")
+    assert not any(map(vocabulary.is_special, typed))
+    assert b"".join(map(vocabulary.bytes_of, typed)).endswith(b"<|im_end|><filename>")
+
+
+def test_vocabulary_without_a_special_token_does_not_fit(vocabulary: Vocabulary) -> None:
+    with pytest.raises(ServerFault, match=r"no <\|channel\|>"):
+        vocabulary.special("<|channel|>")
+
+
+def test_vocabulary_has_a_size_and_a_name_that_stay(vocabulary: Vocabulary) -> None:
+    path = smollm2_path()
+    assert path is not None
+
+    assert vocabulary.size == 49152
+    assert vocabulary.fingerprint == vocabulary_from_gguf(path).fingerprint
+
+
+# --- a tokenizer.json -----------------------------------------------------------------------------
+
+
+def tokenizer(*specials: str) -> Tokenizer:
+    letters = {letter: n for n, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    made = Tokenizer(models.BPE(letters | {"ab": len(letters)}, [("a", "b")]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens(list(specials))
+    made.add_tokens(["<tool_call>"])
+    return made
+
+
+def test_tokenizer_json_is_read_from_file_or_folder(tmp_path: Path) -> None:
+    tokenizer("<|im_end|>").save(str(tmp_path / "tokenizer.json"))
+
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        read = vocabulary_from_file(path)
+        typed = read.encode("ab é<|im_end|><tool_call>")
+        assert b"".join(map(read.bytes_of, typed)).decode() == "ab é<|im_end|><tool_call>"
+        assert read.special("<|im_end|>") not in typed
+        assert len(typed) < len("ab é<|im_end|><tool_call>")
+
+
+def test_another_vocabulary_has_another_name(tmp_path: Path) -> None:
+    names = set()
+    for n, specials in enumerate([("<|im_end|>",), ("<|end|>",), ()]):
+        tokenizer(*specials).save(str(tmp_path / f"{n}.json"))
+        names.add(vocabulary_from_file(tmp_path / f"{n}.json").fingerprint)
+
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"pre_tokenizer":{"type":"ByteLevel"}}'])
+def test_file_that_is_no_byte_level_tokenizer_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(data)
+
+    with pytest.raises(ServerFault):
+        vocabulary_from_file(path)

@@ -1,0 +1,211 @@
+"""Arguments that satisfy their schema, for every kind of schema that agents' tools have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segue.engines.example import example
+
+
+def check(schema: Any) -> Any:
+    """The example, which the schema must allow."""
+    value = example(schema)
+    jsonschema.Draft202012Validator(schema).validate(value)
+    return value
+
+
+# --- a family of schemas, each of which can be satisfied --------------------------------------------
+
+names = st.sampled_from(["city", "path", "limit", "mode", "a b", "ü"])
+
+
+@st.composite
+def strings(draw: st.DrawFn) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    least = draw(st.none() | st.integers(0, 12))
+    if least is not None:
+        schema["minLength"] = least
+    if draw(st.booleans()):
+        schema["maxLength"] = (least or 0) + draw(st.integers(0, 5))
+    return schema
+
+
+@st.composite
+def numbers(draw: st.DrawFn) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": draw(st.sampled_from(["integer", "number"]))}
+    low = draw(st.integers(-20, 20))
+    step = draw(st.sampled_from([None, 1, 5, 7]))
+    span = draw(st.integers(8, 40))
+    if draw(st.booleans()):
+        schema[draw(st.sampled_from(["minimum", "exclusiveMinimum"]))] = low
+    if draw(st.booleans()):
+        schema[draw(st.sampled_from(["maximum", "exclusiveMaximum"]))] = low + span
+    if step is not None:
+        schema["multipleOf"] = step
+    return schema
+
+
+plain = st.one_of(
+    strings(),
+    numbers(),
+    st.sampled_from(
+        [
+            {},
+            True,
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": ["string", "null"]},
+            {"type": ["null", "integer"]},
+            {"enum": ["low", "high"]},
+            {"type": "string", "enum": ["x"], "description": "one of one"},
+            {"enum": [None, 1]},
+            {"const": {"fixed": [1]}},
+            {"type": "integer", "default": 3},
+            {"$ref": "#/$defs/leaf"},
+            {"$ref": "#/$defs/tree"},
+            {"allOf": [{"type": "integer"}, {"minimum": 5}]},
+            {"allOf": [{"$ref": "#/$defs/leaf"}]},
+        ]
+    ),
+)
+
+
+@st.composite
+def objects(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
+    properties = draw(st.dictionaries(names, inner, max_size=3))
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if properties:
+        schema["required"] = sorted(draw(st.sets(st.sampled_from(sorted(properties)))))
+    if draw(st.booleans()):
+        schema["additionalProperties"] = False
+    return schema
+
+
+@st.composite
+def arrays(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
+    schema = {"type": "array", "items": draw(inner)}
+    if draw(st.booleans()):
+        schema["minItems"] = draw(st.integers(0, 3))
+    return schema
+
+
+def unions(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3))
+
+
+schemas = st.recursive(
+    plain, lambda inner: objects(inner) | arrays(inner) | unions(inner), max_leaves=8
+)
+LEAF = {"type": "string", "minLength": 2}
+# A tree names itself; it ends where an alternative does.
+TREE = {
+    "type": "object",
+    "properties": {
+        "name": {"$ref": "#/$defs/leaf"},
+        "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
+        "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+    },
+    "required": ["name", "next", "children"],
+}
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(schema=objects(schemas))
+def test_arguments_satisfy_any_schema_of_the_family(schema: dict[str, Any]) -> None:
+    whole = {**schema, "$defs": {"leaf": LEAF, "tree": TREE}}
+
+    assert isinstance(check(whole), dict)
+    assert example(whole) == example(whole)
+
+
+@pytest.mark.parametrize(
+    "schema, value",
+    [
+        ({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+         {"city": "city"}),
+        ({"type": "object", "properties": {"city": {"type": "string"}}}, {}),
+        ({"properties": {"n": {"type": "integer"}}, "required": ["n"]}, {"n": 1}),
+        ({"type": "integer", "minimum": 10}, 10),
+        ({"type": "integer", "maximum": -3}, -3),
+        ({"type": "integer", "multipleOf": 5}, 5),
+        ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, [True, True]),
+        ({"type": "string", "format": "date"}, "2026-01-01"),
+        ({"enum": ["b", "a"]}, "b"),
+        ({"oneOf": [{"type": "null"}, {"type": "string"}]}, None),
+    ],
+)  # fmt: skip
+def test_example_is_as_short_as_it_can_be(schema: Any, value: Any) -> None:
+    assert check(schema) == value
+
+
+@pytest.mark.parametrize("kind", ["date", "date-time", "time", "email", "uri", "uuid"])
+def test_string_has_its_format(kind: str) -> None:
+    schema = {"type": "string", "format": kind}
+    value = example(schema)
+
+    jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(
+        value
+    )
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "required": ["a"], "additionalProperties": {"type": "integer"}},
+        {"type": "object", "required": ["a"]},
+        {"type": "array", "minItems": 3, "uniqueItems": True, "items": {"type": "integer"}},
+        {"type": "array", "minItems": 2, "uniqueItems": True, "items": {"type": "string"}},
+        {"type": "array", "minItems": 1},
+        {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "minItems": 2},
+        {"type": "integer", "exclusiveMaximum": 0},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"type": "integer", "minimum": 1.5},
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"allOf": [{"properties": {"a": {"type": "string"}}, "required": ["a"]},
+                   {"properties": {"b": {"type": "integer"}}, "required": ["b"]}]},
+        {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"],
+         "allOf": [{"properties": {"b": {"type": "integer"}}, "required": ["b"]}]},
+        {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"],
+         "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"$defs": {"n": {"anyOf": [{"$ref": "#/$defs/l"}, {"type": "string"}]},
+                   "l": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/n"}}},
+         "$ref": "#/$defs/n"},
+        {"$defs": {"a/b": {"type": "integer"}}, "$ref": "#/$defs/a~1b"},
+        {"definitions": {"x": {"enum": [4]}}, "type": "object", "required": ["y"],
+         "properties": {"y": {"$ref": "#/definitions/x"}}},
+    ],
+)  # fmt: skip
+def test_odd_but_honest_schema_is_satisfied_too(schema: Any) -> None:
+    check(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/nowhere"},
+        {"$ref": "https://example.com/schema"},
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"type": "object", "required": ["me"], "properties": {"me": {"$ref": "#"}}},
+        {"type": "object", "required": [7], "properties": []},
+        {"type": "array", "minItems": 10**9, "items": {"type": "array", "minItems": 10**9}},
+        {"type": "string", "minLength": 10**12},
+        {"type": "integer", "multipleOf": 0},
+        {"type": 7},
+        {"anyOf": []},
+        {"allOf": "x"},
+        {"enum": []},
+        False,
+        None,
+        7,
+        [],
+    ],
+)
+def test_hopeless_schema_still_gives_something_small(schema: Any) -> None:
+    """A client may send anything; the engine must neither hang, nor raise, nor fill memory."""
+    assert len(repr(example(schema))) < 1_000_000

@@ -1,0 +1,165 @@
+"""After the answer: nothing is lost, nobody waits, and one bad listener does not spoil it for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from time import perf_counter
+
+import pytest
+
+from segue.stores.memory import MemoryLedger
+from segue.turn.settle import BACKLOG_MAX, BATCH_MAX, Afterwards, Observer, Settled
+from segue.turn.values import Entry, Tally
+from tests.contracts.turns import response_of
+
+WAIT_S = 10
+
+
+def settled(number: int, *, is_stored: bool = False) -> Settled:
+    turn_id = f"resp_{number}"
+    entry = Entry(turn_id, "ada", "m", "completed", 1, 0, 2, 1_700_000_000)
+    return Settled(entry, response_of(turn_id), Tally(), "websocket", is_stored, perf_counter())
+
+
+def ids(turns: Sequence[Settled]) -> list[str]:
+    return [one.entry.turn_id for one in turns]
+
+
+@asynccontextmanager
+async def working(
+    *observers: Observer, ledger: MemoryLedger | None = None
+) -> AsyncIterator[Afterwards]:
+    """A queue with its worker, ended as the process ends it."""
+    afterwards = Afterwards(ledger or MemoryLedger(), observers)
+    worker = asyncio.create_task(afterwards.work())
+    try:
+        yield afterwards
+    finally:
+        async with asyncio.timeout(WAIT_S):
+            await afterwards.drained()
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+
+
+async def test_every_turn_is_settled_once_and_in_order() -> None:
+    seen: list[Settled] = []
+    ledger = MemoryLedger()
+    count = 3 * BATCH_MAX + 7
+
+    async with working(seen.append, ledger=ledger) as afterwards:
+        for number in range(count):
+            await afterwards.put(settled(number))
+
+    assert ids(seen) == [f"resp_{number}" for number in range(count)]
+    assert [entry.turn_id for entry in ledger.entries] == ids(seen)
+
+
+async def test_drained_waits_for_what_was_handed_over() -> None:
+    seen: list[Settled] = []
+    async with working(seen.append) as afterwards:
+        await afterwards.put(settled(1))
+        assert afterwards.backlog == 1
+
+        await afterwards.drained()
+
+        assert ids(seen) == ["resp_1"]
+        assert afterwards.backlog == 0
+
+
+async def test_drained_returns_at_once_when_there_is_nothing() -> None:
+    async with working() as afterwards, asyncio.timeout(WAIT_S):
+        await afterwards.drained()
+        await afterwards.drained()
+
+
+async def test_two_may_wait_for_the_drain_at_once() -> None:
+    seen: list[Settled] = []
+    async with working(seen.append) as afterwards:
+        await afterwards.put(settled(1))
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(afterwards.drained(), afterwards.drained())
+    assert ids(seen) == ["resp_1"]
+
+
+async def test_stored_turn_is_not_told_to_the_ledger_again() -> None:
+    """Its row was written in the turn's own transaction; observers hear of it all the same."""
+    seen: list[Settled] = []
+    ledger = MemoryLedger()
+    async with working(seen.append, ledger=ledger) as afterwards:
+        await afterwards.put(settled(1, is_stored=True))
+        await afterwards.put(settled(2))
+
+    assert [entry.turn_id for entry in ledger.entries] == ["resp_2"]
+    assert ids(seen) == ["resp_1", "resp_2"]
+
+
+async def test_full_queue_makes_the_ending_turn_wait() -> None:
+    afterwards = Afterwards(MemoryLedger(), [])
+    for number in range(BACKLOG_MAX):
+        await afterwards.put(settled(number))
+    one_more = asyncio.create_task(afterwards.put(settled(BACKLOG_MAX)))
+    await asyncio.sleep(0)
+    assert not one_more.done()
+
+    worker = asyncio.create_task(afterwards.work())
+    async with asyncio.timeout(WAIT_S):
+        await one_more
+        await afterwards.drained()
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+
+    assert afterwards.backlog == 0
+
+
+async def test_failing_observer_loses_nothing_for_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[Settled] = []
+    ledger = MemoryLedger()
+
+    def fail(one: Settled) -> None:
+        if one.entry.turn_id == "resp_1":
+            raise RuntimeError("a bad listener")
+
+    with caplog.at_level(logging.ERROR):
+        async with working(fail, seen.append, ledger=ledger) as afterwards:
+            for number in range(3):
+                await afterwards.put(settled(number))
+
+    assert ids(seen) == ["resp_0", "resp_1", "resp_2"]
+    assert len(ledger.entries) == 3
+    assert "turn resp_1 could not be observed" in caplog.text
+
+
+class BrokenLedger(MemoryLedger):
+    """A ledger that cannot be reached the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_broken = True
+
+    async def settle(self, entries: Sequence[Entry]) -> None:
+        if self.is_broken:
+            self.is_broken = False
+            raise ConnectionError("no route to the ledger")
+        await super().settle(entries)
+
+
+async def test_failing_ledger_does_not_silence_the_observers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[Settled] = []
+    ledger = BrokenLedger()
+
+    with caplog.at_level(logging.ERROR):
+        async with working(seen.append, ledger=ledger) as afterwards:
+            await afterwards.put(settled(1))
+            await afterwards.drained()
+            await afterwards.put(settled(2))
+
+    assert ids(seen) == ["resp_1", "resp_2"]
+    assert "resp_2" in [entry.turn_id for entry in ledger.entries]
+    assert "no route to the ledger" in caplog.text
