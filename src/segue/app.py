@@ -39,6 +39,7 @@ from segue.transports.http import HttpApp
 from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.websocket import Lobby
 from segue.turn.admit import Model, Models
+from segue.turn.recall import RenderCache
 from segue.turn.run import Runner
 from segue.turn.seams import Dialect, Ledger, Turns
 from segue.turn.settle import Afterwards
@@ -177,7 +178,10 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             await lobby.erase(owner, turn_id)
             return is_erased
 
-        async with Runner(models, afterwards, heartbeat_s=settings.heartbeat_s) as runner:
+        recall = RenderCache(settings.render_cache_bytes_max)
+        async with Runner(
+            models, afterwards, heartbeat_s=settings.heartbeat_s, recall=recall
+        ) as runner:
             desk = Desk(
                 runner=runner,
                 turns=store.turns,
@@ -195,15 +199,18 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 note_refusal=metrics.note_refusal,
             )
             lobby = Lobby(desk)
-            _watch(metrics, lobby, afterwards, store)
+            _watch(metrics, lobby, afterwards, store, recall)
             yield App(HttpApp(desk), lobby, runner)
 
 
-def _watch(metrics: Metrics, lobby: Lobby, afterwards: Afterwards, store: Store) -> None:
+def _watch(
+    metrics: Metrics, lobby: Lobby, afterwards: Afterwards, store: Store, recall: RenderCache
+) -> None:
     """The gauges, each read where its value lives."""
 
     def state_bytes() -> int:
-        return store.state.bytes + sum(session.state_bytes for session in lobby.sessions)
+        connections = sum(session.state_bytes for session in lobby.sessions)
+        return store.state.bytes + recall.bytes + connections
 
     metrics.watch("segue_connections", "Open WebSocket connections", lambda: len(lobby.sessions))
     metrics.watch("segue_state_bytes", "Bytes of history held in memory", state_bytes)

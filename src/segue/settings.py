@@ -93,6 +93,10 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     process_state_bytes_max: Annotated[
         int, Meta(gt=0, description="stored turns kept in memory for all HTTP clients together")
     ] = 512 * 1024 * 1024
+    render_cache_bytes_max: Annotated[
+        int,
+        Meta(ge=0, description="prompts kept for HTTP clients that resend everything; 0: off"),
+    ] = 256 * 1024 * 1024
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], about("debug, info, warning, error")
     ] = "info"

@@ -1,7 +1,7 @@
 """What every `Engine` must do: jobs to give it, and one function for each promise.
 
-A `Bench` is an engine with the dialect that its jobs are written in. The promises are those of `turn/seams.py`: ids, then
-one `Finish`; never more than was asked for; closing or cancelling at any moment leaves the engine free for the next.
+A `Bench` is an engine with the dialect that its jobs are written in. The promises are those of `turn/seams.py`: ids,
+then one `Finish`; never more than was asked for; closing or cancelling at any moment leaves it free for the next.
 """
 
 from __future__ import annotations

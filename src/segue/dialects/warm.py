@@ -73,21 +73,25 @@ def _last_warm(hand: Hand, scene: Scene) -> tuple[Tokens | None, list[Round]]:
     """The longest prompt that is still warm, and the rounds behind it."""
     later: list[Turn] = []
     turn = scene.past
-    while turn is not None and not _is_usable(hand, scene.head, turn.warm):
+    while turn is not None:
+        if (tokens := _usable(hand, scene.head, turn.warm)) is not None:
+            return tokens, [*_rounds(later), *scene.rounds]
         later.append(turn)
         turn = turn.parent
-    rounds = [round for turn in reversed(later) for round in turn.rounds]
-    rounds.extend(scene.rounds)
-    prompt = turn.warm.prompt if turn and turn.warm else None
-    return (prompt if isinstance(prompt, Tokens) else None), rounds
+    if (tokens := _usable(hand, scene.head, scene.recalled)) is not None:
+        return tokens, list(scene.rounds[1:])
+    return None, [*_rounds(later), *scene.rounds]
 
 
-def _is_usable(hand: Hand, head: Head, warm: Warm | None) -> bool:
-    return (
-        warm is not None
-        and warm.fingerprint == hand.fingerprint
-        and (warm.head is head or hand.is_alike(warm.head, head))
-    )
+def _rounds(turns: list[Turn]) -> list[Round]:
+    return [round for turn in reversed(turns) for round in turn.rounds]
+
+
+def _usable(hand: Hand, head: Head, warm: Warm | None) -> Tokens | None:
+    """The prompt that was kept, if it was made by the same hand under a head that is written alike."""
+    if warm is None or warm.fingerprint != hand.fingerprint or not isinstance(warm.prompt, Tokens):
+        return None
+    return warm.prompt if warm.head is head or hand.is_alike(warm.head, head) else None
 
 
 def is_alike_by_words(one: Head, other: Head) -> bool:

@@ -27,6 +27,7 @@ from segue.ids import new_id
 from segue.turn.admit import Models, Plan, admit
 from segue.turn.assemble import Assembler
 from segue.turn.decide import End, decide
+from segue.turn.recall import RenderCache
 from segue.turn.resolve import resolve
 from segue.turn.running import Running, Sink
 from segue.turn.seams import Reader, Turns
@@ -40,6 +41,7 @@ from segue.turn.values import (
     Job,
     Owner,
     Rendered,
+    Round,
     Scene,
     Tally,
     Tokens,
@@ -84,12 +86,18 @@ class Runner:
     """The turns that run in this process, and what they need."""
 
     def __init__(
-        self, models: Models, afterwards: Afterwards, *, heartbeat_s: float = HEARTBEAT_S
+        self,
+        models: Models,
+        afterwards: Afterwards,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        recall: RenderCache | None = None,
     ) -> None:
         self.models = models
         self.afterwards = afterwards
         self.is_draining = False
         self._heartbeat_s = heartbeat_s
+        self._recall = recall or RenderCache(0)
         self._runnings: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
@@ -164,7 +172,9 @@ class Runner:
         running.publish(assembler.start())
         pulse = Pulse(running, assembler, self._heartbeat_s)
         try:
-            played = await _play(plan, running, assembler)
+            scene = self._set_scene(plan)
+            played = await _play(plan, scene, running, assembler)
+            self._remember(plan, played.rendered)
             await _finish(plan, played, assembler, turns)
         except Exception:
             # A mistake of ours; the client still gets its one terminal event.
@@ -177,6 +187,39 @@ class Runner:
             running.response = assembler.response
             running.publish([assembler.end()])
         await self.afterwards.put(_settled(plan, assembler, transport))
+
+    def _set_scene(self, plan: Plan) -> Scene:
+        """What the dialect will see; the beginning of a history that was sent again is looked up."""
+        resolved, model = plan.resolved, plan.model
+        given, recalled = resolved.given, None
+        rounds: tuple[Round, ...] = ()
+        if resolved.parent is None:
+            fingerprint = model.dialect.fingerprint
+            recalled, count = self._recall.find(plan.owner, fingerprint, resolved.head, given)
+            if recalled is not None:
+                rounds, given = (Round(given[:count]),), given[count:]
+        return Scene(
+            resolved.head,
+            resolved.parent,
+            given,
+            rounds,
+            root_at=plan.root_at,
+            recalled=recalled,
+            can_constrain=model.engine.can_constrain,
+        )
+
+    def _remember(self, plan: Plan, rendered: Rendered | None) -> None:
+        """Keep the prompt of a history that came as a whole, for when it comes again."""
+        resolved = plan.resolved
+        if resolved.parent is None and rendered is not None:
+            self._recall.keep(
+                plan.owner,
+                plan.model.dialect.fingerprint,
+                resolved.head,
+                resolved.given,
+                rendered.context,
+                rendered.tokens_reused,
+            )
 
 
 async def _decode_given(create: Create, tally: Tally) -> tuple[Item, ...]:
@@ -226,20 +269,12 @@ async def _find_parent(
     return parent
 
 
-async def _play(plan: Plan, running: Running, assembler: Assembler) -> Played:
+async def _play(plan: Plan, scene: Scene, running: Running, assembler: Assembler) -> Played:
     """Render, sample, read: everything between the first events and the end. Never raises an `Exception`."""
     rendered: Rendered | None = None
     finish: Finish | None = None
     reader: Reader | None = None
     error: ApiError | None = None
-    resolved = plan.resolved
-    scene = Scene(
-        resolved.head,
-        resolved.parent,
-        resolved.given,
-        root_at=plan.root_at,
-        can_constrain=plan.model.engine.can_constrain,
-    )
     try:
         rendered = await _render(plan, scene)
         if plan.generates:
@@ -287,6 +322,8 @@ def _unrendered_bytes(scene: Scene) -> int:
     """About how much text rendering will have to look at."""
     fresh = sum(len(item.raw) for item in scene.given)
     past = scene.past
+    if scene.recalled is not None:
+        return fresh
     if past is None:
         return fresh + len(scene.head.tools.raw) + len(scene.head.instructions or "")
     is_warm = past.warm is not None and past.warm.head.tools is scene.head.tools

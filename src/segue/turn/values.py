@@ -200,6 +200,8 @@ class Scene(Struct, frozen=True):
     given: tuple[Item, ...]
     rounds: tuple[Round, ...] = ()
     root_at: int = 0
+    # The prompt of `rounds[0]`, where the client has sent again what was rendered before.
+    recalled: Warm | None = None
     # Whether the engine can be held to a JSON schema; only then may a dialect begin a forced call itself.
     can_constrain: bool = False
 

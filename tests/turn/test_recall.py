@@ -1,0 +1,41 @@
+"""The render cache: warmth for clients that resend everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support import MODEL, WEATHER, Served, fetch, metric, serving
+
+TURNS = 6
+
+
+async def resend_everything(served: Served) -> list[dict[str, Any]]:
+    """An agent loop over plain HTTP with the full history each turn; the usage of every turn."""
+    history: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
+    usages = []
+    for number in range(TURNS):
+        body = {"model": MODEL, "input": history, "tools": [WEATHER], "store": False}
+        body["tool_choice"] = "required"
+        response = (await fetch(served, "POST", "/v1/responses", body)).json
+        call = response["output"][0]
+        usages.append(response["usage"])
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": f"{number}"}
+        history += [call, output]
+    return usages
+
+
+async def test_client_that_resends_everything_pays_for_what_is_new_only() -> None:
+    async with serving(render_cache_bytes_max=0) as cold, serving() as warm:
+        assert await resend_everything(cold) == await resend_everything(warm)
+        tokenized = "segue_tokens_tokenized_total"
+        reused = "segue_tokens_reused_total"
+        assert await metric(cold, reused) == 0
+        all_tokens = await metric(cold, tokenized)
+        assert await metric(warm, tokenized) + await metric(warm, reused) == all_tokens
+        assert await metric(warm, tokenized) < all_tokens / 3
+
+
+async def test_cache_stays_within_its_bytes() -> None:
+    async with serving(render_cache_bytes_max=2_000) as served:
+        await resend_everything(served)
+        assert 0 < await metric(served, "segue_state_bytes") <= 2_000
