@@ -35,7 +35,7 @@ serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue se
 	@$(VENV)/bin/segue serve $(ARGS)
 
 test: $(DEV_DONE) $(NPM_DONE) ## run all tests, official clients included; ARGS goes to pytest
-	@$(VENV)/bin/python -m pytest -n auto --dist loadgroup $(ARGS)
+	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
 
 check: $(DEV_DONE) ## format, lint, types and rules, without changing anything
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }

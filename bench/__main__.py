@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("turns", "events", "commits", "sockets")
+NAMES = ("turns", "events", "idle", "body", "commits", "sockets")
 FIRST = ("turns", "events")
 
 

@@ -35,7 +35,7 @@ from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryLedger, MemoryTurns
 from segue.stores.sqlite import SqliteDatabase, SqliteLedger, SqliteTurns
 from segue.transports.desk import Desk, Limits, NearTurns
-from segue.transports.http import HttpApp
+from segue.transports.http import HttpApp, HttpProtocol
 from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.websocket import Lobby
 from segue.turn.admit import Model, Models
@@ -63,6 +63,7 @@ class App:
     http: HttpApp
     lobby: Lobby
     runner: Runner
+    turns: Turns
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, tell the sockets."""
@@ -200,7 +201,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             )
             lobby = Lobby(desk)
             _watch(metrics, lobby, afterwards, store, recall)
-            yield App(HttpApp(desk), lobby, runner)
+            yield App(HttpApp(desk), lobby, runner, store.turns)
 
 
 def _watch(
@@ -251,7 +252,7 @@ def build_server(app: App, settings: Settings, on_listening: Callable[[str], Non
         app.http,
         host=settings.host,
         port=settings.port,
-        http="httptools",
+        http=HttpProtocol,
         ws=socket_class(app.lobby.accept, limits),
         loop="uvloop",
         lifespan="off",

@@ -33,10 +33,11 @@ def weather(city: str) -> dict[str, Any]:
 
 
 LOOP = [{"calls": [weather(city)]} for city in CITIES] + [{"text": LOOP_END}]
+# The first turn takes long enough for two lanes to be seen beside each other.
 LANES = [
-    {"pad_tokens": 40, "calls": [weather("Oslo")]},
-    {"pad_tokens": 40, "calls": [weather("Rome")]},
-    {"pad_tokens": 40, "text": "Both."},
+    {"pad_tokens": 250, "calls": [weather("Oslo")]},
+    {"calls": [weather("Rome")]},
+    {"text": "Both."},
 ]
 THINKING = [
     {"reasoning": "Which city?\nOslo.", "calls": [weather("Oslo")]},
@@ -47,7 +48,6 @@ THINKING = [
 MODELS: dict[str, dict[str, Any]] = {
     "loop": {"turns": LOOP},
     "improvised": {},
-    # Slow enough for two lanes to be seen beside each other.
     "lanes": {"turns": LANES, "tps": 500},
     "thinking-text": {"turns": THINKING, "reasoning": "text"},
     "thinking-summary": {"turns": THINKING, "reasoning": "summary"},

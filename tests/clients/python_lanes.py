@@ -31,7 +31,6 @@ LIMITS = ResponsesWebSocketLimits(
 )
 TURNS_MAX = 16
 WAIT_S = 30
-TERMINAL = ("response.completed", "response.failed", "response.incomplete", "error")
 TOOLS: list[Any] = [
     {
         "type": "function",
@@ -68,25 +67,31 @@ def as_json(response: Any) -> Any:
     return json.loads(response.to_json())
 
 
-class Heard:
-    """Every event in the order in which any lane heard it."""
+async def until(lane: AsyncResponsesWebSocketLane, kind: str) -> None:
+    """Hear a lane's events up to one of this type."""
+    for _ in range(LIMITS.max_events):
+        if (await lane.recv()).type == kind:
+            return
+    raise RuntimeError(f"{kind} did not come")
 
-    def __init__(self) -> None:
-        self.order: list[list[str | None]] = []
 
-    async def until(self, lane: AsyncResponsesWebSocketLane, types: tuple[str, ...]) -> Any:
-        """The next event of one of these types."""
-        for _ in range(LIMITS.max_events):
-            event: Any = await lane.recv()
-            self.order.append([getattr(event, "stream_id", None), event.type])
-            if event.type in types:
-                return event
-        raise RuntimeError("none of these events came")
+def listen(connection: Any) -> list[list[str | None]]:
+    """The lane and type of every event, in the order in which the socket brought them."""
+    order: list[list[str | None]] = []
+    parse = connection.parse_event
+
+    def parse_and_note(data: Any) -> Any:
+        event = parse(data)
+        order.append([getattr(event, "stream_id", None), event.type])
+        return event
+
+    connection.parse_event = parse_and_note
+    return order
 
 
 async def together(session: AsyncResponsesWebSocketSession, model: str) -> dict[str, Any]:
     """Two tool loops beside each other on one socket."""
-    heard = Heard()
+    order = listen(session.connection)
 
     async def work(name: str) -> list[Any]:
         lane = session.lane(name)
@@ -94,7 +99,7 @@ async def together(session: AsyncResponsesWebSocketSession, model: str) -> dict[
         event = create(model, f"I am lane {name}")
         while len(responses) < TURNS_MAX:
             await lane.send(event)
-            await heard.until(lane, TERMINAL)
+            await until(lane, "response.completed")
             response = await lane.get_final_response()
             responses.append(as_json(response))
             given = outputs(response)
@@ -104,18 +109,17 @@ async def together(session: AsyncResponsesWebSocketSession, model: str) -> dict[
         return responses
 
     one, two = await asyncio.gather(work("a"), work("b"))
-    return {"lanes": {"a": one, "b": two}, "order": heard.order}
+    return {"lanes": {"a": one, "b": two}, "order": order}
 
 
 async def fork(session: AsyncResponsesWebSocketSession, model: str) -> dict[str, Any]:
     """Lane b forks from lane a's response, and a goes on once b has bound its parent; then a fork that fails."""
-    heard = Heard()
     lanes = {name: session.lane(name) for name in ("a", "b")}
     await lanes["a"].send(create(model, "Hello"))
     root = await lanes["a"].get_final_response()
     given = outputs(root)
     await lanes["b"].send(create(model, given, root.id))
-    await heard.until(lanes["b"], ("response.in_progress",))
+    await until(lanes["b"], "response.in_progress")
     await lanes["a"].send(create(model, given, root.id))
     left, right = await asyncio.gather(*(lane.get_final_response() for lane in lanes.values()))
     await lanes["b"].send(create(model, "x", "resp_unknown"))

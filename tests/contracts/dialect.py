@@ -383,7 +383,7 @@ def prompt_goes_on_where_the_engine_stopped(family: Family, steps: Sequence[Step
         seen = flat(sent.context)
         if step.sampled is not None:
             seen = flat(sent.prompt) + id_array(step.sampled)
-        assert family.dialect.render(following).flat(context)[: len(seen)] == seen
+        assert flat(family.dialect.render(following).context)[: len(seen)] == seen
 
 
 def rounds_of_one_turn_are_history_too(family: Family, steps: Sequence[Step]) -> None:
@@ -404,7 +404,7 @@ def text_never_becomes_special(
 
 
 def _specials(family: Family, items: Sequence[Item]) -> list[int]:
-    prompt = family.dialect.render(Scene(Head(), None, tuple(items))).flat(prompt)
+    prompt = flat(family.dialect.render(Scene(Head(), None, tuple(items))).prompt)
     return [id for id in prompt if family.vocabulary.is_special(id)]
 
 

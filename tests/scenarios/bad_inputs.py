@@ -33,11 +33,13 @@ class Bad:
     param: str | None = None
     status: int = 400
     message: str | None = None
+    # Nested deeper than can be read, although another fault is named.
+    is_deep: bool = False
 
     @property
     def is_object(self) -> bool:
         """Whether a server can find the lane in it, however wrong the rest is."""
-        return self.body[:1] in ("{", b"{") and self.code != "invalid_json"
+        return self.body[:1] in ("{", b"{") and self.code != "invalid_json" and not self.is_deep
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ NOT_AN_OBJECT = [
 ]
 
 WRONG_TYPES = [
-    Bad(f"{name} {json.dumps(value)[:24]}", body(**{name: value}), "invalid_value", param or name)
+    Bad(f"{name} {json.dumps(value)[:50]}", body(**{name: value}), "invalid_value", param or name)
     for name, value, param in [
         ("model", 5, None),
         ("input", 5, None),
@@ -210,9 +212,19 @@ WRONG_TYPES = [
     ]
 ] + [
     Bad("metadata with a long key", body(metadata={"k" * 65: "x"}), "invalid_value", "metadata"),
-    Bad("metadata 100,000 deep", raw(f'"metadata":{nested()}'), "invalid_value", "metadata"),
     Bad(
-        "tool_choice 100,000 deep", raw(f'"tool_choice":{nested()}'), "invalid_value", "tool_choice"
+        "metadata 100,000 deep",
+        raw(f'"metadata":{nested()}'),
+        "invalid_value",
+        "metadata",
+        is_deep=True,
+    ),
+    Bad(
+        "tool_choice 100,000 deep",
+        raw(f'"tool_choice":{nested()}'),
+        "invalid_value",
+        "tool_choice",
+        is_deep=True,
     ),
     Bad("a number beyond all", raw('"temperature":1e999'), "invalid_value", "temperature"),
     Bad(
@@ -634,6 +646,14 @@ BAD_HTTP = [
         400,
         "invalid_encoding",
         **packed("zstd", zstandard.compress(GOOD)[:-4]),
+    ),
+    BadHttp(
+        "zstd with a tail",
+        "POST",
+        CREATE,
+        400,
+        "invalid_encoding",
+        **packed("zstd", zstandard.compress(GOOD) + bytes(2000)),
     ),
     BadHttp(
         "gzip bomb",

@@ -54,17 +54,19 @@ class _Writer:
         self._steps += 1
         if depth > DEPTH_MAX or self._steps > STEPS_MAX:
             raise Endless
-        schema = self._resolved(schema)
+        whole = self._resolved(schema)
         for key in ("const", "default"):
-            if key in schema:
-                return schema[key]
-        match schema:
+            if key in whole:
+                return whole[key]
+        match whole:
             case {"enum": [first, *_]}:
                 return first
-            case {"anyOf": [_, *_] as options, **rest} | {"oneOf": [_, *_] as options, **rest}:
-                return self._write_one_of(rest, options, name, depth)
+            case {"anyOf": [_, *_] as options}:
+                return self._write_one_of(_without(whole, "anyOf"), options, name, depth)
+            case {"oneOf": [_, *_] as options}:
+                return self._write_one_of(_without(whole, "oneOf"), options, name, depth)
             case _:
-                return self._write_kind(schema, name, depth)
+                return self._write_kind(whole, name, depth)
 
     def _write_one_of(
         self, rest: Schema, options: list[JsonValue], name: str, depth: int
@@ -117,27 +119,23 @@ class _Writer:
             values.append(value)
         return values
 
-    def _resolved(self, schema: JsonValue) -> Schema:
+    def _resolved(self, schema: JsonValue, depth: int = 0) -> Schema:
         """The schema with what it refers to and what it is made of written into it."""
+        whole: Schema = schema if isinstance(schema, dict) else {}
         for _ in range(DEPTH_MAX):
-            match schema:
-                case {"$ref": str() as reference, **rest}:
-                    schema = _merged(rest, self._follow(reference))
-                case {"allOf": [*parts], **rest}:
+            self._steps += 1
+            if depth > DEPTH_MAX or self._steps > STEPS_MAX:
+                raise Endless
+            match whole:
+                case {"$ref": str() as reference}:
+                    whole = _merged(_without(whole, "$ref"), self._follow(reference))
+                case {"allOf": [*parts]}:
+                    whole = _without(whole, "allOf")
                     for part in parts:
-                        rest = _merged(rest, self._resolved_part(part))
-                    schema = rest
-                case dict():
-                    return schema
+                        whole = _merged(whole, self._resolved(part, depth + 1))
                 case _:
-                    return {}
+                    return whole
         raise Endless
-
-    def _resolved_part(self, part: JsonValue) -> Schema:
-        self._steps += 1
-        if self._steps > STEPS_MAX:
-            raise Endless
-        return self._resolved(part)
 
     def _follow(self, reference: str) -> Schema:
         """The part of the same document that a local reference names."""
@@ -148,6 +146,10 @@ class _Writer:
             key = step.replace("~1", "/").replace("~0", "~")
             node = node.get(key) if isinstance(node, dict) else None
         return node if isinstance(node, dict) else {}
+
+
+def _without(schema: Schema, key: str) -> Schema:
+    return {name: value for name, value in schema.items() if name != key}
 
 
 def _merged(one: Schema, other: Schema) -> dict[str, JsonValue]:

@@ -17,7 +17,7 @@ from msgspec import UNSET, Raw, Struct
 from segue.engines.example import JsonValue, example
 from segue.errors import InvalidRequest
 from segue.turn.seams import Dialect
-from segue.turn.values import Finish, Head, Ids, Job, Piece
+from segue.turn.values import Finish, Head, Ids, Job, Piece, Scene
 from segue.wire.codec import as_item, encode
 from segue.wire.items import (
     CustomToolCall,
@@ -160,13 +160,25 @@ def _call(
 
 def improvise(job: Job) -> list[Value]:
     """Without a script: call a tool once if one is offered and the user has just spoken, else answer."""
-    head, given = job.scene.head, job.scene.given
-    last = given[-1].value if given else None
+    head, last = job.scene.head, _last(job.scene)
     offer = _chosen(head)
     is_users_turn = isinstance(last, Message) and last.role == "user"
     if offer is not None and (is_users_turn or _is_forced(head)):
         return [_example_call(offer)]
     return [Message(role="assistant", content=[OutputText(text=_reply(last, head))])]
+
+
+def _last(scene: Scene) -> Value | None:
+    """The last item of the conversation; behind a warm-up nothing may be given now."""
+    if scene.given:
+        return scene.given[-1].value
+    turn = scene.past
+    while turn is not None:
+        for one in reversed(turn.rounds):
+            if items := one.wrote or one.given:
+                return items[-1].value
+        turn = turn.parent
+    return None
 
 
 def _is_forced(head: Head) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from msgspec import UNSET
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from segue.errors import (
     ApiError,
@@ -66,6 +67,19 @@ FAILED_STATUS = {
     "rate_limit_exceeded": 429,
     "server_is_overloaded": 503,
 }
+
+
+# Our extension of ASGI, which has no word for it.
+CUT = "segue.cut"
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP, with a way to break a connection off."""
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self.scope["extensions"] = {CUT: {"call": self.transport.abort}}
 
 
 class ClientGone(Exception):
@@ -130,6 +144,11 @@ class Exchange:
         """Wait until the client is gone."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
+
+    async def cut(self) -> None:
+        """Break the connection off: a close would wait for a peer that does not read."""
+        self.scope["extensions"][CUT]["call"]()
+        await self.left()
 
     async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Status and headers; they leave together with the first bytes of the body."""
@@ -347,6 +366,8 @@ async def _heard_by(exchange: Exchange, running: Running, sink: Sink) -> AsyncIt
         raise ClientGone from None
     except TimeoutError:
         log.warning("request %s: cut, because the client does not read", exchange.request_id)
+        watcher.cancel()
+        await exchange.cut()
         raise ClientGone from None
     finally:
         watcher.cancel()

@@ -11,12 +11,14 @@ from segue.errors import InvalidRequest, Refused, too_large
 
 # Below this a thread costs more than the work.
 INLINE_BYTES = 16 * 1024
-STEP_BYTES = 1024 * 1024
 # A window that no real client exceeds; the frame header would otherwise name its own memory use.
 ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 
 # Members in a row are one body (RFC 1952, 2.2). Clients send one; each more copies what is left.
 MEMBERS_MAX = 16
+
+# Four bytes may say 128 KiB: taken in small steps, a bomb is noticed before it has filled memory.
+ZSTD_STEP_BYTES = 1024
 
 
 async def inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:
@@ -61,12 +63,16 @@ def _inflate_zlib(body: bytes, bytes_max: int) -> bytes:
 
 
 def _inflate_zstd(body: bytes, bytes_max: int) -> bytes:
-    reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).stream_reader(body)
+    stream = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
     chunks: list[bytes] = []
     size = 0
-    while chunk := reader.read(STEP_BYTES):
-        chunks.append(chunk)
-        size += len(chunk)
+    for start in range(0, len(body), ZSTD_STEP_BYTES):
+        chunks.append(stream.decompress(body[start : start + ZSTD_STEP_BYTES]))
+        size += len(chunks[-1])
         if size > bytes_max:
             raise too_large(size, bytes_max)
-    return b"".join(chunks)
+        if stream.eof and not stream.unused_data and start + ZSTD_STEP_BYTES >= len(body):
+            return b"".join(chunks)
+        if stream.eof:
+            raise zstandard.ZstdError("bytes behind the end")
+    raise zstandard.ZstdError("truncated")

@@ -1,8 +1,9 @@
 """What was rendered before, for clients that resend everything?
 
-A client on plain HTTP sends its whole history each turn. The render cache knows the leading items of earlier requests by
-their digest and gives back the prompt that they became, so that only what is new is rendered and tokenized. It is warmth
-under another key: token ids in memory, per owner, bounded in bytes, and with it or without it the prompt is the same.
+A client on plain HTTP sends its whole history each turn. The render cache knows the leading items of earlier
+requests by their digest and gives back the prompt that they became, so that only what is new is rendered and
+tokenized. It is warmth under another key: token ids in memory, per owner, bounded in bytes, and with it or without it
+the prompt is the same.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ Observer = Callable[[Settled], None]
 class Afterwards:
     """The work that waits for nobody.
 
-    Turns gather for a moment, so that they share a commit. A process that dies in that moment loses the usage of unstored
-    turns only; a clean stop loses nothing.
+    Turns gather for a moment, so that they share a commit. A process that dies in that moment loses the usage of
+    unstored turns only; a clean stop loses nothing.
     """
 
     def __init__(self, ledger: Ledger, observers: Sequence[Observer]) -> None:

@@ -216,8 +216,8 @@ class Scene(Struct, frozen=True):
 class Rendered(Struct, frozen=True):
     """A prompt: the context, then the cue that makes the model speak, then the words that we put into its mouth.
 
-    The cue is not part of a warm-up's past. `lead` begins an answer that is forced (a tool call); the reader reads it as
-    if the model had said it. What follows must then be JSON of this `schema`.
+    The cue is not part of a warm-up's past. `lead` begins an answer that is forced (a tool call); the reader reads it
+    as if the model had said it. What follows must then be JSON of this `schema`.
     """
 
     context: Prompt

@@ -6,10 +6,15 @@ form, so that the next turn compares bytes and decodes only what differs (protoc
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
+
+# What chat endpoints allow in the name of a function.
+PLAIN_NAME_MAX = 64
+_NOT_PLAIN = re.compile(r"[^a-zA-Z0-9_-]")
 
 Text = str | None | UnsetType
 Flag = bool | None | UnsetType
@@ -169,6 +174,11 @@ def offers_of(definitions: tuple[Tool, ...]) -> tuple[Offer, ...]:
             case _:
                 pass
     return tuple(offers)
+
+
+def plain_name(qualified_name: str) -> str:
+    """A name for chat endpoints, which know no dots: `fs.read` is `fs__read` to them."""
+    return _NOT_PLAIN.sub("_", qualified_name.replace(".", "__"))[:PLAIN_NAME_MAX]
 
 
 def offer_named(offers: tuple[Offer, ...], qualified_name: str) -> Offer | None:

@@ -1,0 +1,75 @@
+"""How long does a large request hold the loop? The longest gap that another task sees while one is decoded.
+
+    python -m bench body
+
+A request of many messages, from 100 KB to 64 MB, goes through what a WebSocket message goes through: decoded, its items
+checked in slices, its parent looked for. Beside it a task wakes as often as it can and notes the longest time it was kept
+waiting. The first scan of the whole body is one piece; everything behind it is cut into slices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+
+from segue.app import open_app
+from segue.errors import ApiError
+from segue.settings import load_settings
+from segue.turn.values import Tally
+from segue.wire.codec import decode_create
+
+SIZES = (100_000, 1_000_000, 8_000_000, 64_000_000)
+TEXT = 'A line of source code, with "quotes" and a newline.\n' * 36
+
+
+def body_of(size: int) -> bytes:
+    """A request of about this many bytes that is refused at its very end, after all its items were checked."""
+    message = {"type": "message", "role": "user", "content": TEXT}
+    count = max(1, size // len(json.dumps(message)))
+    return json.dumps({"input": [message] * count}).encode()
+
+
+async def longest_gap(size: int) -> tuple[float, float]:
+    """Seconds that the loop was held at once, and in all."""
+    settings = load_settings({"store": "memory"}, environment={})
+    async with open_app(settings) as app:
+        body = body_of(size)
+        gap, is_done = 0.0, False
+
+        async def watch() -> None:
+            nonlocal gap
+            last = time.perf_counter()
+            while not is_done:
+                await asyncio.sleep(0)
+                now = time.perf_counter()
+                gap, last = max(gap, now - last), now
+
+        watcher = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        began = time.perf_counter()
+        try:
+            create = decode_create(body)
+            await app.runner.prepare(
+                create, owner="bench", turns=app.turns, tally=Tally(len(body))
+            )
+        except ApiError:
+            pass  # No model is named: everything before that was done.
+        took = time.perf_counter() - began
+        is_done = True
+        await watcher
+        return gap, took
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench body", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args(arguments)
+    print("body MB   held at once ms   in all ms   (median of rounds)")
+    for size in SIZES:
+        rounds = sorted(asyncio.run(longest_gap(size)) for _ in range(options.rounds))
+        gap, took = rounds[len(rounds) // 2]
+        print(f"{size / 1e6:>7.1f}   {gap * 1e3:>15.1f}   {took * 1e3:>9.1f}")

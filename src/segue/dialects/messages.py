@@ -1,0 +1,354 @@
+"""How is a conversation written as chat messages, and how are an endpoint's deltas read?
+
+For engines that render and parse themselves. A prompt is a row of JSON messages, each serialized once and chained: the
+next turn adds what the model wrote and what is given now, and nothing before that is touched. Instructions are
+the first message; only if they change is everything written again. Tools are not part of it: the engine has a field for
+them.
+
+What the model says in one go is one assistant message: reasoning, text and calls together. Calls and their outputs are
+paired by `call_id`; a call that nobody answers by id, or an answer without one, is told in words, because
+endpoints refuse the one without the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from segue.dialects.offers import added_by, definition_of
+from segue.dialects.parts import Part, dumps, is_object, part_of
+from segue.errors import EngineFailed
+from segue.turn.values import (
+    NO_IDS,
+    NO_MESSAGES,
+    Closed,
+    Delta,
+    Head,
+    IdArray,
+    Messages,
+    Opened,
+    Piece,
+    Rendered,
+    Round,
+    Said,
+    Scene,
+    Sealed,
+    Turn,
+    Warm,
+    Wrote,
+)
+from segue.wire.items import InputImage, Item, Message
+from segue.wire.tools import CustomTool, Offer, plain_name
+
+# A change of this file that changes what is written needs a new number.
+VERSION = "messages1"
+# What goes on in the same assistant message: a model turn in the order in which a model writes it.
+JOINS = {
+    ("think", "think"),
+    ("think", "talk"),
+    ("think", "call"),
+    ("talk", "call"),
+    ("call", "call"),
+}
+CUT_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"((?:[^"\\]|\\.)*)', re.DOTALL)
+
+JsonObject = dict[str, object]
+
+
+class MessagesDialect:
+    """A `Dialect` for chat endpoints.
+
+    `sees_images`: pictures are handed on; otherwise they are told in words. `sends_reasoning`: what the model thought
+    goes back as `reasoning_content`, and the endpoint's template decides what to keep of it.
+    """
+
+    def __init__(self, *, sees_images: bool = False, sends_reasoning: bool = True) -> None:
+        self._sees_images = sees_images
+        self._sends_reasoning = sends_reasoning
+        self._fingerprint = f"{VERSION}-{sees_images:d}{sends_reasoning:d}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Names this format; there is no vocabulary in it."""
+        return self._fingerprint
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """None: the endpoint ends the model's turn itself."""
+        return frozenset()
+
+    def render(self, scene: Scene) -> Rendered:
+        """The messages. Their counts are in bytes, as the length of the prompt is."""
+        warm, rounds = self._last_warm(scene)
+        context = warm or NO_MESSAGES
+        if warm is None and scene.head.instructions is not None:
+            context = context.plus(_encode(_message("system", scene.head.instructions)))
+        for one in (*rounds, Round(scene.given)):
+            context = context.plus(self._row(one.given)).plus(self._row(one.wrote))
+        reused = 0 if warm is None else warm.length
+        return Rendered(context, NO_IDS, context.length - reused, reused)
+
+    def write(self, items: Sequence[Item]) -> IdArray[int]:
+        """Nothing: a chat endpoint takes no ids."""
+        return NO_IDS
+
+    def reader(self, scene: Scene) -> MessagesReader:
+        """A reader for the answer to this scene, which knows the tools by name."""
+        return MessagesReader(scene)
+
+    def _last_warm(self, scene: Scene) -> tuple[Messages | None, list[Round]]:
+        """The longest row that still holds, and the rounds behind it. What a turn keeps ends before its last words."""
+        later: list[Turn] = []
+        turn = scene.past
+        while turn is not None:
+            row = self._usable(scene.head, turn.warm)
+            if row is not None:
+                last = Round((), turn.rounds[-1].wrote)
+                return row, [last, *_rounds(later), *scene.rounds]
+            later.append(turn)
+            turn = turn.parent
+        row = self._usable(scene.head, scene.recalled)
+        if row is not None:
+            return row, list(scene.rounds[1:])
+        return None, [*_rounds(later), *scene.rounds]
+
+    def _usable(self, head: Head, warm: Warm | None) -> Messages | None:
+        """The row that was kept, if it was made in this format under the same instructions."""
+        if warm is None or warm.fingerprint != self._fingerprint:
+            return None
+        is_alike = warm.head.instructions == head.instructions
+        return warm.prompt if is_alike and isinstance(warm.prompt, Messages) else None
+
+    def _row(self, items: Sequence[Item]) -> bytes:
+        """These items as messages, joined by commas."""
+        return b",".join(map(_encode, self._messages(items)))
+
+    def _messages(self, items: Sequence[Item]) -> Iterator[JsonObject]:
+        spoken: list[Part] = []
+        for item in items:
+            part = part_of(item)
+            if part.kind == "think" and not (part.text and self._sends_reasoning):
+                continue
+            if spoken and (spoken[-1].kind, part.kind) not in JOINS:
+                yield _assistant(spoken)
+                spoken = []
+            if part.kind in ("think", "talk") or (part.kind == "call" and part.call_id):
+                spoken.append(part)
+                continue
+            if spoken:
+                yield _assistant(spoken)
+                spoken = []
+            yield self._told(item, part)
+        if spoken:
+            yield _assistant(spoken)
+
+    def _told(self, item: Item, part: Part) -> JsonObject:
+        """A message of its own."""
+        match part.kind:
+            case "response" if part.call_id:
+                return {"role": "tool", "tool_call_id": part.call_id, "content": part.text}
+            case "response":
+                return _message("user", f"[answer: {part.text}]")
+            case "call":
+                return _message("assistant", f"[{part.name}: {part.text}]")
+            case "tools":
+                tools = [definition_of(tool) for tool in added_by(item)]
+                return _message("system", f"These tools can be called too: {dumps(tools)}")
+            case "system":
+                return _message("system", part.text)
+            case _:
+                return {"role": "user", "content": self._content(item, part)}
+
+    def _content(self, item: Item, part: Part) -> str | list[JsonObject]:
+        """What a user said; with pictures in it where the model sees them."""
+        value = item.value
+        if not (
+            self._sees_images and isinstance(value, Message) and isinstance(value.content, list)
+        ):
+            return part.text
+        if not any(isinstance(one, InputImage) and one.image_url for one in value.content):
+            return part.text
+        content: list[JsonObject] = []
+        for one in value.content:
+            if isinstance(one, InputImage) and one.image_url:
+                content.append({"type": "image_url", "image_url": _image(one)})
+            else:
+                words = part_of(Item(b"", Message(role="user", content=[one]))).text
+                content.append({"type": "text", "text": words})
+        return content
+
+
+def _rounds(turns: Sequence[Turn]) -> list[Round]:
+    return [one for turn in reversed(turns) for one in turn.rounds]
+
+
+def _message(role: str, text: str) -> JsonObject:
+    return {"role": role, "content": text}
+
+
+def _image(part: InputImage) -> JsonObject:
+    image: JsonObject = {"url": part.image_url}
+    if isinstance(part.detail, str):
+        image["detail"] = part.detail
+    return image
+
+
+def _assistant(parts: Sequence[Part]) -> JsonObject:
+    """One model turn: what it thought, what it said, whom it called."""
+    text = "".join(part.text for part in parts if part.kind == "talk")
+    calls = [_call(part) for part in parts if part.kind == "call"]
+    message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
+    if thoughts := [part.text for part in parts if part.kind == "think"]:
+        message["reasoning_content"] = "\n\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(part: Part) -> JsonObject:
+    """Endpoints decode arguments: those that are no object are put into one."""
+    bare = part.text.strip()
+    arguments = bare if is_object(bare) else dumps({"arguments": part.text}) if bare else "{}"
+    function = {"name": plain_name(part.name), "arguments": arguments}
+    return {"id": part.call_id, "type": "function", "function": function}
+
+
+_encode = msgspec.json.encode
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class _Input(Struct):
+    input: str
+
+
+class MessagesReader:
+    """A `Reader`: the endpoint has parsed already, what is left is where items begin and end.
+
+    Blank text opens nothing: templates leave newlines between a thought and a call. There are no ids to keep.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._said: list[Said] = []
+        self._open: Opened | None = None
+        self._blank = ""
+        self._has_thought = False
+        self._index: int | None = None
+        self._closed_indexes: set[int] = set()
+        self._input = ""
+
+    def feed(self, piece: Piece) -> list[Said]:
+        """What has become certain with this delta."""
+        assert isinstance(piece, Delta), "this dialect reads deltas"
+        said = self._said = []
+        if piece.reasoning:
+            self._think(piece.reasoning)
+        if piece.text:
+            self._talk(piece.text)
+        if piece.call_index is not None:
+            self._call(piece.call_index, piece.call_name, piece.call_arguments)
+        return said
+
+    def close(self, *, is_cut: bool) -> list[Said]:
+        """Close what is open."""
+        said = self._said = []
+        self._close(is_cut=is_cut)
+        said.append(Sealed(NO_IDS))
+        return said
+
+    def _think(self, text: str) -> None:
+        if self._open is None or self._open.kind != "reasoning":
+            if not text.strip():
+                return
+            self._begin(Opened("reasoning"))
+            self._has_thought = True
+            text = text.lstrip("\n")
+        self._said.append(Wrote(text))
+
+    def _talk(self, text: str) -> None:
+        if self._open is None or self._open.kind != "message":
+            text = self._blank + text
+            if not text.strip():
+                self._blank = text
+                return
+            # Newlines behind a thought belong to its mark; at the very beginning they are the model's own.
+            text = text.lstrip("\n") if self._has_thought else text
+            self._begin(Opened("message"))
+        self._said.append(Wrote(text))
+
+    def _call(self, index: int, name: str, arguments: str) -> None:
+        if index != self._index:
+            if index in self._closed_indexes:
+                raise EngineFailed("The engine mixed the arguments of two calls.")
+            if not name:
+                raise EngineFailed("The engine sent arguments for a call without a name.")
+            self._begin(_opened(_offer(self._scene, name), name))
+            self._index = index
+        if not arguments:
+            return
+        assert self._open is not None
+        if self._open.kind == "custom":
+            self._input += arguments
+        else:
+            self._said.append(Wrote(arguments))
+
+    def _begin(self, opened: Opened) -> None:
+        self._close()
+        self._open = opened
+        self._said.append(opened)
+
+    def _close(self, *, is_cut: bool = False) -> None:
+        self._blank = ""
+        if self._open is None:
+            return
+        if self._open.kind == "custom" and (text := _input(self._input)):
+            self._said.append(Wrote(text))
+        self._said.append(Closed(NO_IDS, is_cut))
+        self._open, self._input = None, ""
+        if self._index is not None:
+            self._closed_indexes.add(self._index)
+            self._index = None
+
+
+def _opened(offer: Offer | None, name: str) -> Opened:
+    if offer is None:
+        return Opened("function", name)
+    kind: Literal["function", "custom"]
+    kind = "custom" if isinstance(offer.tool, CustomTool) else "function"
+    return Opened(kind, offer.tool.name, offer.namespace, offer.tool.is_async is True)
+
+
+def _offer(scene: Scene, name: str) -> Offer | None:
+    """The tool of this name: of the request, or else the one that an item has brought last."""
+    offer = _named(scene.head.tools.offers, name)
+    if offer is not None:
+        return offer
+    rounds = [one.given + one.wrote for one in scene.history()]
+    for item in reversed([*chain.from_iterable(rounds), *scene.given]):
+        offer = _named([one for one in added_by(item) if isinstance(one, Offer)], name)
+        if offer is not None:
+            return offer
+    return None
+
+
+def _named(offers: Sequence[Offer], name: str) -> Offer | None:
+    return next((one for one in offers if plain_name(one.qualified_name) == name), None)
+
+
+def _input(arguments: str) -> str:
+    """The input of a custom tool: the string, as much of it as there is, or whatever was written instead."""
+    try:
+        return msgspec.json.decode(arguments, type=_Input).input
+    except msgspec.DecodeError:
+        cut = CUT_INPUT.match(arguments)
+    try:
+        return msgspec.json.decode(f'"{cut[1]}"', type=str) if cut else arguments
+    except msgspec.DecodeError:
+        return arguments

@@ -1,0 +1,207 @@
+"""Which tools can the model call, and which must it?
+
+In: a scene. Out: its tools as JSON for the model's eyes, the tool that a name means, and where the answer is forced,
+the JSON schema that it must follow. A custom tool is to the model a function with one string, `input`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from segue.turn.values import Head, Scene
+from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
+from segue.wire.requests import ToolChoiceName
+from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Offer, offer_named, offers_of
+
+OBJECT: dict[str, object] = {"type": "object"}
+
+
+def function_of(offer: Offer) -> dict[str, object]:
+    """A tool as chat templates want it: name, and where it has them, description and parameters."""
+    function: dict[str, object] = {"name": offer.qualified_name}
+    if isinstance(offer.tool.description, str):
+        function["description"] = offer.tool.description
+    parameters = parameters_of(offer.tool)
+    if parameters is not None:
+        function["parameters"] = parameters
+    return function
+
+
+def definition_of(tool: Offer | Raw) -> object:
+    """The whole definition; of a tool that the model cannot call by name, as it came."""
+    if isinstance(tool, Raw):
+        return msgspec.json.decode(tool)
+    return {"type": "function", "function": function_of(tool)}
+
+
+def parameters_of(tool: FunctionTool | CustomTool) -> object:
+    """The schema of the arguments; None for a function that has none."""
+    if isinstance(tool, FunctionTool):
+        return msgspec.json.decode(tool.parameters) if isinstance(tool.parameters, Raw) else None
+    shape: dict[str, object] = {"type": "string"}
+    if isinstance(tool.format, Raw):
+        given = msgspec.json.encode(msgspec.json.decode(tool.format)).decode()
+        shape["description"] = f"Its format: {given}"
+    return {"type": "object", "properties": {"input": shape}, "required": ["input"]}
+
+
+def added_by(item: Item) -> list[Offer | Raw]:
+    """Tools that came in an item: those that the model can call by name, and the others as they are."""
+    if not isinstance(item.value, AdditionalTools | ToolSearchOutput):
+        return []
+    found: list[Offer | Raw] = []
+    for tool in item.value.tools:
+        try:
+            kind = msgspec.json.decode(tool, type=FunctionTool | CustomTool | NamespaceTool)
+            found.extend(offers_of((kind,)))
+        except msgspec.ValidationError:
+            found.append(tool)
+    return found
+
+
+def offer_in(scene: Scene, name: str) -> Offer | None:
+    """The tool of this name: of the request, or else the one that an item has brought last.
+
+    The items are only walked for a name that the request does not offer.
+    """
+    offer = offer_named(scene.head.tools.offers, name)
+    if offer is not None:
+        return offer
+    rounds = [round.given + round.wrote for round in scene.history()]
+    for item in reversed([*chain.from_iterable(rounds), *scene.given]):
+        offer = offer_named(tuple(o for o in added_by(item) if isinstance(o, Offer)), name)
+        if offer is not None:
+            return offer
+    return None
+
+
+# --- forced answers -------------------------------------------------------------------------------
+
+
+def forced(head: Head) -> tuple[Offer, ...]:
+    """The tools of which one must be called; none if the model may do without."""
+    choice, offers = head.tool_choice, head.tools.offers
+    if choice == "required":
+        return offers
+    if not isinstance(choice, ToolChoiceName):
+        return ()
+    if choice.type != "allowed_tools":
+        return _named([choice], offers)
+    return _named(choice.tools or [], offers) if choice.mode == "required" else ()
+
+
+def _named(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """The tools that these choices name; one that says no namespace means any."""
+    wanted = [(one.name, one.namespace) for one in choices]
+    return tuple(
+        offer
+        for offer in offers
+        if any(
+            offer.tool.name == name and space in (None, offer.namespace) for name, space in wanted
+        )
+    )
+
+
+def arguments_schema(offer: Offer) -> bytes:
+    """What the arguments of this one tool must be."""
+    return msgspec.json.encode(parameters_of(offer.tool) or OBJECT)
+
+
+def call_schema(offers: Sequence[Offer], arguments_key: str) -> bytes:
+    """What a call of any of these tools must be: an object of name and arguments."""
+    return msgspec.json.encode(_any_of(_calls(offers, arguments_key)))
+
+
+def format_schema(scene: Scene, arguments_key: str | None = None) -> bytes | None:
+    """What the text must be, if the request says so.
+
+    Where tools may be called too, a call is the other thing that the model may write, as a bare object; it is left out
+    for a family that does not read such a call.
+    """
+    wanted = scene.head.text.format
+    if wanted is None or wanted.type == "text":
+        return None
+    schema = OBJECT if wanted.schema is UNSET else msgspec.json.decode(wanted.schema)
+    if wanted.type == "json_object":
+        schema = OBJECT
+    offers = scene.head.tools.offers if scene.head.tool_choice != "none" else ()
+    if not offers or arguments_key is None:
+        return msgspec.json.encode(schema)
+    return msgspec.json.encode(_any_of([schema, *_calls(offers, arguments_key)]))
+
+
+def _calls(offers: Sequence[Offer], arguments_key: str) -> list[object]:
+    return [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": offer.qualified_name},
+                arguments_key: parameters_of(offer.tool) or OBJECT,
+            },
+            "required": ["name", arguments_key],
+            "additionalProperties": False,
+        }
+        for offer in offers
+    ]
+
+
+def _any_of(schemas: Sequence[object]) -> object:
+    """One schema out of several. What they refer to in themselves stands at the top of each, and so does it here."""
+    if len(schemas) == 1 and not _refers(schemas[0]):
+        return schemas[0]
+    shared: dict[str, object] = {}
+    branches = []
+    for n, schema in enumerate(schemas):
+        if _refers(schema):
+            root = _root(schema)
+            shared[f"part{n}"] = _moved(root, f"#/$defs/part{n}")
+            schema = _with_root(schema, {"$ref": f"#/$defs/part{n}"})
+        branches.append(schema)
+    whole = branches[0] if len(branches) == 1 else {"anyOf": branches}
+    assert isinstance(whole, dict)
+    return {**whole, "$defs": shared} if shared else whole
+
+
+def _refers(schema: object) -> bool:
+    match schema:
+        case dict():
+            return "$ref" in schema or any(_refers(inner) for inner in schema.values())
+        case list():
+            return any(_refers(inner) for inner in schema)
+        case _:
+            return False
+
+
+def _root(schema: object) -> object:
+    """The schema to which `#` means itself: of a call, its arguments."""
+    assert isinstance(schema, dict)
+    if "const" in schema.get("properties", {}).get("name", {}):
+        return [*schema["properties"].values()][1]
+    return schema
+
+
+def _with_root(schema: object, root: object) -> object:
+    assert isinstance(schema, dict)
+    if _root(schema) is schema:
+        return root
+    name, key = schema["properties"]
+    return {**schema, "properties": {name: schema["properties"][name], key: root}}
+
+
+def _moved(schema: object, place: str) -> object:
+    """The same schema with what it refers to in itself at its new place."""
+    match schema:
+        case dict():
+            moved = {key: _moved(inner, place) for key, inner in schema.items()}
+            target = schema.get("$ref")
+            if isinstance(target, str) and target.startswith("#"):
+                moved["$ref"] = place + target[1:]
+            return moved
+        case list():
+            return [_moved(inner, place) for inner in schema]
+        case _:
+            return schema

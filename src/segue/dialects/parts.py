@@ -1,0 +1,234 @@
+"""What does an item say to a model that reads only text?
+
+In: an item of any type. Out: a `Part`: what it is to the model, and its words, before any family has put its marks
+around them. Nothing is left out without a word: a picture, a file or a sound is told in words, and an item that no
+family has a place for is told as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, assert_never
+
+import msgspec
+
+from segue.wire.items import (
+    AdditionalTools,
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    CodeInterpreterCall,
+    Compaction,
+    CompactionSummary,
+    CompactionTrigger,
+    ComputerCall,
+    ComputerCallOutput,
+    ConfigurationUpdate,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FileSearchCall,
+    FunctionCall,
+    FunctionCallOutput,
+    ImageGenerationCall,
+    InputAudio,
+    InputFile,
+    InputImage,
+    InputText,
+    Item,
+    ItemReference,
+    LocalShellCall,
+    LocalShellCallOutput,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+    Message,
+    MessagePart,
+    OutputPart,
+    OutputText,
+    Program,
+    ProgramOutput,
+    Reasoning,
+    Refusal,
+    ShellCall,
+    ShellCallOutput,
+    ToolSearchCall,
+    ToolSearchOutput,
+    WebSearchCall,
+)
+
+Kind = Literal["think", "talk", "call", "response", "user", "system", "tools"]
+# Fields of a call that say nothing to the model, or that stand elsewhere.
+UNTOLD = {"type", "id", "call_id", "status"}
+
+
+class Part(NamedTuple):
+    """What one item says. Of a call, `text` holds the arguments; of tools that were added, nothing."""
+
+    kind: Kind
+    text: str
+    # Whom a call calls, by the one name that the model sees.
+    name: str = ""
+    # Which call this is, or which one it answers.
+    call_id: str = ""
+
+
+def parts_of(items: Sequence[Item]) -> list[Part]:
+    """What these items say. Reasoning that came encrypted, from elsewhere, says nothing."""
+    parts = [part_of(item) for item in items]
+    return [part for part in parts if part.text or part.kind != "think"]
+
+
+def part_of(item: Item) -> Part:
+    """What one item says."""
+    value = item.value
+    match value:
+        case Message():
+            kinds: dict[str, Kind] = {"assistant": "talk", "user": "user"}
+            return Part(kinds.get(value.role, "system"), text_of(value))
+        case Reasoning():
+            return Part("think", "\n\n".join(part.text for part in value.content or value.summary))
+        case FunctionCall():
+            return Part("call", value.arguments, _qualified(value), value.call_id)
+        case CustomToolCall():
+            return Part("call", dumps({"input": value.input}), _qualified(value), value.call_id)
+        case ShellCall() | LocalShellCall():
+            return Part("call", bytes(value.action).decode(), _bare_type(item), _call_id(value))
+        case ApplyPatchCall():
+            return Part("call", bytes(value.operation).decode(), "apply_patch", _call_id(value))
+        case (
+            ComputerCall()
+            | ToolSearchCall()
+            | McpCall()
+            | McpApprovalRequest()
+            | WebSearchCall()
+            | FileSearchCall()
+            | CodeInterpreterCall()
+            | ImageGenerationCall()
+            | Program()
+        ):
+            told = dumps(_fields(item, but=UNTOLD))
+            return Part("call", told, _bare_type(item), _call_id(value))
+        case FunctionCallOutput() | CustomToolCallOutput():
+            return Part("response", _joined(value.output, "\n"), call_id=_call_id(value))
+        case LocalShellCallOutput():
+            return Part("response", value.output, call_id=_call_id(value))
+        case (
+            ShellCallOutput()
+            | ApplyPatchCallOutput()
+            | ComputerCallOutput()
+            | ToolSearchOutput()
+            | McpApprovalResponse()
+            | ProgramOutput()
+        ):
+            told = dumps(_fields(item, but={"type", "id", "call_id"}))
+            return Part("response", told, call_id=_call_id(value))
+        case AdditionalTools():
+            return Part("tools", "")
+        case (
+            McpListTools()
+            | ConfigurationUpdate()
+            | Compaction()
+            | CompactionSummary()
+            | CompactionTrigger()
+            | ItemReference()
+        ):
+            return Part("system", dumps(_told(msgspec.json.decode(item.raw))))
+        case _:
+            assert_never(value)
+
+
+def text_of(value: Message) -> str:
+    """The words of a message. The model's own parts are one text; parts of others are separate texts."""
+    return _joined(value.content, "" if value.role == "assistant" else "\n")
+
+
+def dumps(value: object) -> str:
+    """JSON with the spaces that templates put into it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def is_object(text: str) -> bool:
+    """Whether this is the JSON of an object."""
+    try:
+        return text.startswith("{") and isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+def object_or_string(text: str) -> str:
+    """Arguments as JSON: verbatim if they are an object, as a string if not."""
+    bare = text.strip()
+    return bare if is_object(bare) else dumps(text)
+
+
+def _joined(content: str | Sequence[MessagePart | OutputPart], glue: str) -> str:
+    return content if isinstance(content, str) else glue.join(_words(part) for part in content)
+
+
+def _words(part: MessagePart | OutputPart) -> str:
+    match part:
+        case InputText() | OutputText():
+            return part.text
+        case Refusal():
+            return part.refusal
+        case InputImage():
+            return f"[image: {_origin(part.image_url, part.file_id)}, which this model cannot see]"
+        case InputFile():
+            origin = _origin(part.filename, part.file_url, part.file_id, part.file_data)
+            return f"[file: {origin}, which this model cannot read]"
+        case InputAudio():
+            return f"[audio: {_origin(part.audio_url)}, which this model cannot hear]"
+        case _:
+            assert_never(part)
+
+
+def _origin(*places: object) -> str:
+    """Where something came from, without its bytes."""
+    for place in places:
+        if isinstance(place, str) and place:
+            return _without_data(place)
+    return "sent as data"
+
+
+def _without_data(text: str) -> str:
+    """The text itself, or for a data URL only what kind of data it is."""
+    if not text.startswith("data:"):
+        return text
+    return f"{text[5:].partition(',')[0].partition(';')[0] or 'data'} sent as data"
+
+
+def _told(value: object) -> object:
+    """JSON for the model's eyes: the same, with words in place of embedded data."""
+    match value:
+        case str():
+            return _without_data(value)
+        case list():
+            return [_told(inner) for inner in value]
+        case dict():
+            return {key: _told(inner) for key, inner in value.items()}
+        case _:
+            return value
+
+
+def _fields(item: Item, but: set[str]) -> object:
+    """What is particular to this item."""
+    fields = msgspec.json.decode(item.raw, type=dict[str, object])
+    if isinstance(item.value, ImageGenerationCall) and "result" in fields:
+        fields["result"] = "[image, which this model cannot see]"
+    return _told({key: value for key, value in fields.items() if key not in but})
+
+
+def _bare_type(item: Item) -> str:
+    tag = type(item.value).__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag.removesuffix("_call")
+
+
+def _call_id(value: object) -> str:
+    found = getattr(value, "call_id", None)
+    return found if isinstance(found, str) else ""
+
+
+def _qualified(value: FunctionCall | CustomToolCall) -> str:
+    return f"{value.namespace}.{value.name}" if value.namespace else value.name

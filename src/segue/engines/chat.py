@@ -1,0 +1,283 @@
+"""Who produces tokens? Any endpoint that speaks OpenAI's chat completions: messages in, deltas out.
+
+The endpoint renders, tokenizes and parses. What is kept here is the serialized form: the messages come as a chain of
+bytes that is only joined, the tools are translated once for as long as they stay the same. Calls,
+reasoning and usage come back in the fields that the known servers use for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from segue.engines.upstream import Stream, Upstream, read, told
+from segue.errors import EngineFailed, InvalidRequest
+from segue.turn.values import Delta, Finish, Head, Job, Messages, Piece, Sampling
+from segue.wire.requests import TextFormat, ToolChoiceName
+from segue.wire.tools import CustomTool, Offer, Tools, plain_name
+
+PATH = "/v1/chat/completions"
+DONE = b"[DONE]"
+# What a function without parameters takes.
+NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
+
+
+class _Function(Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(Struct, frozen=True):
+    index: int | None = None
+    function: _Function = _Function()
+
+
+class _Words(Struct, frozen=True):
+    content: str | None = None
+    refusal: str | None = None
+    # The same thing under two names: vLLM, SGLang, llama.cpp and DeepSeek; OpenRouter, Ollama and newer vLLM.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(Struct, frozen=True):
+    delta: _Words | None = None
+    finish_reason: str | None = None
+
+
+class _InputDetails(Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _OutputDetails(Struct, frozen=True):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct, frozen=True):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    # DeepSeek's name.
+    prompt_cache_hit_tokens: int | None = None
+
+
+class _Event(Struct, frozen=True):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Raw | UnsetType = UNSET
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+class ChatEngine:
+    """An `Engine` for messages. `model` is the endpoint's name for it, `context_tokens` what it is said to have."""
+
+    def __init__(self, upstream: Upstream, model: str, context_tokens: int) -> None:
+        self._upstream = upstream
+        self._model = model
+        self._context_tokens = context_tokens
+        self._limit = "max_tokens"
+        self._tools: tuple[Tools, bytes] | None = None
+
+    @property
+    def can_constrain(self) -> bool:
+        """Yes, by `response_format`."""
+        return True
+
+    async def is_ready(self) -> bool:
+        """Whether the endpoint lists its models, the one question that they all answer."""
+        return await self._upstream.is_up("/v1/models")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._upstream.close()
+
+    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        """The deltas as they come, then why it stopped and what the endpoint counted."""
+        if job.prompt.length == 0 and job.output_tokens_max == 0:
+            yield Finish("length")
+            return
+        reason: str | None = None
+        usage = _Usage()
+        async with await self._ask(job) as stream:
+            async for batch in stream:
+                for data in batch:
+                    if data == DONE:
+                        stream.is_over = True
+                        break
+                    event = read(_event, data)
+                    if event.error is not UNSET:
+                        raise told(event.error)
+                    usage = event.usage or usage
+                    for choice in event.choices[:1]:
+                        reason = choice.finish_reason or reason
+                        if choice.delta is not None and job.output_tokens_max:
+                            for delta in _deltas(choice.delta):
+                                yield delta
+                if stream.is_over:
+                    break
+            yield _finish(stream, reason, usage)
+
+    async def _ask(self, job: Job) -> Stream:
+        try:
+            return await self._upstream.listen(PATH, self._body(job))
+        except InvalidRequest as refused:
+            # OpenAI's newer models want another word for the same limit, and say so.
+            if "max_completion_tokens" not in refused.message or self._limit != "max_tokens":
+                raise
+        self._limit = "max_completion_tokens"
+        return await self._upstream.listen(PATH, self._body(job))
+
+    def _body(self, job: Job) -> bytes:
+        """The messages as they were kept, and everything else around them."""
+        assert isinstance(job.prompt, Messages), "this engine takes messages"
+        head = job.scene.head
+        settings: dict[str, object] = {
+            "model": self._model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **_sampling(job.sampling),
+            **_format(head),
+        }
+        # Who did not ask for a limit gets the endpoint's own, which knows how much room is left.
+        if job.output_tokens_max < self._context_tokens:
+            settings[self._limit] = max(job.output_tokens_max, 1)
+        if head.reasoning.effort is not None:
+            settings["reasoning_effort"] = head.reasoning.effort
+        if head.text.verbosity is not None:
+            settings["verbosity"] = head.text.verbosity
+        offers = _allowed(head)
+        tools = b""
+        if offers:
+            tools = b',"tools":' + self._tools_of(head.tools, offers)
+            settings["tool_choice"] = _choice(head)
+            if not head.parallel_tool_calls:
+                settings["parallel_tool_calls"] = False
+        messages = b",".join(job.prompt.chunks())
+        rest = msgspec.json.encode(settings)[1:]
+        return b"".join((b'{"messages":[', messages, b"]", tools, b",", rest))
+
+    def _tools_of(self, tools: Tools, offers: tuple[Offer, ...]) -> bytes:
+        """Agents resend the same tools each turn: they are translated once, if all of them are allowed."""
+        if len(offers) != len(tools.offers):
+            return msgspec.json.encode([_function(offer) for offer in offers])
+        if self._tools is None or self._tools[0] is not tools:
+            self._tools = (tools, msgspec.json.encode([_function(offer) for offer in offers]))
+        return self._tools[1]
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+def _sampling(sampling: Sampling) -> dict[str, object]:
+    settings: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    if sampling.presence_penalty:
+        settings["presence_penalty"] = sampling.presence_penalty
+    if sampling.frequency_penalty:
+        settings["frequency_penalty"] = sampling.frequency_penalty
+    return settings
+
+
+def _format(head: Head) -> dict[str, object]:
+    wanted = head.text.format
+    match wanted:
+        case TextFormat(type="json_object"):
+            return {"response_format": {"type": "json_object"}}
+        case TextFormat(type="json_schema"):
+            fields = {
+                "name": "answer" if wanted.name is UNSET else wanted.name,
+                "description": wanted.description,
+                "schema": wanted.schema,
+                "strict": wanted.strict,
+            }
+            told = {key: value for key, value in fields.items() if value not in (UNSET, None)}
+            return {"response_format": {"type": "json_schema", "json_schema": told}}
+        case _:
+            return {}
+
+
+def _allowed(head: Head) -> tuple[Offer, ...]:
+    """The tools that the endpoint is told of: a choice among some of them leaves the others out."""
+    choice, offers = head.tool_choice, head.tools.offers
+    if isinstance(choice, ToolChoiceName) and choice.type == "allowed_tools":
+        names = {one.name for one in choice.tools or []}
+        return tuple(one for one in offers if names & {one.tool.name, one.qualified_name})
+    return offers
+
+
+def _choice(head: Head) -> object:
+    choice = head.tool_choice
+    if not isinstance(choice, ToolChoiceName):
+        return choice
+    if choice.type == "allowed_tools":
+        return choice.mode or "auto"
+    if choice.type not in ("function", "custom") or choice.name is None:
+        return "auto"
+    qualified = f"{choice.namespace}.{choice.name}" if choice.namespace else choice.name
+    return {"type": "function", "function": {"name": plain_name(qualified)}}
+
+
+def _function(offer: Offer) -> dict[str, object]:
+    """A tool as a chat function; a custom tool is one that takes a single string."""
+    tool = offer.tool
+    function: dict[str, object] = {"name": plain_name(offer.qualified_name)}
+    if isinstance(tool.description, str):
+        function["description"] = tool.description
+    if isinstance(tool, CustomTool):
+        function["parameters"] = _input_of(tool)
+    else:
+        is_given = isinstance(tool.parameters, Raw) and bytes(tool.parameters) != b"null"
+        function["parameters"] = tool.parameters if is_given else NO_PARAMETERS
+        if isinstance(tool.strict, bool):
+            function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _input_of(tool: CustomTool) -> dict[str, object]:
+    shape: dict[str, object] = {"type": "string"}
+    if isinstance(tool.format, Raw):
+        shape["description"] = f"Its format: {bytes(tool.format).decode()}"
+    return {"type": "object", "properties": {"input": shape}, "required": ["input"]}
+
+
+# --- what is heard --------------------------------------------------------------------------------
+
+
+def _deltas(words: _Words) -> list[Delta]:
+    """What one event says, in the order in which a model says it."""
+    found: list[Delta] = []
+    if reasoning := words.reasoning_content or words.reasoning:
+        found.append(Delta(reasoning=reasoning))
+    if text := words.content or words.refusal:
+        found.append(Delta(text=text))
+    for n, call in enumerate(words.tool_calls or ()):
+        function = call.function
+        found.append(
+            Delta(
+                # Some servers leave the index out where they send whole calls.
+                call_index=n if call.index is None else call.index,
+                call_name=function.name or "",
+                call_arguments=function.arguments or "",
+            )
+        )
+    return found
+
+
+def _finish(stream: Stream, reason: str | None, usage: _Usage) -> Finish:
+    if reason is None:
+        raise stream.broke_off()
+    if reason == "content_filter":
+        raise EngineFailed("The engine's own content filter ended the answer.")
+    given, wrote = usage.prompt_tokens_details, usage.completion_tokens_details
+    return Finish(
+        "length" if reason == "length" else "stop",
+        cached_tokens=(given and given.cached_tokens) or usage.prompt_cache_hit_tokens or 0,
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        reasoning_tokens=wrote.reasoning_tokens if wrote else None,
+    )

@@ -1,0 +1,154 @@
+"""Who produces tokens? An SGLang server: ids in, ids out, through its own `/generate`.
+
+Its events repeat all ids so far, unless the server was started to stream only the new ones; `completion_tokens` tells
+how many there are by now, and so which of them are new, in both cases. A request has a name of our own, so
+that it can be aborted by that name, also while its prompt is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from segue.engines.digits import Digits
+from segue.engines.upstream import Upstream, read, refusal, told
+from segue.errors import ApiError
+from segue.ids import new_id
+from segue.turn.values import Finish, Ids, Job, Piece, Tokens
+
+PATH = "/generate"
+ABORT = "/abort_request"
+DONE = b"[DONE]"
+# It refuses a plain zero.
+TOP_P_MIN = 1e-6
+
+
+class _Reason(Struct, frozen=True):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _Meta(Struct, frozen=True):
+    finish_reason: _Reason | None = None
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class _Event(Struct, frozen=True):
+    output_ids: list[int] = []
+    meta_info: _Meta = _Meta()
+    error: Raw | UnsetType = UNSET
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+class SglangEngine:
+    """An `Engine` for token prompts."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._digits = Digits()
+
+    @property
+    def can_constrain(self) -> bool:
+        """Yes, by its grammar backend."""
+        return True
+
+    async def is_ready(self) -> bool:
+        """Whether the server takes jobs."""
+        return await self._upstream.is_up("/health")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._upstream.close()
+
+    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        """The ids as they are sampled, then why it stopped and how much of the prompt was kept from before."""
+        if job.prompt.length == 0:
+            yield Finish("length")
+            return
+        name = new_id("req")
+        is_heard_out = False
+        try:
+            async with aclosing(self._listen(job, name)) as pieces:
+                async for piece in pieces:
+                    is_heard_out = isinstance(piece, Finish)
+                    yield piece
+        finally:
+            if not is_heard_out:
+                await self._abort(name)
+
+    async def _listen(self, job: Job, name: str) -> AsyncGenerator[Piece, None]:
+        is_warm_up = job.output_tokens_max == 0
+        heard = 0
+        last: int | None = None
+        end: _Meta | None = None
+        async with await self._upstream.listen(PATH, self._body(job, name)) as stream:
+            async for batch in stream:
+                ids: list[int] = []
+                for data in batch:
+                    if data == DONE:
+                        stream.is_over = True
+                        break
+                    event = read(_event, data)
+                    if event.error is not UNSET:
+                        raise told(event.error)
+                    new = _new_ids(event, heard)
+                    heard += len(new)
+                    ids += new
+                    if event.meta_info.finish_reason is not None:
+                        end = event.meta_info
+                if ids and not is_warm_up:
+                    last = ids[-1]
+                    yield Ids(ids)
+                if stream.is_over:
+                    break
+            if end is None:
+                raise stream.broke_off()
+            yield Finish(_why(end, last, job), end.cached_tokens)
+
+    async def _abort(self, name: str) -> None:
+        """Closing the connection is noticed late while a prompt is read; the name is not."""
+        with suppress(ApiError):
+            await self._upstream.call("POST", ABORT, msgspec.json.encode({"rid": name}))
+
+    def _body(self, job: Job, name: str) -> bytes:
+        assert isinstance(job.prompt, Tokens), "this engine takes tokens"
+        sampling = job.sampling
+        settings: dict[str, object] = {
+            # A warm-up's one token is not heard by anybody.
+            "max_new_tokens": max(job.output_tokens_max, 1),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p or TOP_P_MIN,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "stop_token_ids": sorted(job.stops),
+        }
+        if job.schema is not None:
+            # Here a schema is a string that holds JSON.
+            settings["json_schema"] = job.schema.decode()
+        request = {"rid": name, "stream": True, "sampling_params": settings}
+        ids = self._digits.text(job.prompt)
+        return b"".join((b'{"input_ids":[', ids, b"],", msgspec.json.encode(request)[1:]))
+
+
+def _new_ids(event: _Event, heard: int) -> list[int]:
+    """What this event adds: the last ones of its list, whether that holds all ids or only the new ones."""
+    count = event.meta_info.completion_tokens - heard
+    return event.output_ids[-count:] if count > 0 else []
+
+
+def _why(end: _Meta, last: int | None, job: Job) -> Literal["stop", "length"]:
+    reason = end.finish_reason
+    assert reason is not None
+    if reason.type == "abort":
+        body = msgspec.json.encode({"message": reason.message or ""})
+        raise refusal(reason.status_code or 503, body)
+    return "stop" if last in job.stops or reason.type == "stop" else "length"

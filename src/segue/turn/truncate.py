@@ -1,0 +1,54 @@
+"""Which items go when the history is too long? Pure: whole items, from the start, calls together with their outputs.
+
+Only where the client asked for it (`truncation: "auto"`); otherwise too long is an error. What the model wrote in one
+round goes as a whole, because its kept ids belong together. The last item stays, whatever its size.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from segue.turn.values import Round, Scene
+from segue.wire.items import Item, answer_of, call_of
+
+
+def truncate(scene: Scene, share: float) -> Scene:
+    """The same scene without its oldest items: about this share of all bytes goes."""
+    rounds = [*scene.history(), Round(scene.given)]
+    sizes = [_size(item) for one in rounds for item in (*one.given, *one.wrote)]
+    budget = share * sum(sizes)
+    dropped_calls: set[str] = set()
+    kept: list[Round] = []
+    for one in rounds:
+        is_last = one is rounds[-1]
+        given: list[Item] = []
+        for item in one.given:
+            answer = answer_of(item.value)
+            is_orphan = answer is not None and answer.call_id in dropped_calls
+            is_very_last = is_last and item is one.given[-1]
+            if is_orphan or (budget > 0 and not is_very_last):
+                budget -= _size(item)
+                _note(item, dropped_calls)
+            else:
+                given.append(item)
+        if one.wrote and budget > 0:
+            budget -= sum(map(_size, one.wrote))
+            for item in one.wrote:
+                _note(item, dropped_calls)
+            one = Round(tuple(given))
+        if is_last:
+            return msgspec.structs.replace(
+                scene, past=None, recalled=None, rounds=tuple(kept), given=tuple(given)
+            )
+        kept.append(msgspec.structs.replace(one, given=tuple(given)))
+    raise AssertionError("a scene has at least what is given now")
+
+
+def _size(item: Item) -> int:
+    return len(item.raw)
+
+
+def _note(item: Item, dropped_calls: set[str]) -> None:
+    """An output must not outlive its call."""
+    if call := call_of(item.value):
+        dropped_calls.add(call.call_id)

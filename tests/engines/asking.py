@@ -1,0 +1,116 @@
+"""What the tests of engines behind HTTP share: jobs by hand, and everything that an engine says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from segue.engines.upstream import Patience, Upstream
+from segue.turn.seams import Engine
+from segue.turn.values import (
+    NO_TOKENS,
+    Finish,
+    Head,
+    Ids,
+    Job,
+    Piece,
+    Sampling,
+    Scene,
+    Tokens,
+    id_array,
+)
+from segue.wire.codec import as_item
+from segue.wire.items import Item, Message, OutputText
+from tests.contracts import engine as contract
+from tests.contracts.engine import Bench, chatml
+
+WAIT_S = 20
+STOP = 2
+
+PROMISES = [
+    contract.streams_ids_then_one_finish,
+    contract.ends_its_turn_with_a_stop,
+    contract.honours_the_limit,
+    contract.closing_frees_it,
+    contract.cancelling_frees_it,
+    contract.serves_jobs_beside_each_other,
+    contract.says_whether_it_is_ready,
+]
+Promise = Callable[[Bench], Awaitable[None]]
+
+PATIENCE = Patience(connect_s=2, first_s=20, silence_s=20, probe_s=2)
+
+
+@asynccontextmanager
+async def upstream(
+    url: str, key: str | None = None, patience: Patience = PATIENCE
+) -> AsyncIterator[Upstream]:
+    """An address, closed at the end."""
+    found = Upstream(url, key, patience)
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+def tokens(*chunks: Sequence[int]) -> Tokens:
+    """A prompt made of these chunks."""
+    prompt = NO_TOKENS
+    for chunk in chunks:
+        prompt = prompt.plus(id_array(chunk))
+    return prompt
+
+
+def job(prompt: Tokens, output_tokens_max: int = 100, **fields: object) -> Job:
+    """A job for a token engine."""
+    made = Job(
+        prompt=prompt,
+        scene=Scene(Head(), None, ()),
+        sampling=Sampling(temperature=0),
+        stops=frozenset({STOP}),
+        output_tokens_max=output_tokens_max,
+    )
+    return msgspec.structs.replace(made, **fields)
+
+
+async def heard(engine: Engine, wanted: Job) -> list[Piece]:
+    """Everything that the engine says."""
+    async with asyncio.timeout(WAIT_S), aclosing(engine.sample(wanted)) as pieces:
+        return [piece async for piece in pieces]
+
+
+def ids_of(pieces: Sequence[Piece]) -> list[int]:
+    return [id for piece in pieces if isinstance(piece, Ids) for id in piece.ids]
+
+
+def finish_of(pieces: Sequence[Piece]) -> Finish:
+    last = pieces[-1]
+    assert isinstance(last, Finish)
+    return last
+
+
+def reply(prompt: Sequence[int]) -> list[int]:
+    """What a fake says: a sentence in ChatML that depends on the prompt."""
+    return chatml().write([assistant(f"I was given {sum(prompt)} in {len(prompt)} ids.")]).tolist()
+
+
+def assistant(text: str) -> Item:
+    return as_item(Message(role="assistant", content=[OutputText(text=text)]))
+
+
+@dataclass(frozen=True)
+class Greedy(Bench):
+    """A bench whose jobs have one answer only, short enough for a CPU."""
+
+    tokens_max: int = 24
+
+    def job(self, *given: Item, **fields: object) -> Job:  # type: ignore[override]
+        made = Bench.job(self, *given, **fields)  # type: ignore[arg-type]
+        limit = min(made.output_tokens_max, self.tokens_max)
+        return msgspec.structs.replace(
+            made, sampling=Sampling(temperature=0), output_tokens_max=limit
+        )

@@ -1,0 +1,86 @@
+"""A FAKE SGLang. No SGLang can run here: the shapes of `/generate` and `/abort_request` are read from its source
+(0.5.23), never observed. No model is behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import cast
+
+from aiohttp import web
+
+from tests.engines.fakes.server import DONE, Body, Fake, event, spoken
+
+
+@dataclass
+class FakeSglang(Fake):
+    """`is_incremental`: started with `--incremental-streaming-output`; else each event repeats all ids so far."""
+
+    is_incremental: bool = False
+    # How many ids come in one event.
+    interval: int = 1
+    aborted: list[str] = field(default_factory=list)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/generate", self._generate),
+            web.post("/abort_request", self._abort),
+        ]
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        body = await self.body_of(request)
+        self.aborted.append(cast(str, body["rid"]))
+        self.gate.set()
+        return web.Response(status=200)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await self.body_of(request)
+        prompt = cast("list[int]", body["input_ids"])
+        sampling = cast(Body, body["sampling_params"])
+        assert sampling.get("json_schema") is None or isinstance(sampling["json_schema"], str)
+        if len(prompt) >= self.context_tokens:
+            message = (
+                f"The input ({len(prompt)} tokens) is longer than the model's context length "
+                f"({self.context_tokens} tokens)."
+            )
+            return web.json_response({"error": {"message": message}}, status=400)
+        response = await self.begin(request)
+        stops = cast("list[int]", sampling["stop_token_ids"])
+        ids, reason = spoken(self.answer(prompt), stops, cast(int, sampling["max_new_tokens"]))
+        cached = self.cached(prompt)
+        sent = 0
+        for n in range(len(ids)):
+            await self.pause(request, n)
+            if body["rid"] in self.aborted:
+                raise asyncio.CancelledError
+            count = n + 1
+            is_last = count == len(ids)
+            if count % self.interval and not is_last:
+                continue
+            finish = _finish(reason, ids) if is_last else None
+            meta = {
+                "id": body["rid"],
+                "finish_reason": finish,
+                "prompt_tokens": len(prompt),
+                "completion_tokens": count,
+                "cached_tokens": cached,
+                "weight_version": "default",
+            }
+            if n == self.fault_at:
+                meta["finish_reason"] = {
+                    "type": "abort",
+                    "message": "out of memory",
+                    "status_code": 503,
+                }
+            shown = ids[sent:count] if self.is_incremental else ids[:count]
+            await response.write(event({"text": "…", "output_ids": shown, "meta_info": meta}))
+            sent = count
+        await response.write(DONE)
+        self.remember([*prompt, *ids])
+        return response
+
+
+def _finish(reason: str, ids: list[int]) -> Body:
+    if reason == "length":
+        return {"type": "length", "length": len(ids)}
+    return {"type": "stop", "matched": ids[-1]}

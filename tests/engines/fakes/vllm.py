@@ -1,0 +1,120 @@
+"""A FAKE vLLM. The shapes are those recorded from vLLM 0.32 (`/v1/completions` with `return_token_ids`, and
+`/inference/v1/generate`); the words of its refusals are vLLM's. No model is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from aiohttp import web
+
+from tests.engines.fakes.server import DONE, Body, Fake, event, spoken
+
+
+@dataclass
+class FakeVllm(Fake):
+    """`is_scaled_out`: whether it was started with `--enable-scale-out`."""
+
+    model: str = "fake"
+    is_scaled_out: bool = False
+    version: str = "0.32.0+cpu"
+    # An old one does not know `return_token_ids`.
+    gives_ids: bool = True
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/completions", self._completions),
+            web.post("/inference/v1/generate", self._generate),
+            web.get("/version", self._version),
+        ]
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await self.body_of(request)
+        prompt = cast("list[int]", body["prompt"])
+        if body.get("model") != self.model:
+            return self.refusal(404, f"The model `{body.get('model')}` does not exist.")
+        refused = self._refuse(prompt, body)
+        if refused is not None:
+            return refused
+        assert body["stream"] is True
+        response = await self.begin(request)
+        head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": self.model}
+        ids, reason = spoken(self.answer(prompt), *_limits(body))
+        cached = self.cached(prompt)
+        for n, id in enumerate(ids):
+            await self.pause(request, n)
+            if n == self.fault_at:
+                await response.write(event({"error": {"message": "EngineCore died", "code": 500}}))
+                await response.write(DONE)
+                return response
+            is_last = n == len(ids) - 1
+            choice: Body = {
+                "index": 0,
+                "text": f"<{id}>",
+                "logprobs": None,
+                "finish_reason": reason if is_last else None,
+                "stop_reason": id if is_last and reason == "stop" else None,
+            }
+            if body.get("return_token_ids") and self.gives_ids:
+                choice |= {"token_ids": [id], "prompt_token_ids": prompt if n == 0 else None}
+            await response.write(event({**head, "choices": [choice], "usage": None}))
+        await response.write(event({**head, "choices": [], "usage": _usage(prompt, ids, cached)}))
+        await response.write(DONE)
+        self.remember([*prompt, *ids])
+        return response
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await self.body_of(request)
+        if not self.is_scaled_out:
+            return self.refusal(403, "Forbidden")
+        if "token_ids" not in body or "sampling_params" not in body:
+            return web.json_response({"detail": [{"type": "missing"}]}, status=422)
+        prompt = cast("list[int]", body["token_ids"])
+        sampling = cast(Body, body["sampling_params"])
+        refused = self._refuse(prompt, sampling)
+        if refused is not None:
+            return refused
+        response = await self.begin(request)
+        ids, reason = spoken(self.answer(prompt), *_limits(sampling))
+        cached = self.cached(prompt)
+        for n, id in enumerate(ids):
+            await self.pause(request, n)
+            is_last = n == len(ids) - 1
+            choice = {"index": 0, "token_ids": [id], "finish_reason": reason if is_last else None}
+            await response.write(event({"request_id": "1", "choices": [choice]}))
+        usage = _usage(prompt, ids, cached)
+        await response.write(event({"request_id": "1", "choices": [], "usage": usage}))
+        await response.write(DONE)
+        self.remember([*prompt, *ids])
+        return response
+
+    def _refuse(self, prompt: Sequence[int], sampling: Body) -> web.Response | None:
+        wanted = cast(int, sampling["max_tokens"])
+        if wanted < 1:
+            return self.refusal(400, f"max_tokens must be at least 1, got {wanted}.")
+        if not 0 < cast(float, sampling["top_p"]) <= 1:
+            return self.refusal(400, "top_p must be in (0, 1]")
+        if len(prompt) + wanted > self.context_tokens:
+            return self.refusal(
+                400,
+                f"This model's maximum context length is {self.context_tokens} tokens. However, you "
+                f"requested {len(prompt) + wanted} tokens. Please reduce the length of the messages.",
+            )
+        return None
+
+
+def _limits(sampling: Body) -> tuple[list[int], int]:
+    return cast("list[int]", sampling["stop_token_ids"]), cast(int, sampling["max_tokens"])
+
+
+def _usage(prompt: Sequence[int], ids: Sequence[int], cached: int) -> Body:
+    return {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(ids),
+        "total_tokens": len(prompt) + len(ids),
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

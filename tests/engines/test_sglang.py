@@ -1,0 +1,112 @@
+"""Does the SGLang engine speak as SGLang's source says? Against a FAKE: no SGLang was ever observed here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from segue.engines.sglang import SglangEngine
+from segue.errors import EngineFailed, InvalidRequest, Unavailable
+from segue.turn.values import Finish, Sampling
+from tests.contracts.engine import Bench, chatml
+from tests.engines.asking import (
+    PROMISES,
+    STOP,
+    Promise,
+    finish_of,
+    heard,
+    ids_of,
+    job,
+    reply,
+    tokens,
+    upstream,
+)
+from tests.engines.fakes.sglang import FakeSglang
+from tests.engines.fakes.thread import elsewhere
+
+WAYS = pytest.mark.parametrize("is_incremental", [False, True])
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@WAYS
+async def test_engine_keeps_its_promise(promise: Promise, is_incremental: bool) -> None:
+    with elsewhere(lambda: FakeSglang(reply, is_incremental=is_incremental)) as fake:
+        async with upstream(fake.url) as address:
+            await promise(Bench(SglangEngine(address), chatml()))
+
+
+@WAYS
+@pytest.mark.parametrize("interval", [1, 2, 5, 100])
+async def test_every_id_is_heard_once_however_they_are_repeated(
+    is_incremental: bool, interval: int
+) -> None:
+    fake = FakeSglang(reply, is_incremental=is_incremental, interval=interval)
+    async with fake, upstream(fake.url) as address:
+        pieces = await heard(SglangEngine(address), job(tokens([1, 3])))
+        assert ids_of(pieces) == reply([1, 3])
+
+
+async def test_request_has_the_fields_that_sglang_knows() -> None:
+    async with FakeSglang() as fake, upstream(fake.url) as address:
+        wanted = job(
+            tokens([1, 3]), 5, sampling=Sampling(0.5, 0, 0.25, -0.5), schema=b'{"type":"object"}'
+        )
+        await heard(SglangEngine(address), wanted)
+        sent = fake.requests[-1]
+        assert sent["input_ids"] == [1, 3]
+        assert sent["stream"] is True
+        assert sent["rid"]
+        settings = sent["sampling_params"]
+        assert isinstance(settings, dict)
+        assert settings["max_new_tokens"] == 5
+        assert settings["stop_token_ids"] == [STOP]
+        assert json.loads(settings["json_schema"]) == {"type": "object"}
+        assert 0 < settings["top_p"] < 0.001
+
+
+async def test_engine_says_how_much_of_the_prompt_it_kept() -> None:
+    async with FakeSglang(block=1) as fake, upstream(fake.url) as address:
+        engine = SglangEngine(address)
+        assert await heard(engine, job(tokens([1] * 40), 0)) == [Finish("length")]
+        assert finish_of(await heard(engine, job(tokens([1] * 60)))).cached_tokens == 40
+
+
+@pytest.mark.parametrize("hold_at", [0, 1])
+async def test_cancelled_turn_is_aborted_by_name_within_a_second(hold_at: int) -> None:
+    async with FakeSglang(hold_at=hold_at) as fake, upstream(fake.url) as address:
+        asking = asyncio.create_task(heard(SglangEngine(address), job(tokens([1]))))
+        async with asyncio.timeout(5):
+            await fake.held.wait()
+        asking.cancel()
+        async with asyncio.timeout(1):
+            await asyncio.wait([asking])
+            await fake.left.wait()
+        assert asking.cancelled()
+        assert fake.aborted == [fake.requests[0]["rid"]]
+
+
+async def test_answer_that_was_heard_out_is_not_aborted() -> None:
+    async with FakeSglang() as fake, upstream(fake.url) as address:
+        await heard(SglangEngine(address), job(tokens([1])))
+        assert fake.aborted == []
+
+
+async def test_prompt_that_does_not_fit_is_the_clients_error() -> None:
+    async with FakeSglang(context_tokens=50) as fake, upstream(fake.url) as address:
+        with pytest.raises(InvalidRequest) as raised:
+            await heard(SglangEngine(address), job(tokens([1] * 60)))
+        assert raised.value.code == "context_length_exceeded"
+
+
+async def test_request_that_the_server_aborts_is_not_taken_for_an_answer() -> None:
+    async with FakeSglang(fault_at=2) as fake, upstream(fake.url) as address:
+        with pytest.raises(Unavailable):
+            await heard(SglangEngine(address), job(tokens([1])))
+
+
+async def test_server_that_dies_in_the_middle_is_a_failure() -> None:
+    async with FakeSglang(break_at=1) as fake, upstream(fake.url) as address:
+        with pytest.raises(EngineFailed):
+            await heard(SglangEngine(address), job(tokens([1])))

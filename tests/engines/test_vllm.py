@@ -1,0 +1,140 @@
+"""Does the vLLM engine speak vLLM's two ways? Against a FAKE; its shapes were recorded from vLLM 0.32."""
+
+from __future__ import annotations
+
+import pytest
+
+from segue.engines.vllm import VllmEngine
+from segue.errors import EngineFailed, InvalidRequest
+from segue.turn.values import Finish, Sampling
+from tests.contracts.engine import Bench, chatml
+from tests.engines.asking import (
+    PROMISES,
+    STOP,
+    Promise,
+    finish_of,
+    heard,
+    ids_of,
+    job,
+    reply,
+    tokens,
+    upstream,
+)
+from tests.engines.fakes.thread import elsewhere
+from tests.engines.fakes.vllm import FakeVllm
+
+BOTH = pytest.mark.parametrize("is_scaled_out", [False, True])
+PATHS = {False: "/v1/completions", True: "/inference/v1/generate"}
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+@BOTH
+async def test_engine_keeps_its_promise(promise: Promise, is_scaled_out: bool) -> None:
+    with elsewhere(lambda: FakeVllm(reply, is_scaled_out=is_scaled_out)) as fake:
+        async with upstream(fake.url) as address:
+            engine = VllmEngine(address, "fake")
+            await heard(engine, job(tokens([1])))
+            await promise(Bench(engine, chatml()))
+
+
+@BOTH
+async def test_job_goes_the_way_that_is_offered_and_asks_once(is_scaled_out: bool) -> None:
+    async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
+        engine = VllmEngine(address, "fake")
+        for _ in range(2):
+            assert ids_of(await heard(engine, job(tokens([1, 3], [4])))) == [7, 8, 9]
+        way = PATHS[is_scaled_out]
+        assert fake.paths == ["/inference/v1/generate", "/version", way, way]
+        sent = fake.requests[-1]
+        assert (sent["token_ids"] if is_scaled_out else sent["prompt"]) == [1, 3, 4]
+        assert sent["model"] == "fake"
+
+
+@BOTH
+async def test_sampling_and_stops_are_handed_on(is_scaled_out: bool) -> None:
+    async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
+        sampling = Sampling(0.5, 0, 0.25, -0.5)
+        await heard(VllmEngine(address, "fake"), job(tokens([1]), 5, sampling=sampling))
+        sent = fake.requests[-1]
+        settings = sent["sampling_params"] if is_scaled_out else sent
+        assert isinstance(settings, dict)
+        assert settings["max_tokens"] == 5
+        assert settings["temperature"] == 0.5
+        assert 0 < settings["top_p"] < 0.001
+        assert settings["presence_penalty"] == 0.25
+        assert settings["frequency_penalty"] == -0.5
+        assert settings["stop_token_ids"] == [STOP]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "version, name, wanted",
+    [
+        ("0.32.0+cpu", "structured_outputs", {"json": {"type": "object"}}),
+        ("0.10.2", "guided_json", {"type": "object"}),
+        ("dev", "structured_outputs", {"json": {"type": "object"}}),
+    ],
+)
+async def test_schema_has_the_name_that_this_version_knows(
+    is_scaled_out: bool, version: str, name: str, wanted: object
+) -> None:
+    fake = FakeVllm(is_scaled_out=is_scaled_out, version=version)
+    async with fake, upstream(fake.url) as address:
+        engine = VllmEngine(address, "fake")
+        assert engine.can_constrain
+        await heard(engine, job(tokens([1]), schema=b'{"type":"object"}'))
+        sent = fake.requests[-1]
+        settings = sent["sampling_params"] if is_scaled_out else sent
+        assert isinstance(settings, dict)
+        assert settings[name] == wanted
+
+
+@BOTH
+async def test_engine_says_how_much_of_the_prompt_it_kept(is_scaled_out: bool) -> None:
+    async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
+        engine = VllmEngine(address, "fake")
+        first = await heard(engine, job(tokens(range(100, 140))))
+        assert finish_of(first).cached_tokens == 0
+        second = await heard(engine, job(tokens(range(100, 140), ids_of(first), [5] * 20)))
+        assert finish_of(second).cached_tokens == 32
+
+
+@BOTH
+async def test_warm_up_reads_the_prompt_and_says_nothing(is_scaled_out: bool) -> None:
+    async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
+        engine = VllmEngine(address, "fake")
+        assert await heard(engine, job(tokens([1] * 40), 0)) == [Finish("length")]
+        assert finish_of(await heard(engine, job(tokens([1] * 60)))).cached_tokens == 32
+
+
+async def test_warm_up_of_nothing_asks_nobody() -> None:
+    async with FakeVllm() as fake, upstream(fake.url) as address:
+        assert await heard(VllmEngine(address, "fake"), job(tokens(), 0)) == [Finish("length")]
+        assert fake.paths == []
+
+
+@BOTH
+async def test_prompt_that_does_not_fit_is_the_clients_error(is_scaled_out: bool) -> None:
+    fake = FakeVllm(is_scaled_out=is_scaled_out, context_tokens=50)
+    async with fake, upstream(fake.url) as address:
+        with pytest.raises(InvalidRequest) as raised:
+            await heard(VllmEngine(address, "fake"), job(tokens([1] * 60)))
+        assert raised.value.code == "context_length_exceeded"
+
+
+async def test_error_inside_the_stream_is_a_failure_of_the_engine() -> None:
+    async with FakeVllm(fault_at=1) as fake, upstream(fake.url) as address:
+        with pytest.raises(EngineFailed):
+            await heard(VllmEngine(address, "fake"), job(tokens([1])))
+
+
+async def test_server_without_token_ids_is_said_to_be_too_old() -> None:
+    async with FakeVllm(gives_ids=False) as fake, upstream(fake.url) as address:
+        with pytest.raises(EngineFailed, match="newer"):
+            await heard(VllmEngine(address, "fake"), job(tokens([1])))
+
+
+async def test_model_that_is_not_served_is_a_failure_of_the_engine() -> None:
+    async with FakeVllm(model="other") as fake, upstream(fake.url) as address:
+        with pytest.raises(EngineFailed, match="model"):
+            await heard(VllmEngine(address, "fake"), job(tokens([1])))

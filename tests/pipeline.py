@@ -1,0 +1,177 @@
+"""The real pipeline without a port: a `Runner` with real stores, a real dialect, and an engine that notes its prompts.
+
+A `Stage` is one process: it can be asked for turns on a connection of its own or on the process's store, and it tells
+exactly which ids reached the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from segue.engines.scripted import Script, ScriptedEngine
+from segue.stores.layered import LayeredTurns
+from segue.stores.memory import MemoryTurns
+from segue.stores.sqlite import SqliteDatabase, SqliteLedger, SqliteTurns
+from segue.turn.admit import Model
+from segue.turn.run import Runner
+from segue.turn.running import Running
+from segue.turn.seams import Dialect, Engine, Turns
+from segue.turn.settle import Afterwards, Settled
+from segue.turn.values import Finish, Ids, Job, Piece, Tally, Tokens
+from segue.wire.codec import decode_create
+from segue.wire.events import Event
+from tests.contracts.engine import chatml
+
+OWNER = "ada"
+WAIT_S = 20
+BUDGET = 256 * 1024 * 1024
+
+
+@dataclass
+class RecordingEngine:
+    """An engine around another one that keeps every job and what was sampled for it, and can be told to fail."""
+
+    inner: Engine
+    jobs: list[Job] = field(default_factory=list)
+    sampled: list[list[int]] = field(default_factory=list)
+    # Raised by the next job, after this many pieces.
+    fault: Exception | None = None
+    fault_after: int = 0
+
+    @property
+    def can_constrain(self) -> bool:
+        return self.inner.can_constrain
+
+    async def is_ready(self) -> bool:
+        return await self.inner.is_ready()
+
+    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        fault, after = self.fault, self.fault_after
+        self.fault = None
+        self.jobs.append(job)
+        ids: list[int] = []
+        self.sampled.append(ids)
+        async with aclosing(self.inner.sample(job)) as pieces:
+            count = 0
+            async for piece in pieces:
+                if fault is not None and (count >= after or isinstance(piece, Finish)):
+                    raise fault
+                count += 1
+                if isinstance(piece, Ids):
+                    ids.extend(piece.ids)
+                yield piece
+
+    @property
+    def prompt(self) -> list[int]:
+        """The ids of the last prompt."""
+        prompt = self.jobs[-1].prompt
+        assert isinstance(prompt, Tokens)
+        return prompt.flat().tolist()
+
+
+class Listener:
+    """A subscriber with room for everything."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.is_full = False
+        self.is_over = asyncio.Event()
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        self.events += events
+        if events[-1].is_terminal:
+            self.is_over.set()
+
+    async def all(self) -> list[dict[str, Any]]:
+        """Every event of the turn, once it has ended."""
+        async with asyncio.timeout(WAIT_S):
+            await self.is_over.wait()
+        return [json.loads(event.data) for event in self.events]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A turn that is over: its events and what it cost."""
+
+    events: list[dict[str, Any]]
+    tally: Tally
+
+    @property
+    def response(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.events[-1]["response"]
+        return found
+
+
+@dataclass
+class Connection:
+    """The cache of one connection, before the process's store."""
+
+    near: MemoryTurns
+    turns: Turns
+
+
+@dataclass
+class Stage:
+    """One process."""
+
+    runner: Runner
+    store: Turns
+    engine: RecordingEngine
+    dialect: Dialect
+    settled: list[Settled]
+
+    def connect(self) -> Connection:
+        near = MemoryTurns(BUDGET)
+        return Connection(near, LayeredTurns(near, self.store))
+
+    async def start(
+        self, connection: Connection | None, listener: Listener, **fields: Any
+    ) -> tuple[Running, Tally]:
+        """Prepare a turn and let it run; refused where the server would refuse it."""
+        create = decode_create(json.dumps({"model": "m", **fields}).encode())
+        tally = Tally()
+        turns = self.store if connection is None else connection.turns
+        known = None
+        if connection is not None and create.previous_response_id is not None:
+            known = connection.near.held(OWNER, create.previous_response_id)
+        plan = await self.runner.prepare(create, owner=OWNER, turns=turns, tally=tally, known=known)
+        return self.runner.start(plan, turns, listener, "test"), tally
+
+    async def turn(self, connection: Connection | None = None, **fields: Any) -> Told:
+        """One whole turn."""
+        listener = Listener()
+        _, tally = await self.start(connection, listener, **fields)
+        return Told(await listener.all(), tally)
+
+
+@asynccontextmanager
+async def staged(
+    path: Path,
+    script: Script | None = None,
+    *,
+    tokens_per_s: float = 0,
+    context_tokens: int = 100_000,
+    heartbeat_s: float = 15,
+    wrap: Callable[[Turns], Turns] = lambda turns: turns,
+) -> AsyncIterator[Stage]:
+    """A process on this database; the model has two names."""
+    database = await SqliteDatabase.open(path, durability="relaxed")
+    try:
+        dialect = chatml()
+        engine = RecordingEngine(ScriptedEngine(dialect, script, tokens_per_s))
+        model = Model("m", engine, dialect, context_tokens)
+        store = LayeredTurns(MemoryTurns(BUDGET, stored_only=True), wrap(SqliteTurns(database)))
+        settled: list[Settled] = []
+        afterwards = Afterwards(SqliteLedger(database), [settled.append])
+        async with Runner(
+            {"m": model, "alias": model}, afterwards, heartbeat_s=heartbeat_s
+        ) as runner:
+            yield Stage(runner, store, engine, dialect, settled)
+    finally:
+        await database.close()
