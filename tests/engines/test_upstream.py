@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import aclosing
 from typing import cast
 
 import aiohttp
 import pytest
-from aiohttp.base_protocol import BaseProtocol
 
 from segue.engines.llamacpp import LlamacppEngine
 from segue.engines.upstream import Patience, Stream, Upstream, refusal, told
@@ -92,38 +92,23 @@ EVENTS = [b'{"a": 1}', b'{"b": 2}', b"[DONE]", b'{"error": {"c": 3}}']
 
 
 class Answer:
-    """An answer that the test feeds by hand, with the HTTP library's own reader in it."""
+    """An answer whose bytes arrive in these pieces."""
 
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.content = aiohttp.StreamReader(BaseProtocol(loop), 2**16, loop=loop)
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = deque(pieces)
+        self.content = self
+
+    async def readany(self) -> bytes:
+        return self._pieces.popleft() if self._pieces else b""
 
     def close(self) -> None:
         pass
 
 
 async def events_of(pieces: list[bytes]) -> list[bytes]:
-    answer = Answer()
-    found: list[bytes] = []
-    async with Stream(cast(aiohttp.ClientResponse, answer), PATIENCE) as stream:
-        for piece in pieces:
-            answer.content.feed_data(piece)
-            answer.content._buffer.append(answer.content._buffer.popleft())
-            if b"\n" in piece and (batch := await _next(stream)):
-                found += batch
-        answer.content.feed_eof()
-        async for batch in stream:
-            found += batch
-    return found
-
-
-async def _next(stream: Stream) -> list[bytes]:
-    """What is there already, without waiting for more."""
-    try:
-        async with asyncio.timeout(0):
-            return await anext(stream)
-    except TimeoutError:
-        return []
+    answer = cast(aiohttp.ClientResponse, Answer(pieces))
+    async with Stream(answer, PATIENCE, lambda answer: None) as stream:
+        return [event async for batch in stream for event in batch]
 
 
 async def test_events_do_not_depend_on_where_the_bytes_are_cut() -> None:

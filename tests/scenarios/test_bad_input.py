@@ -115,7 +115,7 @@ async def check_usable(socket: Wire) -> None:
     assert "stream_id" not in done
 
 
-def test_table_is_large_and_its_names_are_unique() -> None:
+async def test_table_is_large_and_its_names_are_unique() -> None:
     names = [case.name for case in BAD]
     http_names = [case.name for case in BAD_HTTP]
     assert len(names) == len(set(names)) >= 150

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
-import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,20 +18,25 @@ from typing import Any, Literal
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from segue.app import load_vocabulary
 from segue.errors import EngineFailed
 from segue.turn.resolve import count_model_turns
 from segue.turn.values import Closed as ItemClosed
-from segue.turn.values import Head, Ids, Round, Scene, Sealed, Tokens, Turn, id_array
+from segue.turn.values import Head, IdArray, Ids, Round, Scene, Sealed, Tokens, Turn, id_array
 from segue.wire.codec import decode_item, decode_tools
 from segue.wire.items import Item
 from tests.contracts.engine import chatml
 from tests.contracts.turns import make_turn
 from tests.events import check_refusal, check_turn
-from tests.pipeline import RecordingEngine
-from tests.support import MODEL, TERMINAL, WEATHER, Served, Wire, fetch, metric, serving, wire
+from tests.pipeline import RecordingEngine, flat
+from tests.support import MODEL, TERMINAL, WEATHER, Served, Wire, fetch, serving, wire
 
 LATER = {"type": "function", "name": "later", "async": True}
 PATCH = {"type": "custom", "name": "patch"}
@@ -95,10 +98,12 @@ class Node:
         """This history as a value, with what was sampled and with nothing warm."""
         turn: Turn | None = None
         for node in self.lineage():
+            ids, tail = kept(node)
             one = Round(
                 given=as_items(node.given),
                 wrote=as_items(node.wrote),
-                tail=kept(node),
+                ids=ids,
+                tail=tail,
                 fingerprint=chatml().fingerprint,
                 did_sample=node.did_sample,
             )
@@ -111,18 +116,17 @@ def as_items(given: list[dict[str, Any]]) -> tuple[Item, ...]:
     return tuple(decode_item(json.dumps(one).encode(), "input") for one in given)
 
 
-def kept(node: Node) -> Any:
-    """What the engine sampled, and what closes it: read again, apart from the pipeline."""
+def kept(node: Node) -> tuple[tuple[IdArray[int], ...], IdArray[int]]:
+    """What the engine sampled, by item, and what closes it: read again, apart from the pipeline."""
     if not node.did_sample:
-        return id_array()
+        return (), id_array()
     reader = chatml().reader(Scene(node.head, None, ()))
     said = reader.feed(Ids(node.sampled)) + reader.close(is_cut=node.status != "completed")
-    ids = id_array()
-    for one in said:
-        if isinstance(one, ItemClosed | Sealed):
-            ids.extend(one.ids)
-    assert ids[: len(node.sampled)].tolist() == node.sampled
-    return ids
+    ids = tuple(one.ids for one in said if isinstance(one, ItemClosed))
+    (tail,) = (one.ids for one in said if isinstance(one, Sealed))
+    joined = [id for part in (*ids, tail) for id in part]
+    assert joined[: len(node.sampled)] == node.sampled
+    return ids, tail
 
 
 def render(head: Head, past: Node | None, given: list[dict[str, Any]]) -> tuple[list[int], int]:
@@ -169,35 +173,21 @@ options = st.fixed_dictionaries(
 )
 
 
-class Conversations(RuleBasedStateMachine):
-    """Everything that a client may do with responses."""
+class House:
+    """The server that all examples talk to; their ids differ, so they do not meet."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.loop = asyncio.Runner()
         self.stack = AsyncExitStack()
-        self.nodes: list[Node] = []
-        self.broken: list[str] = []
-        # What this connection must find without a store, and which lane made it.
-        self.named: set[str] = set()
-        self.made_by: dict[str, str | None] = {}
-        self.count = 0
-        self.restarts = 0
-        self.served: Served
-        self.socket: Wire
-        self.engine: RecordingEngine
-
-    # --- the server and the socket ----------------------------------------------------------------
-
-    @initialize()
-    def client_connects(self) -> None:
-        script, config = self.folder / "script.json", self.folder / "segue.toml"
+        script, config = folder / "script.json", folder / "segue.toml"
         script.write_text(json.dumps(SCRIPT))
         config.write_text(CONFIG.format(script=script))
-        self.loop.run(self._serve())
+        self.served: Served
+        self.engine: RecordingEngine
+        self.loop.run(self.open())
 
-    async def _serve(self) -> None:
+    async def open(self) -> None:
         self.served = await self.stack.enter_async_context(
             serving(
                 config=str(self.folder / "segue.toml"),
@@ -210,17 +200,50 @@ class Conversations(RuleBasedStateMachine):
         self.engine = RecordingEngine(models[MODEL].engine)
         for name in (MODEL, "alias"):
             models[name] = replace(models[name], engine=self.engine)
-        await self._connect()
+
+    async def restart(self) -> None:
+        await self.stack.aclose()
+        await self.open()
+
+    def close(self) -> None:
+        self.loop.run(self.stack.aclose())
+        self.loop.close()
+
+
+class Conversations(RuleBasedStateMachine):
+    """Everything that a client may do with responses."""
+
+    def __init__(self, house: House) -> None:
+        super().__init__()
+        self.house = house
+        self.loop = house.loop
+        self.stack = AsyncExitStack()
+        self.nodes: list[Node] = []
+        self.broken: list[str] = []
+        # What this connection must find without a store, and which lane made it.
+        self.named: set[str] = set()
+        self.made_by: dict[str, str | None] = {}
+        self.count = 0
+        self.restarts = 0
+        self.socket: Wire
+        self.loop.run(self._connect())
+
+    @property
+    def served(self) -> Served:
+        return self.house.served
+
+    @property
+    def engine(self) -> RecordingEngine:
+        return self.house.engine
 
     async def _connect(self) -> None:
+        await self.stack.aclose()
         self.socket = await self.stack.enter_async_context(wire(self.served))
         self.named.clear()
         self.made_by.clear()
 
     def teardown(self) -> None:
         self.loop.run(self.stack.aclose())
-        self.loop.close()
-        shutil.rmtree(self.folder)
 
     # --- rules ------------------------------------------------------------------------------------
 
@@ -235,6 +258,20 @@ class Conversations(RuleBasedStateMachine):
         developer = [{"role": "developer", "content": self._words("You are")}]
         given = [*(developer if has_developer else []), self._question()]
         self.loop.run(self._play(None, given, lane, head, options))
+
+    @precondition(lambda self: self.nodes)
+    @rule(
+        lane=st.sampled_from(LANES),
+        stores=st.lists(st.booleans(), min_size=2, max_size=4),
+        answers_async=st.booleans(),
+    )
+    def client_loops(self, lane: str | None, stores: list[bool], answers_async: bool) -> None:
+        """Several turns of an agent in a row, with nothing changed but what is stored."""
+        for is_stored in stores:
+            parent = self.nodes[-1]
+            given = self._owed(parent, answers_async) or [self._question()]
+            fields = {"model": MODEL, "store": is_stored, "generate": True}
+            self.loop.run(self._play(parent, given, lane, self._same_head(parent), fields))
 
     @precondition(lambda self: self.nodes)
     @rule(
@@ -273,10 +310,18 @@ class Conversations(RuleBasedStateMachine):
         lane=st.sampled_from(LANES),
         how=st.sampled_from(["call", "owed", "engine", "model", "engine in the middle"]),
         is_stored=st.booleans(),
+        retries=st.booleans(),
     )
-    def continuation_fails(self, pick: int, lane: str | None, how: str, is_stored: bool) -> None:
-        parent = self.nodes[-1 - (pick % len(self.nodes) if pick > 50 else 0)]
+    def continuation_fails(
+        self, pick: int, lane: str | None, how: str, is_stored: bool, retries: bool
+    ) -> None:
+        """And perhaps the client tries again from the same parent, as if it had not."""
+        parent = self.nodes[-1 - (pick % len(self.nodes) if pick > 30 else 0)]
         self.loop.run(self._fail(parent, lane, how, is_stored))
+        if retries:
+            given = self._owed(parent, answers_async=False) or [self._question()]
+            fields = {"model": MODEL, "store": is_stored, "generate": True}
+            self.loop.run(self._play(parent, given, lane, self._same_head(parent), fields))
 
     @precondition(lambda self: self.broken)
     @rule(pick=st.integers(0, 9), lane=st.sampled_from(LANES))
@@ -287,11 +332,7 @@ class Conversations(RuleBasedStateMachine):
     @precondition(lambda self: self.nodes)
     @rule()
     def client_reconnects(self) -> None:
-        async def story() -> None:
-            await self.socket.socket.close()
-            await self._connect()
-
-        self.loop.run(story())
+        self.loop.run(self._connect())
 
     @precondition(lambda self: self.nodes and self.restarts == 0)
     @rule()
@@ -300,7 +341,8 @@ class Conversations(RuleBasedStateMachine):
 
         async def story() -> None:
             await self.stack.aclose()
-            await self._serve()
+            await self.house.restart()
+            await self._connect()
 
         self.loop.run(story())
 
@@ -330,7 +372,7 @@ class Conversations(RuleBasedStateMachine):
         if found == "no" and parent is not None:
             await self._is_not_found(parent.id, given, lane, asked, is_over_http=is_over_http)
             return
-        jobs = len(self.engine.jobs)
+        jobs, warmed = len(self.engine.jobs), len(self.engine.warmed)
         before = await self._counters()
         events = await self._ask(asked, lane, is_over_http=is_over_http)
         if events[-1]["type"] == "error" and found == "maybe" and parent is not None:
@@ -359,6 +401,9 @@ class Conversations(RuleBasedStateMachine):
             self._check_prompt(node)
         else:
             assert response["output"] == []
+            for job in self.engine.warmed[warmed:]:
+                prompt, until = render(node.head, node.parent, node.given)
+                assert flat(job) == prompt[:until]
         if not is_over_http:
             is_warm = parent is not None and parent.id in self.named
             if parent is not None and is_warm and node.head == parent.head:
@@ -522,8 +567,12 @@ class Conversations(RuleBasedStateMachine):
         return [{"type": "error", "sequence_number": 0, "status": answer.status, **answer.json}]
 
     async def _counters(self) -> tuple[float, float]:
-        tokenized = await metric(self.served, "segue_tokens_tokenized_total")
-        return tokenized, await metric(self.served, "segue_tool_decodes_total")
+        page = (await fetch(self.served, "GET", "/metrics")).body.decode()
+        names = ("segue_tokens_tokenized_total", "segue_tool_decodes_total")
+        tokenized, decodes = (
+            float(page.partition(f"\n{name} ")[2].partition("\n")[0]) for name in names
+        )
+        return tokenized, decodes
 
     def _words(self, text: str) -> str:
         self.count += 1
@@ -567,13 +616,20 @@ class Conversations(RuleBasedStateMachine):
         return tools, node.head.instructions
 
 
-Conversations.TestCase.settings = settings(
-    max_examples=30,
-    stateful_step_count=15,
-    deadline=None,
-    derandomize=True,
-    # Explaining would trace every line of the server, and shrinking would start it a thousand times.
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-TestConversations = Conversations.TestCase
+def test_engine_sees_the_conversation_that_the_specification_says(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    try:
+        run_state_machine_as_test(
+            lambda: Conversations(house),
+            settings=settings(
+                max_examples=30,
+                stateful_step_count=15,
+                deadline=None,
+                derandomize=True,
+                # Explaining would trace every line of the server; shrinking would take minutes.
+                phases=[Phase.generate],
+                suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            ),
+        )
+    finally:
+        house.close()

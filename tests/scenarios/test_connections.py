@@ -159,6 +159,29 @@ async def test_fork_from_a_turn_that_still_runs_is_refused(tmp_path: Path) -> No
         assert (await socket.events())[-1]["type"] == "response.completed"
 
 
+async def test_mistake_of_ours_is_told_and_does_not_block_the_lane(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client gets a code, the log gets the traceback, and the next create of the lane is served."""
+
+    async def stumble(*_: object, **__: object) -> None:
+        raise RuntimeError("a mistake")
+
+    async with serving() as served, wire(served) as socket:
+        for lane in ({}, {"stream_id": "a"}):
+            with monkeypatch.context() as broken:
+                broken.setattr(served.app.runner, "prepare", stumble)
+                event = await socket.turn(input="x", **lane)
+                answer = await fetch(
+                    served, "POST", "/v1/responses", {"model": MODEL, "input": "x"}
+                )
+            assert (event["status"], event["error"]["code"]) == (500, "server_error")
+            assert (answer.status, answer.json["error"]) == (500, event["error"])
+            assert "mistake" not in event["error"]["message"]
+            await completed(socket, input="x", store=False, **lane)
+    assert caplog.text.count("RuntimeError: a mistake") == 4
+
+
 # What is forgotten, and what is not.
 
 

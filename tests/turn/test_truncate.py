@@ -32,7 +32,9 @@ def output(number: int, text: str) -> Item:
 
 
 @given(st.lists(st.text(max_size=50), min_size=1, max_size=8), st.floats(0.01, 0.99))
-def test_no_output_outlives_its_call_and_the_last_item_stays(texts: list[str], share: float) -> None:
+def test_no_output_outlives_its_call_and_the_last_item_stays(
+    texts: list[str], share: float
+) -> None:
     first, *rest = texts
     rounds = [Round((user(first),), (call(0),), (id_array([1]),), did_sample=True)]
     for number, text in enumerate(rest):

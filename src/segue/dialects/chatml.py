@@ -177,9 +177,11 @@ class ChatmlDialect:
         return self._start + self._vocabulary.encode(f"{role}\n{content}") + self._seal
 
     def _left_thought(self, round: Round) -> bool:
+        if has_thought(round.wrote) or round.fingerprint != self.fingerprint:
+            return has_thought(round.wrote)
+        # A warm-up has sampled nothing.
         first = next((ids[0] for ids in (*round.ids, round.tail) if ids), None)
-        is_marked = first is not None and self._vocabulary.bytes_of(first) == THINK.encode()
-        return is_marked or has_thought(round.wrote)
+        return first is not None and self._vocabulary.bytes_of(first) == THINK.encode()
 
     def _kept(self, round: Round, forgotten: int) -> IdArray[int]:
         """What was sampled; where thoughts are forgotten, also without the marks and newlines that they leave."""

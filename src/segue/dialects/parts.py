@@ -148,6 +148,11 @@ def dumps(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def dumps_indented(value: object) -> str:
+    """The same over several lines, as some templates have it."""
+    return json.dumps(value, ensure_ascii=False, indent=4)
+
+
 def is_object(text: str) -> bool:
     """Whether this is the JSON of an object."""
     try:

@@ -65,6 +65,8 @@ class Speech:
     # Stands before and behind a call. Without them a call is a bare object, and a `;` may part it from the next.
     call: str = ""
     called: str = ";"
+    # A special id that stands before a call, and is never text.
+    signal: int | None = None
     # Tokens that are plain text wherever they stand, ready to be said; None: not so.
     flows: dict[int, Wrote | None] = field(default_factory=dict)
 
@@ -153,6 +155,7 @@ class TextReader:
         self._open: Opened | None = None
         self._is_behind_mark = False
         self._mark = ""
+        self._is_certain = False
         self._gap = ""
         self._braces = _Braces()
         self._scanned = 0
@@ -205,6 +208,9 @@ class TextReader:
             self._stop = id
             self._is_flowing = False
             return
+        if id == self._speech.signal:
+            self._take_signal(id)
+            return
         if id not in self._flows:
             self._flows[id] = _flow(self._vocabulary.bytes_of(id))
         self._ids.append(id)
@@ -218,6 +224,17 @@ class TextReader:
             and self._state in (self._talking, self._thinking)
             and not self._decode.getstate()[0]
         )
+
+    def _take_signal(self, id: int) -> None:
+        """What went before is whole, and a call follows."""
+        self._said_before = len(self._said)
+        self._read(self._decode.decode(b"", final=True))
+        self._let_go()
+        self._close(len(self._ids))
+        self._ids.append(id)
+        self._gap = ""
+        self._head("", "", is_certain=True)
+        self._is_flowing = False
 
     def _read(self, text: str) -> None:
         rest: str | None = self._held + text
@@ -238,7 +255,8 @@ class TextReader:
         own = text.lstrip("\n") if self._is_behind_mark else text
         if mark is not None:
             self._gap = own[: len(own) - len(bare)]
-            return self._head(mark, bare[len(mark) :])
+            is_certain = bool(mark) and mark == self._speech.call
+            return self._head(mark, bare[len(mark) :], is_certain=is_certain)
         self._begin(Opened("message"))
         self._state = self._talking
         return own
@@ -259,7 +277,7 @@ class TextReader:
         self._write_but(text, len(text) - len(own))
         self._held = ""
         self._gap = text[len(own) : at]
-        return self._head(mark, text[at + len(mark) :])
+        return self._head(mark, text[at + len(mark) :], is_certain=mark == self._speech.call)
 
     def _thinking(self, text: str) -> str | None:
         at = text.find(THOUGHT)
@@ -276,9 +294,10 @@ class TextReader:
         self._close(len(self._ids))
         return text[at + len(THOUGHT) :]
 
-    def _head(self, mark: str, text: str) -> str:
-        """Behind a mark: a call begins, or what looks like one."""
+    def _head(self, mark: str, text: str, *, is_certain: bool) -> str:
+        """Behind a mark: a call begins, or what looks like one; it is certain only behind the family's own mark."""
         self._mark = mark
+        self._is_certain = is_certain
         self._state = self._heading
         self._braces = _Braces()
         self._scanned = 0
@@ -286,7 +305,7 @@ class TextReader:
 
     def _heading(self, text: str) -> str | None:
         bare = text.lstrip()
-        is_certain = self._mark == self._speech.call and bool(self._mark)
+        is_certain = self._is_certain
         if self._mark == FENCE:
             bare = _behind_word(bare)
         if bare[:1] not in ("", "{") or not (is_certain or _may_be_call(bare)):
@@ -380,12 +399,7 @@ class TextReader:
     def _begin_call(self, name: str, offer: Offer | None) -> None:
         if self._open is not None:
             self._close(self._held_from)
-        if offer is None:
-            self._begin(Opened("function", name))
-            return
-        kind: Literal["function", "custom"]
-        kind = "custom" if isinstance(offer.tool, CustomTool) else "function"
-        self._begin(Opened(kind, offer.tool.name, offer.namespace, offer.tool.is_async is True))
+        self._begin(opened_call(name, offer))
 
     def _close(self, count: int, *, is_cut: bool = False) -> None:
         """Close what is open, if anything is; the first ids so far are its own."""
@@ -424,8 +438,17 @@ class TextReader:
             self._write(text)
 
     def _end_arguments(self) -> None:
-        self._write(_input(self._input))
+        self._write(input_of(self._input))
         self._input = ""
+
+
+def opened_call(name: str, offer: Offer | None) -> Opened:
+    """A call of this tool; of a tool that nobody offers, a function call by its whole name."""
+    if offer is None:
+        return Opened("function", name)
+    kind: Literal["function", "custom"]
+    kind = "custom" if isinstance(offer.tool, CustomTool) else "function"
+    return Opened(kind, offer.tool.name, offer.namespace, offer.tool.is_async is True)
 
 
 def _flow(data: bytes) -> Wrote | None:
@@ -489,7 +512,7 @@ def _string(text: str) -> str:
     return msgspec.json.decode(text, type=str)
 
 
-def _input(arguments: str) -> str:
+def input_of(arguments: str) -> str:
     """The input of a custom tool: the string, as much of it as there is, or whatever was written instead."""
     try:
         return msgspec.json.decode(arguments, type=_Input).input

@@ -8,8 +8,9 @@ Files are read by the two builders, which `app.py` calls once; nothing here need
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -42,11 +43,15 @@ class Vocabulary:
     """The tokens of one model."""
 
     def __init__(
-        self, tokenizer: Tokenizer, tokens: list[str], specials: dict[str, int], texts: set[int]
+        self,
+        encode: Callable[[str], Sequence[int]],
+        tokens: list[str],
+        specials: dict[str, int],
+        texts: set[int],
     ) -> None:
-        """`tokens` by id, in GPT-2's alphabet; `texts` are the ids whose token is written as it reads."""
-        tokenizer.encode_special_tokens = True
-        self._encode = tokenizer.encode
+        """`encode` knows no special tokens; `tokens` by id, in GPT-2's alphabet; `texts` are the ids whose token is
+        written as it reads."""
+        self._encode = encode
         self._tokens = tokens
         self._specials = specials
         self._special_ids = frozenset(specials.values())
@@ -63,7 +68,7 @@ class Vocabulary:
     def encode(self, text: str) -> IdArray[int]:
         """The ids of this text, none of them special. What cannot be spelt is replaced, never dropped."""
         spelt = self._unspellable.sub(REPLACEMENT, text)
-        return id_array(self._encode(spelt, add_special_tokens=False).ids)
+        return id_array(self._encode(spelt))
 
     def special(self, text: str) -> int:
         """The id of a special token that the dialect cannot do without."""
@@ -94,6 +99,11 @@ class Vocabulary:
         if id in self._texts:
             return token.encode()
         return bytes(BYTE_OF_LETTER[letter] for letter in token)
+
+
+def _plain(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
+    tokenizer.encode_special_tokens = True
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def _unspellable(tokens: Iterable[str]) -> re.Pattern[str]:
@@ -128,13 +138,27 @@ QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+LLAMA3 = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _split(pattern: str) -> list[pre_tokenizers.PreTokenizer]:
+    return [
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+
+
 CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [GPT2],
     "smollm": [pre_tokenizers.Digits(individual_digits=True), GPT2],
-    "qwen2": [
-        pre_tokenizers.Split(Regex(QWEN2), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ],
+    "qwen2": _split(QWEN2),
+    "llama-bpe": _split(LLAMA3),
+    "gpt-4o": _split(GPT4O),
 }
 CONTROL = 3
 USER_DEFINED = 4
@@ -142,11 +166,15 @@ USER_DEFINED = 4
 
 def vocabulary_from_gguf(path: Path) -> Vocabulary:
     """The vocabulary that llama.cpp would use for this file."""
-    head = read_gguf(path)
+    return vocabulary_from_metadata(read_gguf(path), path.name)
+
+
+def vocabulary_from_metadata(head: dict[str, Value], name: str) -> Vocabulary:
+    """The same from what `read_gguf` has read; `name` is for what is said if it cannot be."""
     cut = head.get("tokenizer.ggml.pre")
     if head.get("tokenizer.ggml.model") != "gpt2" or cut not in CUTS:
         raise ServerFault(
-            f"{path.name} has a vocabulary of a kind that is not known here: {cut!r}. "
+            f"{name} has a vocabulary of a kind that is not known here: {cut!r}. "
             "Give the model's tokenizer.json instead."
         )
     tokens = _list_of(str, head, "tokenizer.ggml.tokens")
@@ -160,7 +188,7 @@ def vocabulary_from_gguf(path: Path) -> Vocabulary:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(CUTS[str(cut)])
     # Special tokens are left out: what the tokenizer has not heard of, text cannot become.
     tokenizer.add_tokens([AddedToken(tokens[id], normalized=False) for id in sorted(texts)])
-    return Vocabulary(tokenizer, tokens, specials, texts)
+    return Vocabulary(_plain(tokenizer), tokens, specials, texts)
 
 
 def _list_of(kind: type[T], head: dict[str, Value], key: str) -> list[T]:
@@ -199,12 +227,45 @@ def vocabulary_from_file(path: Path) -> Vocabulary:
     tokens = [""] * (max(by_token.values()) + 1)
     for token, id in by_token.items():
         tokens[id] = token
-    return Vocabulary(tokenizer, tokens, specials, {i for i, t in added.items() if not t.special})
+    return Vocabulary(
+        _plain(tokenizer), tokens, specials, {i for i, t in added.items() if not t.special}
+    )
 
 
 def _is_byte_level(cut: _Kind | None) -> bool:
     return cut is not None and (
         cut.type == "ByteLevel" or any(_is_byte_level(inner) for inner in cut.pretokenizers)
+    )
+
+
+# --- from a library -------------------------------------------------------------------------------
+
+
+def vocabulary_from_harmony() -> Vocabulary:
+    """gpt-oss's vocabulary, from the optional package `oss-harmony`, which carries it. Nothing is fetched."""
+    try:
+        harmony = import_module("openai_harmony")
+        encoding = harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+    except Exception as wrong:
+        raise ServerFault(
+            "The vocabulary of gpt-oss is not at hand: `pip install oss-harmony`, "
+            "or give the model's tokenizer.json."
+        ) from wrong
+    letters = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
+    by_name = {
+        text: encoding.encode(text, allowed_special="all")[0]
+        for text in encoding.special_tokens_set
+    }
+    tokens = [""] * (max(by_name.values()) + 1)
+    for text, id in by_name.items():
+        tokens[id] = text
+    for id, known in enumerate(tokens):
+        if not known:
+            # The public way to decode replaces the parts of a character.
+            data: bytes = encoding._inner.decode_bytes([id])
+            tokens[id] = "".join(letters[byte] for byte in data)
+    return Vocabulary(
+        lambda text: encoding.encode(text, disallowed_special=()), tokens, by_name, set()
     )
 
 

@@ -104,9 +104,10 @@ def render(hand: Hand, scene: Scene) -> Rendered:
                 if is_kept
                 else hand.wrote(without_thoughts(round.wrote, counts[1]))
             )
-            context = context.plus(hand.cue + said)
-            reused += len(said) if is_kept else 0
-            tokenized += 0 if is_kept else len(said)
+            spoken = hand.cue + said
+            context = context.plus(spoken)
+            reused += len(spoken) if is_kept else 0
+            tokenized += 0 if is_kept else len(spoken)
     return Rendered(context, hand.cue, tokenized, reused)
 
 

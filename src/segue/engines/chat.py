@@ -104,6 +104,7 @@ class ChatEngine:
             return
         reason: str | None = None
         usage = _Usage()
+        must_call = job.output_tokens_max > 0 and _must_call(job.scene.head)
         async with await self._ask(job) as stream:
             async for batch in stream:
                 for data in batch:
@@ -118,9 +119,12 @@ class ChatEngine:
                         reason = choice.finish_reason or reason
                         if choice.delta is not None and job.output_tokens_max:
                             for delta in _deltas(choice.delta):
+                                must_call = must_call and delta.call_index is None
                                 yield delta
                 if stream.is_over:
                     break
+            if reason == "stop" and must_call:
+                raise EngineFailed("The engine did not call a tool, though it had to.")
             yield _finish(stream, reason, usage)
 
     async def _ask(self, job: Job) -> Stream:
@@ -220,6 +224,14 @@ def _choice(head: Head) -> object:
         return "auto"
     qualified = f"{choice.namespace}.{choice.name}" if choice.namespace else choice.name
     return {"type": "function", "function": {"name": plain_name(qualified)}}
+
+
+def _must_call(head: Head) -> bool:
+    """Whether an answer without a call would be no answer. Not every endpoint that takes the wish honours it."""
+    choice = head.tool_choice
+    if isinstance(choice, ToolChoiceName):
+        return _choice(head) != "auto" and bool(_allowed(head))
+    return choice == "required" and bool(head.tools.offers)
 
 
 def _function(offer: Offer) -> dict[str, object]:

@@ -13,7 +13,7 @@ A job is cancelled by its callback's answer. In a long prompt llama.cpp calls ba
 therefore small. Closing the generator returns at once; the slot is free after the batch that runs.
 
 Ids wait for a slow loop in an array of at most `output_tokens_max`, four bytes each. The callback does not block: that
-would not slow the model, whose own queue has no limit, and would keep the slot (docs/decisions/0006-embedded-engine.md).
+would not slow the model, whose own queue has no limit, and would keep the slot (docs/decisions/0006).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
@@ -256,10 +256,6 @@ class Progress(Struct, frozen=True):
     cache: int = 0
 
 
-class Timings(Struct, frozen=True):
-    cache_n: int = 0
-
-
 class Failure(Struct, frozen=True):
     type: str = ""
     message: str = ""
@@ -273,7 +269,6 @@ class Chunk(Struct, frozen=True):
     choices: list[Choice] = []
     sampled: Sampled = msgspec.field(default=Sampled(), name="__verbose")
     prompt_progress: Progress | None = None
-    timings: Timings | None = None
     error: Failure | None = None
 
 
@@ -308,35 +303,28 @@ class Reading:
         if chunk.prompt_progress is not None:
             self._cached = chunk.prompt_progress.cache
             return False
+        count = chunk.sampled.tokens_predicted
         reason = chunk.choices[0].finish_reason
         if reason is not None:
-            cached = self._cached if chunk.timings is None else chunk.timings.cache_n
-            return self._finish("length" if reason == "length" else "stop", cached, chunk.sampled)
+            return self._finish("length" if reason == "length" else "stop", count)
         ids = self._ids(chunk)
-        self._count = chunk.sampled.tokens_predicted
+        self._count = count
         self._answer.put(ids)
-        if ids[-1] in self._stops:
-            # llama.cpp knows its own stops; these may be more.
-            return self._finish("stop", self._cached, chunk.sampled)
-        return False
+        # llama.cpp knows stops of its own; the dialect may know more.
+        return ids[-1] in self._stops and self._finish("stop", count)
 
     def _ids(self, chunk: Chunk) -> list[int]:
         """The ids of a chunk: one, or those of a character that took several."""
-        silent = chunk.sampled.tokens_predicted - self._count - len(chunk.sampled.tokens)
-        if silent <= 0:
-            return chunk.sampled.tokens
-        return self._spelling.find(chunk.choices[0].text, silent + 1, chunk.sampled.tokens[-1])
+        sampled = chunk.sampled
+        count = sampled.tokens_predicted - self._count
+        if count <= len(sampled.tokens):
+            return sampled.tokens
+        return self._spelling.find(chunk.choices[0].text, count, sampled.tokens[-1])
 
-    def _finish(self, reason: str, cached: int, sampled: Sampled) -> bool:
-        assert reason in ("stop", "length")
-        self._answer.end(
-            Finish(
-                "stop" if reason == "stop" else "length",
-                cached_tokens=cached,
-                # Tokens at the very end that make no whole character are counted and never seen.
-                output_tokens=min(sampled.tokens_predicted, self._tokens_max),
-            )
-        )
+    def _finish(self, reason: Literal["stop", "length"], count: int) -> bool:
+        # Tokens at the very end that make no whole character were never seen; they are counted.
+        count = min(count, self._tokens_max)
+        self._answer.end(Finish(reason, cached_tokens=self._cached, output_tokens=count))
         return True
 
 

@@ -12,6 +12,7 @@ import asyncio
 import io
 import logging
 import re
+from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, TypeVar
 
@@ -73,15 +74,29 @@ class Upstream:
         self._key = key
         self._patience = patience
         self._session: aiohttp.ClientSession | None = None
+        # Answers that were heard out, but whose end has not come yet.
+        self._ending: set[aiohttp.ClientResponse] = set()
 
     async def close(self) -> None:
         """Close all connections."""
+        for answer in tuple(self._ending):
+            self._let_go(answer)
         if self._session is not None:
             await self._session.close()
 
     async def listen(self, path: str, body: bytes) -> Stream:
         """Ask, and return when the answer begins; a refusal is raised."""
-        return Stream(await self._post(path, body), self._patience)
+        return Stream(await self._post(path, body), self._patience, self._await_end)
+
+    def _await_end(self, answer: aiohttp.ClientResponse) -> None:
+        """Its end is on the way, and then the connection serves the next job. Nobody waits for that."""
+        if answer.connection is not None:
+            self._ending.add(answer)
+            asyncio.get_running_loop().call_later(LINGER_S, self._let_go, answer)
+
+    def _let_go(self, answer: aiohttp.ClientResponse) -> None:
+        self._ending.discard(answer)
+        answer.close()
 
     async def call(
         self, method: Literal["GET", "POST"], path: str, body: bytes | None = None
@@ -155,6 +170,7 @@ class Stream:
 
     __slots__ = (
         "_answer",
+        "_await_end",
         "_heard_at",
         "_is_cut",
         "_loop",
@@ -165,8 +181,14 @@ class Stream:
         "is_over",
     )
 
-    def __init__(self, answer: aiohttp.ClientResponse, patience: Patience) -> None:
+    def __init__(
+        self,
+        answer: aiohttp.ClientResponse,
+        patience: Patience,
+        await_end: Callable[[aiohttp.ClientResponse], None],
+    ) -> None:
         self._answer = answer
+        self._await_end = await_end
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         # The beginning of a line that is not whole yet.
@@ -189,8 +211,7 @@ class Stream:
     ) -> None:
         self._timer.cancel()
         if self.is_over and kind in (None, GeneratorExit):
-            # Its end is on the way; then the connection serves the next job. Nobody waits for that.
-            self._loop.call_later(LINGER_S, self._answer.close)
+            self._await_end(self._answer)
         else:
             self._answer.close()
 
@@ -201,7 +222,8 @@ class Stream:
         while True:
             try:
                 chunk = await self._answer.content.readany()
-            except (aiohttp.ClientError, OSError) as error:
+            except (aiohttp.ClientError, OSError, RuntimeError) as error:
+                # The last one is what the library raises where nobody was reading when the connection went.
                 raise self.broke_off() from error
             if not chunk:
                 # The engines that we know end every event with an empty line, so that nothing is left over here.

@@ -8,6 +8,7 @@ holds the connection's cache. A close frame from the client cancels what runs; a
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Literal
 
 from websockets.http11 import Request
 
-from segue.errors import ApiError, InvalidRequest, Refused, Unavailable, too_large
+from segue.errors import ApiError, InvalidRequest, Refused, ServerFault, Unavailable, too_large
 from segue.session.lanes import Lane, Lanes, Ticket
 from segue.transports.desk import LOCAL, Desk
 from segue.transports.socket import Closed, Refusal, Socket
@@ -33,6 +34,8 @@ from segue.wire.codec import (
 )
 from segue.wire.events import Event
 from segue.wire.requests import Create
+
+log = logging.getLogger(__name__)
 
 PATHS = frozenset({"/v1/responses", "/v1/responses/"})
 
@@ -201,7 +204,12 @@ class Session:
             plan = await self._desk.runner.prepare(
                 asked.create, owner=LOCAL, turns=self._turns, tally=asked.tally, known=known
             )
-        except ApiError as error:
+        except Exception as fault:
+            error = (
+                fault if isinstance(fault, ApiError) else ServerFault("The server had an error.")
+            )
+            if error is not fault:
+                log.exception("a request could not be prepared")
             self._free(ticket, has_failed=True)
             self._refuse(error, ticket.lane)
             return

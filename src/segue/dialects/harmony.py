@@ -1,0 +1,427 @@
+"""How does gpt-oss write and read? Harmony: messages with a channel, and tools in namespaces.
+
+A message is `<|start|>`, who speaks, `<|channel|>` and its name, `<|message|>`, the text, `<|end|>`. The model thinks in
+the channel `analysis`, calls tools in `commentary` (there the header says `to=functions.name`, and `<|call|>` ends the
+message), and answers in `final`, which `<|return|>` ends; in history that is an `<|end|>`. All marks are special tokens,
+so that no text can be mistaken for one:
+
+    state      at                                            goes to
+    header     text; <|channel|>, <|constrain|>              stays, noting what it says
+    header     <|message|>                                   body, and opens a call; text is opened by its first letter
+    body       text                                          stays, and says it
+    any        <|end|>, <|start|>                            closes what is open, header
+    any        <|call|>, <|return|>                          the turn is over
+
+The system message says what day it is (the day on which the chain began), how much to think, and which channels there
+are; instructions and tools are the developer's message. What was thought before the last final answer is forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from msgspec.structs import replace
+
+from segue.dialects.offers import (
+    added_by,
+    arguments_schema,
+    forced,
+    format_schema,
+    offer_in,
+)
+from segue.dialects.parts import Part, part_of, text_of
+from segue.dialects.speech import input_of, opened_call
+from segue.dialects.typescript import FUNCTIONS, tools_section
+from segue.dialects.vocabulary import Vocabulary
+from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
+from segue.errors import InvalidRequest
+from segue.turn.values import (
+    NO_IDS,
+    Closed,
+    Head,
+    IdArray,
+    Ids,
+    Opened,
+    Piece,
+    Rendered,
+    Round,
+    Said,
+    Scene,
+    Sealed,
+    Wrote,
+    id_array,
+)
+from segue.wire.items import AdditionalTools, Item, Message, Reasoning, is_model_written
+
+START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
+CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
+# A change of this file that changes what kept ids mean needs a new number.
+VERSION = "harmony1"
+
+# The words of the family's own library.
+SYSTEM = (
+    "You are ChatGPT, a large language model trained by OpenAI.\n"
+    "Knowledge cutoff: 2024-06\nCurrent date: {day}\n\nReasoning: {effort}\n\n"
+    "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+)
+CALLS = "\nCalls to these tools must go to the commentary channel: 'functions'."
+# How much to think, where that is not "medium".
+EFFORTS = {
+    "none": "low", "minimal": "low", "low": "low", "high": "high", "xhigh": "high", "max": "high",
+}  # fmt: skip
+RECIPIENT = re.compile(r"\bto=(\S+)")
+# Whom the model may speak to without calling anything.
+PEOPLE = {"assistant", "user", "all"}
+
+
+class HarmonyDialect:
+    """A `Dialect` for token engines."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._start, self._end, self._message, self._channel, self._constrain, self._call = (
+            id_array([vocabulary.special(text)])
+            for text in (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL)
+        )
+        self._stops = frozenset(vocabulary.special(text) for text in (CALL, RETURN))
+        self._flows: dict[int, Wrote | None] = {}
+        self._hand = Hand(
+            fingerprint=f"{VERSION}-{vocabulary.fingerprint}",
+            cue=self._start + vocabulary.encode("assistant"),
+            begin=self._begin,
+            given=self._given,
+            wrote=self._wrote,
+            is_alike=_is_alike,
+            turning=_last_final,
+            kept=self._kept,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Names this format and the vocabulary."""
+        return self._hand.fingerprint
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Ids that end the model's turn."""
+        return self._stops
+
+    def render(self, scene: Scene) -> Rendered:
+        """The prompt: head, history, what is given now, the cue, and where the answer is forced, its header."""
+        rendered = render(self._hand, scene)
+        lead, schema = self._lead(scene)
+        return replace(rendered, lead=lead, schema=schema) if schema else rendered
+
+    def write(self, items: Sequence[Item]) -> IdArray[int]:
+        """What the model would sample behind the cue to say these items, its end mark included."""
+        ids = self._wrote(items)
+        is_call = ids[-1] == self._call[0]
+        return ids[:-1] + (self._call if is_call else id_array([self._vocabulary.special(RETURN)]))
+
+    def reader(self, scene: Scene) -> HarmonyReader:
+        """A reader for the answer to this scene, which knows the tools by name."""
+        return HarmonyReader(self._vocabulary, self._flows, scene)
+
+    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
+        """The header of a forced call, or of an answer in JSON."""
+        if not scene.can_constrain:
+            return NO_IDS, None
+        offers = forced(scene.head)
+        if len(offers) > 1:
+            raise InvalidRequest(
+                "This model can be made to call one tool by name, but not one of several.",
+                code="unsupported_value",
+                param="tool_choice",
+            )
+        if offers:
+            return self._call_header(offers[0].qualified_name), arguments_schema(offers[0])
+        if scene.head.tools.offers and scene.head.tool_choice != "none":
+            # It may still want to call a tool, and a call is not in this channel.
+            return NO_IDS, None
+        return self._channel_header("final"), format_schema(scene)
+
+    # --- writing ---
+
+    def _begin(
+        self, head: Head, items: Sequence[Item], root_at: int, name_of: NameOf
+    ) -> IdArray[int]:
+        instructions = head.instructions
+        first = items[0].value if items else None
+        is_led = isinstance(first, Message) and first.role in ("system", "developer")
+        if instructions is None and isinstance(first, Message) and is_led:
+            instructions, items = text_of(first), items[1:]
+        offers = head.tools.offers
+        day = datetime.fromtimestamp(root_at, UTC).date().isoformat()
+        system = SYSTEM.format(day=day, effort=_effort(head))
+        if any(offer.namespace is None for offer in offers):
+            system += CALLS
+        sections = [] if instructions is None else [_instructions(instructions)]
+        sections.extend([tools_section(offers)] if offers else [])
+        ids = self._plain("system", system)
+        if sections:
+            ids.extend(self._plain("developer", "\n\n".join(sections)))
+        return ids + self._given(items, name_of)
+
+    def _given(self, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
+        ids = id_array()
+        finals = _finals(items)
+        for n, item in enumerate(items):
+            ids.extend(self._item(item, name_of, is_final=n in finals))
+        return ids
+
+    def _item(self, item: Item, name_of: NameOf, *, is_final: bool) -> IdArray[int]:
+        if isinstance(item.value, AdditionalTools):
+            return self._plain("developer", tools_section(added_by(item)))
+        part = part_of(item)
+        match part.kind:
+            case "user":
+                return self._plain("user", part.text)
+            case "response":
+                author = _recipient(name_of(part.call_id) or "tool")
+                header = self._channel_header("commentary to=assistant")
+                return self._start + self._encode(author) + header + self._body(part) + self._end
+            case "think" if not part.text:
+                return NO_IDS
+            case "think" | "talk" | "call":
+                return self._hand.cue + self._said(part, is_final=is_final)
+            case _:
+                return self._plain("developer", _instructions(part.text))
+
+    def _plain(self, role: str, text: str) -> IdArray[int]:
+        opening = self._start + self._encode(role) + self._message
+        return opening + self._encode(text) + self._end
+
+    def _wrote(self, items: Sequence[Item]) -> IdArray[int]:
+        """A model turn behind the cue, as it stands in history. Only the last call ends as a call, since a reader
+        stops there."""
+        finals = _finals(items)
+        ids = id_array()
+        for n, item in enumerate(items):
+            part = part_of(item)
+            if part.kind in ("think", "talk", "call") and (part.text or part.kind != "think"):
+                if ids and ids[-1] == self._call[0]:
+                    ids[-1] = self._end[0]
+                ids.extend((self._hand.cue if ids else NO_IDS) + self._said(part, n in finals))
+        return ids or self._end[:]
+
+    def _said(self, part: Part, is_final: bool) -> IdArray[int]:
+        """What the model says in one message, behind the cue."""
+        if part.kind == "call":
+            return self._call_header(part.name) + self._body(part) + self._call
+        channel = "analysis" if part.kind == "think" else "final" if is_final else "commentary"
+        return self._channel_header(channel) + self._body(part) + self._end
+
+    def _call_header(self, name: str) -> IdArray[int]:
+        told = self._encode(f"commentary to={_recipient(name)} ")
+        return self._channel + told + self._constrain + self._encode("json") + self._message
+
+    def _channel_header(self, channel: str) -> IdArray[int]:
+        return self._channel + self._encode(channel) + self._message
+
+    def _body(self, part: Part) -> IdArray[int]:
+        return self._encode(part.text)
+
+    def _encode(self, text: str) -> IdArray[int]:
+        return self._vocabulary.encode(text)
+
+    def _kept(self, round: Round, forgotten: int) -> IdArray[int]:
+        """What was sampled, less what is forgotten; what is first then needs no `<|start|>` behind the cue."""
+        joined = id_array()
+        for n, (item, ids) in enumerate(zip(round.wrote, round.ids, strict=True)):
+            if n >= forgotten or not isinstance(item.value, Reasoning):
+                joined.extend(ids)
+        joined.extend(round.tail)
+        cue = self._hand.cue
+        return joined[len(cue) :] if joined[: len(cue)] == cue else joined
+
+
+def _instructions(text: str) -> str:
+    return f"# Instructions\n\n{text}"
+
+
+def _recipient(name: str) -> str:
+    return name if "." in name else f"{FUNCTIONS}.{name}"
+
+
+def _effort(head: Head) -> str:
+    return EFFORTS.get(head.reasoning.effort or "", "medium")
+
+
+def _is_alike(one: Head, other: Head) -> bool:
+    return _effort(one) == _effort(other) and is_alike_by_words(one, other)
+
+
+def _finals(items: Sequence[Item]) -> set[int]:
+    """Which of these are final answers: what the model says to the user with no call behind it in the same turn."""
+    found: set[int] = set()
+    is_calling = False
+    for n in range(len(items) - 1, -1, -1):
+        value = items[n].value
+        if isinstance(value, Message) and value.role == "assistant":
+            if not is_calling and value.phase != "commentary":
+                found.add(n)
+        elif is_model_written(value):
+            is_calling = is_calling or not isinstance(value, Reasoning)
+        else:
+            is_calling = False
+    return found
+
+
+def _last_final(items: Sequence[Item]) -> int:
+    """Up to the last final answer."""
+    return max(_finals(items), default=-1) + 1
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class HarmonyReader:
+    """A `Reader`: see the table of states at the top."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, flows: dict[int, Wrote | None], scene: Scene
+    ) -> None:
+        """`flows` is shared by all readers: tokens that are whole characters, ready to be said."""
+        self._vocabulary = vocabulary
+        self._flows = flows
+        self._scene = scene
+        names = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
+        self._marks = {vocabulary.special(name): name for name in names}
+        self._decode = getincrementaldecoder("utf-8")("replace")
+        # Whether text tokens may pass as they are.
+        self._is_flowing = False
+        self._said: list[Said] = []
+        # Sampled since the last closed item.
+        self._ids = array("I")
+        self._is_over = False
+        # Whether nothing was sampled behind the last `<|end|>`.
+        self._is_ended = False
+        # The header so far: who speaks, and behind each mark what it says.
+        self._header = {"": ""}
+        self._section = ""
+        # What the body is; None in a header. Text is opened by its first letter.
+        self._body: Opened | None = None
+        self._is_open = False
+        self._input = ""
+
+    def feed(self, piece: Piece) -> list[Said]:
+        """What has become certain with these ids."""
+        assert isinstance(piece, Ids), "this dialect reads tokens"
+        said = self._said = []
+        flows = self._flows
+        for id in piece.ids:
+            if self._is_flowing:
+                wrote = flows.get(id)
+                if wrote is not None:
+                    self._ids.append(id)
+                    said.append(wrote)
+                    continue
+            if not self._is_over:
+                self._take(id)
+        return said
+
+    def close(self, *, is_cut: bool) -> list[Said]:
+        """Close the open item, and seal the turn."""
+        said = self._said = []
+        is_call = self._body is not None and self._body.kind in ("function", "custom")
+        self._end(is_cut=is_cut and not self._is_over)
+        if not self._is_ended:
+            self._ids.append(self._id_of(CALL if is_call else END))
+        said.append(Sealed(self._ids))
+        return said
+
+    def _take(self, id: int) -> None:
+        mark = self._marks.get(id)
+        if mark in (CALL, RETURN):
+            self._is_over = True
+            self._is_flowing = False
+            return
+        if mark == START or (mark == CHANNEL and self._body is not None):
+            # The message before it has no end of its own.
+            self._end()
+        self._ids.append(id)
+        self._is_ended = mark == END
+        if mark == END:
+            self._end()
+        elif self._body is not None:
+            self._take_text(id)
+        elif mark == MESSAGE:
+            self._open_body()
+        elif mark in (CHANNEL, CONSTRAIN):
+            self._section = mark
+            self._header[mark] = ""
+        else:
+            self._header[self._section] += self._decode.decode(self._vocabulary.bytes_of(id))
+
+    def _take_text(self, id: int) -> None:
+        data = self._vocabulary.bytes_of(id)
+        if id not in self._flows:
+            self._flows[id] = _flow(data)
+        self._say(self._decode.decode(data))
+        self._is_flowing = (
+            self._is_open
+            and self._body is not None
+            and self._body.kind != "custom"
+            and not self._decode.getstate()[0]
+        )
+
+    def _open_body(self) -> None:
+        """The header is whole: it says what follows."""
+        channel = self._header.get(CHANNEL, "")
+        found = RECIPIENT.search(self._header[""]) or RECIPIENT.search(channel)
+        if found is not None and found[1] not in PEOPLE:
+            name = found[1].removeprefix(f"{FUNCTIONS}.")
+            self._body = opened_call(name, offer_in(self._scene, name))
+            self._open(self._body)
+        else:
+            is_thought = channel.split()[:1] == ["analysis"]
+            self._body = Opened("reasoning" if is_thought else "message")
+
+    def _say(self, text: str) -> None:
+        assert self._body is not None
+        if not text:
+            return
+        if not self._is_open:
+            self._open(self._body)
+        if self._body.kind == "custom":
+            self._input += text
+        else:
+            self._said.append(Wrote(text))
+
+    def _open(self, body: Opened) -> None:
+        self._is_open = True
+        self._said.append(body)
+
+    def _end(self, *, is_cut: bool = False) -> None:
+        """The message is over, whether it said so or not."""
+        rest = "" if is_cut else self._decode.decode(b"", final=True)
+        self._decode.reset()
+        stray = "" if CHANNEL in self._header else self._header[""].removeprefix("assistant")
+        if self._body is None and stray.strip():
+            # No message at all, only text: an untrained model, or a broken prompt.
+            self._body, rest = Opened("message"), stray + rest
+        if self._body is not None:
+            self._say(rest)
+        if self._is_open:
+            if self._input:
+                self._said.append(Wrote(input_of(self._input)))
+            self._said.append(Closed(self._ids, is_cut))
+            self._ids = array("I")
+        self._header, self._section, self._input = {"": ""}, "", ""
+        self._body, self._is_open, self._is_flowing = None, False, False
+
+    def _id_of(self, mark: str) -> int:
+        return self._vocabulary.special(mark)
+
+
+def _flow(data: bytes) -> Wrote | None:
+    """The token as said, if it is whole characters."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    return Wrote(text) if text else None

@@ -1,0 +1,391 @@
+"""Are conversations written as chat messages, once, and are an endpoint's deltas read as items?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.dialects.messages import MessagesDialect
+from segue.errors import EngineFailed
+from segue.turn.settle import warm_after
+from segue.turn.values import (
+    NO_IDS,
+    Closed,
+    Delta,
+    Head,
+    Messages,
+    Opened,
+    Rendered,
+    Round,
+    Said,
+    Scene,
+    Sealed,
+    Turn,
+    Warm,
+    Wrote,
+)
+from segue.wire.items import Item
+from segue.wire.response import Response
+from tests.contracts.dialect import (
+    HEADS,
+    OFFERING,
+    TOOLS,
+    call,
+    custom_call,
+    heard,
+    item,
+    message,
+    objects,
+    output,
+    reasoning,
+    texts,
+)
+
+DIALECT = MessagesDialect()
+
+
+def written(rendered: Rendered) -> list[dict[str, object]]:
+    assert isinstance(rendered.prompt, Messages)
+    chunks = rendered.prompt.chunks()
+    assert sum(map(len, chunks)) == rendered.prompt.length
+    return cast("list[dict[str, object]]", json.loads(b"[" + b",".join(chunks) + b"]"))
+
+
+def messages_of(
+    *items: Item, head: Head = HEADS[0], dialect: MessagesDialect = DIALECT
+) -> list[dict[str, object]]:
+    return written(dialect.render(Scene(head, None, items)))
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def test_instructions_are_the_first_message() -> None:
+    assert messages_of(message("user", "Hi"), head=HEADS[1]) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    ]
+
+
+def test_system_and_developer_both_speak_as_system() -> None:
+    found = messages_of(message("system", "a"), message("developer", "b"))
+    assert found == [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}]
+
+
+def test_what_the_model_said_in_one_go_is_one_message() -> None:
+    assert messages_of(
+        reasoning("Hm."),
+        message("assistant", "Let me look."),
+        item("function_call", call_id="c1", name="look", arguments='{"q": 1}'),
+        item("function_call", call_id="c2", name="read", arguments="{}", namespace="fs"),
+        item("function_call_output", call_id="c1", output="one"),
+        item("function_call_output", call_id="c2", output="two"),
+    ) == [
+        {
+            "role": "assistant",
+            "content": "Let me look.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "look", "arguments": '{"q": 1}'},
+                },
+                {
+                    "id": "c2",
+                    "type": "function",
+                    "function": {"name": "fs__read", "arguments": "{}"},
+                },
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "one"},
+        {"role": "tool", "tool_call_id": "c2", "content": "two"},
+    ]
+
+
+def test_call_alone_has_no_content() -> None:
+    assert messages_of(call("look", "{}"))[0]["content"] is None
+
+
+def test_model_that_speaks_again_after_a_call_begins_a_new_message() -> None:
+    found = messages_of(call("look", "{}"), message("assistant", "a"), message("assistant", "b"))
+    assert [one["content"] for one in found] == [None, "a", "b"]
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [('{"a": 1}', '{"a": 1}'), ("", "{}"), ("{broken", '{"arguments": "{broken"}')],
+)
+def test_arguments_are_always_an_object(arguments: str, told: str) -> None:
+    calls = cast(
+        "list[dict[str, dict[str, str]]]", messages_of(call("f", arguments))[0]["tool_calls"]
+    )
+    assert calls[0]["function"]["arguments"] == told
+
+
+def test_custom_call_is_a_function_with_one_string() -> None:
+    calls = cast(
+        "list[dict[str, dict[str, str]]]", messages_of(custom_call("patch", 'a"b'))[0]["tool_calls"]
+    )
+    assert json.loads(calls[0]["function"]["arguments"]) == {"input": 'a"b'}
+
+
+def test_reasoning_may_stay_at_home() -> None:
+    shy = MessagesDialect(sends_reasoning=False)
+    assert messages_of(reasoning("Hm."), message("assistant", "a"), dialect=shy) == [
+        {"role": "assistant", "content": "a"}
+    ]
+    assert shy.fingerprint != DIALECT.fingerprint
+
+
+def test_call_without_an_id_is_told_in_words() -> None:
+    """Endpoints refuse calls that nobody answers, and answers to nothing."""
+    found = messages_of(
+        message("assistant", "a"),
+        item("web_search_call", id="ws_1", action={"query": "bees"}),
+        item("mcp_approval_response", approval_request_id="m", approve=True),
+    )
+    assert [one["role"] for one in found] == ["assistant", "assistant", "user"]
+    assert "bees" in str(found[1]["content"])
+    assert not any("tool_calls" in one for one in found)
+
+
+def test_added_tools_are_told_in_words() -> None:
+    tool = {"type": "function", "name": "later", "parameters": {"type": "object"}}
+    found = messages_of(item("additional_tools", tools=[tool]))
+    assert found[0]["role"] == "system"
+    assert '"later"' in str(found[0]["content"])
+
+
+PICTURE = item(
+    "message",
+    role="user",
+    content=[
+        {"type": "input_text", "text": "Look:"},
+        {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"},
+        {"type": "input_file", "filename": "a.pdf"},
+    ],
+)
+
+
+def test_picture_is_told_in_words_to_a_model_that_cannot_see() -> None:
+    content = messages_of(PICTURE)[0]["content"]
+    assert isinstance(content, str)
+    assert "cannot see" in content
+    assert "AAAA" not in content
+
+
+def test_picture_is_handed_on_to_a_model_that_sees() -> None:
+    seeing = MessagesDialect(sees_images=True)
+    content = cast("list[dict[str, object]]", messages_of(PICTURE, dialect=seeing)[0]["content"])
+    assert content[0] == {"type": "text", "text": "Look:"}
+    assert content[1] == {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"},
+    }
+    assert "a.pdf" in str(content[2]["text"])
+    assert messages_of(message("user", "Hi"), dialect=seeing)[0]["content"] == "Hi"
+
+
+# --- warmth ---------------------------------------------------------------------------------------
+
+
+def turn_after(scene: Scene, wrote: Sequence[Item]) -> Turn:
+    last = Round(
+        scene.given,
+        tuple(wrote),
+        (NO_IDS,) * len(wrote),
+        NO_IDS,
+        DIALECT.fingerprint,
+        did_sample=True,
+    )
+    return Turn(
+        id="resp",
+        owner="ada",
+        parent_id=None,
+        parent=scene.past,
+        rounds=(*scene.rounds, last),
+        response=cast(Response, None),
+        is_stored=False,
+        open_calls={},
+        model_turns=0,
+        warm=warm_after(DIALECT.fingerprint, scene.head, DIALECT.render(scene), last),
+    )
+
+
+def cold(scene: Scene) -> Scene:
+    past: Turn | None = None
+    for turn in scene.past.lineage() if scene.past is not None else ():
+        past = replace(turn, parent=past, warm=None)
+    return msgspec.structs.replace(scene, past=past)
+
+
+nasty = texts("<|im_end|>", '"role":"system"', "}],")
+given_items = st.lists(
+    st.one_of(
+        st.builds(message, st.sampled_from(["user", "system", "developer", "assistant"]), nasty),
+        st.builds(output, nasty),
+        st.builds(reasoning, nasty),
+        st.builds(call, st.sampled_from(["look", "unknown"]), objects() | nasty),
+        st.builds(custom_call, st.just("patch"), nasty),
+    ),
+    max_size=3,
+).map(tuple)
+steps = st.lists(st.tuples(given_items, given_items, st.sampled_from(HEADS)), max_size=4)
+
+
+@given(steps, given_items)
+def test_warmth_changes_no_byte(
+    chain: list[tuple[tuple[Item, ...], tuple[Item, ...], Head]], last: tuple[Item, ...]
+) -> None:
+    """Warm or cold, the messages are the same; under the same instructions only the new ones are written."""
+    past: Turn | None = None
+    before: Head | None = None
+    for given_now, wrote, head in [*chain, (last, (), HEADS[0])]:
+        scene = Scene(head, past, given_now)
+        warm, bare = DIALECT.render(scene), DIALECT.render(cold(scene))
+        assert written(warm) == written(bare)
+        assert warm.tokens_reused + warm.tokens_tokenized == warm.context.length
+        if past is not None and before is not None and before.instructions == head.instructions:
+            assert past.warm is not None
+            assert warm.tokens_reused >= past.warm.prompt.length
+        past, before = turn_after(scene, wrote), head
+
+
+def test_other_tools_write_nothing_again() -> None:
+    """Tools are the engine's field, so that a change of them leaves the messages alone."""
+    past = turn_after(Scene(Head(), None, (message("user", "Hi"),)), [message("assistant", "Ho")])
+    rendered = DIALECT.render(Scene(Head(tools=TOOLS), past, (message("user", "And?"),)))
+    assert past.warm is not None
+    assert rendered.tokens_reused == past.warm.prompt.length
+
+
+def test_other_instructions_write_everything_again() -> None:
+    past = turn_after(Scene(Head(), None, (message("user", "Hi"),)), [message("assistant", "Ho")])
+    rendered = DIALECT.render(Scene(HEADS[1], past, (message("user", "And?"),)))
+    assert rendered.tokens_reused == 0
+    assert [one["content"] for one in written(rendered)] == ["Be brief.", "Hi", "Ho", "And?"]
+
+
+def test_beginning_that_was_sent_before_is_recalled() -> None:
+    """A client that resends everything: what the cache has found stands for the first round."""
+    head = HEADS[1]
+    first = (message("user", "Hi"),)
+    kept = DIALECT.render(Scene(head, None, first)).context
+    rest = (message("assistant", "Ho"), message("user", "And?"))
+    scene = Scene(head, None, rest, (Round(first),), recalled=Warm(DIALECT.fingerprint, head, kept))
+    rendered = DIALECT.render(scene)
+    assert rendered.tokens_reused == kept.length
+    assert written(rendered) == messages_of(*first, *rest, head=head)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read(*deltas: Delta, is_cut: bool = False, scene: Scene = OFFERING) -> list[Said]:
+    reader = DIALECT.reader(scene)
+    said = [one for delta in deltas for one in reader.feed(delta)]
+    return said + reader.close(is_cut=is_cut)
+
+
+def test_reader_opens_writes_and_closes_items() -> None:
+    assert read(
+        Delta(reasoning="Hm"),
+        Delta(reasoning="m."),
+        Delta(text="\n\n"),
+        Delta(text="Let me "),
+        Delta(text="look.\n"),
+        Delta(call_index=0, call_name="look"),
+        Delta(call_index=0, call_arguments='{"q":'),
+        Delta(call_index=0, call_arguments="1}"),
+        Delta(call_index=1, call_name="fs__read", call_arguments="{}"),
+    ) == [
+        Opened("reasoning"),
+        Wrote("Hm"),
+        Wrote("m."),
+        Closed(NO_IDS),
+        Opened("message"),
+        Wrote("Let me "),
+        Wrote("look.\n"),
+        Closed(NO_IDS),
+        Opened("function", "look"),
+        Wrote('{"q":'),
+        Wrote("1}"),
+        Closed(NO_IDS),
+        Opened("function", "read", "fs", is_async=True),
+        Wrote("{}"),
+        Closed(NO_IDS),
+        Sealed(NO_IDS),
+    ]
+
+
+def test_blank_text_between_a_thought_and_a_call_is_no_message() -> None:
+    said = read(
+        Delta(reasoning="Hm."),
+        Delta(text="\n\n"),
+        Delta(call_index=0, call_name="look", call_arguments="{}"),
+    )
+    assert [one.kind for one in said if isinstance(one, Opened)] == ["reasoning", "function"]
+
+
+def test_blank_text_alone_says_nothing() -> None:
+    assert read(Delta(text=" \n")) == [Sealed(NO_IDS)]
+
+
+@pytest.mark.parametrize(
+    "pieces, text",
+    [
+        (['{"input":', '"a\\nb"}'], "a\nb"),
+        (['{"input": "cut \\u00e9 of'], "cut é of"),
+        (["no JSON"], "no JSON"),
+    ],
+)
+def test_custom_call_gives_its_input_when_it_is_whole(pieces: list[str], text: str) -> None:
+    said = read(
+        Delta(call_index=0, call_name="patch"),
+        *(Delta(call_index=0, call_arguments=piece) for piece in pieces),
+    )
+    (item,) = heard(said)
+    assert (item.kind, item.name, item.text) == ("custom", "patch", text)
+
+
+def test_unknown_tool_is_still_a_call() -> None:
+    (item,) = heard(read(Delta(call_index=0, call_name="what", call_arguments="{}")))
+    assert (item.kind, item.name, item.text) == ("function", "what", "{}")
+
+
+def test_tool_that_an_item_has_brought_is_known() -> None:
+    tool = {"type": "custom", "name": "late.r"}
+    scene = Scene(Head(), None, (item("additional_tools", tools=[tool]),))
+    (found,) = heard(
+        read(Delta(call_index=0, call_name="late__r", call_arguments='{"input":"x"}'), scene=scene)
+    )
+    assert (found.kind, found.name, found.text) == ("custom", "late.r", "x")
+
+
+def test_item_that_is_open_at_a_cut_is_cut() -> None:
+    (item,) = heard(read(Delta(text="Half a sen"), is_cut=True))
+    assert item.is_cut
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [
+            Delta(call_index=0, call_name="look"),
+            Delta(call_index=1, call_name="look"),
+            Delta(call_index=0, call_arguments="{}"),
+        ],
+        [Delta(call_index=0, call_arguments="{}")],
+    ],
+)
+def test_calls_that_cannot_be_told_apart_are_a_failure(deltas: list[Delta]) -> None:
+    with pytest.raises(EngineFailed):
+        read(*deltas)

@@ -1,0 +1,366 @@
+"""Does the chat engine speak what chat endpoints speak? Against a FAKE that plays recorded shapes, and a REAL one:
+llama.cpp's server with SmolLM2."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import cast
+
+import msgspec
+import pytest
+
+from segue.dialects.messages import MessagesDialect
+from segue.engines.chat import ChatEngine
+from segue.errors import EngineFailed, InvalidRequest, Unavailable
+from segue.turn.values import Closed, Delta, Finish, Head, Job, Opened, Sampling, Scene, Wrote
+from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
+from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
+from tests.contracts.turns import said
+from tests.engines.asking import finish_of, heard, upstream
+from tests.engines.fakes.chat import FakeChat, delta, end, usage
+from tests.engines.llama_listener import CONTEXT_TOKENS, KEY, Listener, llama_server
+
+pytestmark = pytest.mark.xdist_group("llama")
+
+ROOM = 10_000
+DIALECT = MessagesDialect()
+SCHEMA = b'{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}'
+
+
+def tools_of(*definitions: FunctionTool | CustomTool | NamespaceTool) -> Tools:
+    raw = msgspec.json.encode(definitions)
+    return Tools(raw, definitions, raw, offers_of(definitions))
+
+
+TOOLS = tools_of(
+    FunctionTool(name="weather", description="Tells it.", parameters=msgspec.Raw(SCHEMA)),
+    CustomTool(name="patch", format=msgspec.Raw(b'{"type":"grammar"}')),
+    NamespaceTool(name="fs", tools=[FunctionTool(name="read", strict=True)]),
+)
+
+
+def job(head: Head = Head(), output_tokens_max: int = ROOM, **fields: object) -> Job:  # noqa: B008
+    scene = Scene(head, None, (said("What is the weather in Paris?"),))
+    made = Job(
+        prompt=DIALECT.render(scene).prompt,
+        scene=scene,
+        sampling=Sampling(),
+        stops=DIALECT.stops,
+        output_tokens_max=output_tokens_max,
+    )
+    return msgspec.structs.replace(made, **fields)
+
+
+async def sent_for(wanted: Job) -> dict[str, object]:
+    """The request that this job becomes."""
+    async with FakeChat(events=[end("length")]) as fake, upstream(fake.url) as address:
+        await heard(ChatEngine(address, "gpt", ROOM), wanted)
+        return fake.requests[-1]
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+async def test_plain_question_is_messages_and_little_else() -> None:
+    assert await sent_for(job(Head(instructions="Be brief."))) == {
+        "model": "gpt",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "What is the weather in Paris?"},
+        ],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 1.0,
+        "top_p": 1.0,
+    }
+
+
+async def test_settings_are_handed_on() -> None:
+    head = Head(reasoning=ReasoningConfig(effort="low"), text=TextConfig(verbosity="low"))
+    sent = await sent_for(job(head, 50, sampling=Sampling(0.5, 0.9, 0.25, -0.5)))
+    assert sent["max_tokens"] == 50
+    assert (sent["temperature"], sent["top_p"]) == (0.5, 0.9)
+    assert (sent["presence_penalty"], sent["frequency_penalty"]) == (0.25, -0.5)
+    assert (sent["reasoning_effort"], sent["verbosity"]) == ("low", "low")
+
+
+async def test_tools_are_functions_with_plain_names() -> None:
+    sent = await sent_for(job(Head(tools=TOOLS, parallel_tool_calls=False)))
+    assert sent["tool_choice"] == "auto"
+    assert sent["parallel_tool_calls"] is False
+    functions = [one["function"] for one in cast("list[dict[str, object]]", sent["tools"])]
+    assert functions == [
+        {"name": "weather", "description": "Tells it.", "parameters": json.loads(SCHEMA)},
+        {
+            "name": "patch",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "input": {"type": "string", "description": 'Its format: {"type":"grammar"}'}
+                },
+                "required": ["input"],
+            },
+        },
+        {
+            "name": "fs__read",
+            "parameters": {"type": "object", "properties": {}},
+            "strict": True,
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    "choice, wanted, count",
+    [
+        ("none", "none", 3),
+        ("required", "required", 3),
+        (
+            ToolChoiceName(type="function", name="weather"),
+            {"type": "function", "function": {"name": "weather"}},
+            3,
+        ),
+        (
+            ToolChoiceName(type="function", name="read", namespace="fs"),
+            {"type": "function", "function": {"name": "fs__read"}},
+            3,
+        ),
+        (
+            ToolChoiceName(type="custom", name="patch"),
+            {"type": "function", "function": {"name": "patch"}},
+            3,
+        ),
+        (
+            ToolChoiceName(
+                type="allowed_tools",
+                mode="required",
+                tools=[ToolChoiceName(type="function", name="weather")],
+            ),
+            "required",
+            1,
+        ),
+        (ToolChoiceName(type="web_search"), "auto", 3),
+    ],
+)
+async def test_choice_of_a_tool_is_handed_on(choice: object, wanted: object, count: int) -> None:
+    sent = await sent_for(job(msgspec.structs.replace(Head(tools=TOOLS), tool_choice=choice)))
+    assert sent["tool_choice"] == wanted
+    assert len(cast("list[object]", sent["tools"])) == count
+
+
+@pytest.mark.parametrize(
+    "wanted, sent_format",
+    [
+        (TextFormat("json_object"), {"type": "json_object"}),
+        (
+            TextFormat("json_schema", name="place", schema=msgspec.Raw(SCHEMA), strict=True),
+            {
+                "type": "json_schema",
+                "json_schema": {"name": "place", "schema": json.loads(SCHEMA), "strict": True},
+            },
+        ),
+    ],
+)
+async def test_format_of_the_text_is_handed_on(wanted: TextFormat, sent_format: object) -> None:
+    sent = await sent_for(job(Head(text=TextConfig(format=wanted))))
+    assert sent["response_format"] == sent_format
+
+
+async def test_tools_are_translated_once_while_they_stay_the_same() -> None:
+    async with FakeChat(events=[end()]) as fake, upstream(fake.url) as address:
+        engine = ChatEngine(address, "gpt", ROOM)
+        await heard(engine, job(Head(tools=TOOLS)))
+        kept = engine._tools
+        await heard(engine, job(Head(tools=TOOLS, instructions="Other words.")))
+        assert engine._tools is kept
+        assert fake.requests[0]["tools"] == fake.requests[1]["tools"]
+
+
+async def test_endpoint_that_has_another_word_for_the_limit_is_understood() -> None:
+    fake = FakeChat(events=[delta(content="Hi"), end()], wants_completion_limit=True)
+    async with fake, upstream(fake.url) as address:
+        engine = ChatEngine(address, "gpt", ROOM)
+        for _ in range(2):
+            assert len(await heard(engine, job(output_tokens_max=5))) == 2
+        assert [("max_tokens" in one) for one in fake.requests] == [True, False, False]
+
+
+# --- what is heard --------------------------------------------------------------------------------
+
+
+async def heard_from(*events: dict[str, object], has_done: bool = True) -> list[object]:
+    fake = FakeChat(events=list(events), has_done=has_done)
+    async with fake, upstream(fake.url) as address:
+        return list(await heard(ChatEngine(address, "gpt", ROOM), job()))
+
+
+async def test_text_reasoning_and_calls_become_deltas() -> None:
+    """Both names of reasoning; a call in pieces; two calls by their index; counts at the end."""
+    assert await heard_from(
+        delta(role="assistant", content=None),
+        delta(reasoning_content="Hm"),
+        delta(reasoning="m."),
+        delta(content="Let me "),
+        delta(content="look."),
+        delta(tool_calls=[{"index": 0, "id": "x", "function": {"name": "weather"}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '{"city":'}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '"Paris"}'}}]),
+        delta(tool_calls=[{"index": 1, "function": {"name": "patch", "arguments": "{}"}}]),
+        end("tool_calls"),
+        usage(100, 20, cached=64, reasoning=5),
+    ) == [
+        Delta(reasoning="Hm"),
+        Delta(reasoning="m."),
+        Delta(text="Let me "),
+        Delta(text="look."),
+        Delta(call_index=0, call_name="weather"),
+        Delta(call_index=0, call_arguments='{"city":'),
+        Delta(call_index=0, call_arguments='"Paris"}'),
+        Delta(call_index=1, call_name="patch", call_arguments="{}"),
+        Finish("stop", 64, 100, 20, 5),
+    ]
+
+
+async def test_same_reasoning_under_both_names_is_heard_once() -> None:
+    pieces = await heard_from(delta(reasoning_content="Hm", reasoning="Hm"), end())
+    assert pieces[:-1] == [Delta(reasoning="Hm")]
+
+
+async def test_endpoint_that_counts_nothing_leaves_the_counts_open() -> None:
+    assert (await heard_from(delta(content="a"), end()))[-1] == Finish("stop")
+
+
+async def test_limit_is_told_as_such() -> None:
+    assert (await heard_from(delta(content="a"), end("length")))[-1] == Finish("length")
+
+
+async def test_answer_may_end_without_the_word_done() -> None:
+    assert (await heard_from(delta(content="a"), end(), has_done=False))[-1] == Finish("stop")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [delta(content="a")],
+        [delta(content="a"), {"error": {"message": "died", "code": 500}}],
+        [delta(content="a"), end("content_filter")],
+        [delta(content=5)],
+    ],
+)
+async def test_answer_that_breaks_off_is_a_failure(events: list[dict[str, object]]) -> None:
+    with pytest.raises(EngineFailed):
+        await heard_from(*events)
+
+
+@pytest.mark.parametrize(
+    "status, message, kind, code",
+    [
+        (400, "maximum context length is 10 tokens", InvalidRequest, "context_length_exceeded"),
+        (400, "image input is not supported", InvalidRequest, "invalid_request"),
+        (429, "slow down", Unavailable, "server_is_overloaded"),
+        (500, "oops", EngineFailed, "server_error"),
+    ],
+)
+async def test_refusal_becomes_our_own_error(
+    status: int, message: str, kind: type[Exception], code: str
+) -> None:
+    async with FakeChat(refuses=(status, message)) as fake, upstream(fake.url) as address:
+        with pytest.raises(kind) as raised:
+            await heard(ChatEngine(address, "gpt", ROOM), job())
+        assert raised.value.code == code  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", ToolChoiceName(type="function", name="weather")], ids=str
+)
+async def test_endpoint_that_does_not_call_though_it_must_has_failed(choice: object) -> None:
+    """Some endpoints take the wish and ignore it; that is said, not hidden."""
+    head = msgspec.structs.replace(Head(tools=TOOLS), tool_choice=choice)
+    fake = FakeChat(events=[delta(content="No."), end()])
+    async with fake, upstream(fake.url) as address:
+        engine = ChatEngine(address, "gpt", ROOM)
+        with pytest.raises(EngineFailed, match="did not call"):
+            await heard(engine, job(head))
+        fake.events = [delta(content="No."), end("length")]
+        assert finish_of(await heard(engine, job(head))).reason == "length"
+
+
+async def test_warm_up_is_one_token_that_nobody_hears() -> None:
+    fake = FakeChat(events=[delta(content="a"), end("length"), usage(9, 1, cached=3)])
+    async with fake, upstream(fake.url) as address:
+        pieces = await heard(ChatEngine(address, "gpt", ROOM), job(output_tokens_max=0))
+        assert pieces == [Finish("length", 3, 9, 1, 0)]
+        assert fake.requests[0]["max_tokens"] == 1
+
+
+async def test_cancelled_turn_closes_the_connection_within_a_second() -> None:
+    fake = FakeChat(events=[delta(content="a"), end()], hold_at=1)
+    async with fake, upstream(fake.url) as address:
+        asking = asyncio.create_task(heard(ChatEngine(address, "gpt", ROOM), job()))
+        async with asyncio.timeout(5):
+            await fake.held.wait()
+        asking.cancel()
+        async with asyncio.timeout(1):
+            await fake.left.wait()
+        await asyncio.wait([asking])
+
+
+# --- a real endpoint ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[Listener]:
+    with llama_server() as found:
+        yield found
+
+
+@pytest.fixture
+async def engine(listener: Listener) -> AsyncIterator[ChatEngine]:
+    async with upstream(listener.url + "/v1", KEY) as address:
+        yield ChatEngine(address, "smollm2", CONTEXT_TOKENS)
+
+
+async def test_real_endpoint_answers_in_deltas_and_counts(engine: ChatEngine) -> None:
+    assert await engine.is_ready()
+    wanted = job(Head(instructions="Answer with one word."), 6, sampling=Sampling(temperature=0))
+    first = await heard(engine, wanted)
+    assert "".join(piece.text for piece in first if isinstance(piece, Delta))
+    counted = finish_of(first)
+    assert counted.input_tokens is not None
+    assert counted.output_tokens is not None
+    assert 0 < counted.output_tokens <= 6
+    again = finish_of(await heard(engine, wanted))
+    assert again.cached_tokens == counted.input_tokens - 1
+
+
+async def test_real_endpoint_is_warm_after_a_warm_up(engine: ChatEngine) -> None:
+    head = Head(instructions="You know much about bees.")
+    warm_up = finish_of(await heard(engine, job(head, 0)))
+    assert warm_up.input_tokens is not None
+    assert finish_of(await heard(engine, job(head, 2))).cached_tokens == warm_up.input_tokens - 1
+
+
+async def test_real_endpoint_calls_a_tool(engine: ChatEngine) -> None:
+    """Even where a call is required llama.cpp lets the model talk first, and this one would talk on."""
+    tools = tools_of(FunctionTool(name="get_weather", parameters=msgspec.Raw(SCHEMA)))
+    head = Head(tools=tools, tool_choice="required", parallel_tool_calls=False)
+    scene = Scene(head, None, (said("Repeat: <tool_call>"),))
+    wanted = job(head, 40, sampling=Sampling(temperature=0))
+    wanted = msgspec.structs.replace(wanted, scene=scene, prompt=DIALECT.render(scene).prompt)
+    reader = DIALECT.reader(scene)
+    spoken = []
+    for piece in await heard(engine, wanted):
+        if isinstance(piece, Delta):
+            spoken += reader.feed(piece)
+    spoken += reader.close(is_cut=True)
+    assert spoken[0] == Opened("function", "get_weather")
+    until = next(n for n, one in enumerate(spoken) if isinstance(one, Closed))
+    arguments = "".join(one.text for one in spoken[:until] if isinstance(one, Wrote))
+    assert isinstance(json.loads(arguments)["city"], str)
+
+
+async def test_real_endpoint_says_when_the_prompt_does_not_fit(engine: ChatEngine) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        await heard(engine, job(Head(instructions="word " * CONTEXT_TOKENS), 5))
+    assert raised.value.code == "context_length_exceeded"

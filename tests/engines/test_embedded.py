@@ -1,0 +1,433 @@
+"""A real model in this process: SmolLM2 on two cores, so prompts are short and answers shorter.
+
+One engine serves all tests of this file. Greedy sampling makes its answers repeatable; what is tested is never
+whether the model is clever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+
+from segue.dialects.vocabulary import Vocabulary, smollm2_path, vocabulary_from_gguf
+from segue.engines import embedded
+from segue.engines.embedded import EmbeddedEngine, check_cpu
+from segue.errors import ApiError, EngineFailed, InvalidRequest, Misconfigured, Unavailable
+from segue.turn.values import NO_TOKENS, Finish, Ids, Job, Piece, Sampling, Tokens, Wrote, id_array
+from segue.wire.items import Item
+from tests.contracts import engine as contract
+from tests.contracts.engine import Bench, chatml, ids_of, sampled
+from tests.contracts.turns import said
+
+pytestmark = pytest.mark.xdist_group("embedded")
+
+CONTEXT = 1_024
+# At most this long are answers whose end nobody waits for.
+SHORT = 40
+GREEDY = Sampling(temperature=0.0)
+WAIT_S = 60
+
+
+class GreedyBench(Bench):
+    """Jobs whose answers can be compared, and that end soon."""
+
+    def job(self, *given: Item, **options: object) -> Job:
+        job = super().job(*given, **options)  # type: ignore[arg-type]
+        limit = min(job.output_tokens_max, SHORT)
+        return msgspec.structs.replace(job, sampling=GREEDY, output_tokens_max=limit)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EmbeddedEngine]:
+    engine = load()
+    yield engine
+    asyncio.run(engine.close())
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return vocabulary_from_gguf(weights())
+
+
+@pytest.fixture
+def bench(engine: EmbeddedEngine) -> GreedyBench:
+    return GreedyBench(engine, chatml())
+
+
+def weights() -> Path:
+    path = smollm2_path()
+    assert path is not None, "the weights are not installed: make setup"
+    return path
+
+
+def load(parallel: int = 3) -> EmbeddedEngine:
+    words = vocabulary_from_gguf(weights())
+    return EmbeddedEngine(weights(), words, context_tokens=CONTEXT, parallel=parallel)
+
+
+def with_prompt(job: Job, prompt: Tokens, **changes: object) -> Job:
+    return msgspec.structs.replace(job, prompt=prompt, **changes)
+
+
+def long_job(bench: Bench, words: int) -> Job:
+    """A prompt of about this many tokens that shares nothing with any other."""
+    return bench.job(said(" ".join(f"{words * 7 + n}" for n in range(words // 4))))
+
+
+def finish_of(pieces: list[Piece]) -> Finish:
+    assert isinstance(pieces[-1], Finish)
+    return pieces[-1]
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        contract.streams_ids_then_one_finish,
+        contract.ends_its_turn_with_a_stop,
+        contract.honours_the_limit,
+        contract.closing_frees_it,
+        contract.cancelling_frees_it,
+        contract.serves_jobs_beside_each_other,
+        contract.says_whether_it_is_ready,
+    ],
+    ids=lambda promise: promise.__name__,
+)
+async def test_embedded_engine_keeps_its_promise(
+    promise: Callable[[Bench], Awaitable[None]], bench: GreedyBench
+) -> None:
+    await promise(bench)
+
+
+async def test_model_answers_in_words(bench: GreedyBench) -> None:
+    """Through the dialect and its reader, the same words each time."""
+
+    async def ask() -> str:
+        job = bench.job(said("Say hello."))
+        reader = bench.dialect.reader(job.scene)
+        heard = reader.feed(Ids(ids_of(await sampled(bench.engine, job))))
+        heard += reader.close(is_cut=False)
+        return "".join(one.text for one in heard if isinstance(one, Wrote))
+
+    first = await ask()
+
+    assert first.isprintable()
+    assert "hello" in first.lower()
+    assert await ask() == first
+
+
+async def test_chain_of_turns_is_computed_once(bench: GreedyBench, vocabulary: Vocabulary) -> None:
+    """Each turn's prompt is the last one, what was sampled, and a few new tokens; only those are computed.
+
+    The very last sampled token was never fed to the model, and a stop may be missing.
+    """
+    job = bench.job(said("My name is Ada. What is my name?"), output_tokens_max=12)
+    start, end, newline = (
+        vocabulary.special("<|im_start|>"),
+        vocabulary.special("<|im_end|>"),
+        198,
+    )
+    more = [newline, start, *vocabulary.encode("user\nAnd then?"), end, newline]
+    more += [start, *vocabulary.encode("assistant\n")]
+    known = 0
+    for turn in range(6):
+        pieces = await sampled(bench.engine, job)
+        cached = finish_of(pieces).cached_tokens
+        assert turn == 0 or known - 2 <= cached <= known
+        assert isinstance(job.prompt, Tokens)
+        ids = ids_of(pieces)
+        known = job.prompt.length + len(ids)
+        ending = [] if ids[-1] == end else [end]
+        job = with_prompt(job, job.prompt.plus(id_array([*ids, *ending, *more])))
+
+
+async def test_conversations_outnumber_slots_and_keep_their_prefix(bench: GreedyBench) -> None:
+    jobs = [bench.job(said(f"{n} is my number. " * 12), output_tokens_max=1) for n in range(5)]
+    for job in jobs:
+        await sampled(bench.engine, job)
+
+    for job in jobs:
+        assert isinstance(job.prompt, Tokens)
+        again = finish_of(await sampled(bench.engine, job))
+        assert again.cached_tokens == job.prompt.length - 1
+
+
+async def test_conversations_at_once_do_not_disturb_each_other(bench: GreedyBench) -> None:
+    """Seven jobs on three slots; each has its own prefix cached afterwards."""
+    jobs = [bench.job(said(f"Count from {n}."), output_tokens_max=8) for n in range(7)]
+
+    answers = await asyncio.gather(*(sampled(bench.engine, job) for job in jobs))
+
+    assert all(0 < len(ids_of(pieces)) <= 8 for pieces in answers)
+
+
+async def test_waiting_jobs_are_served_in_the_order_they_came() -> None:
+    engine = load(parallel=1)
+    bench = GreedyBench(engine, chatml())
+    order: list[int] = []
+
+    async def run(n: int) -> None:
+        await sampled(engine, bench.job(output_tokens_max=6 - n))
+        order.append(n)
+
+    try:
+        await asyncio.gather(*(run(n) for n in range(5)))
+    finally:
+        await engine.close()
+
+    assert order == [0, 1, 2, 3, 4]
+
+
+async def test_prompt_is_read_ahead_without_a_word(bench: GreedyBench) -> None:
+    """No output tokens: a warm-up. The job itself then finds everything in place."""
+    job = long_job(bench, 120)
+    assert isinstance(job.prompt, Tokens)
+
+    ahead = await sampled(bench.engine, msgspec.structs.replace(job, output_tokens_max=0))
+    warm = await sampled(bench.engine, msgspec.structs.replace(job, output_tokens_max=2))
+
+    assert ahead == [
+        Finish("length", cached_tokens=finish_of(ahead).cached_tokens, output_tokens=0)
+    ]
+    assert finish_of(ahead).cached_tokens < job.prompt.length // 2
+    assert finish_of(warm).cached_tokens == job.prompt.length - 1
+
+
+async def test_client_leaves_during_a_long_prompt_and_the_slot_is_free_within_a_second(
+    bench: GreedyBench,
+) -> None:
+    """All slots read prompts that would take many seconds; all are left; a new job gets one."""
+    tasks = [asyncio.create_task(sampled(bench.engine, long_job(bench, 700 + n))) for n in range(3)]
+    await asyncio.wait(tasks, timeout=0.5)
+    assert not any(task.done() for task in tasks)
+    began = time.monotonic()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    left_s = time.monotonic() - began
+
+    await sampled(bench.engine, bench.job(said("Hello there"), output_tokens_max=1))
+    free_s = time.monotonic() - began
+
+    assert left_s < 0.2
+    # A second for the batch that runs, and then the short job itself, on machines that are shared.
+    assert free_s < 4
+
+
+async def test_client_leaves_during_an_answer_and_the_model_stops(
+    bench: GreedyBench, engine: EmbeddedEngine
+) -> None:
+    began = 0.0
+    async with asyncio.timeout(WAIT_S), aclosing(engine.sample(bench.job())) as pieces:
+        async for _ in pieces:
+            began = time.monotonic()
+            break
+
+    assert time.monotonic() - began < 0.2
+    await asyncio.to_thread(idle, engine)
+    assert time.monotonic() - began < 2
+
+
+def idle(engine: EmbeddedEngine) -> None:
+    """Wait until every worker has taken a task of ours, and so has finished its own."""
+    everyone = threading.Barrier(engine._parallel, timeout=WAIT_S)
+    for waiting in [engine._workers.submit(everyone.wait) for _ in range(engine._parallel)]:
+        waiting.result(WAIT_S)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
+
+
+def forced_job(bench: Bench, vocabulary: Vocabulary, schema: object, text: str = "Paris") -> Job:
+    """A call that the dialect began, as `Rendered.lead` does; temperature 1."""
+    job = bench.job(said(f"What is the weather in {text} this week?"), output_tokens_max=80)
+    assert isinstance(job.prompt, Tokens)
+    lead = vocabulary.encode('<tool_call>\n{"name": "get_weather", "arguments": ')
+    return with_prompt(
+        job, job.prompt.plus(lead), sampling=Sampling(), schema=json.dumps(schema).encode()
+    )
+
+
+async def test_forced_call_satisfies_its_schema_twenty_times_of_twenty(
+    bench: GreedyBench, vocabulary: Vocabulary
+) -> None:
+    jobs = [forced_job(bench, vocabulary, SCHEMA) for _ in range(20)]
+
+    answers = await asyncio.gather(*(sampled(bench.engine, job) for job in jobs))
+
+    texts = [b"".join(map(vocabulary.bytes_of, ids_of(pieces))) for pieces in answers]
+    assert [finish_of(pieces).reason for pieces in answers] == ["stop"] * 20
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+    assert len(set(texts)) > 1, "temperature 1 writes more than one text"
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "nothing"}, {"$ref": "#/absent"}, {"type": "array", "uniqueItems": True}]
+)
+async def test_schema_that_cannot_be_held_is_refused(
+    bench: GreedyBench, vocabulary: Vocabulary, schema: object
+) -> None:
+    """llama.cpp itself would answer without any constraint."""
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as refused:
+            await sampled(bench.engine, forced_job(bench, vocabulary, schema))
+        assert refused.value.code == "unsupported_schema"
+
+
+async def test_characters_of_several_tokens_arrive_whole(
+    bench: GreedyBench, vocabulary: Vocabulary
+) -> None:
+    """llama.cpp shows one id of an emoji. The others are found again: the next turn's prefix proves them."""
+    job = bench.job(said("Repeat exactly: 🎉🎉🦜 日本語 ☃"), output_tokens_max=30)
+    pieces = await sampled(bench.engine, job)
+    ids = ids_of(pieces)
+    text = b"".join(map(vocabulary.bytes_of, ids)).decode()
+    assert any(len(character.encode()) == 4 for character in text)
+    assert "\ufffd" not in text
+
+    assert isinstance(job.prompt, Tokens)
+    more = with_prompt(job, job.prompt.plus(id_array([*ids, 198])), output_tokens_max=1)
+    cached = finish_of(await sampled(bench.engine, more)).cached_tokens
+    assert cached >= job.prompt.length + len(ids) - 1
+
+
+async def test_same_answer_is_sampled_only_by_the_greedy(
+    bench: GreedyBench, vocabulary: Vocabulary
+) -> None:
+    """The temperature reaches the model."""
+    job = bench.job(said("Tell me a story."), output_tokens_max=16)
+    warm = msgspec.structs.replace(job, sampling=Sampling(temperature=1.5))
+
+    answers = [ids_of(await sampled(bench.engine, warm)) for _ in range(3)]
+
+    assert len({tuple(ids) for ids in answers}) > 1
+
+
+async def test_impossible_ids_are_an_engine_failure(bench: GreedyBench) -> None:
+    job = bench.job()
+
+    for ids in ([], [1, 4_000_000]):
+        with pytest.raises(EngineFailed, match="refused"):
+            await sampled(bench.engine, with_prompt(job, NO_TOKENS.plus(id_array(ids))))
+
+
+async def test_prompt_beyond_the_context_says_both_figures(bench: GreedyBench) -> None:
+    """Nobody should ask: a turn is refused before. Here it would otherwise be cut in silence."""
+    job = bench.job()
+
+    with pytest.raises(ApiError, match=rf"2000 tokens, at most {CONTEXT} fit"):
+        await sampled(bench.engine, with_prompt(job, NO_TOKENS.plus(id_array([1] * 2_000))))
+
+
+def test_listener_is_on_loopback_and_wants_a_key(engine: EmbeddedEngine) -> None:
+    address = engine._server.listening_address  # type: ignore[union-attr]
+
+    assert address.startswith("http://127.0.0.1:")
+    for path in ("/slots", "/props", "/v1/models"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(address + path, timeout=WAIT_S)
+        assert refused.value.code == 401
+        refused.value.close()
+
+
+def test_signals_stay_with_python(engine: EmbeddedEngine) -> None:
+    """Versions of the wrapper have taken SIGINT and SIGTERM for themselves."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        heard = threading.Event()
+        before = signal.signal(number, lambda *_, heard=heard: heard.set())
+        try:
+            os.kill(os.getpid(), number)
+            assert heard.wait(WAIT_S)
+        finally:
+            signal.signal(number, before)
+
+
+async def test_engine_is_closed_while_it_runs() -> None:
+    """Running and waiting jobs end with a word, threads end, and nothing is taken any more."""
+    before = set(threading.enumerate())
+    engine = load(parallel=1)
+    bench = GreedyBench(engine, chatml())
+    tasks = [asyncio.create_task(sampled(engine, long_job(bench, 400))) for _ in range(2)]
+    await asyncio.wait(tasks, timeout=0.3)
+    began = time.monotonic()
+
+    await engine.close()
+    await engine.close()
+
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(one) for one in ended] == [Unavailable] * 2
+    assert time.monotonic() - began < 4
+    assert not await engine.is_ready()
+    with pytest.raises(Unavailable):
+        await sampled(engine, bench.job())
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("segue-embedded")]
+
+
+async def test_engine_that_has_too_many_jobs_refuses_more(
+    bench: GreedyBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "WAITING_MAX", 0)
+    running = [bench.engine.sample(bench.job()) for _ in range(3)]
+    try:
+        for pieces in running:
+            assert isinstance(await anext(pieces), Ids)
+        assert not await bench.engine.is_ready()
+        with pytest.raises(Unavailable, match="Too many"):
+            await sampled(bench.engine, bench.job())
+    finally:
+        for pieces in running:
+            await pieces.aclose()
+
+
+def test_weights_that_are_none_are_said_before_anything_starts(
+    tmp_path: Path, vocabulary: Vocabulary
+) -> None:
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(b"GGUF and nothing else")
+
+    with pytest.raises(Misconfigured, match="no weights at"):
+        EmbeddedEngine(tmp_path / "absent.gguf", vocabulary, context_tokens=64)
+    with pytest.raises(Misconfigured, match="cannot be loaded"):
+        EmbeddedEngine(wrong, vocabulary, context_tokens=64)
+
+
+def test_cpu_that_the_wheel_does_not_fit_is_named(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor : 0\nflags : fpu sse2 avx fma\n")
+
+    if embedded.platform.machine() in ("x86_64", "AMD64"):
+        with pytest.raises(Misconfigured, match="avx2, bmi2, f16c"):
+            check_cpu(info)
+    info.write_text("flags : avx2 bmi2 f16c fma\n")
+    check_cpu(info)
+    check_cpu(tmp_path / "absent")
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, vocabulary: Vocabulary) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "xllamacpp", None)
+
+    with pytest.raises(Misconfigured, match="pip install --no-deps xllamacpp"):
+        EmbeddedEngine(weights(), vocabulary, context_tokens=64)

@@ -1,0 +1,290 @@
+"""Does a job find the right replica, wait its turn, and survive the loss of one?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+
+import pytest
+
+from segue.engines.routes import Health, RoutedEngine, Turnstile
+from segue.engines.vllm import VllmEngine
+from segue.errors import EngineFailed, InvalidRequest, Unavailable
+from segue.turn.values import Finish, Job, Piece
+from tests.contracts.engine import Bench, chatml
+from tests.engines.asking import (
+    PROMISES,
+    Promise,
+    finish_of,
+    heard,
+    ids_of,
+    job,
+    reply,
+    tokens,
+    upstream,
+)
+from tests.engines.fakes.server import Fake
+from tests.engines.fakes.thread import elsewhere
+from tests.engines.fakes.vllm import FakeVllm
+
+JOB = job(tokens([1]))
+
+
+class Pair:
+    """Two FAKE replicas, `a` and `b`, and the engine in front of them."""
+
+    def __init__(self, parallel_max: int = 4, patience_s: float = 0.0) -> None:
+        self._stack = AsyncExitStack()
+        self._parallel_max = parallel_max
+        self._patience_s = patience_s
+        self.a = FakeVllm(lambda ids: [10, 11, 12])
+        self.b = FakeVllm(lambda ids: [20, 21, 22])
+        self.engine: RoutedEngine
+
+    async def __aenter__(self) -> Pair:
+        engines: dict[str, VllmEngine] = {}
+        for name, fake in {"a": self.a, "b": self.b}.items():
+            await self._stack.enter_async_context(fake)
+            address = await self._stack.enter_async_context(upstream(fake.url))
+            engines[name] = VllmEngine(address, "fake")
+        self.engine = RoutedEngine(
+            engines, parallel_max=self._parallel_max, patience_s=self._patience_s
+        )
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    def health(self, name: str) -> Health:
+        return next(one for one in self.engine.replicas() if one.name == name)
+
+
+async def is_held(fake: Fake) -> None:
+    async with asyncio.timeout(5):
+        await fake.held.wait()
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+async def test_engine_keeps_its_promise(promise: Promise) -> None:
+    with elsewhere(lambda: FakeVllm(reply)) as one, elsewhere(lambda: FakeVllm(reply)) as other:
+        async with upstream(one.url) as first, upstream(other.url) as second:
+            engine = RoutedEngine(
+                {"one": VllmEngine(first, "fake"), "other": VllmEngine(second, "fake")}
+            )
+            await promise(Bench(engine, chatml()))
+
+
+async def test_child_goes_where_its_parent_was_served() -> None:
+    async with Pair() as pair:
+        for _ in range(3):
+            assert finish_of(await heard(pair.engine, job(tokens([1]), route="b"))).route == "b"
+        assert not any("completions" in path for path in pair.a.paths)
+
+
+async def test_first_turn_goes_to_the_replica_with_the_fewest_jobs() -> None:
+    async with Pair() as pair:
+        pair.a.hold_at = 1
+        first = asyncio.create_task(heard(pair.engine, JOB))
+        await is_held(pair.a)
+        assert pair.health("a").running == 1
+
+        assert finish_of(await heard(pair.engine, JOB)).route == "b"
+        assert finish_of(await heard(pair.engine, JOB)).route == "b"
+
+        pair.a.gate.set()
+        assert finish_of(await first).route == "a"
+        assert pair.health("a") == Health("a", True, 0, 0)
+
+
+async def test_unknown_route_is_a_first_turn() -> None:
+    """A replica that was taken out of the settings."""
+    async with Pair() as pair:
+        assert finish_of(await heard(pair.engine, job(tokens([1]), route="gone"))).route == "a"
+
+
+async def test_job_fails_over_when_the_parents_replica_refuses_connections() -> None:
+    async with Pair() as pair:
+        await pair.a.stop()
+        pieces = await heard(pair.engine, job(tokens([1]), route="a"))
+        assert ids_of(pieces) == [20, 21, 22]
+        assert finish_of(pieces).route == "b"
+        assert not pair.health("a").is_up
+        assert pair.health("b").is_up
+
+
+async def test_job_fails_over_when_a_replica_dies_before_its_first_token() -> None:
+    async with Pair() as pair:
+        pair.a.break_at = 0
+        assert finish_of(await heard(pair.engine, job(tokens([1]), route="a"))).route == "b"
+
+
+async def test_answer_that_has_begun_does_not_move() -> None:
+    async with Pair() as pair:
+        pair.a.break_at = pair.a.hold_at = 1
+        said: list[int] = []
+        wanted = job(tokens([1]), route="a")
+        async with aclosing(pair.engine.sample(wanted)) as pieces:
+            with pytest.raises(EngineFailed):
+                async for piece in pieces:
+                    said += ids_of([piece])
+                    pair.a.gate.set()
+        assert said == [10]
+        assert pair.b.requests == []
+        assert not pair.health("a").is_up
+        assert pair.health("a").running == 0
+
+
+async def test_replica_that_failed_is_left_alone_and_comes_back_when_it_is_ready() -> None:
+    async with Pair() as pair:
+        await pair.a.stop()
+        await heard(pair.engine, job(tokens([1]), route="a"))
+        await pair.a.start()
+        assert finish_of(await heard(pair.engine, job(tokens([1]), route="a"))).route == "b"
+
+        assert await pair.engine.is_ready()
+
+        assert pair.health("a").is_up
+        assert finish_of(await heard(pair.engine, job(tokens([1]), route="a"))).route == "a"
+
+
+async def test_engine_is_ready_as_long_as_one_replica_is() -> None:
+    async with Pair() as pair:
+        assert await pair.engine.is_ready()
+        pair.a.is_healthy = False
+        assert await pair.engine.is_ready()
+        assert [one.is_up for one in pair.engine.replicas()] == [False, True]
+        await pair.b.stop()
+        assert not await pair.engine.is_ready()
+        assert [one.is_up for one in pair.engine.replicas()] == [False, False]
+
+
+async def test_job_is_refused_with_a_time_to_wait_when_no_replica_answers() -> None:
+    async with Pair() as pair:
+        await pair.a.stop()
+        await pair.b.stop()
+        with pytest.raises(Unavailable) as raised:
+            await heard(pair.engine, JOB)
+        assert raised.value.wait_s is not None
+        assert raised.value.wait_s >= 1
+
+
+async def test_job_waits_a_moment_for_a_replica_to_come_back() -> None:
+    async with Pair(patience_s=10) as pair:
+        await pair.a.stop()
+        await pair.b.stop()
+        assert not await pair.engine.is_ready()
+        asking = asyncio.create_task(heard(pair.engine, JOB))
+        await pair.b.start()
+        assert finish_of(await asking).route == "b"
+
+
+async def test_job_that_breaks_replicas_is_not_tried_on_all_of_them() -> None:
+    class Broken:
+        can_constrain = True
+        count = 0
+
+        async def is_ready(self) -> bool:
+            return True
+
+        async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+            Broken.count += 1
+            raise EngineFailed("broke")
+            yield Finish("stop")
+
+    engine = RoutedEngine({str(n): Broken() for n in range(5)})
+    with pytest.raises(EngineFailed):
+        await heard(engine, JOB)
+    assert Broken.count == 2
+
+
+async def test_clients_error_is_not_the_replicas() -> None:
+    async with Pair() as pair:
+        pair.a.context_tokens = 1
+        with pytest.raises(InvalidRequest):
+            await heard(pair.engine, job(tokens([1]), route="a"))
+        assert pair.b.requests == []
+        assert pair.health("a") == Health("a", True, 0, 0)
+
+
+async def test_replica_gets_only_so_many_jobs_at_a_time() -> None:
+    async with Pair(parallel_max=2) as pair:
+        pair.a.hold_at = 1
+        wanted = job(tokens([1]), route="a")
+        jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(8)]
+        await is_held(pair.a)
+        assert pair.health("a") == Health("a", True, 2, 6)
+        pair.a.gate.set()
+        await asyncio.gather(*jobs)
+        assert pair.a.running_max == 2
+        assert pair.health("a") == Health("a", True, 0, 0)
+
+
+async def test_job_that_leaves_the_queue_gives_its_place_on() -> None:
+    async with Pair(parallel_max=1) as pair:
+        pair.a.hold_at = 1
+        wanted = job(tokens([1]), route="a")
+        jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(3)]
+        await is_held(pair.a)
+        assert pair.health("a").waiting == 2
+        jobs[1].cancel()
+        await asyncio.wait([jobs[1]])
+        assert pair.health("a").waiting == 1
+        jobs[0].cancel()
+        pair.a.gate.set()
+        assert ids_of(await jobs[2]) == [10, 11, 12]
+        assert pair.health("a") == Health("a", True, 0, 0)
+
+
+async def test_jobs_that_wait_for_a_replica_that_dies_go_elsewhere() -> None:
+    async with Pair(parallel_max=1) as pair:
+        pair.a.hold_at = pair.a.break_at = 0
+        wanted = job(tokens([1]), route="a")
+        jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(4)]
+        await is_held(pair.a)
+        pair.a.gate.set()
+        assert [finish_of(await one).route for one in jobs] == ["b"] * 4
+
+
+# --- fairness -------------------------------------------------------------------------------------
+
+
+async def order_of(askers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """In which order these get the one place that there is."""
+    turnstile = Turnstile(1)
+    await turnstile.enter(("first", ""))
+    served: list[tuple[str, str]] = []
+
+    async def ask(asker: tuple[str, str]) -> None:
+        await turnstile.enter(asker)
+        served.append(asker)
+        turnstile.leave()
+
+    tasks = [asyncio.create_task(ask(asker)) for asker in askers]
+    await asyncio.sleep(0)
+    assert turnstile.waiting == len(askers)
+    turnstile.leave()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*tasks)
+    assert (turnstile.running, turnstile.waiting) == (0, 0)
+    return served
+
+
+async def test_owner_with_one_job_does_not_wait_for_anothers_hundred() -> None:
+    served = await order_of([("ada", "")] * 100 + [("bob", "")])
+    assert served.index(("bob", "")) == 1
+
+
+async def test_places_go_round_between_lanes_within_an_owners_share() -> None:
+    askers = [("ada", "x")] * 3 + [("ada", "y")] * 2 + [("bob", "z")] * 4
+    assert await order_of(askers) == [
+        ("ada", "x"),
+        ("bob", "z"),
+        ("ada", "y"),
+        ("bob", "z"),
+        ("ada", "x"),
+        ("bob", "z"),
+        ("ada", "y"),
+        ("bob", "z"),
+        ("ada", "x"),
+    ]

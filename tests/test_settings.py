@@ -1,0 +1,188 @@
+"""Settings: three places, one order, and a clear word for what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segue.cli import main
+from segue.errors import Misconfigured
+from segue.settings import FLAGS, Settings, load_settings
+
+
+def load(flags: dict[str, Any] | None = None, **environment: str) -> Settings:
+    return load_settings(flags or {}, environment)
+
+
+def write(folder: Path, text: str) -> dict[str, str]:
+    path = folder / "segue.toml"
+    path.write_text(text)
+    return {"config": str(path)}
+
+
+# --- where a value comes from -----------------------------------------------------------------------
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    assert load() == Settings()
+
+
+def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = write(tmp_path, "port = 1\ntps = 1\ngrace_s = 1\n")
+    environment = {"SEGUE_PORT": "2", "SEGUE_TPS": "2"}
+
+    settings = load_settings({**file, "port": "3"}, environment)
+
+    assert (settings.port, settings.tps, settings.grace_s) == (3, 2, 1)
+    assert settings.heartbeat_s == Settings().heartbeat_s
+
+
+def test_file_may_be_named_in_the_environment(tmp_path: Path) -> None:
+    file = write(tmp_path, "port = 7\n")
+
+    assert load(SEGUE_CONFIG=file["config"]).port == 7
+
+
+def test_flag_that_was_not_given_hides_nothing(tmp_path: Path) -> None:
+    file = write(tmp_path, "port = 7\n")
+
+    assert load_settings({**file, "port": None}, {}).port == 7
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    assert load(SEGUEX_PORT="1", PORT="2", SEGUE_UNKNOWN="3", segue_port="4") == Settings()
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_every_setting_can_come_from_each_place(name: str, tmp_path: Path) -> None:
+    default = getattr(Settings(), name)
+    text, toml = str(default), repr(default)
+    if isinstance(default, tuple):
+        text, toml = ",".join(default) or "x", str(list(default) or ["x"])
+    elif isinstance(default, bool):
+        text = toml = str(default).lower()
+    elif isinstance(default, str):
+        toml = f'"{default}"'
+
+    flag = load({name: [text] if isinstance(default, tuple) else text})
+    variable = load(**{f"SEGUE_{name.upper()}": text})
+    file = load(write(tmp_path, f"{name} = {toml}\n"))
+
+    assert getattr(flag, name) == getattr(variable, name) == getattr(file, name)
+    assert type(getattr(variable, name)) is type(default) or isinstance(default, float | int)
+
+
+@pytest.mark.parametrize(
+    "text, value", [("true", True), ("false", False), ("1", True), ("0", False)]
+)
+def test_switch_is_read_from_text(text: str, value: bool) -> None:
+    assert load(SEGUE_WEBSOCKET=text).websocket is value
+
+
+# --- models -----------------------------------------------------------------------------------------
+
+
+def test_without_any_model_there_is_one() -> None:
+    assert [model.name for model in load().served()] == ["scripted"]
+
+
+def test_named_models_share_what_is_set_for_all() -> None:
+    models = load(SEGUE_MODEL="a,b", SEGUE_TPS="65").served()
+
+    assert [(model.name, model.tps) for model in models] == [("a", 65), ("b", 65)]
+
+
+def test_tables_of_the_file_set_what_is_their_own(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        'tps = 5\n[[models]]\nname = "a"\naliases = ["x"]\n[[models]]\nname = "b"\ntps = 9\n',
+    )
+
+    models = load({**file, "model": ["b", "c"]}).served()
+
+    assert [(model.name, model.aliases, model.tps) for model in models] == [
+        ("a", ("x",), 5),
+        ("b", (), 9),
+        ("c", (), 5),
+    ]
+
+
+# --- what is wrong ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags, word",
+    [
+        ({"port": "many"}, "port"),
+        ({"port": "70000"}, "port"),
+        ({"port": "-1"}, "port"),
+        ({"tps": "-1"}, "tps"),
+        ({"heartbeat_s": "0"}, "heartbeat_s"),
+        ({"context_tokens": "0"}, "context_tokens"),
+        ({"websocket": "perhaps"}, "websocket"),
+        ({"durability": "none"}, "durability"),
+        ({"reasoning": "loud"}, "reasoning"),
+        ({"log_level": "chatty"}, "log_level"),
+        ({"workers": "0"}, "workers"),
+        ({"engine": "steam"}, "engine"),
+        ({"dialect": "klingon"}, "dialect"),
+        ({"store": "mysql://somewhere"}, "store"),
+        ({"store": "sqlite://relative"}, "store"),
+        ({"host": "0.0.0.0"}, "host"),
+        ({"host": "192.0.2.1"}, "host"),
+        ({"host": "::"}, "host"),
+        ({"host": "example.com"}, "host"),
+    ],
+)
+def test_wrong_value_is_told_with_the_settings_name(flags: dict[str, str], word: str) -> None:
+    with pytest.raises(Misconfigured, match=word):
+        load(flags)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_needs_no_keys(host: str) -> None:
+    assert load({"host": host}).host == host
+
+
+@pytest.mark.parametrize(
+    "text, word",
+    [
+        ("port = ", "not TOML"),
+        ("\x00", "not TOML"),
+        ("prot = 8080\n", "prot"),
+        ('port = "many"\n', "port"),
+        ('model = "one"\n', "model"),
+        ("[[models]]\nname = 7\n", "name"),
+        ('[[models]]\nname = "a"\nspeed = 7\n', "speed"),
+        ('[[models]]\nname = "a"\nengine = "steam"\n', "engine"),
+        ("[models]\n", "models"),
+    ],
+)
+def test_wrong_file_is_told_with_what_is_wrong(tmp_path: Path, text: str, word: str) -> None:
+    with pytest.raises(Misconfigured, match=word):
+        load(write(tmp_path, text))
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"absent\.toml"):
+        load({"config": str(tmp_path / "absent.toml")})
+
+
+def test_command_tells_what_is_wrong_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "many"]) == 2
+
+    told = capsys.readouterr().err
+    assert told.startswith("segue: ")
+    assert "port" in told
+
+
+def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["serve", "--help"])
+
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    for name in FLAGS:
+        assert f"--{name.replace('_', '-')}" in text
