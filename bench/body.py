@@ -34,7 +34,7 @@ def body_of(size: int) -> bytes:
 
 async def longest_gap(size: int) -> tuple[float, float]:
     """Seconds that the loop was held at once, and in all."""
-    settings = load_settings({"store": "memory"}, environment={})
+    settings = load_settings({"engine": "scripted", "store": "memory"}, environment={})
     async with open_app(settings) as app:
         body = body_of(size)
         gap, is_done = 0.0, False

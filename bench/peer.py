@@ -49,6 +49,8 @@ def server(script: Mapping[str, Any] | None = None, *flags: str) -> Iterator[Ser
     """Run a server, pinned to the first core where there are two."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "segue.cli", "serve", "--port", "0", *flags]
+        if "--engine" not in flags:
+            command += ["--engine", "scripted"]
         if "--store" not in flags:
             command += ["--store", f"sqlite:///{folder}/bench.db"]
         if script is not None:

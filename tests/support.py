@@ -61,7 +61,9 @@ class Served:
 @asynccontextmanager
 async def serving(**flags: object) -> AsyncIterator[Served]:
     """The whole product with these settings; the store is in memory unless one is named."""
-    settings = load_settings({"store": "memory", "port": 0, "grace_s": 0} | flags, environment={})
+    settings = load_settings(
+        {"engine": "scripted", "store": "memory", "port": 0, "grace_s": 0} | flags, environment={}
+    )
     async with open_app(settings) as app:
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = build_server(app, settings, listening.set_result)
@@ -218,6 +220,8 @@ def served_process(
 ) -> Iterator[ServedProcess]:
     """Run the command as a person would, on a free port; everything it prints is kept."""
     command = [sys.executable, "-m", "segue.cli", "serve", "--port", "0", *flags]
+    if "--engine" not in flags:
+        command += ["--engine", "scripted"]
     process = subprocess.Popen(
         command,
         cwd=cwd,

@@ -85,7 +85,8 @@ def test_switch_is_read_from_text(text: str, value: bool) -> None:
 
 
 def test_without_any_model_there_is_one() -> None:
-    assert [model.name for model in load().served()] == ["scripted"]
+    assert [model.name for model in load().served()] == ["smollm2"]
+    assert [model.name for model in load(SEGUE_ENGINE="scripted").served()] == ["scripted"]
 
 
 def test_named_models_share_what_is_set_for_all() -> None:
@@ -120,7 +121,7 @@ def test_tables_of_the_file_set_what_is_their_own(tmp_path: Path) -> None:
         ({"port": "-1"}, "port"),
         ({"tps": "-1"}, "tps"),
         ({"heartbeat_s": "0"}, "heartbeat_s"),
-        ({"context_tokens": "0"}, "context_tokens"),
+        ({"context_tokens": "-1"}, "context_tokens"),
         ({"websocket": "perhaps"}, "websocket"),
         ({"durability": "none"}, "durability"),
         ({"reasoning": "loud"}, "reasoning"),

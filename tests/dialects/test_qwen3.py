@@ -1,6 +1,5 @@
 """Qwen3 on its own vocabulary and template: what it thought is forgotten when the user speaks again."""
 
-import json
 import random
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from segue.dialects.chatml import QWEN3, ChatmlDialect
 from segue.dialects.vocabulary import Vocabulary
 from segue.turn.values import Head, Scene, Turn
-from segue.wire.items import Item
 from segue.wire.requests import ReasoningConfig
 from tests.contracts.dialect import (
     TOOLS,
@@ -23,7 +21,7 @@ from tests.contracts.dialect import (
     turn_after,
 )
 from tests.dialects import templates
-from tests.dialects.templates import CHAT_TOOLS, encoded_whole, from_template, shown, words
+from tests.dialects.templates import conversation, encoded_whole, from_template, head_of, shown
 
 SPECIALS = ["<|im_start|>", "<|im_end|>"]
 
@@ -36,59 +34,6 @@ def vocabulary() -> Vocabulary:
 @pytest.fixture(scope="module")
 def dialect(vocabulary: Vocabulary) -> ChatmlDialect:
     return ChatmlDialect(vocabulary, QWEN3)
-
-
-Talk = list[dict[str, object]]
-
-
-def model_turn(rng: random.Random, *, is_calling: bool) -> tuple[list[Item], dict[str, object]]:
-    """What the model may say in one go: a thought perhaps, a text perhaps, and calls or not."""
-    thought, text = words(rng).strip("\n"), words(rng).lstrip()
-    text = text or ("" if is_calling else "So.")
-    arguments = [{"q": words(rng), "n": n} for n in range(rng.randint(1, 2) if is_calling else 0)]
-    items: list[Item] = []
-    if thought:
-        items.append(reasoning(thought))
-    if text:
-        items.append(message("assistant", text))
-    items.extend(call("look", json.dumps(one, ensure_ascii=False)) for one in arguments)
-    said: dict[str, object] = {"role": "assistant", "content": text, "reasoning_content": thought}
-    if arguments:
-        said["tool_calls"] = [{"function": {"name": "look", "arguments": a}} for a in arguments]
-    return items, said
-
-
-def conversation(rng: random.Random) -> tuple[Talk, list[tuple[list[Item], list[Item]]]]:
-    """Some questions, each with a loop of calls behind it: as chat messages, and as rounds."""
-    talk: Talk = []
-    rounds: list[tuple[list[Item], list[Item]]] = []
-    for _ in range(rng.randint(1, 3)):
-        text = words(rng)
-        talk.append({"role": "user", "content": text})
-        given = [message("user", text)]
-        for is_calling in [*([True] * rng.randint(0, 3)), False]:
-            wrote, said = model_turn(rng, is_calling=is_calling)
-            talk.append(said)
-            rounds.append((given, wrote))
-            calls = said.get("tool_calls", [])
-            assert isinstance(calls, list)
-            outputs = [words(rng) for _ in calls]
-            talk.extend({"role": "tool", "content": out} for out in outputs)
-            given = [output(out) for out in outputs]
-    # It ends where the model is to speak: behind the outputs of the last loop, or the last question.
-    while talk[-1]["role"] == "assistant":
-        talk.pop()
-        given, _ = rounds.pop()
-    return talk, [*rounds, (given, [])]
-
-
-def head_of(rng: random.Random, talk: Talk) -> tuple[Head, dict[str, object]]:
-    system = rng.choice([None, "Be brief."])
-    if system:
-        talk.insert(0, {"role": "system", "content": system})
-    if rng.random() < 0.5:
-        return Head(instructions=system), {}
-    return Head(instructions=system, tools=TOOLS), {"tools": CHAT_TOOLS}
 
 
 def test_conversation_is_written_as_the_models_own_template_does(

@@ -13,7 +13,7 @@ import pytest
 
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
-from segue.errors import EngineFailed, InvalidRequest, Unavailable
+from segue.errors import EngineFailed, InvalidRequest, ServerFault, Unavailable
 from segue.turn.values import Closed, Delta, Finish, Head, Job, Opened, Sampling, Scene, Wrote
 from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
@@ -249,7 +249,7 @@ async def test_answer_may_end_without_the_word_done() -> None:
     ],
 )
 async def test_answer_that_breaks_off_is_a_failure(events: list[dict[str, object]]) -> None:
-    with pytest.raises(EngineFailed):
+    with pytest.raises(ServerFault):
         await heard_from(*events)
 
 
@@ -280,7 +280,7 @@ async def test_endpoint_that_does_not_call_though_it_must_has_failed(choice: obj
     fake = FakeChat(events=[delta(content="No."), end()])
     async with fake, upstream(fake.url) as address:
         engine = ChatEngine(address, "gpt", ROOM)
-        with pytest.raises(EngineFailed, match="did not call"):
+        with pytest.raises(ServerFault, match="did not call"):
             await heard(engine, job(head))
         fake.events = [delta(content="No."), end("length")]
         assert finish_of(await heard(engine, job(head))).reason == "length"

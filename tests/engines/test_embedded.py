@@ -36,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("embedded")
 
 CONTEXT = 1_024
 # At most this long are answers whose end nobody waits for.
-SHORT = 40
+SHORT = 16
 GREEDY = Sampling(temperature=0.0)
 WAIT_S = 60
 
@@ -45,7 +45,8 @@ class GreedyBench(Bench):
     """Jobs whose answers can be compared, and that end soon."""
 
     def job(self, *given: Item, **options: object) -> Job:
-        job = super().job(*given, **options)  # type: ignore[arg-type]
+        # To "Hi" this model says ten tokens and stops.
+        job = super().job(*(given or (said("Hi"),)), **options)  # type: ignore[arg-type]
         limit = min(job.output_tokens_max, SHORT)
         return msgspec.structs.replace(job, sampling=GREEDY, output_tokens_max=limit)
 
@@ -115,7 +116,7 @@ async def test_model_answers_in_words(bench: GreedyBench) -> None:
     """Through the dialect and its reader, the same words each time."""
 
     async def ask() -> str:
-        job = bench.job(said("Say hello."))
+        job = bench.job(said("What is 2+2?"))
         reader = bench.dialect.reader(job.scene)
         heard = reader.feed(Ids(ids_of(await sampled(bench.engine, job))))
         heard += reader.close(is_cut=False)
@@ -123,8 +124,7 @@ async def test_model_answers_in_words(bench: GreedyBench) -> None:
 
     first = await ask()
 
-    assert first.isprintable()
-    assert "hello" in first.lower()
+    assert first.endswith(" 4.")
     assert await ask() == first
 
 
@@ -230,7 +230,8 @@ async def test_client_leaves_during_an_answer_and_the_model_stops(
     bench: GreedyBench, engine: EmbeddedEngine
 ) -> None:
     began = 0.0
-    async with asyncio.timeout(WAIT_S), aclosing(engine.sample(bench.job())) as pieces:
+    job = msgspec.structs.replace(bench.job(said("Tell me a story.")), output_tokens_max=600)
+    async with asyncio.timeout(WAIT_S), aclosing(engine.sample(job)) as pieces:
         async for _ in pieces:
             began = time.monotonic()
             break
@@ -250,31 +251,35 @@ def idle(engine: EmbeddedEngine) -> None:
 SCHEMA = {
     "type": "object",
     "properties": {
-        "city": {"type": "string", "maxLength": 20},
+        "city": {"type": "string", "maxLength": 12},
         "days": {"type": "integer", "minimum": 1, "maximum": 9},
-        "unit": {"enum": ["celsius", "fahrenheit"]},
     },
-    "required": ["city", "days", "unit"],
+    "required": ["city", "days"],
     "additionalProperties": False,
 }
 
 
-def forced_job(bench: Bench, vocabulary: Vocabulary, schema: object, text: str = "Paris") -> Job:
+def forced_job(bench: Bench, vocabulary: Vocabulary, schema: object) -> Job:
     """A call that the dialect began, as `Rendered.lead` does; temperature 1."""
-    job = bench.job(said(f"What is the weather in {text} this week?"), output_tokens_max=80)
+    job = bench.job(said("What is the weather in Paris this week?"))
     assert isinstance(job.prompt, Tokens)
     lead = vocabulary.encode('<tool_call>\n{"name": "get_weather", "arguments": ')
     return with_prompt(
-        job, job.prompt.plus(lead), sampling=Sampling(), schema=json.dumps(schema).encode()
+        job,
+        job.prompt.plus(lead),
+        sampling=Sampling(),
+        schema=json.dumps(schema).encode(),
+        output_tokens_max=80,
     )
 
 
 async def test_forced_call_satisfies_its_schema_twenty_times_of_twenty(
     bench: GreedyBench, vocabulary: Vocabulary
 ) -> None:
-    jobs = [forced_job(bench, vocabulary, SCHEMA) for _ in range(20)]
-
-    answers = await asyncio.gather(*(sampled(bench.engine, job) for job in jobs))
+    job = forced_job(bench, vocabulary, SCHEMA)
+    answers: list[list[Piece]] = []
+    for _ in range(5):
+        answers += await asyncio.gather(*(sampled(bench.engine, job) for _ in range(4)))
 
     texts = [b"".join(map(vocabulary.bytes_of, ids_of(pieces))) for pieces in answers]
     assert [finish_of(pieces).reason for pieces in answers] == ["stop"] * 20
@@ -300,7 +305,7 @@ async def test_characters_of_several_tokens_arrive_whole(
     bench: GreedyBench, vocabulary: Vocabulary
 ) -> None:
     """llama.cpp shows one id of an emoji. The others are found again: the next turn's prefix proves them."""
-    job = bench.job(said("Repeat exactly: 🎉🎉🦜 日本語 ☃"), output_tokens_max=30)
+    job = bench.job(said("Repeat exactly: 🎉🎉🦜 日本語 ☃"))
     pieces = await sampled(bench.engine, job)
     ids = ids_of(pieces)
     text = b"".join(map(vocabulary.bytes_of, ids)).decode()

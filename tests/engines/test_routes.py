@@ -198,6 +198,17 @@ async def test_job_that_breaks_replicas_is_not_tried_on_all_of_them() -> None:
     assert Broken.count == 2
 
 
+async def test_one_error_may_be_the_jobs_but_several_in_a_row_are_the_replicas() -> None:
+    """Somebody's job that no replica can digest must not take the replicas away from the others."""
+    async with Pair() as pair:
+        pair.a.model = "another"
+        for _ in range(2):
+            assert finish_of(await heard(pair.engine, job(tokens([1]), route="a"))).route == "b"
+            assert pair.health("a").is_up
+        await heard(pair.engine, job(tokens([1]), route="a"))
+        assert not pair.health("a").is_up
+
+
 async def test_clients_error_is_not_the_replicas() -> None:
     async with Pair() as pair:
         pair.a.context_tokens = 1

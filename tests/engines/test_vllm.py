@@ -138,3 +138,13 @@ async def test_model_that_is_not_served_is_a_failure_of_the_engine() -> None:
     async with FakeVllm(model="other") as fake, upstream(fake.url) as address:
         with pytest.raises(EngineFailed, match="model"):
             await heard(VllmEngine(address, "fake"), job(tokens([1])))
+
+
+async def test_server_that_comes_back_in_another_way_is_asked_again() -> None:
+    async with FakeVllm(is_scaled_out=True) as fake, upstream(fake.url) as address:
+        engine = VllmEngine(address, "fake")
+        await heard(engine, job(tokens([1])))
+        fake.is_scaled_out = False
+        with pytest.raises(EngineFailed):
+            await heard(engine, job(tokens([1])))
+        assert ids_of(await heard(engine, job(tokens([1])))) == [7, 8, 9]

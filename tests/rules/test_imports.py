@@ -40,7 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transports": INNER | {"turn", "session"},
     # 4: who is wired to whom?
     "metrics": INNER | {"turn", "session"} | ADAPTERS,
-    "app": INNER | {"turn", "session", "metrics"} | ADAPTERS,
+    "models": INNER | {"turn", "dialects", "engines"},
+    "app": INNER | {"turn", "session", "metrics", "models"} | ADAPTERS,
     # 5: how does a person start it, measure it, look at it?
     "bench": GROUND | {"app"},
     "dashboard": GROUND | {"app"},

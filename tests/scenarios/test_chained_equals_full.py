@@ -13,6 +13,7 @@ import json
 import re
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from segue.app import load_vocabulary
+from segue.dialects.vocabulary import Vocabulary, smollm2_path, vocabulary_from_gguf
 from segue.errors import EngineFailed
 from segue.turn.resolve import count_model_turns
 from segue.turn.values import Closed as ItemClosed
@@ -60,6 +61,7 @@ SCRIPT = {
 MARK = re.compile(r"#\d+#")
 
 CONFIG = """
+engine = "scripted"
 script = "{script}"
 [[models]]
 name = "scripted"
@@ -137,11 +139,15 @@ def render(head: Head, past: Node | None, given: list[dict[str, Any]]) -> tuple[
     return rendered.prompt.flat().tolist(), rendered.context.length
 
 
-VOCABULARY = load_vocabulary("")
+@cache
+def vocabulary() -> Vocabulary:
+    path = smollm2_path()
+    assert path is not None, "the weights are not installed: make setup"
+    return vocabulary_from_gguf(path)
 
 
 def read(ids: list[int]) -> str:
-    return b"".join(VOCABULARY.bytes_of(id) for id in ids).decode()
+    return b"".join(vocabulary().bytes_of(id) for id in ids).decode()
 
 
 def texts_of(item: dict[str, Any]) -> list[str]:
@@ -405,7 +411,8 @@ class Conversations(RuleBasedStateMachine):
                 prompt, until = render(node.head, node.parent, node.given)
                 assert flat(job) == prompt[:until]
         if not is_over_http:
-            is_warm = parent is not None and parent.id in self.named
+            # Warm is what was made here and not forgotten since; what came back from the store may be cold.
+            is_warm = parent is not None and parent.id in self.made_by
             if parent is not None and is_warm and node.head == parent.head:
                 await self._check_cost(node, before)
             self.named.add(node.id)

@@ -147,13 +147,6 @@ def test_empty_input_needs_a_parent_or_a_warm_up(nothing: Any) -> None:
     assert told.value.param == "input"
 
 
-def test_sampling_has_numbers_where_the_client_says_null() -> None:
-    bare = bind(temperature=None, top_p=None, presence_penalty=None, top_logprobs=None).sampling
-
-    assert (bare.temperature, bare.top_p, bare.presence_penalty, bare.top_logprobs) == (1, 1, 0, 0)
-    assert bind(temperature=0).sampling.temperature == 0
-
-
 # --- pairing of calls and outputs: protocol.md 9 row 18, 4.4 ---------------------------------------
 
 

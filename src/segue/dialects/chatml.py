@@ -59,8 +59,8 @@ TOOLS_BEFORE = (
 TOOLS_BEHIND = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
     "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
+CALL_SHOWN = '{"name": <function-name>, "arguments": <args-json-object>}'
 NO_THOUGHT = f"{THINK}\n\n{THOUGHT}\n\n"
 
 
@@ -71,6 +71,8 @@ class Family:
     name: str
     # What the system says where nobody says anything; None: then there is no system block.
     default_system: str | None = None
+    # A call as it is shown to the model.
+    call_shown: str = CALL_SHOWN
     # Whether the model thinks before it answers, unless its answer begins with an empty thought; and whether it
     # forgets what it thought before the user's last message.
     thinks: bool = False
@@ -78,10 +80,12 @@ class Family:
 
 SMOLLM2 = Family("smollm2", SMOLLM2_SYSTEM)
 QWEN2 = Family("qwen2", QWEN2_SYSTEM)
+# A slip in the coder models' template, which they were trained on.
+QWEN2_CODER = Family("qwen2-coder", QWEN2_SYSTEM, f"{{{CALL_SHOWN}}}")
 QWEN3 = Family("qwen3", thinks=True)
 # Hermes, and every other model that writes ChatML: no system text of its own.
 PLAIN = Family("plain")
-FAMILIES = {family.name: family for family in (SMOLLM2, QWEN2, QWEN3, PLAIN)}
+FAMILIES = {family.name: family for family in (PLAIN, SMOLLM2, QWEN2, QWEN2_CODER, QWEN3)}
 
 
 class ChatmlDialect:
@@ -131,7 +135,7 @@ class ChatmlDialect:
 
     def write(self, items: Sequence[Item]) -> IdArray[int]:
         """What the model would sample behind the cue to say these items, its end mark included."""
-        return self._vocabulary.encode(_content(parts_of(items))) + self._end
+        return self._vocabulary.encode(content_of(parts_of(items))) + self._end
 
     def reader(self, scene: Scene) -> TextReader:
         """A reader for the answer to this scene, which knows the tools by name."""
@@ -162,7 +166,7 @@ class ChatmlDialect:
         elif system is None:
             system = self._family.default_system
         if head.tools.offers:
-            tools = _tools(head.tools.offers)
+            tools = told_tools(head.tools.offers, self._family.call_shown)
             system = tools if system is None else f"{system}\n\n{tools}"
         before = self._block("system", system) if system is not None else NO_IDS
         return before + self._given(items, name_of)
@@ -233,16 +237,17 @@ def _blocks(items: Sequence[Item]) -> list[tuple[str, str]]:
                 blocks[-1].append(part)
             else:
                 blocks.append([part])
-    return [(ROLES.get(parts[0].kind, parts[0].kind), _content(parts)) for parts in blocks]
+    return [(ROLES.get(parts[0].kind, parts[0].kind), content_of(parts)) for parts in blocks]
 
 
 def _parts(item: Item) -> list[Part]:
     if isinstance(item.value, AdditionalTools):
-        return [Part("tools", _tools(added_by(item)))]
+        return [Part("tools", told_tools(added_by(item)))]
     return parts_of((item,))
 
 
-def _content(parts: Sequence[Part]) -> str:
+def content_of(parts: Sequence[Part]) -> str:
+    """The content of one block that says all these parts."""
     content = ""
     glue = ""
     for part in parts:
@@ -264,8 +269,10 @@ def _written(part: Part) -> str:
             return part.text
 
 
-def _tools(tools: Iterable[Offer | Raw]) -> str:
-    return TOOLS_BEFORE + "\n".join(dumps(definition_of(tool)) for tool in tools) + TOOLS_BEHIND
+def told_tools(tools: Iterable[Offer | Raw], call_shown: str = CALL_SHOWN) -> str:
+    """What the system says about the tools."""
+    told = "\n".join(dumps(definition_of(tool)) for tool in tools)
+    return f"{TOOLS_BEFORE}{told}{TOOLS_BEHIND}{call_shown}\n{CALLED}"
 
 
 def _last_question(items: Sequence[Item]) -> int:

@@ -1,9 +1,9 @@
 """How does gpt-oss write and read? Harmony: messages with a channel, and tools in namespaces.
 
-A message is `<|start|>`, who speaks, `<|channel|>` and its name, `<|message|>`, the text, `<|end|>`. The model thinks in
-the channel `analysis`, calls tools in `commentary` (there the header says `to=functions.name`, and `<|call|>` ends the
-message), and answers in `final`, which `<|return|>` ends; in history that is an `<|end|>`. All marks are special tokens,
-so that no text can be mistaken for one:
+A message is `<|start|>`, who speaks, `<|channel|>` and its name, `<|message|>`, the text, `<|end|>`. The model thinks
+in the channel `analysis`, calls tools in `commentary` (there the header says `to=functions.name`, and `<|call|>` ends
+the message), and answers in `final`, which `<|return|>` ends; in history that is an `<|end|>`. All marks are special
+tokens, so that no text can be mistaken for one:
 
     state      at                                            goes to
     header     text; <|channel|>, <|constrain|>              stays, noting what it says
@@ -169,21 +169,27 @@ class HarmonyDialect:
     def _given(self, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
         ids = id_array()
         finals = _finals(items)
+        names: dict[str, str] = {}
         for n, item in enumerate(items):
-            ids.extend(self._item(item, name_of, is_final=n in finals))
+            if isinstance(item.value, AdditionalTools):
+                ids.extend(self._plain("developer", tools_section(added_by(item))))
+                continue
+            part = part_of(item)
+            if part.kind == "call":
+                names[part.call_id] = part.name
+            name = part.kind == "response" and (names.get(part.call_id) or name_of(part.call_id))
+            ids.extend(self._part(part, name or "tool", is_final=n in finals))
         return ids
 
-    def _item(self, item: Item, name_of: NameOf, *, is_final: bool) -> IdArray[int]:
-        if isinstance(item.value, AdditionalTools):
-            return self._plain("developer", tools_section(added_by(item)))
-        part = part_of(item)
+    def _part(self, part: Part, name: str, *, is_final: bool) -> IdArray[int]:
+        """One message; `name` is who was called, where this is the answer."""
         match part.kind:
             case "user":
                 return self._plain("user", part.text)
             case "response":
-                author = _recipient(name_of(part.call_id) or "tool")
                 header = self._channel_header("commentary to=assistant")
-                return self._start + self._encode(author) + header + self._body(part) + self._end
+                opening = self._start + self._encode(_recipient(name)) + header
+                return opening + self._encode(part.text) + self._end
             case "think" if not part.text:
                 return NO_IDS
             case "think" | "talk" | "call":
@@ -211,9 +217,9 @@ class HarmonyDialect:
     def _said(self, part: Part, is_final: bool) -> IdArray[int]:
         """What the model says in one message, behind the cue."""
         if part.kind == "call":
-            return self._call_header(part.name) + self._body(part) + self._call
+            return self._call_header(part.name) + self._encode(part.text) + self._call
         channel = "analysis" if part.kind == "think" else "final" if is_final else "commentary"
-        return self._channel_header(channel) + self._body(part) + self._end
+        return self._channel_header(channel) + self._encode(part.text) + self._end
 
     def _call_header(self, name: str) -> IdArray[int]:
         told = self._encode(f"commentary to={_recipient(name)} ")
@@ -221,9 +227,6 @@ class HarmonyDialect:
 
     def _channel_header(self, channel: str) -> IdArray[int]:
         return self._channel + self._encode(channel) + self._message
-
-    def _body(self, part: Part) -> IdArray[int]:
-        return self._encode(part.text)
 
     def _encode(self, text: str) -> IdArray[int]:
         return self._vocabulary.encode(text)
@@ -407,8 +410,8 @@ class HarmonyReader:
         if self._body is not None:
             self._say(rest)
         if self._is_open:
-            if self._input:
-                self._said.append(Wrote(input_of(self._input)))
+            if text := input_of(self._input):
+                self._said.append(Wrote(text))
             self._said.append(Closed(self._ids, is_cut))
             self._ids = array("I")
         self._header, self._section, self._input = {"": ""}, "", ""

@@ -65,7 +65,7 @@ class Speech:
     # Stands before and behind a call. Without them a call is a bare object, and a `;` may part it from the next.
     call: str = ""
     called: str = ";"
-    # A special id that stands before a call, and is never text.
+    # A special id that stands before a call, or before a list of them, and is never text.
     signal: int | None = None
     # Tokens that are plain text wherever they stand, ready to be said; None: not so.
     flows: dict[int, Wrote | None] = field(default_factory=dict)
@@ -125,8 +125,11 @@ class TextReader:
     A state takes the text that is not used up and returns what it leaves for the next one, or None to wait.
     """
 
-    def __init__(self, speech: Speech, scene: Scene, *, mends: bool = False) -> None:
-        """`mends`: the engine is held to the JSON of a call and stops behind it, so that what closes it is ours."""
+    def __init__(
+        self, speech: Speech, scene: Scene, *, mends: bool = False, is_thinking: bool = False
+    ) -> None:
+        """`mends`: the engine is held to the JSON of a call and stops behind it, so that what closes it is ours.
+        `is_thinking`: the cue has begun a thought already."""
         self._speech = speech
         self._vocabulary = speech.vocabulary
         self._flows = speech.flows
@@ -141,7 +144,8 @@ class TextReader:
             *((FENCE,) if is_offering and not is_json else ()),
         )
         self._decode = getincrementaldecoder("utf-8")("replace")
-        self._state: Callable[[str], str | None] = self._between
+        self._state: Callable[[str], str | None]
+        self._state = self._thinking if is_thinking else self._between
         # Whether text tokens may pass as they are: an item of text is open and nothing is held back.
         self._is_flowing = False
         self._said: list[Said] = []
@@ -156,6 +160,7 @@ class TextReader:
         self._is_behind_mark = False
         self._mark = ""
         self._is_certain = False
+        self._is_listed = False
         self._gap = ""
         self._braces = _Braces()
         self._scanned = 0
@@ -233,6 +238,7 @@ class TextReader:
         self._close(len(self._ids))
         self._ids.append(id)
         self._gap = ""
+        self._is_listed = False
         self._head("", "", is_certain=True)
         self._is_flowing = False
 
@@ -308,6 +314,9 @@ class TextReader:
         is_certain = self._is_certain
         if self._mark == FENCE:
             bare = _behind_word(bare)
+        elif is_certain and not self._mark and bare.startswith("["):
+            self._is_listed = True
+            bare = bare[1:].lstrip()
         if bare[:1] not in ("", "{") or not (is_certain or _may_be_call(bare)):
             return self._was_text(text)
         header = HEADER.match(bare) if len(bare) <= HEADER_CHARS_MAX else None
@@ -365,6 +374,8 @@ class TextReader:
     def _ending(self, text: str) -> str | None:
         # A brace too many is a common slip of small models and means nothing.
         bare = text.lstrip("} \t\r\n")
+        if self._is_listed:
+            return self._ending_in_list(bare)
         closing = FENCE if self._mark == FENCE else self._speech.called if self._mark else ";"
         if closing.startswith(bare) and bare != closing:
             self._held = bare
@@ -372,10 +383,22 @@ class TextReader:
         self._close(len(self._ids))
         return bare.removeprefix(closing)
 
+    def _ending_in_list(self, bare: str) -> str | None:
+        if not bare:
+            return None
+        self._close(len(self._ids))
+        if bare[0] == ",":
+            return self._head("", bare[1:], is_certain=True)
+        self._is_listed = False
+        return bare.removeprefix("]")
+
     def _let_go(self) -> None:
         """At the end nothing can become a mark any more."""
         while self._state == self._heading:
             held, self._held = self._held, ""
+            if self._open is None and not (self._gap + self._mark + held).strip():
+                self._state = self._between
+                break
             rest: str | None = self._was_text(held)
             while rest is not None:
                 rest = self._state(rest)

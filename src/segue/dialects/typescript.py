@@ -130,7 +130,8 @@ def _variants(name: str, schema: Json, variants: Sequence[object], indent: str) 
 
 def _variant(schema: object, indent: str) -> str:
     kind = _nullable(schema, _type(schema, indent + "   "))
-    return kind + _remark(_text(schema, "description"), _default(schema))
+    # Here, unlike elsewhere, the default of an enumeration is quoted too.
+    return kind + _remark(_text(schema, "description"), _default(schema, is_quoted=True))
 
 
 def _nullable(schema: object, kind: str) -> str:
@@ -138,13 +139,14 @@ def _nullable(schema: object, kind: str) -> str:
     return f"{kind} | null" if is_nullable and "null" not in kind else kind
 
 
-def _default(schema: object) -> str | None:
+def _default(schema: object, *, is_quoted: bool = False) -> str | None:
     if not isinstance(schema, dict) or "default" not in schema:
         return None
     default = schema["default"]
     if not isinstance(default, str):
         return f"default: {msgspec.json.encode(default).decode()}"
-    return f"default: {default}" if schema.get("enum") else f'default: "{default}"'
+    is_bare = schema.get("enum") and not is_quoted
+    return f"default: {default}" if is_bare else f'default: "{default}"'
 
 
 def _remark(*texts: str | None) -> str:

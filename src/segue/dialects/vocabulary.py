@@ -81,6 +81,11 @@ class Vocabulary:
         """Whether there is such a special token."""
         return text in self._specials
 
+    @property
+    def specials(self) -> frozenset[str]:
+        """All special tokens by their text."""
+        return frozenset(self._specials)
+
     def is_special(self, id: int) -> bool:
         """Whether this id marks something and has no text of its own."""
         return id in self._special_ids

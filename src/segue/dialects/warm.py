@@ -34,7 +34,7 @@ from segue.turn.values import (
 )
 from segue.wire.items import CustomToolCall, FunctionCall, Item, Reasoning, Value, call_of
 
-# Who was called, by the id of the call; nothing for an unknown id.
+# Who was called, by the id of the call, before the items that are written; nothing for an unknown id.
 NameOf = Callable[[str], str]
 
 
@@ -89,7 +89,7 @@ def render(hand: Hand, scene: Scene) -> Rendered:
     tokenized = 0
     for n, (round, counts) in enumerate(zip(rounds, _forgotten(hand, rounds), strict=True)):
         given = without_thoughts(round.given, counts[0])
-        name_of = _names(given, rounds, n, base.turn)
+        name_of = _names(rounds, n, base.turn)
         new = (
             hand.begin(scene.head, given, scene.root_at, name_of)
             if base.prompt is None and n == 0
@@ -136,11 +136,11 @@ def _forgotten(hand: Hand, rounds: Sequence[Round]) -> list[tuple[int, int]]:
     return counts
 
 
-def _names(given: Sequence[Item], rounds: Sequence[Round], count: int, turn: Turn | None) -> NameOf:
-    """Finds a call by its id, the last one first: in what is given, in the first rounds, in the turns before."""
+def _names(rounds: Sequence[Round], count: int, turn: Turn | None) -> NameOf:
+    """Finds a call by its id, the last one first: in the first so many rounds, then in the turns before."""
 
     def name_of(call_id: str) -> str:
-        for item in _backwards(given, rounds, count, turn):
+        for item in _backwards(rounds, count, turn):
             call = call_of(item.value)
             if call is not None and call.call_id == call_id:
                 return _called(item.value) or call.kind
@@ -155,10 +155,7 @@ def _called(value: Value) -> str:
     return f"{value.namespace}.{value.name}" if value.namespace else value.name
 
 
-def _backwards(
-    given: Sequence[Item], rounds: Sequence[Round], count: int, turn: Turn | None
-) -> Iterator[Item]:
-    yield from reversed(given)
+def _backwards(rounds: Sequence[Round], count: int, turn: Turn | None) -> Iterator[Item]:
     for n in range(count - 1, -1, -1):
         yield from reversed(rounds[n].wrote)
         yield from reversed(rounds[n].given)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.upstream import Stream, Upstream, read, told
-from segue.errors import EngineFailed, InvalidRequest
+from segue.errors import InvalidRequest, ServerFault
 from segue.turn.values import Delta, Finish, Head, Job, Messages, Piece, Sampling
 from segue.wire.requests import TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, Offer, Tools, plain_name
@@ -124,7 +124,7 @@ class ChatEngine:
                 if stream.is_over:
                     break
             if reason == "stop" and must_call:
-                raise EngineFailed("The engine did not call a tool, though it had to.")
+                raise ServerFault("The engine did not call a tool, though it had to.")
             yield _finish(stream, reason, usage)
 
     async def _ask(self, job: Job) -> Stream:
@@ -284,7 +284,7 @@ def _finish(stream: Stream, reason: str | None, usage: _Usage) -> Finish:
     if reason is None:
         raise stream.broke_off()
     if reason == "content_filter":
-        raise EngineFailed("The engine's own content filter ended the answer.")
+        raise ServerFault("The engine's own content filter ended the answer.")
     given, wrote = usage.prompt_tokens_details, usage.completion_tokens_details
     return Finish(
         "length" if reason == "length" else "stop",

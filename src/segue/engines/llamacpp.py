@@ -39,9 +39,10 @@ _event = msgspec.json.Decoder(_Event)
 class LlamacppEngine:
     """An `Engine` for token prompts."""
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, digits: Digits | None = None) -> None:
         self._upstream = upstream
-        self._digits = Digits()
+        # Shared by all replicas of a model, where there are several.
+        self._digits = digits or Digits()
 
     @property
     def can_constrain(self) -> bool:

@@ -4,7 +4,7 @@ The one that served the parent, because it holds the prefix, as long as it is he
 jobs. A replica takes so many jobs at a time; the others wait in front of it, and places go round between owners, and
 within an owner between its lanes, so that nobody's hundred jobs stand before somebody's one.
 
-A replica that fails is left alone for a while, longer each time:
+A replica that cannot be reached, breaks off, or gives nothing but errors is left alone for a while, longer each time:
 
     up        takes jobs                                 fails: down
     down      takes none until its time is over          then: on trial
@@ -26,6 +26,7 @@ from contextlib import aclosing
 import msgspec
 from msgspec import Struct
 
+from segue.engines.upstream import Lost
 from segue.errors import CallerError, EngineFailed, Unavailable
 from segue.turn.seams import Engine
 from segue.turn.values import Finish, Job, Piece
@@ -37,6 +38,8 @@ PAUSE_S = 0.5
 PAUSE_S_MAX = 15.0
 # How long a job waits for a replica when none is up: a restart behind a load balancer, not an outage.
 PATIENCE_S = 2.0
+# So many errors in a row are the replica's fault; one may be the job's, and must not cost the others a replica.
+ERRORS_MAX = 3
 # How many replicas may break while they work on one job: it may be the job that breaks them.
 BREAKS_MAX = 2
 # What may wait in front of one replica. At one job a second this is already minutes of waiting.
@@ -117,6 +120,7 @@ class Replica:
         self.turnstile = Turnstile(places)
         # In a row, without an answer in between.
         self.failures = 0
+        self._errors = 0
         self._down_until = 0.0
 
     @property
@@ -144,11 +148,18 @@ class Replica:
         self._down_until = now + pause
         log.warning("engine %s failed, left alone for %.1f s", self.name, pause)
 
+    def erred(self, now: float) -> None:
+        """It answered, with an error."""
+        self._errors += 1
+        if self._errors >= ERRORS_MAX:
+            self.failed(now)
+
     def answered(self) -> None:
         """It works."""
         if self.failures:
             log.info("engine %s is back", self.name)
         self.failures = 0
+        self._errors = 0
         self._down_until = 0.0
 
     def _pause_s(self) -> float:
@@ -204,9 +215,10 @@ class RoutedEngine:
         """What the chosen replica says; its name is in the last word, so that the next turn may come back to it."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._patience_s
-        breaks = 0
+        # Replicas that broke on this job: it is not given to them again.
+        broken: set[Replica] = set()
         while True:
-            replica = await self._enter(job, give_up_at)
+            replica = await self._enter(job, give_up_at, broken)
             has_spoken = False
             try:
                 async with aclosing(replica.engine.sample(job)) as pieces:
@@ -222,10 +234,14 @@ class RoutedEngine:
                 replica.failed(loop.time(), error.wait_s)
                 if has_spoken:
                     raise
-            except EngineFailed:
-                replica.failed(loop.time())
-                breaks += 1
-                if has_spoken or breaks >= BREAKS_MAX or len(self._replicas) == 1:
+            except EngineFailed as error:
+                if isinstance(error, Lost):
+                    replica.failed(loop.time())
+                else:
+                    replica.erred(loop.time())
+                broken.add(replica)
+                is_enough = len(broken) >= BREAKS_MAX
+                if has_spoken or is_enough or self._choose(None, loop.time(), broken) is None:
                     raise
             except CallerError:
                 replica.answered()
@@ -233,14 +249,14 @@ class RoutedEngine:
             finally:
                 replica.turnstile.leave()
 
-    async def _enter(self, job: Job, give_up_at: float) -> Replica:
+    async def _enter(self, job: Job, give_up_at: float, broken: set[Replica]) -> Replica:
         """A place at a replica that is up."""
         loop = asyncio.get_running_loop()
         while True:
             now = loop.time()
-            replica = self._choose(job.route, now)
+            replica = self._choose(job.route, now, broken)
             if replica is None:
-                await self._wait(now, give_up_at)
+                await self._wait(now, give_up_at, broken)
                 continue
             replica.try_out(now)
             failures = replica.failures
@@ -250,15 +266,17 @@ class RoutedEngine:
             # It went down while we waited in front of it.
             replica.turnstile.leave()
 
-    def _choose(self, route: str | None, now: float) -> Replica | None:
-        up = [one for one in self._replicas.values() if one.is_up(now)]
+    def _choose(self, route: str | None, now: float, broken: set[Replica]) -> Replica | None:
+        up = [one for one in self._replicas.values() if one.is_up(now) and one not in broken]
         same = self._replicas.get(route) if route is not None else None
         if same is not None and same in up:
             return same
         return min(up, key=lambda one: one.load, default=None)
 
-    async def _wait(self, now: float, give_up_at: float) -> None:
-        wait_s = min(one.wait_s(now) for one in self._replicas.values())
+    async def _wait(self, now: float, give_up_at: float, broken: set[Replica]) -> None:
+        """Until the first of the others may be tried again, if that is soon."""
+        others = [one for one in self._replicas.values() if one not in broken]
+        wait_s = min((one.wait_s(now) for one in others), default=PAUSE_S_MAX)
         if now + wait_s > give_up_at:
             raise Unavailable("No engine answers. Please retry later.", wait_s=max(1.0, wait_s))
         await asyncio.sleep(wait_s)

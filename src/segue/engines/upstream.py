@@ -49,6 +49,10 @@ STALE_S = 1.0
 PIECE_BYTES = 1024 * 1024
 
 
+class Lost(EngineFailed):
+    """The connection broke or fell silent: the engine itself may be gone, which a mere error does not say."""
+
+
 class Patience(Struct, frozen=True):
     """How long an engine may take, in seconds."""
 
@@ -128,7 +132,7 @@ class Upstream:
         began = asyncio.get_running_loop().time()
         try:
             answer = await self._post_once(path, body)
-        except EngineFailed:
+        except Lost:
             if asyncio.get_running_loop().time() - began > STALE_S:
                 raise
             answer = await self._post_once(path, body)
@@ -147,7 +151,7 @@ class Upstream:
         except (aiohttp.ClientConnectorError, TimeoutError) as error:
             raise _unreachable(error) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineFailed("The engine broke off before its answer.") from error
+            raise Lost("The engine broke off before its answer.") from error
 
     def _open(self) -> aiohttp.ClientSession:
         """The pool, made on first use because it belongs to the running loop."""
@@ -243,11 +247,11 @@ class Stream:
                     self._timer = self._watch()
                 return events
 
-    def broke_off(self) -> EngineFailed:
+    def broke_off(self) -> Lost:
         """What to raise when the events end before the answer does."""
         if self._is_cut:
-            return EngineFailed(f"The engine said nothing for {self._silent_s:g} seconds.")
-        return EngineFailed("The engine broke off in the middle of its answer.")
+            return Lost(f"The engine said nothing for {self._silent_s:g} seconds.")
+        return Lost("The engine broke off in the middle of its answer.")
 
     def _check_length(self) -> None:
         if sum(map(len, self._parts)) > LINE_BYTES_MAX:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.digits import Digits
-from segue.engines.upstream import Upstream, read, told
+from segue.engines.upstream import Stream, Upstream, read, told
 from segue.errors import EngineFailed
 from segue.turn.values import Finish, Ids, Job, Piece, Tokens
 
@@ -67,10 +67,11 @@ _version = msgspec.json.Decoder(_Version)
 class VllmEngine:
     """An `Engine` for token prompts; `model` is the name under which vLLM serves it."""
 
-    def __init__(self, upstream: Upstream, model: str) -> None:
+    def __init__(self, upstream: Upstream, model: str, digits: Digits | None = None) -> None:
         self._upstream = upstream
         self._model = model
-        self._digits = Digits()
+        # Shared by all replicas of a model, where there are several.
+        self._digits = digits or Digits()
         self._ways: Ways | None = None
 
     @property
@@ -98,7 +99,7 @@ class VllmEngine:
         last: int | None = None
         reason: str | None = None
         cached = 0
-        async with await self._upstream.listen(path, self._body(job, self._ways)) as stream:
+        async with await self._listen(path, self._body(job, self._ways)) as stream:
             async for batch in stream:
                 ids: list[int] = []
                 for data in batch:
@@ -120,8 +121,18 @@ class VllmEngine:
                     break
             if reason is None:
                 raise stream.broke_off()
+            if reason not in ("stop", "length"):
+                raise EngineFailed("The engine gave the request up.")
             is_stop = last in job.stops or reason == "stop"
             yield Finish("stop" if is_stop else "length", cached)
+
+    async def _listen(self, path: str, body: bytes) -> Stream:
+        try:
+            return await self._upstream.listen(path, body)
+        except EngineFailed:
+            # It may have been started anew, in another way.
+            self._ways = None
+            raise
 
     async def _ask_ways(self) -> Ways:
         """An empty request is refused as such where the way exists: 403 or 404 where it does not."""

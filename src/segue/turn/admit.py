@@ -10,17 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from segue.errors import model_not_found
 from segue.turn.resolve import Resolved
 from segue.turn.seams import Dialect, Engine
-from segue.turn.values import Owner, Tally
+from segue.turn.values import Owner, Sampling, Tally
 from segue.wire.codec import encode
+from segue.wire.requests import Create
 from segue.wire.response import ReasoningEcho, Response
 
 ReasoningView = Literal["text", "summary", "hidden"]
 NULL = Raw(b"null")
+USUAL = Sampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,9 @@ class Model:
     engine: Engine
     dialect: Dialect
     context_tokens: int
+    # What holds where a request does not say.
+    sampling: Sampling = USUAL
+    output_tokens_max: int | None = None
     reasoning: ReasoningView = "text"
     created_at: int = 0
 
@@ -46,6 +51,7 @@ class Plan:
     owner: Owner
     resolved: Resolved
     model: Model
+    sampling: Sampling
     is_stored: bool
     # The response as the client first sees it.
     response: Response
@@ -77,20 +83,30 @@ def admit(
         raise model_not_found(resolved.model)
     parent = resolved.parent
     is_stored = resolved.create.store is not False
+    sampling = _sampling(resolved.create, model.sampling)
     return Plan(
         id=turn_id,
         owner=owner,
         resolved=resolved,
         model=model,
+        sampling=sampling,
         is_stored=is_stored,
-        response=_first_snapshot(resolved, turn_id, now, is_stored=is_stored),
+        response=_first_snapshot(resolved, sampling, turn_id, now, is_stored=is_stored),
         root_at=parent.root_at if parent else now,
         tally=tally,
     )
 
 
-def _first_snapshot(resolved: Resolved, turn_id: str, now: int, *, is_stored: bool) -> Response:
-    create, head, sampling = resolved.create, resolved.head, resolved.sampling
+def _sampling(create: Create, usual: Sampling) -> Sampling:
+    """What the request says, and where it says nothing what is usual for the model."""
+    said = {name: getattr(create, name) for name in Sampling.__struct_fields__}
+    return structs.replace(usual, **{name: one for name, one in said.items() if one is not None})
+
+
+def _first_snapshot(
+    resolved: Resolved, sampling: Sampling, turn_id: str, now: int, *, is_stored: bool
+) -> Response:
+    create, head = resolved.create, resolved.head
     text_format = head.text.format
     text = TextEcho(
         PLAIN_TEXT if text_format is None else Raw(encode(text_format)),

@@ -176,15 +176,16 @@ def _job(plan: Plan, rendered: Rendered, scene: Scene) -> Job:
     """What the engine is asked. A warm-up asks for no output: the engine reads the prompt and no more."""
     resolved, past = plan.resolved, scene.past
     room = plan.model.context_tokens - _length(rendered)
-    asked = resolved.create.max_output_tokens
+    asked = resolved.create.max_output_tokens or plan.model.output_tokens_max
     wanted = room if asked is None else min(asked, room)
     return Job(
         prompt=rendered.prompt if plan.generates else rendered.context,
         scene=scene,
-        sampling=resolved.sampling,
+        sampling=plan.sampling,
         stops=plan.model.dialect.stops,
         output_tokens_max=wanted if plan.generates else 0,
         schema=rendered.schema,
+        owner=plan.owner,
         route=past.warm.route if past is not None and past.warm is not None else None,
         model_turns=resolved.model_turns,
     )

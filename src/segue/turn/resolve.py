@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct
 
 from segue.errors import InvalidRequest, NotFound, parent_not_found
-from segue.turn.values import Head, Sampling, Turn
+from segue.turn.values import Head, Turn
 from segue.wire.codec import check_schema, decode_tools
 from segue.wire.items import (
     CALL_WORDS,
@@ -42,7 +42,6 @@ class Resolved(Struct, frozen=True):
     parent: Turn | None
     given: tuple[Item, ...]
     head: Head
-    sampling: Sampling
     open_calls: dict[str, Call]
     # How often the model has spoken before this turn.
     model_turns: int
@@ -69,7 +68,6 @@ def resolve(create: Create, given: tuple[Item, ...], parent: Turn | None) -> Res
         parent=parent,
         given=given,
         head=_head(create, tools),
-        sampling=_sampling(create),
         open_calls=pair_calls(parent.open_calls if parent else {}, given),
         model_turns=(parent.model_turns if parent else 0) + count_model_turns(given),
         model=model,
@@ -210,13 +208,3 @@ def _check_format(text: TextConfig | None) -> None:
     if text.format.schema is UNSET or bytes(text.format.schema) == b"null":
         raise InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
     check_schema(text.format.schema, path)
-
-
-def _sampling(create: Create) -> Sampling:
-    return Sampling(
-        temperature=1.0 if create.temperature is None else create.temperature,
-        top_p=1.0 if create.top_p is None else create.top_p,
-        presence_penalty=create.presence_penalty or 0.0,
-        frequency_penalty=create.frequency_penalty or 0.0,
-        top_logprobs=create.top_logprobs or 0,
-    )

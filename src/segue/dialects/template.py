@@ -1,0 +1,366 @@
+"""How does a model write that brings nothing but its chat template? As the template says.
+
+The template (Jinja, from a tokenizer folder or a GGUF) is run in a sandbox over the whole conversation, each time. Its
+text is cut at the special tokens that it contains, and the pieces are encoded one by one; pieces that the parent's
+prompt begins with are taken from there, so that what is tokenized is new, though what is rendered is not.
+
+Two tricks keep promises that a template cannot know of. What somebody wrote is shielded before it goes in: a letter
+that is in no text breaks every special token in it, and is taken out again when the piece is encoded. And what the
+model has sampled goes in as a placeholder, for which its kept ids stand in the end.
+
+What a template has no place for (tools, calls, outputs, reasoning) is written into the text, as Hermes models have it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import blake2b
+from importlib import import_module
+from typing import Any
+
+from segue.dialects.chatml import CALL, CALLED, JOINS, content_of, told_tools
+from segue.dialects.offers import added_by, call_schema, definition_of, forced, format_schema
+from segue.dialects.parts import Part, dumps, is_object, parts_of
+from segue.dialects.speech import THINK, THOUGHT, Speech, TextReader
+from segue.dialects.vocabulary import REPLACEMENT, Vocabulary
+from segue.dialects.warm import is_alike_by_words, kept_ids
+from segue.errors import InvalidRequest, ServerFault
+from segue.turn.values import (
+    NO_IDS,
+    NO_TOKENS,
+    Head,
+    IdArray,
+    Rendered,
+    Round,
+    Scene,
+    Tokens,
+    Turn,
+    id_array,
+)
+from segue.wire.items import AdditionalTools, Item
+
+# A change of this file that changes what kept ids mean needs a new number.
+VERSION = "template1"
+# Noncharacters: Unicode promises that no text has them.
+SHIELD, KEPT_BEFORE, KEPT_BEHIND = "\ufdd0", "\ufdd1", "\ufdd2"
+OURS = re.compile(f"[{SHIELD}{KEPT_BEFORE}{KEPT_BEHIND}]")
+# Ends of a turn in the families that we know of; those that a vocabulary has are its stops.
+ENDS = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>", "</s>",
+    "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>",
+    "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+
+# Special tokens that stand before a call, or before a list of them.
+SIGNALS = ("[TOOL_CALLS]", "<|python_tag|>")
+NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
+
+Chat = list[dict[str, object]]
+# A piece of the prompt: the text of a special token, plain text, or the number of a round that was sampled.
+Pieces = list[tuple[str, str | int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A chat template, and the two tokens that it may ask for by name."""
+
+    text: str
+    begin: str = ""
+    end: str = ""
+
+
+class TemplateRunner:
+    """Runs a chat template as the usual libraries do. Needs the optional package `jinja2`."""
+
+    def __init__(self, template: Template) -> None:
+        try:
+            sandbox = import_module("jinja2.sandbox")
+        except ImportError as missing:
+            raise ServerFault(
+                "To run this model's chat template, `pip install jinja2`."
+            ) from missing
+        environment = sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _refuse
+        self._names = {"bos_token": template.begin, "eos_token": template.end}
+        try:
+            self._run = environment.from_string(template.text).render
+        except Exception as wrong:
+            raise ServerFault(f"The model's chat template cannot be read: {wrong}") from wrong
+
+    def run(self, messages: Chat, tools: object, root_at: int, *, is_cued: bool) -> str:
+        """The conversation as text. A template may refuse one, for example where roles do not alternate."""
+        try:
+            found: str = self._run(
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=is_cued,
+                strftime_now=datetime.fromtimestamp(root_at, UTC).strftime,
+                **self._names,
+            )
+        except Exception as wrong:
+            raise InvalidRequest(
+                f"The model's chat template refuses this conversation: {wrong}", param="input"
+            ) from wrong
+        return found
+
+
+def _tojson(value: object, indent: int | None = None, **_: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(why: str) -> str:
+    raise ValueError(why)
+
+
+class TemplateDialect:
+    """A `Dialect` for token engines and any model with a chat template."""
+
+    def __init__(self, vocabulary: Vocabulary, template: Template) -> None:
+        self._vocabulary = vocabulary
+        self._template = template.text
+        self._runner = TemplateRunner(template)
+        names = sorted(vocabulary.specials, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, names)))
+        self._cut = re.compile(
+            f"({'|'.join(map(re.escape, names))}|{KEPT_BEFORE}[0-9]+{KEPT_BEHIND})"
+        )
+        ends = [end for end in dict.fromkeys((template.end, *ENDS)) if vocabulary.has_special(end)]
+        if not ends:
+            raise ServerFault(
+                "Nothing in this vocabulary ends a turn: model and dialect do not fit."
+            )
+        self._stops = frozenset(vocabulary.special(end) for end in ends)
+        self._seal = id_array([vocabulary.special(ends[0])])
+        signals = [vocabulary.special(one) for one in SIGNALS if vocabulary.has_special(one)]
+        self._speech = Speech(
+            vocabulary, self._stops, self._seal, CALL, CALLED, signals[0] if signals else None
+        )
+        probe: Chat = [{"role": "user", "content": "Hello"}]
+        cued = self._runner.run(probe, None, 0, is_cued=True)
+        self._is_thinking = cued.rstrip().endswith(THINK)
+        digest = blake2b(template.text.encode(), digest_size=6).hexdigest()
+        self._fingerprint = f"{VERSION}-{digest}-{vocabulary.fingerprint}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the template and the vocabulary."""
+        return self._fingerprint
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Ids that end the model's turn."""
+        return self._stops
+
+    def render(self, scene: Scene) -> Rendered:
+        """The prompt as the template writes it."""
+        context, cue = self._pieces(scene)
+        kept = self._kept(scene)
+        base, done = self._base(scene, context)
+        new = id_array()
+        tokenized = 0
+        for piece in context[done:]:
+            ids = self._encode(piece, kept)
+            new.extend(ids)
+            tokenized += 0 if piece[0] == "kept" else len(ids)
+        prompt = base.plus(new)
+        cue_ids = self._joined(cue, kept)
+        lead, schema = self._lead(scene)
+        reused = prompt.length - tokenized
+        return Rendered(prompt, cue_ids, tokenized, reused, lead=lead, schema=schema)
+
+    def write(self, items: Sequence[Item]) -> IdArray[int]:
+        """What the model would sample behind the cue to say these items, its end mark included."""
+        text = content_of(parts_of(items))
+        if self._is_thinking:
+            begun = f"{THINK}\n"
+            text = text.removeprefix(begun) if text.startswith(begun) else f"{THOUGHT}\n\n{text}"
+        return self._vocabulary.encode(text) + self._seal
+
+    def reader(self, scene: Scene) -> TextReader:
+        """A reader for the answer to this scene, which understands calls in the usual forms."""
+        return TextReader(self._speech, scene, is_thinking=self._is_thinking)
+
+    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
+        """A forced call is a bare object. A thought that the cue has begun is ended first."""
+        if not scene.can_constrain:
+            return NO_IDS, None
+        offers = forced(scene.head)
+        schema = call_schema(offers, "arguments") if offers else format_schema(scene, "arguments")
+        is_thinking = schema is not None and self._is_thinking
+        return self._vocabulary.encode(f"\n{THOUGHT}\n\n") if is_thinking else NO_IDS, schema
+
+    # --- pieces ---
+
+    def _pieces(self, scene: Scene) -> tuple[Pieces, Pieces]:
+        """The conversation without its cue, and the cue. Where the two grow together, that piece is the cue's.
+
+        A template that counts on seeing calls may refuse a placeholder; then everything is written anew.
+        """
+        try:
+            return self._pieces_of(scene, *self._chat(scene, is_keeping=True))
+        except InvalidRequest:
+            return self._pieces_of(scene, *self._chat(scene, is_keeping=False))
+
+    def _pieces_of(self, scene: Scene, chat: Chat, tools: object) -> tuple[Pieces, Pieces]:
+        bare = self._run(chat, tools, scene.root_at, is_cued=False) if chat else []
+        cued = self._run(chat, tools, scene.root_at, is_cued=True)
+        same = 0
+        while same < min(len(bare), len(cued)) and bare[same] == cued[same]:
+            same += 1
+        return cued[:same], cued[same:]
+
+    def _run(self, chat: Chat, tools: object, root_at: int, *, is_cued: bool) -> Pieces:
+        text = self._runner.run(chat, tools, root_at, is_cued=is_cued)
+        pieces: Pieces = []
+        for part in self._cut.split(text):
+            if part.startswith(KEPT_BEFORE):
+                pieces.append(("kept", int(part[1:-1])))
+            elif self._special.fullmatch(part):
+                pieces.append(("special", part))
+            elif part:
+                pieces.append(("text", part))
+        return pieces
+
+    def _joined(self, pieces: Pieces, kept: Sequence[Round]) -> IdArray[int]:
+        ids = id_array()
+        for piece in pieces:
+            ids.extend(self._encode(piece, kept))
+        return ids
+
+    def _encode(self, piece: tuple[str, str | int], kept: Sequence[Round]) -> IdArray[int]:
+        kind, value = piece
+        if isinstance(value, int):
+            ids = kept_ids(kept[value])
+            # The template closes the turn itself.
+            return ids[:-1] if ids and ids[-1] in self._stops else ids
+        if kind == "special":
+            return id_array([self._vocabulary.special(value)])
+        return self._vocabulary.encode(value.replace(SHIELD, ""))
+
+    def _base(self, scene: Scene, context: Pieces) -> tuple[Tokens, int]:
+        """The prompt that the parent was given, if this one begins with it, and how many pieces that is."""
+        turn = scene.past
+        if turn is None or turn.warm is None or not isinstance(turn.warm.prompt, Tokens):
+            return NO_TOKENS, 0
+        is_alike = turn.warm.head is scene.head or is_alike_by_words(turn.warm.head, scene.head)
+        if turn.warm.fingerprint != self._fingerprint or not is_alike:
+            return NO_TOKENS, 0
+        before = _scene_of(turn, turn.warm.head, scene.root_at)
+        pieces, cue = self._pieces(before)
+        if not pieces or context[: len(pieces)] != pieces:
+            return NO_TOKENS, 0
+        last, prompt = turn.rounds[-1], turn.warm.prompt
+        if not last.did_sample:
+            return prompt, len(pieces)
+        said = len(self._joined(cue, self._kept(before))) + len(kept_ids(last))
+        is_last_chunk = prompt.before is not None and len(prompt.ids) == said
+        return (prompt.before, len(pieces)) if is_last_chunk and prompt.before else (NO_TOKENS, 0)
+
+    def _kept(self, scene: Scene) -> list[Round]:
+        return [round for round in scene.history() if self._is_kept(round)]
+
+    def _is_kept(self, round: Round) -> bool:
+        return round.did_sample and round.fingerprint == self._fingerprint
+
+    # --- the conversation as chat messages ---
+
+    def _chat(self, scene: Scene, *, is_keeping: bool) -> tuple[Chat, object]:
+        chat: Chat = []
+        count = 0
+        for round in (*scene.history(), Round(scene.given)):
+            chat.extend(self._messages(round.given))
+            if is_keeping and self._is_kept(round):
+                placeholder = f"{KEPT_BEFORE}{count}{KEPT_BEHIND}"
+                chat.append({"role": "assistant", "content": placeholder})
+                count += 1
+            elif round.did_sample:
+                chat.extend(self._messages(round.wrote) or [{"role": "assistant", "content": ""}])
+        return self._with_head(scene.head, chat)
+
+    def _with_head(self, head: Head, chat: Chat) -> tuple[Chat, object]:
+        if head.instructions is not None:
+            chat.insert(0, {"role": "system", "content": self._shielded(head.instructions)})
+        offers = head.tools.offers
+        if not offers:
+            return chat, None
+        if "tools" in self._template:
+            return chat, [json.loads(self._shielded(dumps(definition_of(one)))) for one in offers]
+        told = self._shielded(told_tools(offers))
+        if chat and chat[0]["role"] == "system":
+            told = f"{chat[0]['content']}\n\n{told}"
+            chat = chat[1:]
+        return [{"role": "system", "content": told}, *chat], None
+
+    def _messages(self, items: Sequence[Item]) -> Chat:
+        groups: list[list[Part]] = []
+        for item in items:
+            is_tools = isinstance(item.value, AdditionalTools)
+            parts = [Part("system", told_tools(added_by(item)))] if is_tools else parts_of((item,))
+            for part in parts:
+                if groups and (groups[-1][-1].kind, part.kind) in JOINS:
+                    groups[-1].append(part)
+                else:
+                    groups.append([part])
+        return [message for group in groups for message in self._group(group)]
+
+    def _group(self, parts: Sequence[Part]) -> Chat:
+        match parts[0].kind:
+            case "response" if "tool" in self._template:
+                return [
+                    {
+                        "role": "tool",
+                        "content": self._shielded(part.text),
+                        "tool_call_id": self._call_id(part),
+                    }
+                    for part in parts
+                ]
+            case "response":
+                return [{"role": "user", "content": self._shielded(content_of(parts))}]
+            case "think" | "talk" | "call":
+                return [self._assistant(parts)]
+            case kind:
+                return [{"role": kind, "content": self._shielded(content_of(parts))}]
+
+    def _assistant(self, parts: Sequence[Part]) -> dict[str, object]:
+        """One message of the model. What the template has no field for stays in the text."""
+        message: dict[str, object] = {"role": "assistant"}
+        if "reasoning_content" in self._template:
+            thoughts = [part.text for part in parts if part.kind == "think"]
+            parts = [part for part in parts if part.kind != "think"]
+            message["reasoning_content"] = self._shielded("\n\n".join(thoughts))
+        if "tool_calls" in self._template:
+            calls = [self._call(part) for part in parts if part.kind == "call"]
+            parts = [part for part in parts if part.kind != "call"]
+            if calls:
+                message["tool_calls"] = calls
+        message["content"] = self._shielded(content_of(parts))
+        return message
+
+    def _call(self, part: Part) -> dict[str, object]:
+        text = self._shielded(part.text)
+        arguments: Any = json.loads(text) if is_object(text.strip()) else text
+        function = {"name": self._shielded(part.name), "arguments": arguments}
+        return {"type": "function", "id": self._call_id(part), "function": function}
+
+    def _call_id(self, part: Part) -> str:
+        """The id of a call; Mistral's templates want nine letters."""
+        if NINE_LETTERS.search(self._template) is None:
+            return self._shielded(part.call_id)
+        return blake2b(part.call_id.encode(), digest_size=6).hexdigest()[:9]
+
+    def _shielded(self, text: str) -> str:
+        """The same text with every special token in it broken, and without letters that mean something here."""
+        clean = OURS.sub(REPLACEMENT, text)
+        return self._special.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
+
+
+def _scene_of(turn: Turn, head: Head, root_at: int) -> Scene:
+    """What this turn's last round was given."""
+    return Scene(head, turn.parent, turn.rounds[-1].given, turn.rounds[:-1], root_at)

@@ -1,0 +1,163 @@
+"""Which models do we serve, and what is each made of: weights, vocabulary, dialect, engine?
+
+In: the settings. Out: `Models`, ready to be asked, and what must be closed at the end. Choosing an implementation is
+one literal dictionary here; nothing registers itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from segue.dialects.chatml import ChatmlDialect
+from segue.dialects.gguf import read_gguf
+from segue.dialects.messages import MessagesDialect
+from segue.dialects.vocabulary import Vocabulary, vocabulary_from_file, vocabulary_from_gguf
+from segue.engines.chat import ChatEngine
+from segue.engines.embedded import EmbeddedEngine
+from segue.engines.llamacpp import LlamacppEngine
+from segue.engines.routes import RoutedEngine
+from segue.engines.scripted import ScriptedEngine, load_script
+from segue.engines.sglang import SglangEngine
+from segue.engines.upstream import Upstream
+from segue.engines.vllm import VllmEngine
+from segue.engines.weights import find_weights
+from segue.errors import Misconfigured
+from segue.settings import ModelSettings, Settings
+from segue.turn.admit import Model
+from segue.turn.seams import Dialect, Engine
+from segue.turn.values import Sampling
+
+SMALL_MODEL = "smollm2"
+
+# What is assumed where neither the operator nor the model's files say it.
+UPSTREAM_CONTEXT_TOKENS = 131_072
+SCRIPTED_CONTEXT_TOKENS = 1_048_576
+
+Closer = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Served:
+    """The models by name and alias, their replicas, and what closes them."""
+
+    models: dict[str, Model] = field(default_factory=dict)
+    closers: list[Closer] = field(default_factory=list)
+
+    async def aclose(self) -> None:
+        """Let go of engines and connections."""
+        for close in self.closers:
+            await close()
+
+
+def build_models(settings: Settings) -> Served:
+    """Every served model under its name and its aliases."""
+    served = Served()
+    for one in settings.served():
+        model = BUILDERS[one.engine](one, served)
+        for name in (one.name, *one.aliases):
+            if name in served.models:
+                raise Misconfigured(f"models: two models are called '{name}'.")
+            served.models[name] = model
+    return served
+
+
+def _scripted(settings: ModelSettings, served: Served) -> Model:
+    path = Path(settings.tokenizer) if settings.tokenizer else find_weights(SMALL_MODEL)
+    dialect = _dialect(settings, path, load_vocabulary(path))
+    script = load_script(Path(settings.script)) if settings.script else None
+    engine = ScriptedEngine(dialect, script, settings.tps)
+    return _model(settings, engine, dialect, settings.context_tokens or SCRIPTED_CONTEXT_TOKENS)
+
+
+def _embedded(settings: ModelSettings, served: Served) -> Model:
+    path = find_weights(settings.weights or settings.name)
+    vocabulary = load_vocabulary(Path(settings.tokenizer) if settings.tokenizer else path)
+    dialect = _dialect(settings, path, vocabulary)
+    context_tokens = settings.context_tokens or _trained_tokens(path)
+    engine = EmbeddedEngine(
+        path, vocabulary, context_tokens=context_tokens, parallel=settings.engine_parallel
+    )
+    served.closers.append(engine.close)
+    return _model(settings, engine, dialect, context_tokens)
+
+
+def _upstream(settings: ModelSettings, served: Served) -> Model:
+    """An engine behind one or more addresses."""
+    if not settings.engine_url:
+        raise Misconfigured(f"engine_url: engine '{settings.engine}' needs one or more addresses.")
+    if settings.engine == "chat":
+        dialect: Dialect = MessagesDialect()
+    elif settings.tokenizer:
+        path = Path(settings.tokenizer)
+        dialect = _dialect(settings, path, load_vocabulary(path))
+    else:
+        raise Misconfigured(
+            f"tokenizer: engine '{settings.engine}' takes token ids, so name the model's "
+            "tokenizer.json, its folder, or its GGUF file."
+        )
+    context_tokens = settings.context_tokens or UPSTREAM_CONTEXT_TOKENS
+    replicas: dict[str, Engine] = {}
+    for url in settings.engine_url:
+        upstream = Upstream(url, settings.engine_key or None)
+        served.closers.append(upstream.close)
+        replicas[url] = _replica(settings, upstream, context_tokens)
+    engine = RoutedEngine(
+        replicas, parallel_max=settings.engine_parallel, asker=lambda job: (job.owner, "")
+    )
+    return _model(settings, engine, dialect, context_tokens)
+
+
+def _replica(settings: ModelSettings, upstream: Upstream, context_tokens: int) -> Engine:
+    match settings.engine:
+        case "llamacpp":
+            return LlamacppEngine(upstream)
+        case "vllm":
+            return VllmEngine(upstream, settings.name)
+        case "sglang":
+            return SglangEngine(upstream)
+        case _:
+            return ChatEngine(upstream, settings.name, context_tokens)
+
+
+BUILDERS: dict[str, Callable[[ModelSettings, Served], Model]] = {
+    "embedded": _embedded,
+    "scripted": _scripted,
+    "llamacpp": _upstream,
+    "vllm": _upstream,
+    "sglang": _upstream,
+    "chat": _upstream,
+}
+
+
+def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dialect:
+    return ChatmlDialect(vocabulary)
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary of a GGUF file, a tokenizer.json or its folder."""
+    if not path.exists():
+        raise Misconfigured(f"tokenizer: {path} is not there.")
+    return (vocabulary_from_gguf if path.suffix == ".gguf" else vocabulary_from_file)(path)
+
+
+def _trained_tokens(path: Path) -> int:
+    """The context that the model was trained for, as its file says."""
+    head = read_gguf(path)
+    length = head.get(f"{head.get('general.architecture')}.context_length")
+    return length if isinstance(length, int) else 4_096
+
+
+def _model(settings: ModelSettings, engine: Engine, dialect: Dialect, context_tokens: int) -> Model:
+    return Model(
+        name=settings.name,
+        engine=engine,
+        dialect=dialect,
+        context_tokens=context_tokens,
+        sampling=Sampling(temperature=settings.temperature, top_p=settings.top_p),
+        output_tokens_max=settings.output_tokens_max or None,
+        reasoning=settings.reasoning,
+        created_at=int(time.time()),
+    )

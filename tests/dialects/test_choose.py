@@ -1,0 +1,123 @@
+"""A model is known by its own files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from segue.dialects.chatml import QWEN2, QWEN2_CODER, QWEN3, SMOLLM2, ChatmlDialect
+from segue.dialects.choose import choose, template_in
+from segue.dialects.gguf import read_gguf
+from segue.dialects.harmony import HarmonyDialect
+from segue.dialects.llama3 import Llama3Dialect
+from segue.dialects.template import TemplateDialect
+from segue.dialects.vocabulary import (
+    Vocabulary,
+    smollm2_path,
+    vocabulary_from_gguf,
+    vocabulary_from_metadata,
+)
+from segue.errors import ServerFault
+from tests.contracts.test_dialects import smollm2
+from tests.dialects import templates
+from tests.dialects.test_template import CHATML
+
+pytest.importorskip("jinja2")
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>")  # fmt: skip
+
+
+def folder_with(path: Path, template: object, end: object = "<|im_end|>") -> Path:
+    config = {"chat_template": template, "eos_token": end}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def is_chatml(dialect: object, vocabulary: Vocabulary, family: object) -> bool:
+    """Dialects of one family and vocabulary have one fingerprint."""
+    assert isinstance(dialect, ChatmlDialect)
+    return dialect.fingerprint == ChatmlDialect(vocabulary, family).fingerprint  # type: ignore[arg-type]
+
+
+def test_smollm2_is_known_by_its_gguf() -> None:
+    path = smollm2_path()
+    assert path is not None
+    vocabulary = vocabulary_from_gguf(path)
+
+    assert is_chatml(choose(path, vocabulary), vocabulary, SMOLLM2)
+
+
+def test_qwen3_is_known_by_its_folder() -> None:
+    vocabulary = templates.vocabulary("qwen3")
+
+    dialect = choose(templates.folder("qwen3"), vocabulary)
+
+    assert is_chatml(dialect, vocabulary, QWEN3)
+
+
+def test_llama3_is_known_by_its_folder() -> None:
+    dialect = choose(templates.folder("llama3_2"), templates.vocabulary("llama3_2"))
+
+    assert isinstance(dialect, Llama3Dialect)
+
+
+def test_qwen2_is_known_by_its_template(tmp_path: Path) -> None:
+    """The instruct models' template, and the coder models', which doubles two braces."""
+    coder = (GOLDEN / "qwen2.5-coder.jinja").read_text()
+    instruct = coder.replace('{{\\"name', '{\\"name').replace("object>}}", "object>}")
+    vocabulary = smollm2()
+
+    assert is_chatml(choose(folder_with(tmp_path, instruct), vocabulary), vocabulary, QWEN2)
+    assert is_chatml(choose(folder_with(tmp_path, coder), vocabulary), vocabulary, QWEN2_CODER)
+
+
+def test_gpt_oss_is_known_by_its_special_tokens(tmp_path: Path) -> None:
+    assert isinstance(choose(tmp_path, smollm2(*HARMONY)), HarmonyDialect)
+
+
+def test_template_that_no_family_writes_is_run(tmp_path: Path) -> None:
+    odd = CHATML.replace("{{ m.role }}\n", "{{ m.role }}:")
+
+    assert isinstance(choose(folder_with(tmp_path, odd), smollm2()), TemplateDialect)
+
+
+def test_several_templates_give_the_one_with_tools(tmp_path: Path) -> None:
+    both = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    found = template_in(folder_with(tmp_path, both, {"content": "<|im_end|>"}))
+
+    assert found is not None
+    assert (found.text, found.end) == ("b", "<|im_end|>")
+
+
+def test_template_in_a_file_of_its_own_is_found(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+
+    found = template_in(tmp_path / "tokenizer.json")
+
+    assert found is not None
+    assert found.text == CHATML
+
+
+def test_model_without_a_template_is_believed_by_its_tokens(tmp_path: Path) -> None:
+    assert isinstance(choose(tmp_path, smollm2()), ChatmlDialect)
+
+
+def test_model_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    path = smollm2_path()
+    assert path is not None
+    head = read_gguf(path)
+    tokens = head["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    head["tokenizer.ggml.tokens"] = [str(one).replace("<|im_", "<|odd_") for one in tokens]
+    bare = vocabulary_from_metadata(head, "odd")
+
+    with pytest.raises(ServerFault, match="--dialect"):
+        choose(tmp_path, bare)
+
+
+def test_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{")
+
+    with pytest.raises(ServerFault):
+        choose(tmp_path, smollm2())

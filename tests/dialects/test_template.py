@@ -1,0 +1,212 @@
+"""Any chat template: what it writes is what the model gets, and no text becomes more than text."""
+
+import random
+
+import pytest
+
+from segue.dialects.template import Template, TemplateDialect
+from segue.errors import InvalidRequest, ServerFault
+from segue.turn.values import Head, Scene, Turn
+from tests.contracts.dialect import (
+    OFFERING,
+    TOOLS,
+    Heard,
+    call,
+    cold,
+    flat,
+    heard,
+    message,
+    output,
+    read,
+    reasoning,
+    turn_after,
+)
+from tests.contracts.test_dialects import smollm2
+from tests.dialects import templates
+from tests.dialects.templates import (
+    ROOT_AT,
+    conversation,
+    encoded_whole,
+    from_template,
+    head_of,
+    shown,
+)
+
+pytest.importorskip("jinja2")
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIALS = ["<|im_start|>", "<|im_end|>"]
+LLAMA3 = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+
+
+def simple(template: str = CHATML) -> TemplateDialect:
+    return TemplateDialect(smollm2(), Template(template, end="<|im_end|>"))
+
+
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_prompt_is_what_the_template_writes(is_chain: bool) -> None:
+    """The same ids for items that a client sends; in a chain the same text, where what was sampled is kept."""
+    vocabulary = templates.vocabulary("qwen3")
+    text = templates.template_of("qwen3")
+    dialect = TemplateDialect(vocabulary, Template(text, end="<|im_end|>"))
+    rng = random.Random(8)
+    for _ in range(50 if is_chain else 200):
+        talk, rounds = conversation(rng)
+        head, more = head_of(rng, talk)
+        if not is_chain:
+            items = [item for given, wrote in rounds for item in (*given, *wrote)]
+            expected = from_template(text, messages=talk, **more)
+            prompt = flat(dialect.render(Scene(head, None, tuple(items))).prompt)
+            assert prompt.tolist() == encoded_whole(vocabulary, expected, SPECIALS)
+            continue
+        past: Turn | None = None
+        for given, wrote in rounds[:-1]:
+            scene = Scene(head, past, tuple(given))
+            past = turn_after(dialect, scene, dialect.write(wrote))
+        scene = Scene(head, past, tuple(rounds[-1][0]))
+        prompt = flat(dialect.render(scene).prompt)
+        assert flat(dialect.render(cold(scene)).prompt) == prompt
+        # What was sampled stays as it was, thoughts included.
+        sampled = [shown(vocabulary, dialect.write(wrote), SPECIALS) for _, wrote in rounds[:-1]]
+        found = shown(vocabulary, prompt, SPECIALS)
+        assert all(text in found for text in sampled)
+
+
+def test_other_template_with_other_marks_and_a_date() -> None:
+    vocabulary = templates.vocabulary("llama3_2")
+    text = templates.template_of("llama3_2")
+    begin, end = "<|begin_of_text|>", "<|eot_id|>"
+    dialect = TemplateDialect(vocabulary, Template(text, begin, end))
+    items = (
+        message("user", "Hi <|eot_id|>"),
+        call("look", '{"q": "<|eot_id|>"}'),
+        output("42"),
+        message("assistant", "So."),
+        message("user", "And?"),
+    )
+    function = {"name": "look", "arguments": {"q": "<|eot_id|>"}}
+    talk = [
+        {"role": "user", "content": "Hi <|eot_id|>"},
+        {"role": "assistant", "tool_calls": [{"function": function}], "content": ""},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "So."},
+        {"role": "user", "content": "And?"},
+    ]
+    expected = from_template(text, messages=talk, tools=templates.CHAT_TOOLS, bos_token=begin)
+
+    scene = Scene(Head(tools=TOOLS), None, items, root_at=ROOT_AT)
+    prompt = flat(dialect.render(scene).prompt)
+
+    assert shown(vocabulary, prompt, LLAMA3) == expected
+    # The user's and the call's `<|eot_id|>` are text: as many are special as there are blocks.
+    assert prompt.tolist().count(vocabulary.special(end)) == 6
+
+
+def test_only_new_pieces_are_encoded() -> None:
+    dialect = simple()
+    head = Head(tools=TOOLS, instructions="Be brief. " * 100)
+    first = Scene(head, None, (message("user", "Hi"),))
+    past = turn_after(dialect, first, dialect.write([message("assistant", "Hello!")]))
+
+    rendered = dialect.render(Scene(head, past, (message("user", "So?"),)))
+
+    assert rendered.tokens_tokenized < 20
+    assert rendered.tokens_reused + rendered.tokens_tokenized == rendered.context.length
+
+
+def test_what_the_template_has_no_place_for_is_written_into_the_text() -> None:
+    dialect = simple()
+    items = (message("user", "Hi"), reasoning("Hm."), call("look", '{"q": 1}'), output("42"))
+
+    prompt = flat(dialect.render(Scene(Head(tools=TOOLS), None, items)).prompt)
+
+    text = shown(smollm2(), prompt, SPECIALS)
+    assert "<|im_start|>system\n# Tools" in text
+    assert '<think>\nHm.\n</think>\n\n<tool_call>\n{"name": "look", "arguments": {"q": 1}}' in text
+    assert "<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>" in text
+
+
+def test_cue_that_begins_a_thought_is_read_on() -> None:
+    template = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+    dialect = simple(template)
+    items = [reasoning("Hm."), message("assistant", "So.")]
+    expected = [Heard("reasoning", "Hm."), Heard("message", "So.")]
+
+    assert heard(read(dialect, OFFERING, [dialect.write(items)])) == expected
+    assert heard(read(dialect, OFFERING, [dialect.write(items[1:])])) == expected[1:]
+
+
+def test_conversation_that_the_template_refuses_is_refused_in_its_words() -> None:
+    refusal = "{% if m.role == 'system' %}{{ raise_exception('No system here') }}{% endif %}"
+    template = CHATML.replace("{% endfor %}", refusal + "{% endfor %}")
+    dialect = simple(template)
+
+    with pytest.raises(InvalidRequest, match="No system here"):
+        dialect.render(Scene(Head(instructions="Be brief."), None, ()))
+
+
+def test_template_that_cannot_be_read_is_said_at_the_start() -> None:
+    with pytest.raises(ServerFault):
+        simple("{% for m in %}")
+
+
+def test_template_cannot_reach_out_of_its_sandbox() -> None:
+    with pytest.raises(InvalidRequest):
+        simple("{{ messages.__class__.__mro__[1].__subclasses__() }}")
+
+
+def test_template_that_wants_to_see_calls_is_shown_them() -> None:
+    """As Mistral's: it refuses two answers in a row that are no calls, and ids of calls that have not nine letters."""
+    strict = (
+        "{% set ns = namespace(last='') %}{% for m in messages %}"
+        "{% if m.role == 'assistant' and not m.tool_calls and ns.last == 'tool-' %}"
+        "{{ raise_exception('Where is the call?') }}{% endif %}"
+        "{% if m.tool_calls and m.tool_calls[0].id|length != 9 %}"
+        "{{ raise_exception('Nine letters!') }}{% endif %}"
+        "{% set ns.last = m.role if m.role != 'tool' else ('tool' if ns.last == 'call' else 'tool-') %}"
+        "{% if m.tool_calls %}{% set ns.last = 'call' %}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{% if m.tool_calls %}"
+        "{{ m.tool_calls[0].id }} {{ m.tool_calls[0].function | tojson }}"
+        "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    dialect = simple(strict)
+    head = Head(tools=TOOLS)
+    first = Scene(head, None, (message("user", "Hi"),))
+    second = Scene(
+        head, turn_after(dialect, first, dialect.write([call("look", "{}")])), (output("1"),)
+    )
+    third = turn_after(dialect, second, dialect.write([message("assistant", "So.")]))
+    scene = Scene(head, third, (message("user", "And?"),))
+
+    prompt = flat(dialect.render(scene).prompt)
+
+    assert '{"name": "look", "arguments": {}}' in shown(smollm2(), prompt, SPECIALS)
+    assert flat(dialect.render(cold(scene)).prompt) == prompt
+
+
+ONE = '{"name": "look", "arguments": {"q": 1}, "id": "abc"}'
+FOUND = Heard("function", '{"q": 1}', "look")
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (f"[TOOL_CALLS][{ONE}]", [FOUND]),
+        (f"I look.[TOOL_CALLS][{ONE}, {ONE}]", [Heard("message", "I look."), FOUND, FOUND]),
+        (f"[TOOL_CALLS][{ONE}] So.", [FOUND, Heard("message", " So.")]),
+        (f"[TOOL_CALLS][{ONE}, ", [FOUND]),
+        (f"[TOOL_CALLS]{ONE}", [FOUND]),
+        ("[TOOL_CALLS]", []),
+        ("[TOOL_CALLS][1]", [Heard("message", "[1]")]),
+    ],
+)
+def test_list_of_calls_behind_a_special_token_is_heard(text: str, expected: list[Heard]) -> None:
+    vocabulary = smollm2("[TOOL_CALLS]")
+    dialect = TemplateDialect(vocabulary, Template(CHATML, end="<|im_end|>"))
+    ids = encoded_whole(vocabulary, text, ["[TOOL_CALLS]"])
+
+    assert heard(read(dialect, OFFERING, [[id] for id in ids])) == expected

@@ -1,0 +1,133 @@
+"""Do whole turns work with an engine behind HTTP? The real pipeline in front of FAKE engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from segue.dialects.messages import MessagesDialect
+from segue.engines.chat import ChatEngine
+from segue.engines.routes import RoutedEngine
+from segue.engines.vllm import VllmEngine
+from segue.stores.memory import MemoryLedger, MemoryTurns
+from segue.turn.admit import Model
+from segue.turn.run import Runner
+from segue.turn.seams import Dialect, Engine
+from segue.turn.settle import Afterwards
+from tests.contracts.engine import chatml
+from tests.engines.asking import reply, upstream
+from tests.engines.fakes.chat import FakeChat, delta, end, usage
+from tests.engines.fakes.vllm import FakeVllm
+from tests.pipeline import BUDGET, RecordingEngine, Stage
+
+TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+CONTEXT_TOKENS = 10_000
+
+
+@asynccontextmanager
+async def staged(engine: Engine, dialect: Dialect) -> AsyncIterator[Stage]:
+    """A process that serves this engine, without a disk."""
+    recording = RecordingEngine(engine)
+    model = Model("m", recording, dialect, CONTEXT_TOKENS)
+    ledger = MemoryLedger()
+    store = MemoryTurns(BUDGET, stored_only=True, ledger=ledger)
+    async with Runner({"m": model}, Afterwards(ledger, [])) as runner:
+        yield Stage(runner, store, recording, dialect, [])
+
+
+def output(call: dict[str, Any], text: str) -> list[dict[str, Any]]:
+    return [{"type": "function_call_output", "call_id": call["call_id"], "output": text}]
+
+
+async def test_tool_loop_through_a_chat_endpoint_sends_the_history_and_writes_only_the_new() -> (
+    None
+):
+    fake = FakeChat()
+    async with (
+        fake,
+        upstream(fake.url) as address,
+        staged(ChatEngine(address, "gpt", CONTEXT_TOKENS), MessagesDialect()) as stage,
+    ):
+        connection = stage.connect()
+        fake.events = [
+            delta(reasoning_content="Hm."),
+            delta(tool_calls=[{"index": 0, "function": {"name": "look", "arguments": "{}"}}]),
+            end("tool_calls"),
+            usage(50, 7, cached=0, reasoning=2),
+        ]
+        first = await stage.turn(connection, input="Look!", tools=TOOLS, store=False)
+        thought, call = first.response["output"]
+        assert (thought["type"], call["type"]) == ("reasoning", "function_call")
+        assert first.response["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+
+        fake.events = [delta(content="A bee"), delta(content="."), end(), usage(70, 3, cached=48)]
+        second = await stage.turn(
+            connection,
+            previous_response_id=first.response["id"],
+            input=output(call, "bzz"),
+            tools=TOOLS,
+            store=False,
+        )
+        assert second.response["status"] == "completed"
+        assert second.response["output"][0]["content"][0]["text"] == "A bee."
+        assert second.response["usage"]["input_tokens"] == 70
+        assert second.response["usage"]["input_tokens_details"]["cached_tokens"] == 48
+
+        await stage.turn(
+            connection, previous_response_id=second.response["id"], input="And?", store=False
+        )
+        sent = fake.requests[-1]["messages"]
+        assert sent == [
+            {"role": "user", "content": "Look!"},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "Hm.",
+                "tool_calls": [
+                    {
+                        "id": call["call_id"],
+                        "type": "function",
+                        "function": {"name": "look", "arguments": "{}"},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": call["call_id"], "content": "bzz"},
+            {"role": "assistant", "content": "A bee."},
+            {"role": "user", "content": "And?"},
+        ]
+        kept = len(json.dumps(sent[:3], separators=(",", ":")))
+        third = stage.engine.jobs[-1].prompt
+        assert third.before is not None
+        assert third.before.before is not None
+        assert third.before.before.length == kept - len("[]") - len(",") * 2
+
+
+async def test_chain_through_two_replicas_stays_where_its_prefix_is() -> None:
+    """The second turn goes back to the same replica, is told as cached, and adds only its own ids."""
+    async with (
+        FakeVllm(reply, block=1) as one,
+        FakeVllm(reply, block=1) as other,
+        upstream(one.url) as first,
+        upstream(other.url) as second,
+    ):
+        engine = RoutedEngine(
+            {"one": VllmEngine(first, "fake"), "other": VllmEngine(second, "fake")}
+        )
+        async with staged(engine, chatml()) as stage:
+            connection = stage.connect()
+            told = await stage.turn(connection, input="Hello", store=False)
+            for _ in range(3):
+                prompt = len(stage.engine.prompt)
+                sampled = len(stage.engine.sampled[-1])
+                told = await stage.turn(
+                    connection,
+                    previous_response_id=told.response["id"],
+                    input="And then?",
+                    store=False,
+                )
+                details = told.response["usage"]["input_tokens_details"]
+                assert details["cached_tokens"] == prompt + sampled
+            assert len(one.requests) == 5
+            assert len(other.requests) == 0
