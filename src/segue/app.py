@@ -19,6 +19,7 @@ import uvicorn
 import uvloop
 
 from segue import __version__
+from segue.engines.routes import RoutedEngine
 from segue.errors import ApiError, Misconfigured
 from segue.metrics import Metrics
 from segue.models import build_models
@@ -110,7 +111,11 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             checks = {"store": await store.is_ready()}
             for name, model in {one.name: one for one in models.values()}.items():
                 checks[f"engine:{name}"] = is_up = await model.engine.is_ready()
-                metrics.note_engine(name, is_up=is_up)
+                if isinstance(model.engine, RoutedEngine):
+                    for health in model.engine.replicas():
+                        metrics.note_engine(health.name, is_up=health.is_up)
+                else:
+                    metrics.note_engine(name, is_up=is_up)
             return checks
 
         async def write_metrics() -> bytes:
@@ -236,7 +241,7 @@ async def run_server(settings: Settings) -> None:
 
 def _announce(settings: Settings, url: str) -> None:
     """What a person needs to see first."""
-    names = ", ".join(model.name for model in settings.served())
+    names = ", ".join(f"{model.name} ({model.engine})" for model in settings.served())
     print(f"Segue {__version__} serves {names} at {url}/v1 (store: {settings.store})")
     if any(model.engine == "scripted" for model in settings.served()):
         print("The scripted engine plays a script at a given speed: it is not a model.")

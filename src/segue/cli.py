@@ -12,6 +12,7 @@ import msgspec
 from segue import __version__
 from segue.app import serve
 from segue.errors import ApiError, Misconfigured
+from segue.models import add_model, list_models
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
 
 
@@ -19,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb; the exit status says whether it worked."""
     options = _parser().parse_args(arguments)
     try:
+        if options.verb == "models":
+            return _models(options)
         settings = load_settings(vars(options))
         logging.basicConfig(
             level=settings.log_level.upper(),
@@ -29,6 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Misconfigured, ApiError) as error:
         print(f"segue: {error}", file=sys.stderr)
         return 2
+
+
+def _models(options: argparse.Namespace) -> int:
+    if options.action == "list":
+        print("\n".join(list_models()))
+    else:
+        print(f"{options.name} is here: {add_model(options.name)}")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,12 +54,16 @@ def _parser() -> argparse.ArgumentParser:
         "serve",
         help="serve models over HTTP and WebSocket",
         description="Serve models over HTTP and WebSocket, on one port.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     verb.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
     for field in msgspec.structs.fields(Settings):
         if field.name in FLAGS:
             _add_flag(verb, field)
+    models = verbs.add_parser("models", help="fetch and list models that can run inside")
+    actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("list", help="the models that can be fetched by name")
+    add = actions.add_parser("add", help="fetch a model and check it")
+    add.add_argument("name", help="such as smollm2 or qwen2.5-coder-1.5b")
     return parser
 
 

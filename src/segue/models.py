@@ -23,7 +23,7 @@ from segue.engines.scripted import ScriptedEngine, load_script
 from segue.engines.sglang import SglangEngine
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import VllmEngine
-from segue.engines.weights import find_weights
+from segue.engines.weights import add_with_bar, find_weights, list_weights
 from segue.errors import Misconfigured
 from segue.settings import ModelSettings, Settings
 from segue.turn.admit import Model
@@ -130,6 +130,19 @@ BUILDERS: dict[str, Callable[[ModelSettings, Served], Model]] = {
     "sglang": _upstream,
     "chat": _upstream,
 }
+
+
+def add_model(name: str) -> str:
+    """Fetch known weights and check them, with a progress bar; where they are now."""
+    return str(add_with_bar(name))
+
+
+def list_models() -> list[str]:
+    """The models that can be fetched by name, one line each."""
+    return [
+        f"{one.name:<20} {one.bytes / 1e6:>6,.0f} MB  {'here' if one.path else '-':<5} {one.about}"
+        for one in list_weights()
+    ]
 
 
 def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dialect:
