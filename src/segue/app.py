@@ -149,18 +149,19 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 note_refusal=metrics.note_refusal,
             )
             lobby = Lobby(desk)
-            _watch(metrics, lobby, afterwards, store, recall)
+            _watch(
+                metrics, lobby, afterwards, lambda: store.state.bytes + recall.bytes + served.bytes
+            )
             yield App(HttpApp(desk), lobby, runner, store.turns)
 
 
 def _watch(
-    metrics: Metrics, lobby: Lobby, afterwards: Afterwards, store: Store, recall: RenderCache
+    metrics: Metrics, lobby: Lobby, afterwards: Afterwards, shared_bytes: Callable[[], int]
 ) -> None:
     """The gauges, each read where its value lives."""
 
     def state_bytes() -> int:
-        connections = sum(session.state_bytes for session in lobby.sessions)
-        return store.state.bytes + recall.bytes + connections
+        return shared_bytes() + sum(session.state_bytes for session in lobby.sessions)
 
     metrics.watch("segue_connections", "Open WebSocket connections", lambda: len(lobby.sessions))
     metrics.watch("segue_state_bytes", "Bytes of history held in memory", state_bytes)

@@ -16,6 +16,7 @@ from segue.dialects.gguf import read_gguf
 from segue.dialects.messages import MessagesDialect
 from segue.dialects.vocabulary import Vocabulary, vocabulary_from_file, vocabulary_from_gguf
 from segue.engines.chat import ChatEngine
+from segue.engines.digits import Digits
 from segue.engines.embedded import EmbeddedEngine
 from segue.engines.llamacpp import LlamacppEngine
 from segue.engines.routes import RoutedEngine
@@ -45,6 +46,12 @@ class Served:
 
     models: dict[str, Model] = field(default_factory=dict)
     closers: list[Closer] = field(default_factory=list)
+    digits: list[Digits] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """What engines keep in memory for speed."""
+        return sum(one.bytes for one in self.digits)
 
     async def aclose(self) -> None:
         """Let go of engines and connections."""
@@ -89,7 +96,7 @@ def _upstream(settings: ModelSettings, served: Served) -> Model:
     if not settings.engine_url:
         raise Misconfigured(f"engine_url: engine '{settings.engine}' needs one or more addresses.")
     if settings.engine == "chat":
-        dialect: Dialect = MessagesDialect()
+        dialect: Dialect = MessagesDialect(sees_images=settings.sees_images)
     elif settings.tokenizer:
         path = Path(settings.tokenizer)
         dialect = _dialect(settings, path, load_vocabulary(path))
@@ -100,24 +107,28 @@ def _upstream(settings: ModelSettings, served: Served) -> Model:
         )
     context_tokens = settings.context_tokens or UPSTREAM_CONTEXT_TOKENS
     replicas: dict[str, Engine] = {}
+    digits = Digits()
+    served.digits.append(digits)
     for url in settings.engine_url:
         upstream = Upstream(url, settings.engine_key or None)
         served.closers.append(upstream.close)
-        replicas[url] = _replica(settings, upstream, context_tokens)
+        replicas[url] = _replica(settings, upstream, context_tokens, digits)
     engine = RoutedEngine(
         replicas, parallel_max=settings.engine_parallel, asker=lambda job: (job.owner, "")
     )
     return _model(settings, engine, dialect, context_tokens)
 
 
-def _replica(settings: ModelSettings, upstream: Upstream, context_tokens: int) -> Engine:
+def _replica(
+    settings: ModelSettings, upstream: Upstream, context_tokens: int, digits: Digits
+) -> Engine:
     match settings.engine:
         case "llamacpp":
-            return LlamacppEngine(upstream)
+            return LlamacppEngine(upstream, digits)
         case "vllm":
-            return VllmEngine(upstream, settings.name)
+            return VllmEngine(upstream, settings.name, digits)
         case "sglang":
-            return SglangEngine(upstream)
+            return SglangEngine(upstream, digits)
         case _:
             return ChatEngine(upstream, settings.name, context_tokens)
 

@@ -72,6 +72,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         int,
         Meta(ge=0, description="the longest answer where a request does not say; 0: what fits"),
     ] = 0
+    sees_images: Annotated[
+        bool, about("whether a chat endpoint's model sees pictures; else they are told in words")
+    ] = False
     reasoning: Annotated[
         Literal["text", "summary", "hidden"], about("how reasoning is shown: text, summary, hidden")
     ] = "text"

@@ -10,35 +10,12 @@ from segue.dialects.gguf import read_gguf
 from segue.dialects.harmony import HarmonyDialect
 from segue.dialects.llama3 import Llama3Dialect
 from segue.dialects.template import Template, TemplateDialect
-from segue.dialects.vocabulary import (
-    CONTROL,
-    USER_DEFINED,
-    Vocabulary,
-    smollm2_path,
-    vocabulary_from_metadata,
-)
+from segue.dialects.vocabulary import smollm2_path
 from segue.turn.values import Delta, Head, Scene
 from segue.wire.items import Item, Message, Value
 from tests.contracts import dialect as contract
-from tests.contracts.dialect import Family
+from tests.contracts.dialect import Family, smollm2
 from tests.contracts.turns import SAMPLES
-
-
-def smollm2(*specials: str, texts: tuple[str, ...] = ()) -> Vocabulary:
-    """SmolLM2's vocabulary with the special tokens and marks of another family at its end."""
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
-    head = read_gguf(path)
-    tokens, kinds = head["tokenizer.ggml.tokens"], head["tokenizer.ggml.token_type"]
-    assert isinstance(tokens, list)
-    assert isinstance(kinds, list)
-    head["tokenizer.ggml.tokens"] = [*map(str, tokens), *specials, *texts]
-    head["tokenizer.ggml.token_type"] = [
-        *(kind for kind in kinds if isinstance(kind, int)),
-        *[CONTROL] * len(specials),
-        *[USER_DEFINED] * len(texts),
-    ]
-    return vocabulary_from_metadata(head, path.name)
 
 
 def chatml() -> Family:
@@ -117,7 +94,9 @@ def template() -> Family:
         vocabulary,
         marks,
         # A template writes its default system text before the first message, and nothing before that.
-        forgets=lambda scene, _: not scene.given and scene.past is None,
+        forgets=lambda scene, _: (
+            scene.past is None and not scene.given and not scene.head.tools.offers
+        ),
         is_joined=True,
     )
 

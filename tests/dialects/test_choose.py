@@ -18,7 +18,7 @@ from segue.dialects.vocabulary import (
     vocabulary_from_metadata,
 )
 from segue.errors import ServerFault
-from tests.contracts.test_dialects import smollm2
+from tests.contracts.dialect import smollm2
 from tests.dialects import templates
 from tests.dialects.test_template import CHATML
 

@@ -106,7 +106,7 @@ def opening(instructions: str | None, effort: str | None, *, has_tools: bool) ->
 
 def without_old_thoughts(talk: list[Any]) -> list[Any]:
     """What was thought before the last final answer leaves the prompt. The library itself does this only up to the
-    first answer; engines do the rest before they call it."""
+    first answer, and only if the model's last message is one; vLLM does the rest before it calls the library."""
     finals = [n for n, told in enumerate(talk) if told.channel == "final"]
     last = finals[-1] if finals else 0
     return [told for n, told in enumerate(talk) if n > last or told.channel != "analysis"]

@@ -25,10 +25,10 @@ from tests.contracts.dialect import (
     message,
     output,
     read,
+    smollm2,
     tools_of,
     turn_after,
 )
-from tests.contracts.test_dialects import smollm2
 
 LOOK = ToolChoiceName(type="function", name="look")
 PATCH = ToolChoiceName(type="custom", name="patch")

@@ -19,9 +19,9 @@ from tests.contracts.dialect import (
     output,
     read,
     reasoning,
+    smollm2,
     turn_after,
 )
-from tests.contracts.test_dialects import smollm2
 from tests.dialects import templates
 from tests.dialects.templates import (
     ROOT_AT,

@@ -205,10 +205,13 @@ async def test_prompt_is_read_ahead_without_a_word(bench: GreedyBench) -> None:
     assert finish_of(warm).cached_tokens == job.prompt.length - 1
 
 
-async def test_client_leaves_during_a_long_prompt_and_the_slot_is_free_within_a_second(
+async def test_client_leaves_during_a_long_prompt_and_the_slot_is_soon_free(
     bench: GreedyBench,
 ) -> None:
-    """All slots read prompts that would take many seconds; all are left; a new job gets one."""
+    """All slots read prompts that would take many seconds; all are left; a new job is answered.
+
+    The limit is loose, for busy machines: without a cancel each prompt alone would take longer.
+    """
     tasks = [asyncio.create_task(sampled(bench.engine, long_job(bench, 700 + n))) for n in range(3)]
     await asyncio.wait(tasks, timeout=0.5)
     assert not any(task.done() for task in tasks)
@@ -222,7 +225,6 @@ async def test_client_leaves_during_a_long_prompt_and_the_slot_is_free_within_a_
     free_s = time.monotonic() - began
 
     assert left_s < 0.2
-    # A second for the batch that runs, and then the short job itself, on machines that are shared.
     assert free_s < 4
 
 

@@ -132,12 +132,14 @@ class TextReader:
         `is_thinking`: the cue has begun a thought already."""
         self._speech = speech
         self._vocabulary = speech.vocabulary
+        self._stops = speech.stops
+        self._signal = speech.signal
         self._flows = speech.flows
         self._scene = scene
         self._mends = mends
         wanted = scene.head.text.format
         is_json = wanted is not None and wanted.type != "text"
-        is_offering = bool(scene.head.tools.offers)
+        is_offering = bool(scene.head.tools.offers) and scene.head.tool_choice != "none"
         self._is_bare_read = is_offering and (not is_json or scene.can_constrain)
         self._marks = (
             *((speech.call,) if speech.call else ()),
@@ -209,11 +211,11 @@ class TextReader:
         """One token on the slow way."""
         if self._stop is not None:
             return
-        if id in self._speech.stops:
+        if id in self._stops:
             self._stop = id
             self._is_flowing = False
             return
-        if id == self._speech.signal:
+        if id == self._signal:
             self._take_signal(id)
             return
         if id not in self._flows:

@@ -26,7 +26,7 @@ from segue.dialects.chatml import CALL, CALLED, JOINS, content_of, told_tools
 from segue.dialects.offers import added_by, call_schema, definition_of, forced, format_schema
 from segue.dialects.parts import Part, dumps, is_object, parts_of
 from segue.dialects.speech import THINK, THOUGHT, Speech, TextReader
-from segue.dialects.vocabulary import REPLACEMENT, Vocabulary
+from segue.dialects.vocabulary import Vocabulary
 from segue.dialects.warm import is_alike_by_words, kept_ids
 from segue.errors import InvalidRequest, ServerFault
 from segue.turn.values import (
@@ -45,9 +45,10 @@ from segue.wire.items import AdditionalTools, Item
 
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "template1"
-# Noncharacters: Unicode promises that no text has them.
-SHIELD, KEPT_BEFORE, KEPT_BEHIND = "\ufdd0", "\ufdd1", "\ufdd2"
-OURS = re.compile(f"[{SHIELD}{KEPT_BEFORE}{KEPT_BEHIND}]")
+# Noncharacters: Unicode promises that no text has them; one that does all the same is escaped.
+SHIELD, KEPT_BEFORE, KEPT_BEHIND, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+OURS = re.compile("[\ufdd0-\ufdd3]")
+ESCAPED = re.compile("\ufdd3([0-3])")
 # Ends of a turn in the families that we know of; those that a vocabulary has are its stops.
 ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>", "</s>",
@@ -242,7 +243,8 @@ class TemplateDialect:
             return ids[:-1] if ids and ids[-1] in self._stops else ids
         if kind == "special":
             return id_array([self._vocabulary.special(value)])
-        return self._vocabulary.encode(value.replace(SHIELD, ""))
+        text = ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), value.replace(SHIELD, ""))
+        return self._vocabulary.encode(text)
 
     def _base(self, scene: Scene, context: Pieces) -> tuple[Tokens, int]:
         """The prompt that the parent was given, if this one begins with it, and how many pieces that is."""
@@ -356,8 +358,8 @@ class TemplateDialect:
         return blake2b(part.call_id.encode(), digest_size=6).hexdigest()[:9]
 
     def _shielded(self, text: str) -> str:
-        """The same text with every special token in it broken, and without letters that mean something here."""
-        clean = OURS.sub(REPLACEMENT, text)
+        """The same text with every special token in it broken, and with letters escaped that mean something here."""
+        clean = OURS.sub(lambda found: f"{ESCAPE}{ord(found[0]) - 0xFDD0}", text)
         return self._special.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
 
 

@@ -46,8 +46,8 @@ from segue.turn.values import Finish, IdArray, Ids, Job, Piece, Tokens, id_array
 
 log = logging.getLogger(__name__)
 
-# Tokens of a prompt between two callbacks, and so how soon a cancel is heard: half a second on one slow core. It costs
-# a tenth of the speed that a batch of 512 has.
+# Tokens of a prompt between two callbacks, and so how soon a cancel is heard: about half a second for SmolLM2 on one
+# core. It costs about a tenth of the speed that a batch of 512 has.
 BATCH = 32
 # Prompts that left their slot. SmolLM2 needs 22.5 KiB a token.
 KEPT_MIB = 1_024
@@ -84,7 +84,7 @@ class EmbeddedEngine:
     ) -> None:
         """Load the model, which takes a moment, or say what is missing."""
         self._server: Server | None = load_server(
-            path, context_tokens=context_tokens, parallel=parallel, threads=threads or cores()
+            path, context_tokens=context_tokens, parallel=parallel, threads=threads or spare_cores()
         )
         self._spelling = Spelling(words)
         self._parallel = parallel
@@ -377,11 +377,11 @@ def failed(failure: Failure) -> ApiError:
 # --- starting ---------------------------------------------------------------------------------------
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def spare_cores() -> int:
+    """The cores that this process may use, but for one: the server and its neighbours need it."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, cores - 1)
 
 
 def check_cpu(info: Path = Path("/proc/cpuinfo")) -> None:
@@ -404,7 +404,7 @@ def load_server(path: Path, *, context_tokens: int, parallel: int, threads: int)
     if not path.is_file():
         raise Misconfigured(f"engine: there are no weights at {path}.")
     check_cpu()
-    # Threads that spin while they wait are 5 times slower as soon as anybody else wants their core.
+    # Threads that spin while they wait come to a near standstill when somebody else wants their core.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         import xllamacpp  # type: ignore[import-untyped]

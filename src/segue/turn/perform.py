@@ -149,8 +149,9 @@ async def _render_once(plan: Plan, scene: Scene) -> Rendered:
     render = plan.model.dialect.render
     is_long = _unrendered_bytes(scene) > INLINE_RENDER_BYTES
     rendered = await asyncio.to_thread(render, scene) if is_long else render(scene)
-    plan.tally.tokens_tokenized += rendered.tokens_tokenized
-    plan.tally.tokens_reused += rendered.tokens_reused
+    if isinstance(rendered.context, Tokens):  # Messages count in bytes.
+        plan.tally.tokens_tokenized += rendered.tokens_tokenized
+        plan.tally.tokens_reused += rendered.tokens_reused
     return rendered
 
 

@@ -1,0 +1,85 @@
+"""What small models write where a call is meant, and what only looks like one."""
+
+import pytest
+
+from segue.dialects.chatml import ChatmlDialect
+from segue.dialects.vocabulary import Vocabulary
+from segue.turn.values import Head, Ids, Scene, Wrote
+from tests.contracts.dialect import OFFERING, Heard, heard, read, smollm2
+
+CALL = '{"name": "look", "arguments": {"q": "<b>"}}'
+FOUND = Heard("function", '{"q": "<b>"}', "look")
+BARE = Scene(Head(), None, ())
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return smollm2()
+
+
+@pytest.fixture(scope="module")
+def dialect(vocabulary: Vocabulary) -> ChatmlDialect:
+    return ChatmlDialect(vocabulary)
+
+
+def said(text: str) -> Heard:
+    return Heard("message", text)
+
+
+# (what the model writes, what is heard)
+STORIES: list[tuple[str, list[Heard]]] = [
+    # An object as the whole answer, or several.
+    (CALL, [FOUND]),
+    (f"{CALL}; {CALL}", [FOUND, FOUND]),
+    (f"{CALL}\n{CALL}", [FOUND, FOUND]),
+    (f"{CALL}\n\nSo.", [FOUND, said("So.")]),
+    (CALL.replace("arguments", "parameters"), [FOUND]),
+    ('{"type": "function", ' + CALL[1:], [FOUND]),
+    ('{"type": "function", "function": ' + CALL + "}", [FOUND]),
+    ("<think>\nHm.\n</think>\n\n" + CALL, [Heard("reasoning", "Hm."), FOUND]),
+    # In a fence.
+    (f"```json\n{CALL}\n```", [FOUND]),
+    (f"I look:\n```json\n{CALL}\n```", [said("I look:"), FOUND]),
+    (f"```\n{CALL}\n```\nSo.", [FOUND, said("So.")]),
+    (f"```json\n{CALL}", [FOUND]),
+    (f"```json\n{CALL[:-1]}\n```", [FOUND]),
+    # Not calls: given back as they were.
+    (CALL.replace("look", "other"), [said(CALL.replace("look", "other"))]),
+    (f"So: {CALL}", [said(f"So: {CALL}")]),
+    ('{"answer": 1}', [said('{"answer": 1}')]),
+    ('{"name": "Ada"}', [said('{"name": "Ada"}')]),
+    ('{"name": "lo', [said('{"name": "lo')]),
+    ("{1, 2}", [said("{1, 2}")]),
+    ("```python\nx = {}\n```", [said("```python\nx = {}\n```")]),
+    ('```json\n{"a": 1}\n```', [said('```json\n{"a": 1}\n```')]),
+    ("a `b` ``", [said("a `b` ``")]),
+]
+
+
+@pytest.mark.parametrize("text, expected", STORIES)
+def test_answer_is_heard(
+    vocabulary: Vocabulary, dialect: ChatmlDialect, text: str, expected: list[Heard]
+) -> None:
+    ids = vocabulary.encode(text)
+
+    assert heard(read(dialect, OFFERING, [ids])) == expected
+    assert heard(read(dialect, OFFERING, [[id] for id in ids])) == expected
+
+
+@pytest.mark.parametrize("text", [CALL, f"```json\n{CALL}\n```"])
+def test_json_is_text_where_no_tools_are_offered(
+    vocabulary: Vocabulary, dialect: ChatmlDialect, text: str
+) -> None:
+    assert heard(read(dialect, BARE, [vocabulary.encode(text)])) == [said(text)]
+
+
+def test_object_that_is_no_call_is_not_held_back(
+    vocabulary: Vocabulary, dialect: ChatmlDialect
+) -> None:
+    """Its first key tells."""
+    reader = dialect.reader(OFFERING)
+
+    found = reader.feed(Ids(vocabulary.encode('{"answer": [1, 2')))
+
+    told = "".join(one.text for one in found if isinstance(one, Wrote))
+    assert told == '{"answer": [1, 2'
