@@ -1,6 +1,6 @@
 """What does an idle connection cost? Resident memory of the server, divided by the connections that it holds open.
 
-    python -m bench idle
+python -m bench idle
 """
 
 from __future__ import annotations

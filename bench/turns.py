@@ -10,7 +10,9 @@ turns, the scripted engine included. The sizes take turns, round by round, so th
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -116,6 +118,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--turns", type=int, default=20, help="turns of a round")
     parser.add_argument("--stored", action="store_true", help="with store: true")
+    parser.add_argument("--svg", metavar="FILE", help="draw the chart of the README")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     options = parser.parse_args(arguments)
     costs = measure(options.sizes, options.rounds, options.turns, is_stored=options.stored)
@@ -125,3 +128,78 @@ def main(arguments: Sequence[str]) -> None:
             f"{cost.history_tokens:>7,}   {cost.events:>6}   {cost.wall_s * 1e3:>11.2f}   "
             f"{cost.cpu_s * 1e3:>6.2f}   {cost.cpu_s / costs[0].cpu_s:>6.2f} x"
         )
+    if options.svg:
+        Path(options.svg).write_text(chart(costs, resent(options.sizes[:3], options.turns)))
+
+
+def resent(sizes: Sequence[int], turns: int) -> list[Cost]:
+    """The same turns over plain HTTP with the full history each time and nothing recalled: what others do."""
+    found = []
+    with server(SCRIPT, "--render-cache-bytes-max", "0") as peer:
+        for size in sizes:
+            connection = http.client.HTTPConnection("127.0.0.1", peer.port)
+            history = [{"role": "user", "content": WORD * max(1, size - 5_000)}]
+            body = json.dumps(
+                {"model": "scripted", "input": history, "tools": agent_tools(), "store": False}
+            )
+            walls, before = [], peer.cpu_s()
+            for _ in range(max(3, turns // 4)):
+                began = time.perf_counter()
+                connection.request("POST", "/v1/responses", body)
+                connection.getresponse().read()
+                walls.append(time.perf_counter() - began)
+            cpu = (peer.cpu_s() - before) / len(walls)
+            found.append(Cost(size, 1, statistics.median(walls), cpu))
+            connection.close()
+    return found
+
+
+def chart(chained: Sequence[Cost], full: Sequence[Cost]) -> str:
+    """Server CPU a turn against history, both axes logarithmic, light and dark."""
+    left, top, width, height = 70, 40, 560, 260
+    low, high = 1e-4, 1.0
+
+    def x(tokens: int) -> float:
+        return left + width * math.log(tokens / 1_000) / math.log(500)
+
+    def y(seconds: float) -> float:
+        share = math.log(min(max(seconds, low), high) / low) / math.log(high / low)
+        return top + height * (1 - share)
+
+    lines = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 360" font-family="sans-serif" '
+        'font-size="13" role="img" aria-label="Server CPU of a turn against the history">',
+        "<style>text{fill:#444}.grid{stroke:#ccc}.a{stroke:#0a7d4f;fill:#0a7d4f}"
+        ".b{stroke:#c2410c;fill:#c2410c}.line{fill:none;stroke-width:3}"
+        "@media(prefers-color-scheme:dark){text{fill:#ccc}.grid{stroke:#555}"
+        ".a{stroke:#34d399;fill:#34d399}.b{stroke:#fb923c;fill:#fb923c}}</style>",
+        f'<text x="{left}" y="22" font-size="15">Server CPU of one turn, by tokens of history</text>',
+    ]
+    for seconds, label in ((1e-3, "1 ms"), (1e-2, "10 ms"), (1e-1, "100 ms"), (1.0, "1 s")):
+        lines.append(
+            f'<line class="grid" x1="{left}" x2="{left + width}" y1="{y(seconds):.0f}" '
+            f'y2="{y(seconds):.0f}"/><text x="{left - 10}" y="{y(seconds) + 4:.0f}" '
+            f'text-anchor="end">{label}</text>'
+        )
+    for size in (1_000, 10_000, 100_000, 500_000):
+        lines.append(
+            f'<text x="{x(size):.0f}" y="{top + height + 22}" text-anchor="middle">'
+            f"{size // 1000}k</text>"
+        )
+    for kind, costs, label in (
+        ("b", full, "HTTP, full history each turn"),
+        ("a", chained, "WebSocket, only what is new"),
+    ):
+        points = [(x(cost.history_tokens), y(cost.cpu_s)) for cost in costs]
+        path = " ".join(f"{at:.0f},{to:.0f}" for at, to in points)
+        lines.append(f'<polyline class="{kind} line" points="{path}"/>')
+        lines += [
+            f'<circle class="{kind}" cx="{at:.0f}" cy="{to:.0f}" r="4"/>' for at, to in points
+        ]
+        at, to = points[-1]
+        lines.append(
+            f'<text x="{min(at, left + width):.0f}" y="{to - 12:.0f}" text-anchor="end">'
+            f"{label}: {costs[-1].cpu_s * 1e3:.3g} ms</text>"
+        )
+    lines.append("</svg>")
+    return "\n".join(lines) + "\n"
