@@ -112,3 +112,15 @@ def test_file_that_is_no_byte_level_tokenizer_is_refused(tmp_path: Path, data: b
 
     with pytest.raises(ServerFault):
         vocabulary_from_file(path)
+
+
+@settings(deadline=None, max_examples=500)
+@given(text=st.text(st.characters(max_codepoint=127), max_size=60))
+def test_pieces_of_ascii_text_that_are_looked_up_are_what_the_tokenizer_makes(
+    vocabulary: Vocabulary, text: str
+) -> None:
+    """Against the same text made non-ASCII by a last character, which goes through the tokenizer as a whole."""
+    whole = vocabulary.encode(text + "x\u20ac").tolist()
+    looked_up = vocabulary.encode(text + "x").tolist()
+    end = vocabulary.encode("\u20ac").tolist()
+    assert looked_up + end == whole

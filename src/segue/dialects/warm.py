@@ -188,9 +188,11 @@ def _base(hand: Hand, scene: Scene) -> _Base:
         if prompt is not None:
             rounds = [*_rounds(later), *scene.rounds]
             last = turn.rounds[-1]
-            is_held = not _is_forgetful(hand, turn)
             is_turned = is_turned or hand.turning(last.wrote) > 0
-            if not is_turned or (is_held and not hand.thinks(last)):
+            if not is_turned:
+                return _Base(prompt, rounds, turn)
+            is_held = not _is_forgetful(hand, turn)
+            if is_held and not hand.thinks(last):
                 return _Base(prompt, rounds, turn)
             if is_held and last.did_sample and prompt.before is not None:
                 # All but what the model said last, which `warm_after` has put behind the rest as one chunk.
