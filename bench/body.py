@@ -2,9 +2,9 @@
 
     python -m bench body
 
-A request of many messages, from 100 KB to 64 MB, goes through what a WebSocket message goes through: decoded, its items
-checked in slices, its parent looked for. Beside it a task wakes as often as it can and notes the longest time it was kept
-waiting. The first scan of the whole body is one piece; everything behind it is cut into slices.
+A request of many messages, from 100 KB to 64 MB, goes through what a WebSocket message goes through: decoded, its
+items checked in slices, its parent looked for. Beside it a task wakes as often as it can and notes the longest time it
+was kept waiting. The first scan of the whole body is one piece; everything behind it is cut into slices.
 """
 
 from __future__ import annotations

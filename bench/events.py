@@ -2,8 +2,8 @@
 
     python -m bench events
 
-The scripted engine writes long texts as fast as it can, one delta a token; the server is pinned to one core, the client to
-the other. The client counts frames and decodes nothing.
+The scripted engine writes long texts as fast as it can, one delta a token; the server is pinned to one core, the client
+to the other. The client counts frames and decodes nothing.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python -m bench turns
 
-An agent loop: 19 KB of tools resent each turn, 2 KB of tool output, 35 events back, `store: false`. The history is put in
-place by one first request; then turns are chained on it. CPU is the server's processor time (all threads) over the measured
-turns, the scripted engine included. The sizes take turns, round by round, so that a noisy machine is noisy for all.
+An agent loop: 19 KB of tools resent each turn, 2 KB of tool output, 35 events back, `store: false`. The history is put
+in place by one first request; then turns are chained on it. CPU is the server's processor time (all threads) over the
+measured turns, the scripted engine included. The sizes take turns, round by round, so that a noisy machine is noisy for
+all.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryLedger, MemoryTurns
 from segue.stores.sqlite import SqliteDatabase, SqliteLedger, SqliteTurns
 from segue.transports.desk import Desk, Limits, NearTurns
-from segue.transports.http import HttpApp, HttpProtocol
+from segue.transports.exchange import HttpProtocol
+from segue.transports.http import HttpApp
 from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.websocket import Lobby
 from segue.turn.recall import RenderCache

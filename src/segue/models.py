@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from segue.dialects.chatml import ChatmlDialect
+from segue.dialects.chatml import FAMILIES, ChatmlDialect
+from segue.dialects.choose import choose, template_in
 from segue.dialects.gguf import read_gguf
+from segue.dialects.harmony import HarmonyDialect
+from segue.dialects.llama3 import Llama3Dialect
 from segue.dialects.messages import MessagesDialect
+from segue.dialects.template import TemplateDialect
 from segue.dialects.vocabulary import Vocabulary, vocabulary_from_file, vocabulary_from_gguf
 from segue.engines.chat import ChatEngine
 from segue.engines.digits import Digits
@@ -64,6 +68,7 @@ def build_models(settings: Settings) -> Served:
     served = Served()
     for one in settings.served():
         model = BUILDERS[one.engine](one, served)
+        model = replace(model, checks_rendering=settings.check_rendering)
         for name in (one.name, *one.aliases):
             if name in served.models:
                 raise Misconfigured(f"models: two models are called '{name}'.")
@@ -157,7 +162,27 @@ def list_models() -> list[str]:
 
 
 def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dialect:
-    return ChatmlDialect(vocabulary)
+    """The dialect that was named, or the one that the model's own files speak for."""
+    match settings.dialect:
+        case "auto":
+            return choose(path, vocabulary)
+        case "template":
+            template = template_in(path)
+            if template is None:
+                raise Misconfigured(f"dialect: there is no chat template in {path}.")
+            return TemplateDialect(vocabulary, template)
+        case name:
+            return DIALECTS[name](vocabulary)
+
+
+DIALECTS: dict[str, Callable[[Vocabulary], Dialect]] = {
+    "chatml": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["plain"]),
+    "smollm2": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["smollm2"]),
+    "qwen2": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["qwen2"]),
+    "qwen3": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["qwen3"]),
+    "llama3": Llama3Dialect,
+    "harmony": HarmonyDialect,
+}
 
 
 def load_vocabulary(path: Path) -> Vocabulary:

@@ -22,7 +22,7 @@ from segue.errors import Misconfigured
 T = TypeVar("T")
 
 EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "chat"]
-DIALECTS = ("auto", "chatml")
+DIALECTS = ("auto", "chatml", "smollm2", "qwen2", "qwen3", "llama3", "harmony", "template")
 
 Positive = Annotated[float, Meta(gt=0)]
 
@@ -54,7 +54,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         int,
         Meta(ge=0, description="tokens of prompt and answer together; 0: what the model says"),
     ] = 0
-    dialect: Annotated[str, about("how the model writes and reads: auto, chatml")] = "auto"
+    dialect: Annotated[
+        str, about("how the model writes and reads: auto, or one of " + ", ".join(DIALECTS[1:]))
+    ] = "auto"
     tokenizer: Annotated[
         str, about("a tokenizer.json, its folder, or a GGUF file; default: SmolLM2's")
     ] = ""
@@ -123,6 +125,9 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         int,
         Meta(ge=0, description="prompts kept for HTTP clients that resend everything; 0: off"),
     ] = 256 * 1024 * 1024
+    check_rendering: Annotated[
+        bool, about("render every prompt cold as well and compare: slow, for the doubtful")
+    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], about("debug, info, warning, error")
     ] = "info"

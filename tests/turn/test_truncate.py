@@ -46,7 +46,8 @@ def test_no_output_outlives_its_call_and_the_last_item_stays(
     assert pair_calls({}, [*items, *short.given]) == {}
     assert short.given[-1] == last[-1]
     for kept in short.rounds:
-        assert len(kept.ids) == len(kept.wrote) and kept.did_sample == bool(kept.wrote)
+        assert len(kept.ids) == len(kept.wrote)
+        assert kept.did_sample == bool(kept.wrote)
         assert all(call_of(one.value) for one in kept.wrote)
 
 

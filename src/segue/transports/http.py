@@ -9,15 +9,10 @@ from __future__ import annotations
 import asyncio
 import codecs
 import logging
-import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Any
-from urllib.parse import parse_qs
+from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec import UNSET
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from segue.errors import (
     ApiError,
@@ -28,156 +23,25 @@ from segue.errors import (
     ServerFault,
     model_not_found,
     response_not_found,
-    too_large,
 )
-from segue.ids import new_id
 from segue.transports.desk import LOCAL, Desk
-from segue.transports.inflate import inflate
+from segue.transports.exchange import ClientGone, Exchange, Receive, Scope, Send, heard_by
 from segue.transports.sinks import LastSink, SseSink
 from segue.turn.admit import Model, Plan
-from segue.turn.running import Running, Sink
-from segue.turn.values import Cancel, Tally, Turn
-from segue.wire.codec import decode_create, encode, encode_error_body, list_object, listed_item
+from segue.turn.values import Tally, Turn
+from segue.wire.codec import decode_create, encode, list_object, listed_item
 from segue.wire.items import Item
 
 log = logging.getLogger(__name__)
 
-# The three words of ASGI, which is untyped by design.
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-JSON = (b"content-type", b"application/json")
 SSE_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # nginx buffers a stream unless it is told not to.
     (b"x-accel-buffering", b"no"),
 )
-# A refused upload that takes longer than this is cut off instead.
-DISCARD_S_MAX = 10.0
 PAGE_MAX = 100
 PAGE_DEFAULT = 20
-
-# What plain JSON answers for a response that failed after it had started.
-FAILED_STATUS = {
-    "context_length_exceeded": 400,
-    "invalid_prompt": 400,
-    "rate_limit_exceeded": 429,
-    "server_is_overloaded": 503,
-}
-
-
-# Our extension of ASGI, which has no word for it.
-CUT = "segue.cut"
-
-
-class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP, with a way to break a connection off."""
-
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        super().on_message_begin()
-        self.scope["extensions"] = {CUT: {"call": self.transport.abort}}
-
-
-class ClientGone(Exception):
-    """The client dropped its request."""
-
-
-class Exchange:
-    """One HTTP request and its answer."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.send = send
-        self.request_id = new_id("req")
-        self.has_started = False
-        self._is_read = False
-        self.arguments: dict[str, str] = {}
-
-    @property
-    def query(self) -> dict[str, str]:
-        """The query's parameters, the last of each name."""
-        pairs = parse_qs(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        return {name: values[-1] for name, values in pairs.items()}
-
-    def header(self, name: bytes) -> str:
-        """A header's value, or nothing."""
-        return next((v.decode("latin-1") for k, v in self.scope["headers"] if k == name), "")
-
-    async def body(self, bytes_max: int) -> bytes:
-        """The whole body, decompressed, within the limit."""
-        chunks: list[bytes] = []
-        size = 0
-        while not self._is_read:
-            chunks.append(await self._receive_part())
-            size += len(chunks[-1])
-            if size > bytes_max:
-                chunks.clear()
-                raise too_large(max(size, self._declared_bytes), bytes_max)
-        encoding = self.header(b"content-encoding").strip().lower()
-        return await inflate(b"".join(chunks), encoding, bytes_max)
-
-    @property
-    def _declared_bytes(self) -> int:
-        return int(self.header(b"content-length") or 0)
-
-    async def _receive_part(self) -> bytes:
-        message = await self.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        self._is_read = not message.get("more_body")
-        part: bytes = message.get("body", b"")
-        return part
-
-    async def _discard_rest(self) -> None:
-        """Read the rest of the body: to close on unread bytes would reset the connection, and our answer with it."""
-        with suppress(TimeoutError, ClientGone):
-            async with asyncio.timeout(DISCARD_S_MAX):
-                while not self._is_read:
-                    await self._receive_part()
-
-    async def left(self) -> None:
-        """Wait until the client is gone."""
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-
-    async def cut(self) -> None:
-        """Break the connection off: a close would wait for a peer that does not read."""
-        self.scope["extensions"][CUT]["call"]()
-        await self.left()
-
-    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Status and headers; they leave together with the first bytes of the body."""
-        self.has_started = True
-        named = [*headers, (b"x-request-id", self.request_id.encode())]
-        await self.send({"type": "http.response.start", "status": status, "headers": named})
-
-    async def write(self, data: bytes, *, is_last: bool) -> None:
-        """A part of the body."""
-        await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
-
-    async def answer(
-        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (JSON,)
-    ) -> None:
-        """A whole answer."""
-        length = (b"content-length", str(len(body)).encode())
-        await self.start(status, [*headers, length])
-        await self.write(body, is_last=True)
-
-    async def refuse(self, error: ApiError) -> None:
-        """An error as a status and its one body."""
-        headers = [JSON]
-        if isinstance(error, Refused) and error.allow is not None:
-            headers.append((b"allow", error.allow.encode()))
-        if error.wait_s is not None:
-            headers.append((b"retry-after", str(math.ceil(error.wait_s)).encode()))
-        await self._discard_rest()
-        await self.answer(error.status, encode_error_body(error), headers)
-
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -256,7 +120,7 @@ class HttpApp:
         """Every event, as it comes."""
         sink = SseSink(self._desk.limits.outbox_bytes_max)
         running = self._desk.runner.start(plan, self._desk.turns, sink, "sse")
-        async with _heard_by(exchange, running, sink):
+        async with heard_by(exchange, running, sink):
             while not sink.is_over:
                 data = await sink.take(running)
                 if not exchange.has_started:
@@ -268,16 +132,12 @@ class HttpApp:
         """The last event alone, as a response object or as the status of its failure."""
         sink = LastSink()
         running = self._desk.runner.start(plan, self._desk.turns, sink, "http")
-        async with _heard_by(exchange, running, sink):
+        async with heard_by(exchange, running, sink):
             await sink.ended()
-        fault = running.response.error
-        if fault is None:
+        if running.error is None:
             await exchange.answer(200, encode(running.response))
         else:
-            error = ServerFault(fault.message, code=fault.code, param=fault.param or None)
-            error.status = FAILED_STATUS.get(fault.code, 500)
-            error.type = "invalid_request_error" if error.status == 400 else error.type
-            await exchange.refuse(error)
+            await exchange.refuse(running.error)
 
     async def _retrieve(self, exchange: Exchange) -> None:
         turn_id = exchange.arguments["id"]
@@ -342,38 +202,6 @@ class HttpApp:
         names = ", ".join(self._desk.runner.models)
         text = f"Segue serves {names} at /v1/responses. See /health, /ready and /metrics.\n"
         await exchange.answer(200, text.encode(), [(b"content-type", b"text/plain; charset=utf-8")])
-
-
-@asynccontextmanager
-async def _heard_by(exchange: Exchange, running: Running, sink: Sink) -> AsyncIterator[None]:
-    """While inside, the client is listening; if it leaves, or we do, an unfinished turn is cancelled."""
-    listener = asyncio.current_task()
-    assert listener is not None
-
-    async def watch() -> None:
-        await exchange.left()
-        is_gone.append(True)
-        listener.cancel()
-
-    is_gone: list[bool] = []
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not is_gone:
-            raise
-        listener.uncancel()
-        raise ClientGone from None
-    except TimeoutError:
-        log.warning("request %s: cut, because the client does not read", exchange.request_id)
-        watcher.cancel()
-        await exchange.cut()
-        raise ClientGone from None
-    finally:
-        watcher.cancel()
-        running.detach(sink)
-        if not running.is_ended:
-            running.tell(Cancel())
 
 
 def _checked(body: bytes) -> bytes:

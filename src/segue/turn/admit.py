@@ -38,6 +38,8 @@ class Model:
     output_tokens_max: int | None = None
     reasoning: ReasoningView = "text"
     created_at: int = 0
+    # Whether every prompt is rendered cold as well and compared.
+    checks_rendering: bool = False
 
 
 Models = Mapping[str, Model]

@@ -21,6 +21,7 @@ from typing import Literal, assert_never
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from segue.errors import ApiError
 from segue.turn.admit import ReasoningView
 from segue.turn.decide import End
 from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Wrote
@@ -101,6 +102,8 @@ class Assembler:
         self.items: list[Item] = []
         self.ids: list[IdArray[int]] = []
         self.tail: IdArray[int] = NO_IDS
+        # Why the response failed, if it did.
+        self.error: ApiError | None = None
 
     @property
     def response(self) -> Response:
@@ -145,7 +148,7 @@ class Assembler:
         self._require("open")
         if self._open is not None and end.status != "failed":
             raise AssertionError("an item is open at the end of a turn")
-        error = end.error
+        self.error = error = end.error
         self._response = msgspec.structs.replace(
             self._response,
             status=end.status,

@@ -10,7 +10,9 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from segue.errors import ApiError, ServerFault, context_overflow
 from segue.turn.admit import Plan
@@ -21,7 +23,7 @@ from segue.turn.running import Running
 from segue.turn.seams import Reader, Turns
 from segue.turn.settle import commit
 from segue.turn.truncate import truncate
-from segue.turn.values import Finish, Ids, Job, Rendered, Round, Scene, Tokens
+from segue.turn.values import Finish, IdArray, Ids, Job, Prompt, Rendered, Round, Scene, Tokens
 from segue.wire.items import Reasoning
 from segue.wire.response import InputDetails, OutputDetails, Usage
 
@@ -149,10 +151,26 @@ async def _render_once(plan: Plan, scene: Scene) -> Rendered:
     render = plan.model.dialect.render
     is_long = _unrendered_bytes(scene) > INLINE_RENDER_BYTES
     rendered = await asyncio.to_thread(render, scene) if is_long else render(scene)
+    if plan.model.checks_rendering:
+        _check_rendering(plan, scene, rendered)
     if isinstance(rendered.context, Tokens):  # Messages count in bytes.
         plan.tally.tokens_tokenized += rendered.tokens_tokenized
         plan.tally.tokens_reused += rendered.tokens_reused
     return rendered
+
+
+def _check_rendering(plan: Plan, scene: Scene, rendered: Rendered) -> None:
+    """The operator's doubt: with nothing warm the prompt must be the same, token for token."""
+    past = None
+    for turn in scene.past.lineage() if scene.past else ():
+        past = replace(turn, parent=past, warm=None)
+    cold = plan.model.dialect.render(structs.replace(scene, past=past, recalled=None))
+    if _flat(rendered.prompt) != _flat(cold.prompt):
+        raise ServerFault("A warm prompt differs from a cold one. Please report this.")
+
+
+def _flat(prompt: Prompt) -> IdArray[int] | bytes:
+    return prompt.flat() if isinstance(prompt, Tokens) else b",".join(prompt.chunks())
 
 
 def _length(rendered: Rendered) -> int:

@@ -116,7 +116,7 @@ class Runner:
         finally:
             pulse.stop()
             del self._runnings[plan.id]
-            running.response = assembler.response
+            running.response, running.error = assembler.response, assembler.error
             running.publish([assembler.end()])
         await self.afterwards.put(_settled(plan, assembler, transport))
 

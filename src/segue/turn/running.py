@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from segue.errors import ApiError
 from segue.turn.values import Notice, Owner
 from segue.wire.events import Event
 from segue.wire.response import Response
@@ -42,6 +43,8 @@ class Running:
         self.owner = owner
         self.response = response
         self.is_stored = is_stored
+        # Why it failed, once it has ended so; plain JSON answers with its status.
+        self.error: ApiError | None = None
         self.is_ended = False
         self.published_at = 0.0
         self._sinks: list[Sink] = []

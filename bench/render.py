@@ -1,0 +1,281 @@
+"""What does it cost to write the prompt of a turn? Rendering and tokenizing, with 1k to 500k tokens of history.
+
+    python -m bench render
+    python -m bench render --dialects chatml template --sizes 1000 100000
+
+An agent loop of calls and 2 KB outputs; what is measured is `render` of one more output. *Warm*: the parent's prompt
+is at hand, as on a connection. *Cold*: only items and kept ids are, as after a restart. The sizes take turns, round by
+round, so that a noisy machine is noisy for all; each figure is a median. A dialect whose own vocabulary is not
+installed gets SmolLM2's, with the special tokens of the family behind it. Memory is measured by tracemalloc on a
+history of 100k tokens: all that is kept of it, and the joined prompt alone, which is what being warm costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from segue.dialects.chatml import ChatmlDialect
+from segue.dialects.gguf import Value as GgufValue
+from segue.dialects.gguf import read_gguf
+from segue.dialects.harmony import HarmonyDialect
+from segue.dialects.llama3 import Llama3Dialect
+from segue.dialects.template import Template, TemplateDialect
+from segue.dialects.vocabulary import (
+    CONTROL,
+    Vocabulary,
+    smollm2_path,
+    vocabulary_from_harmony,
+    vocabulary_from_metadata,
+)
+from segue.errors import ServerFault
+from segue.turn.seams import Dialect
+from segue.turn.settle import warm_after
+from segue.turn.values import Closed, Head, Ids, Rendered, Round, Scene, Sealed, Tokens, Turn
+from segue.wire.items import Item, Value
+from segue.wire.response import Response
+from segue.wire.tools import FunctionTool, Tools, offers_of
+
+SIZES = (1_000, 10_000, 100_000, 500_000)
+OUTPUT_CHARS = 2_000
+KEPT_TOKENS = 100_000
+# Enough turns to know how many tokens one has.
+SAMPLE_TURNS = 30
+# What a warm turn may cost at the largest size, against the smallest.
+RATIO_MAX = 1.15
+# Source text, as a coding agent's tools print it.
+TEXT = "".join(
+    path.read_text() for path in sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
+)
+
+LLAMA3 = (
+    "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<|eot_id|>", "<|eom_id|>", "<|python_tag|>",
+)  # fmt: skip
+HARMONY = (
+    "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>",
+)  # fmt: skip
+
+
+# --- dialects -------------------------------------------------------------------------------------
+
+
+def smollm2(*specials: str) -> Vocabulary:
+    """SmolLM2's vocabulary with the special tokens of another family at its end."""
+    head, name = _smollm2_head()
+    tokens, kinds = head["tokenizer.ggml.tokens"], head["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, list)
+    assert isinstance(kinds, list)
+    head["tokenizer.ggml.tokens"] = [*tokens, *specials]
+    head["tokenizer.ggml.token_type"] = [*kinds, *[CONTROL] * len(specials)]
+    return vocabulary_from_metadata(head, name)
+
+
+def _smollm2_head() -> tuple[dict[str, GgufValue], str]:
+    path = smollm2_path()
+    assert path is not None, "the weights are not installed: make setup"
+    return read_gguf(path), path.name
+
+
+def harmony() -> tuple[Dialect, str]:
+    """gpt-oss's, on its own vocabulary where that is installed."""
+    try:
+        return HarmonyDialect(vocabulary_from_harmony()), "its own"
+    except ServerFault:
+        return HarmonyDialect(smollm2(*HARMONY)), "SmolLM2"
+
+
+def template() -> tuple[Dialect, str]:
+    """SmolLM2's own template, run as it is."""
+    text = _smollm2_head()[0]["tokenizer.chat_template"]
+    assert isinstance(text, str)
+    return TemplateDialect(smollm2(), Template(text, end="<|im_end|>")), "SmolLM2"
+
+
+MAKERS: dict[str, Callable[[], tuple[Dialect, str]]] = {
+    "chatml": lambda: (ChatmlDialect(smollm2()), "its own"),
+    "llama3": lambda: (Llama3Dialect(smollm2(*LLAMA3)), "SmolLM2"),
+    "harmony": harmony,
+    "template": template,
+}
+
+
+# --- histories ------------------------------------------------------------------------------------
+
+TOOL = FunctionTool(
+    name="read",
+    description="Reads a part of a file.",
+    parameters=msgspec.Raw(
+        b'{"type":"object","properties":{"path":{"type":"string"},"line":{"type":"integer"}}}'
+    ),
+)
+RAW = msgspec.json.encode([TOOL])
+HEAD = Head(
+    instructions="You are a coding agent.", tools=Tools(RAW, (TOOL,), RAW, offers_of((TOOL,)))
+)
+
+
+def item(**fields: object) -> Item:
+    """An item as the wire would make it."""
+    raw = msgspec.json.encode(fields)
+    return Item(raw, msgspec.json.decode(raw, type=Value))
+
+
+def output(number: int, part: int) -> Item:
+    """2 KB of source text for the call of this number."""
+    at = part * 997 % (len(TEXT) - OUTPUT_CHARS)
+    text = TEXT[at : at + OUTPUT_CHARS]
+    return item(type="function_call_output", call_id=f"call_{number}", output=text)
+
+
+def next_turn(dialect: Dialect, past: Turn | None, number: int) -> Turn:
+    """The turn in which the model, given the last output, makes the call of this number. Nothing is warm yet."""
+    arguments = f'{{"path": "src/segue/turn/run.py", "line": {number}}}'
+    call = item(type="function_call", call_id=f"call_{number}", name="read", arguments=arguments)
+    first = item(type="message", role="user", content="Find the mistake.")
+    given = (first if past is None else output(number - 1, number),)
+    reader = dialect.reader(Scene(HEAD, None, given))
+    said = [*reader.feed(Ids(dialect.write([call]))), *reader.close(is_cut=False)]
+    ids = tuple(one.ids for one in said if isinstance(one, Closed))
+    tail = said[-1]
+    assert isinstance(tail, Sealed)
+    assert len(ids) == 1, "the model said one thing"
+    last = Round(given, (call,), ids, tail.ids, dialect.fingerprint, did_sample=True)
+    return Turn(
+        id=f"resp_{number}",
+        owner="bench",
+        parent_id=past.id if past else None,
+        parent=past,
+        rounds=(last,),
+        response=cast(Response, None),  # A dialect never looks at it.
+        is_stored=False,
+        open_calls={},
+        model_turns=number + 1,
+        tools=HEAD.tools,
+    )
+
+
+@dataclass(frozen=True)
+class History:
+    """A chain of about so many tokens: how it looks cold, and warm."""
+
+    cold: Turn
+    warm: Turn
+    number: int
+
+
+def history(dialect: Dialect, tokens: int) -> History:
+    """A chain of turns with about this many tokens."""
+    sample = dialect.render(Scene(HEAD, chain(dialect, SAMPLE_TURNS), ()))
+    count = max(2, round(tokens / sample.context.length * SAMPLE_TURNS))
+    cold = chain(dialect, count)
+    last = cold.rounds[-1]
+    rendered = dialect.render(Scene(HEAD, cold.parent, last.given))
+    kept = warm_after(dialect.fingerprint, HEAD, rendered, last)
+    return History(cold, replace(cold, warm=kept), count - 1)
+
+
+def chain(dialect: Dialect, count: int) -> Turn:
+    """So many turns, the last one."""
+    turn = next_turn(dialect, None, 0)
+    for number in range(1, count):
+        turn = next_turn(dialect, turn, number)
+    return turn
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def timed(dialect: Dialect, past: Turn, number: int, part: int) -> tuple[float, Rendered]:
+    """The seconds that rendering one more output takes: in each round another one, the same for all sizes."""
+    scene = Scene(HEAD, past, (output(number, part),))
+    began = time.perf_counter()
+    rendered = dialect.render(scene)
+    return time.perf_counter() - began, rendered
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a turn costs behind a history of so many tokens."""
+
+    tokens: int
+    tokenized: int
+    warm_s: float
+    cold_s: float
+
+
+def measure(dialect: Dialect, sizes: Sequence[int], rounds: int, cold_rounds: int) -> list[Cost]:
+    """Medians for each size, the sizes taking turns."""
+    histories = {size: history(dialect, size) for size in sizes}
+    warm: dict[int, list[float]] = {size: [] for size in sizes}
+    cold: dict[int, list[float]] = {size: [] for size in sizes}
+    lengths: dict[int, tuple[int, int]] = {}
+    for number in range(rounds + 1):
+        for size, one in histories.items():
+            took, rendered = timed(dialect, one.warm, one.number, number)
+            lengths[size] = rendered.tokens_reused, rendered.tokens_tokenized
+            if number:  # The first round warms up.
+                warm[size].append(took)
+    for number in range(cold_rounds):
+        for size, one in histories.items():
+            cold[size].append(timed(dialect, one.cold, one.number, number)[0])
+    return [
+        Cost(*lengths[size], statistics.median(warm[size]), statistics.median(cold[size]))
+        for size in sizes
+    ]
+
+
+def kept_bytes(dialect: Dialect) -> tuple[int, int]:
+    """Bytes of all that is kept of 100k tokens, and of the joined prompt alone."""
+    history(dialect, KEPT_TOKENS)  # So that the vocabulary's own memory is not counted.
+    tracemalloc.start()
+    kept = history(dialect, KEPT_TOKENS)
+    whole, _ = tracemalloc.get_traced_memory()
+    prompt = kept.warm.warm.prompt if kept.warm.warm else None
+    assert isinstance(prompt, Tokens)
+    length = prompt.length
+    del prompt
+    kept = replace(kept, warm=kept.cold)
+    bare, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return int(whole * KEPT_TOKENS / length), int((whole - bare) * KEPT_TOKENS / length)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m bench render", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--cold-rounds", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--dialects", nargs="+", choices=MAKERS, default=list(MAKERS))
+    options = parser.parse_args(arguments)
+    print("dialect    vocabulary   history   encoded   warm ms   ratio   cold ms   ratio")
+    memory = []
+    for name in options.dialects:
+        if name == "template" and find_spec("jinja2") is None:
+            print("template   needs jinja2")
+            continue
+        dialect, words = MAKERS[name]()
+        costs = measure(dialect, options.sizes, options.rounds, options.cold_rounds)
+        for cost in costs:
+            warm, cold = cost.warm_s / costs[0].warm_s, cost.cold_s / costs[0].cold_s
+            print(
+                f"{name:<10} {words:<10} {cost.tokens:>9,}   {cost.tokenized:>7}   "
+                f"{cost.warm_s * 1e3:>7.3f}   {warm:>5.2f}   {cost.cold_s * 1e3:>7.1f}   {cold:>5.0f}",
+                flush=True,
+            )
+        is_flat = costs[-1].warm_s <= RATIO_MAX * costs[0].warm_s
+        print(f"{'':<10} warm within {RATIO_MAX} x: {'yes' if is_flat else 'no'}")
+        memory.append((name, *kept_bytes(dialect)))
+    print("\nkept of 100k tokens    all MB   joined prompt MB")
+    for name, whole, prompt_bytes in memory:
+        print(f"{name:<20} {whole / 1e6:>8.2f}   {prompt_bytes / 1e6:>16.2f}")
