@@ -111,7 +111,7 @@ class Client:
         """The events of one turn, undecoded, up to its terminal one."""
         found: list[bytes] = []
         while not found or not found[-1].startswith(TERMINAL):
-            found.append(self._next())
+            found.append(self.next_event())
         return found
 
     def turn(self, **event: Any) -> tuple[dict[str, Any], int]:
@@ -120,7 +120,7 @@ class Client:
         events = self.receive()
         return json.loads(events[-1]), len(events)
 
-    def _next(self) -> bytes:
+    def next_event(self) -> bytes:
         """The next text message; the server never fragments."""
         while True:
             buffer, at = self._buffer, self._at

@@ -9,6 +9,7 @@ from segue.dialects.chatml import QWEN3, ChatmlDialect
 from segue.dialects.gguf import read_gguf
 from segue.dialects.harmony import HarmonyDialect
 from segue.dialects.llama3 import Llama3Dialect
+from segue.dialects.mistral import MistralDialect
 from segue.dialects.template import Template, TemplateDialect
 from segue.dialects.vocabulary import smollm2_path
 from segue.turn.values import Delta, Head, Scene
@@ -47,6 +48,16 @@ def llama3() -> Family:
     vocabulary = smollm2(*specials)
     marks = (*specials, "<think>", "</think>", "```", "```json\n{", '{"name": "look", ', "; ", "}}")
     return Family(Llama3Dialect(vocabulary), vocabulary, marks)
+
+
+def mistral() -> Family:
+    specials = (
+        "<s>", "</s>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[INST]",
+        "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]",
+    )  # fmt: skip
+    vocabulary = smollm2(*specials)
+    marks = (*specials, "<think>", "```json\n{", '[{"name": "look", ', "look", "patch", "}]")
+    return Family(MistralDialect(vocabulary), vocabulary, marks)
 
 
 def harmony() -> Family:
@@ -109,6 +120,7 @@ MAKERS = {
     "chatml": chatml,
     "qwen3": qwen3,
     "llama3": llama3,
+    "mistral": mistral,
     "harmony": harmony,
     "template": template,
 }

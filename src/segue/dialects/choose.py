@@ -19,6 +19,7 @@ from segue.dialects.chatml import ChatmlDialect, Family
 from segue.dialects.gguf import read_gguf
 from segue.dialects.harmony import HarmonyDialect
 from segue.dialects.llama3 import Llama3Dialect
+from segue.dialects.mistral import MistralDialect
 from segue.dialects.offers import definition_of
 from segue.dialects.template import Chat, Template, TemplateDialect, TemplateRunner
 from segue.dialects.vocabulary import Vocabulary
@@ -37,11 +38,13 @@ def _chatml(family: Family) -> Maker:
 
 CHATML = ("<|im_start|>", "<|im_end|>")
 LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+MISTRAL = ("[SYSTEM_PROMPT]", "[INST]", "[TOOL_RESULTS]", "[TOOL_CALLS]", "[ARGS]", "[THINK]")
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|return|>")
 # (the special tokens of a family, and who may be it; the first one is believed where there is no template)
 FAMILIES: tuple[tuple[tuple[str, ...], tuple[Maker, ...]], ...] = (
     (CHATML, tuple(map(_chatml, CHATML_FAMILIES.values()))),
     (LLAMA3, (Llama3Dialect,)),
+    (MISTRAL, (MistralDialect,)),
 )
 
 

@@ -8,6 +8,7 @@ Files are read by the two builders, which `app.py` calls once; nothing here need
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from importlib import import_module
@@ -250,8 +251,12 @@ class _File(msgspec.Struct):
 
 
 def vocabulary_from_file(path: Path) -> Vocabulary:
-    """The vocabulary in a tokenizer.json, or in the folder that holds one."""
+    """The vocabulary in a tokenizer.json or a tekken.json, or in the folder that holds one."""
     file = path / "tokenizer.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists() and (path / TEKKEN).exists():
+        file = path / TEKKEN
+    if file.name == TEKKEN:
+        return vocabulary_from_tekken(file)
     try:
         data = file.read_bytes()
         if not _is_byte_level(msgspec.json.decode(data, type=_File).pre_tokenizer):
@@ -274,6 +279,66 @@ def _is_byte_level(cut: _Kind | None) -> bool:
     return cut is not None and (
         cut.type == "ByteLevel" or any(_is_byte_level(inner) for inner in cut.pretokenizers)
     )
+
+
+# --- from a tekken.json ---------------------------------------------------------------------------
+
+# What Mistral's own files are called.
+TEKKEN = "tekken.json"
+
+
+class _TekkenToken(msgspec.Struct):
+    rank: int
+    token_bytes: str = ""
+    token_str: str | None = None
+
+
+class _TekkenConfig(msgspec.Struct):
+    pattern: str
+    default_vocab_size: int
+    default_num_special_tokens: int
+
+
+class _Tekken(msgspec.Struct):
+    config: _TekkenConfig
+    vocab: list[_TekkenToken]
+    special_tokens: list[_TekkenToken]
+
+
+def vocabulary_from_tekken(file: Path) -> Vocabulary:
+    """The vocabulary in a file of Mistral's: tokens by rank, behind a row of special ones."""
+    try:
+        data = msgspec.json.decode(file.read_bytes(), type=_Tekken)
+        spelt = [b64decode(token.token_bytes) for token in data.vocab]
+        names = {token.rank: token.token_str or "" for token in data.special_tokens}
+    except (OSError, ValueError) as wrong:
+        raise ServerFault(f"{file.name} cannot be read as a tokenizer: {wrong}") from wrong
+    first = data.config.default_num_special_tokens
+    spelt = spelt[: data.config.default_vocab_size - first]
+    # Places that the file leaves empty have these names.
+    specials = {names.get(id) or f"<SPECIAL_{id}>": id for id in range(first)}
+    letters = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
+    words = ["".join(letters[byte] for byte in one) for one in spelt]
+    ranks = {word: rank for rank, word in enumerate(words)}
+
+    bpe = models.BPE(
+        {word: first + rank for word, rank in ranks.items()}, _merges(ranks), ignore_merges=True
+    )
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_split(data.config.pattern))
+    return Vocabulary(_plain(tokenizer), [*specials, *words], specials, set())
+
+
+def _merges(ranks: dict[str, int]) -> list[tuple[str, str]]:
+    """All pairs that make a token, in the order of what they make, as there is no other order in such a file."""
+    return [
+        (word[:at], word[at:])
+        for word in ranks
+        for at in sorted(
+            (at for at in range(1, len(word)) if word[:at] in ranks and word[at:] in ranks),
+            key=lambda at: (ranks[word[:at]], ranks[word[at:]]),
+        )
+    ]
 
 
 # --- from a library -------------------------------------------------------------------------------

@@ -1,0 +1,404 @@
+"""How do Mistral's newer models write and read (their format v13: Ministral 3, Devstral 2, Magistral)?
+
+Everything stands between special tokens: `[SYSTEM_PROMPT]`, the tools once before the first `[INST]` of the user,
+`[TOOL_RESULTS]`. The answer follows `[/INST]` with no cue and ends with `</s>`. Older formats are no part of this: they
+move the tools to the last message of the user each turn, so that nothing behind the first could stay.
+
+In an answer only special tokens are marks. Text between them goes through a `TextReader`, which also knows the older
+way to call, `[TOOL_CALLS]` and JSON, and what small models write instead:
+
+    state       waits for                           and then
+    talking     [THINK] or [TOOL_CALLS]             thinking or naming
+    thinking    [/THINK], or any of those           closes, talking
+    naming      [ARGS]; `[` or `{`; anything else   opens a call, arguing; talking, as the text that it was
+    arguing     any mark                            closes
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from segue.dialects.offers import (
+    added_by,
+    arguments_schema,
+    call_schema,
+    definition_of,
+    forced,
+    format_schema,
+    function_of,
+    offer_in,
+)
+from segue.dialects.parts import Part, dumps, is_object, object_or_string, parts_of
+from segue.dialects.speech import Speech, TextReader, input_of, opened_call
+from segue.dialects.vocabulary import Vocabulary
+from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
+from segue.turn.values import (
+    NO_IDS,
+    Closed,
+    Head,
+    IdArray,
+    Ids,
+    Opened,
+    Piece,
+    Rendered,
+    Said,
+    Scene,
+    Sealed,
+    Wrote,
+    id_array,
+)
+from segue.wire.items import AdditionalTools, Item, Message
+from segue.wire.tools import Offer
+
+BEGIN, END = "<s>", "</s>"
+THINK, THOUGHT, CALL, CALL_ID, ARGS = "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+# What stands around a part, by its kind.
+AROUND = {
+    "system": ("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    "tools": ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    "user": ("[INST]", "[/INST]"),
+    "response": ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    "think": (THINK, THOUGHT),
+}
+# A change of this file that changes what kept ids mean needs a new number.
+VERSION = "mistral1"
+# What goes on in the same block: a model turn in the order in which the model writes it, and texts of one speaker.
+JOINS = {
+    ("think", "think"),
+    ("think", "talk"),
+    ("think", "call"),
+    ("talk", "talk"),
+    ("talk", "call"),
+    ("call", "call"),
+    ("user", "user"),
+}
+
+
+class MistralDialect:
+    """A `Dialect` for token engines."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._around = {
+            kind: (vocabulary.special(before), vocabulary.special(behind))
+            for kind, (before, behind) in AROUND.items()
+        }
+        self._call = id_array([vocabulary.special(CALL)])
+        self._args = id_array([vocabulary.special(ARGS)])
+        self._end = id_array([vocabulary.special(END)])
+        self._stops = frozenset(self._end)
+        self._speech = Speech(vocabulary, self._stops, self._end, signal=self._call[0])
+        self._hand = Hand(
+            fingerprint=f"{VERSION}-{vocabulary.fingerprint}",
+            cue=NO_IDS,
+            begin=self._begin,
+            given=self._given,
+            wrote=self.write,
+            is_alike=is_alike_by_words,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Names this format and the vocabulary."""
+        return self._hand.fingerprint
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Ids that end the model's turn."""
+        return self._stops
+
+    def render(self, scene: Scene) -> Rendered:
+        """The prompt: head, history, what is given now, and where the answer is forced, its beginning."""
+        rendered = render(self._hand, scene)
+        lead, schema = self._lead(scene)
+        return replace(rendered, lead=lead, schema=schema) if lead or schema else rendered
+
+    def write(self, items: Sequence[Item]) -> IdArray[int]:
+        """What the model would sample to say these items, its end mark included."""
+        return self._said(parts_of(items))
+
+    def reader(self, scene: Scene) -> MistralReader:
+        """A reader for the answer to this scene, which knows the tools by name."""
+        return MistralReader(self._speech, scene)
+
+    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
+        if not scene.can_constrain:
+            return NO_IDS, None
+        offers = forced(scene.head)
+        if not offers:
+            return NO_IDS, format_schema(scene, "arguments")
+        if len(offers) > 1:
+            # A name and `[ARGS]` are no JSON, to which alone the engine can be held: so the older way to call.
+            return self._call, call_schema(offers, "arguments")
+        return self._called(offers[0].qualified_name), arguments_schema(offers[0])
+
+    def _begin(
+        self, head: Head, items: Sequence[Item], root_at: int, name_of: NameOf
+    ) -> IdArray[int]:
+        """The system's blocks, then the tools, then the rest."""
+        ids = id_array([self._vocabulary.special(BEGIN)])
+        if head.instructions:
+            ids.extend(self._block(Part("system", head.instructions)))
+        count = next((n for n, item in enumerate(items) if not _is_system(item)), len(items))
+        ids.extend(self._given(items[:count], name_of))
+        if head.tools.offers:
+            ids.extend(self._block(Part("tools", _tools(head.tools.offers))))
+        return ids + self._given(items[count:], name_of)
+
+    def _given(self, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
+        ids = id_array()
+        for parts in _blocks(items):
+            match parts[0].kind:
+                case "think" | "talk" | "call":
+                    ids.extend(self._said(parts))
+                case kind:
+                    ids.extend(self._block(Part(kind, _joined(parts))))
+        return ids
+
+    def _said(self, parts: Sequence[Part]) -> IdArray[int]:
+        """A turn of the model. Spaces at the end of its text go, unless it has thought: so its library has it."""
+        ids = id_array()
+        texts = [part for part in parts if part.kind == "talk"]
+        is_thoughtful = any(part.kind == "think" for part in parts)
+        for part in parts:
+            match part.kind:
+                case "call":
+                    arguments = self._vocabulary.encode(object_or_string(part.text or "{}"))
+                    ids.extend(self._called(part.name) + arguments)
+                case "talk" if part is texts[0]:
+                    text = _joined(texts)
+                    ids.extend(self._vocabulary.encode(text if is_thoughtful else text.rstrip(" ")))
+                case "think":
+                    ids.extend(self._block(part))
+                case _:
+                    pass
+        return ids + self._end
+
+    def _called(self, name: str) -> IdArray[int]:
+        return self._call + self._vocabulary.encode(name) + self._args
+
+    def _block(self, part: Part) -> IdArray[int]:
+        before, behind = self._around[part.kind]
+        return id_array([before, *self._vocabulary.encode(part.text), behind])
+
+
+def _blocks(items: Sequence[Item]) -> list[list[Part]]:
+    blocks: list[list[Part]] = []
+    for item in items:
+        for part in _parts(item):
+            if blocks and (blocks[-1][-1].kind, part.kind) in JOINS:
+                blocks[-1].append(part)
+            else:
+                blocks.append([part])
+    return blocks
+
+
+def _parts(item: Item) -> list[Part]:
+    if isinstance(item.value, AdditionalTools):
+        return [Part("tools", _tools(added_by(item)))]
+    return parts_of((item,))
+
+
+def _joined(parts: Sequence[Part]) -> str:
+    return "\n\n".join(part.text for part in parts if part.text)
+
+
+def _is_system(item: Item) -> bool:
+    return isinstance(item.value, Message) and item.value.role in ("system", "developer")
+
+
+def _tools(tools: Sequence[Offer | Raw]) -> str:
+    return dumps([_definition(tool) for tool in tools])
+
+
+def _definition(tool: Offer | Raw) -> object:
+    """As the family's library writes it: nothing is left out."""
+    if isinstance(tool, Raw):
+        return definition_of(tool)
+    function = {"description": "", "parameters": {}, **function_of(tool)}
+    ordered = {key: function[key] for key in ("name", "description", "parameters")}
+    return {"type": "function", "function": ordered}
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class MistralReader:
+    """A `Reader`: see the table of states at the top."""
+
+    def __init__(self, speech: Speech, scene: Scene) -> None:
+        self._speech = speech
+        self._vocabulary = speech.vocabulary
+        self._scene = scene
+        names = [name for name in (THINK, THOUGHT, CALL, CALL_ID, ARGS, END)
+                 if self._vocabulary.has_special(name)]  # fmt: skip
+        self._marks = {self._vocabulary.special(name): name for name in names}
+        self._decode = getincrementaldecoder("utf-8")("replace")
+        self._said: list[Said] = []
+        # The mark behind which we are; nothing while talking.
+        self._state = ""
+        # Reads the text of this stretch; None: there was none yet.
+        self._text: TextReader | None = None
+        # Sampled since the last closed item.
+        self._ids = id_array()
+        self._is_over = False
+        self._open: Opened | None = None
+        # A name as far as it has come; or blanks before a thought; or arguments that are told when they are whole.
+        self._held = ""
+        # All of the arguments, to see whether a call that was cut is whole.
+        self._arguments = ""
+        # From where on the ids are the name of a call.
+        self._named_from = 0
+
+    def feed(self, piece: Piece) -> list[Said]:
+        """What has become certain with these ids."""
+        assert isinstance(piece, Ids), "this dialect reads tokens"
+        self._said = []
+        if not self._state and not self._is_over and self._marks.keys().isdisjoint(piece.ids):
+            self._talk(piece.ids)
+            return self._said
+        for id in piece.ids:
+            if not self._is_over:
+                self._take(id)
+        return self._said
+
+    def close(self, *, is_cut: bool) -> list[Said]:
+        """Close the open item, and seal the turn."""
+        self._said = []
+        self._finish(is_cut=is_cut and not self._is_over)
+        self._said.append(Sealed(self._ids + self._speech.seal))
+        return self._said
+
+    def _take(self, id: int) -> None:
+        mark = self._marks.get(id)
+        if mark == END:
+            self._finish()
+            self._is_over = True
+        elif mark == CALL_ID and self._state == CALL:
+            self._ids.append(id)
+            self._state = CALL_ID
+        elif mark == ARGS and self._state in (CALL, CALL_ID) and self._held.strip():
+            self._ids.append(id)
+            self._begin_call()
+        elif mark == THOUGHT and self._state == THINK:
+            self._ids.append(id)
+            self._finish()
+        elif mark in (THINK, CALL):
+            self._finish()
+            self._state = mark
+            self._named_from = len(self._ids)
+            self._ids.append(id)
+        elif not self._state:
+            self._talk([id])
+        else:
+            self._ids.append(id)
+            self._take_text(self._decode.decode(self._vocabulary.bytes_of(id)))
+
+    def _take_text(self, text: str) -> None:
+        match self._state:
+            case "[THINK]":
+                self._think(text)
+            case "[TOOL_CALLS]":
+                self._held += text
+                if self._held.lstrip()[:1] in ("[", "{"):
+                    self._was_text()
+            case "[ARGS]":
+                self._argue(text)
+            case _:
+                pass
+
+    # Talking.
+
+    def _talk(self, ids: Sequence[int]) -> None:
+        if self._text is None:
+            self._text = TextReader(self._speech, self._scene)
+        self._pass(self._text.feed(Ids(ids)))
+
+    def _pass(self, said: Sequence[Said]) -> None:
+        """What the reader of text has read; the ids before it are the first item's."""
+        for value in said:
+            match value:
+                case Closed():
+                    self._said.append(Closed(self._ids + value.ids, value.is_cut))
+                    self._ids = id_array()
+                case Sealed():
+                    self._ids.extend(value.ids[: -len(self._speech.seal)])
+                case _:
+                    self._said.append(value)
+
+    def _was_text(self) -> None:
+        """Behind the mark of a call stands no name."""
+        ids = self._ids[self._named_from :]
+        self._ids = self._ids[: self._named_from]
+        self._state, self._held = "", ""
+        self._decode.reset()
+        self._talk(ids)
+
+    # Thinking and calling.
+
+    def _think(self, text: str) -> None:
+        self._held += text
+        if self._open is None and self._held.strip():
+            self._begin(Opened("reasoning"))
+        if self._open is not None:
+            self._write(self._held)
+            self._held = ""
+
+    def _begin_call(self) -> None:
+        name = self._held.strip()
+        self._held, self._arguments = "", ""
+        self._decode.reset()
+        self._state = ARGS
+        self._begin(opened_call(name, offer_in(self._scene, name)))
+
+    def _argue(self, text: str) -> None:
+        assert self._open is not None
+        self._held += text
+        self._arguments += text
+        # A string may hold the object, as some models write it.
+        is_told = self._open.kind != "custom" and self._arguments.lstrip()[:1] not in ("", '"')
+        if is_told:
+            self._write(self._held)
+            self._held = ""
+
+    def _begin(self, opened: Opened) -> None:
+        self._open = opened
+        self._said.append(opened)
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._said.append(Wrote(text))
+
+    def _finish(self, *, is_cut: bool = False) -> None:
+        """What we are in is over, whether it said so or not."""
+        if self._state in (CALL, CALL_ID):
+            self._was_text()
+        if self._text is not None:
+            self._pass(self._text.close(is_cut=is_cut))
+            self._text = None
+        rest = "" if is_cut else self._decode.decode(b"", final=True)
+        self._decode.reset()
+        self._take_text(rest)
+        if self._open is not None:
+            if self._state == ARGS:
+                self._write(self._last_arguments(is_cut))
+                is_cut = is_cut and not is_object(self._arguments.strip())
+            self._said.append(Closed(self._ids, is_cut))
+            self._ids = id_array()
+        self._state, self._held, self._open = "", "", None
+
+    def _last_arguments(self, is_cut: bool) -> str:
+        assert self._open is not None
+        if self._open.kind == "custom":
+            return input_of(self._held)
+        if not self._arguments.strip():
+            return self._held if is_cut else "{}"
+        try:
+            return msgspec.json.decode(self._held, type=str) if self._held else ""
+        except msgspec.DecodeError:
+            return self._held
