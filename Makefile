@@ -23,10 +23,10 @@ NPM_DONE := $(NPM)/.done-$(subst /,-,$(subst $(SPACE),-,$(NPM_PACKAGES)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test check format bench lock clean
+.PHONY: help setup serve test test-vllm check format bench lock clean
 
 help: ## print these words
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(SETUP_DONE) ## make .venv with everything that the server needs
 	@echo "ready: make serve"
@@ -36,6 +36,10 @@ serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue se
 
 test: $(DEV_DONE) $(NPM_DONE) ## run all tests, official clients included; ARGS goes to pytest
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
+
+test-vllm: $(DEV_DONE) ## test against the real vLLM named by SEGUE_TEST_VLLM_URL
+	@test -n "$$SEGUE_TEST_VLLM_URL" || { echo "name a vLLM first: SEGUE_TEST_VLLM_URL=http://127.0.0.1:8000"; exit 1; }
+	@$(VENV)/bin/python -m pytest tests/engines/test_vllm_real.py -m vllm $(ARGS)
 
 check: $(DEV_DONE) ## format, lint, types and rules, without changing anything
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }

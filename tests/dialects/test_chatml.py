@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import jinja2.sandbox
 import pytest
 from hypothesis import assume, given, settings
 
@@ -33,9 +34,6 @@ from tests.contracts.dialect import (
     spoken,
     turn_after,
 )
-
-jinja2 = pytest.importorskip("jinja2")
-sandbox = pytest.importorskip("jinja2.sandbox")
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SPECIAL = re.compile(r"(<\|im_start\|>|<\|im_end\|>)")
@@ -70,7 +68,7 @@ def shown(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
 
 def from_template(template: str, **values: object) -> str:
     """As the usual libraries run a chat template."""
-    environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return str(environment.from_string(template).render(add_generation_prompt=True, **values))
 

@@ -1,6 +1,7 @@
 """A model is known by its own files."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,20 @@ from segue.dialects.choose import choose, template_in
 from segue.dialects.gguf import read_gguf
 from segue.dialects.harmony import HarmonyDialect
 from segue.dialects.llama3 import Llama3Dialect
+from segue.dialects.mistral import MistralDialect
 from segue.dialects.template import TemplateDialect
 from segue.dialects.vocabulary import (
     Vocabulary,
     smollm2_path,
+    vocabulary_from_file,
     vocabulary_from_gguf,
     vocabulary_from_metadata,
 )
 from segue.errors import ServerFault
-from tests.contracts.dialect import smollm2
+from segue.turn.values import Head, Scene
+from tests.contracts.dialect import flat, message, smollm2
 from tests.dialects import templates
 from tests.dialects.test_template import CHATML
-
-pytest.importorskip("jinja2")
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>")  # fmt: skip
@@ -60,6 +62,62 @@ def test_llama3_is_known_by_its_folder() -> None:
     dialect = choose(templates.folder("llama3_2"), templates.vocabulary("llama3_2"))
 
     assert isinstance(dialect, Llama3Dialect)
+
+
+# The format of Mistral's newer models in few words, with what it says where nobody instructs it.
+MISTRAL = (
+    "{{- bos_token }}"
+    "{%- if messages[0].role == 'system' %}{{- '[SYSTEM_PROMPT]' + messages[0].content + '[/SYSTEM_PROMPT]' }}"
+    "{%- else %}{{- DEFAULT }}{%- endif %}"
+    "{%- if tools %}{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}"
+    "{%- for m in messages %}"
+    "{%- if m.role == 'user' %}{{- '[INST]' + m.content + '[/INST]' }}"
+    "{%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}"
+    "{%- elif m.role == 'assistant' %}{{- m.content }}"
+    "{%- for c in m.tool_calls or [] %}"
+    "{{- '[TOOL_CALLS]' + c.function.name + '[ARGS]' + (c.function.arguments | tojson) }}"
+    "{%- endfor %}{{- eos_token }}{%- endif %}"
+    "{%- endfor %}"
+)
+SYSTEM = "[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT]"
+
+
+def mistral_in(path: Path, template: str | None = None) -> Path:
+    """A folder with Mistral's own vocabulary, and this template if any."""
+    shutil.copy(GOLDEN / "mistral" / "tekken.json", path)
+    if template is not None:
+        config = {"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"}
+        (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("template", [None, MISTRAL.replace("DEFAULT", "''")])
+def test_mistral_is_known_by_its_tokens_and_its_template(
+    tmp_path: Path, template: str | None
+) -> None:
+    path = mistral_in(tmp_path, template)
+
+    assert isinstance(choose(path, vocabulary_from_file(path)), MistralDialect)
+
+
+def test_mistral_says_what_its_template_says_where_nobody_instructs_it(tmp_path: Path) -> None:
+    path = mistral_in(tmp_path, MISTRAL.replace("DEFAULT", f"'{SYSTEM}'"))
+    vocabulary = vocabulary_from_file(path)
+
+    dialect = choose(path, vocabulary)
+
+    assert isinstance(dialect, MistralDialect)
+    for head, system in ((Head(), "Be kind."), (Head(instructions="So."), "So.")):
+        prompt = flat(dialect.render(Scene(head, None, (message("user", "Hi"),))).prompt)
+        marks = ["<s>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]"]
+        expected = f"<s>[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT][INST]Hi[/INST]"
+        assert prompt.tolist() == templates.encoded_whole(vocabulary, expected, marks)
+
+
+def test_mistral_with_another_template_is_run_by_it(tmp_path: Path) -> None:
+    path = mistral_in(tmp_path, MISTRAL.replace("DEFAULT", "''").replace("'[INST]'", "'[INST] '"))
+
+    assert isinstance(choose(path, vocabulary_from_file(path)), TemplateDialect)
 
 
 def test_qwen2_is_known_by_its_template(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ import json
 import random
 from typing import Any
 
-import pytest
-
 from segue.dialects.gguf import Value
 from segue.dialects.vocabulary import (
     BYTE_OF_LETTER,
@@ -55,7 +53,6 @@ def test_llama3_is_cut_as_its_tokenizer_does() -> None:
 
 
 def test_gpt_oss_is_cut_as_its_library_does() -> None:
-    pytest.importorskip("openai_harmony")
     theirs = vocabulary_from_harmony()
     specials = {theirs.special(text): text for text in theirs.specials}
     spelt = [theirs.bytes_of(id) for id in range(theirs.size)]

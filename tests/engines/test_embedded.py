@@ -32,8 +32,6 @@ from tests.contracts import engine as contract
 from tests.contracts.engine import Bench, chatml, ids_of, sampled
 from tests.contracts.turns import said
 
-pytestmark = pytest.mark.xdist_group("embedded")
-
 CONTEXT = 1_024
 # At most this long are answers whose end nobody waits for.
 SHORT = 16

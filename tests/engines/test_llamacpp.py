@@ -28,8 +28,6 @@ from tests.engines.asking import (
 )
 from tests.engines.llama_listener import CONTEXT_TOKENS, KEY, Listener, llama_server
 
-pytestmark = pytest.mark.xdist_group("llama")
-
 
 @pytest.fixture(scope="module")
 def listener() -> Iterator[Listener]:

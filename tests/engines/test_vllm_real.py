@@ -1,4 +1,4 @@
-"""Does the vLLM engine speak with a REAL vLLM? Only where one is named: it is too heavy to be started here.
+"""Does the vLLM engine speak with a REAL vLLM? `make test-vllm`: it is too heavy to be started in every run.
 
 SEGUE_TEST_VLLM_URL is the address of a vLLM that serves SmolLM2-135M-Instruct as `smollm2`, started with
 `--enable-prompt-tokens-details --enable-scale-out --max-model-len 2048`.
@@ -31,10 +31,7 @@ from tests.engines.asking import (
 
 URL = os.environ.get("SEGUE_TEST_VLLM_URL", "")
 
-pytestmark = [
-    pytest.mark.skipif(not URL, reason="no real vLLM is named by SEGUE_TEST_VLLM_URL"),
-    pytest.mark.xdist_group("vllm"),
-]
+pytestmark = pytest.mark.vllm
 
 SCHEMA = (
     b'{"type":"object","properties":{"city":{"type":"string","maxLength":10}},'

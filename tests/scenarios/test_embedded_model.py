@@ -7,15 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import jsonschema
-import pytest
 
 from segue.dialects.chatml import ChatmlDialect
 from segue.dialects.vocabulary import smollm2_path, vocabulary_from_gguf
 from segue.engines.embedded import EmbeddedEngine
 from segue.turn.admit import Model
 from tests.support import WEATHER, Served, fetch, kinds, metric, serving, wire
-
-pytestmark = pytest.mark.xdist_group("embedded")
 
 NAME = "smollm2"
 CONTEXT = 1_024

@@ -8,6 +8,7 @@ A model without a template is believed by its special tokens alone, and where th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,12 +83,24 @@ def choose(path: Path, vocabulary: Vocabulary) -> Dialect:
             "To find out how this model writes, `pip install jinja2`, or name a dialect with --dialect."
         )
     runner = TemplateRunner(template)
+    if MistralDialect in candidates:
+        candidates.append(_mistral(runner))
     for make in candidates:
         dialect = make(vocabulary)
         probes = _probes(template.text)
         if all(_is_alike(dialect, vocabulary, runner, *probe) for probe in probes):
             return dialect
     return TemplateDialect(vocabulary, template)
+
+
+def _mistral(runner: TemplateRunner) -> Maker:
+    """The dialect with what this template says where nobody else instructs the model."""
+    try:
+        told = runner.run([{"role": "user", "content": "Hi"}], None, PROBED_AT, is_cued=True)
+    except InvalidRequest:
+        told = ""
+    found = re.search(r"\[SYSTEM_PROMPT\](.*)\[/SYSTEM_PROMPT\]", told, re.DOTALL)
+    return lambda vocabulary: MistralDialect(vocabulary, found[1] if found else "")
 
 
 # --- the model's own files ------------------------------------------------------------------------

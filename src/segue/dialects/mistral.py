@@ -10,7 +10,8 @@ way to call, `[TOOL_CALLS]` and JSON, and what small models write instead:
     state       waits for                           and then
     talking     [THINK] or [TOOL_CALLS]             thinking or naming
     thinking    [/THINK], or any of those           closes, talking
-    naming      [ARGS]; `[` or `{`; anything else   opens a call, arguing; talking, as the text that it was
+    naming      [ARGS], or `{` behind a known name  opens a call, arguing
+                `[` or `{` at once, any other mark  it was text: talking
     arguing     any mark                            closes
 """
 
@@ -82,8 +83,10 @@ JOINS = {
 class MistralDialect:
     """A `Dialect` for token engines."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, system: str = "") -> None:
+        """`system` is said where nobody else instructs the model: some of their templates have such words."""
         self._vocabulary = vocabulary
+        self._system = system
         self._around = {
             kind: (vocabulary.special(before), vocabulary.special(behind))
             for kind, (before, behind) in AROUND.items()
@@ -142,9 +145,10 @@ class MistralDialect:
     ) -> IdArray[int]:
         """The system's blocks, then the tools, then the rest."""
         ids = id_array([self._vocabulary.special(BEGIN)])
-        if head.instructions:
-            ids.extend(self._block(Part("system", head.instructions)))
         count = next((n for n, item in enumerate(items) if not _is_system(item)), len(items))
+        system = head.instructions or ("" if count else self._system)
+        if system:
+            ids.extend(self._block(Part("system", system)))
         ids.extend(self._given(items[:count], name_of))
         if head.tools.offers:
             ids.extend(self._block(Part("tools", _tools(head.tools.offers))))
@@ -284,7 +288,8 @@ class MistralReader:
             self._state = CALL_ID
         elif mark == ARGS and self._state in (CALL, CALL_ID) and self._held.strip():
             self._ids.append(id)
-            self._begin_call()
+            self._decode.reset()
+            self._begin_call(self._held.strip())
         elif mark == THOUGHT and self._state == THINK:
             self._ids.append(id)
             self._finish()
@@ -304,9 +309,7 @@ class MistralReader:
             case "[THINK]":
                 self._think(text)
             case "[TOOL_CALLS]":
-                self._held += text
-                if self._held.lstrip()[:1] in ("[", "{"):
-                    self._was_text()
+                self._name(text)
             case "[ARGS]":
                 self._argue(text)
             case _:
@@ -349,10 +352,18 @@ class MistralReader:
             self._write(self._held)
             self._held = ""
 
-    def _begin_call(self) -> None:
-        name = self._held.strip()
+    def _name(self, text: str) -> None:
+        self._held += text
+        name, brace, rest = self._held.partition("{")
+        if self._held.lstrip()[:1] in ("[", "{"):
+            self._was_text()
+        elif brace and offer_in(self._scene, name.strip()) is not None:
+            # The mark before the arguments is missing.
+            self._begin_call(name.strip())
+            self._argue(brace + rest)
+
+    def _begin_call(self, name: str) -> None:
         self._held, self._arguments = "", ""
-        self._decode.reset()
         self._state = ARGS
         self._begin(opened_call(name, offer_in(self._scene, name)))
 
