@@ -4,8 +4,8 @@
 
 A chain of 20 turns over one WebSocket, about 60 new words each, short greedy answers. *Cold* is the context of turn 20
 sent as a whole by a client that the server has never seen, with its first words changed, so that nothing of it is
-cached anywhere. The first token is the first delta that leaves the server. Each round is a new chain; medians of rounds.
-Turn 20 still has to look at everything before it, but must compute only what is new.
+cached anywhere. The first token is the first delta that leaves the server. Each round is a new chain; medians of
+rounds. Turn 20 still has to look at everything before it, but must compute only what is new.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ TURNS = 20
 # Turn 20 against turn 2.
 RATIO_MAX = 2.0
 CONTEXT_TOKENS = 4_096
+ENDED = (b'{"type":"response.completed"', b'{"type":"response.incomplete"')
 WORDS = (
     "The report says that the north wall was painted in spring and the south wall in autumn. " * 3
 )
@@ -76,9 +77,7 @@ def first_token(
         event = client.next_event()
         if not took and b'.delta"' in event[:60]:
             took = time.perf_counter() - began
-        if event.startswith(b'{"type":"response.completed"') or event.startswith(
-            b'{"type":"response.incomplete"'
-        ):
+        if event.startswith(ENDED):
             return took, json.loads(event)["response"]
         assert not event.startswith((b'{"type":"error"', b'{"type":"response.failed"')), event
 

@@ -17,6 +17,7 @@ from segue.dialects.gguf import read_gguf
 from segue.dialects.harmony import HarmonyDialect
 from segue.dialects.llama3 import Llama3Dialect
 from segue.dialects.messages import MessagesDialect
+from segue.dialects.mistral import MistralDialect
 from segue.dialects.template import TemplateDialect
 from segue.dialects.vocabulary import Vocabulary, vocabulary_from_file, vocabulary_from_gguf
 from segue.engines.chat import ChatEngine
@@ -181,6 +182,7 @@ DIALECTS: dict[str, Callable[[Vocabulary], Dialect]] = {
     "qwen2": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["qwen2"]),
     "qwen3": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["qwen3"]),
     "llama3": Llama3Dialect,
+    "mistral": MistralDialect,
     "harmony": HarmonyDialect,
 }
 

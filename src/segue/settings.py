@@ -22,7 +22,17 @@ from segue.errors import Misconfigured
 T = TypeVar("T")
 
 EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "chat"]
-DIALECTS = ("auto", "chatml", "smollm2", "qwen2", "qwen3", "llama3", "harmony", "template")
+DIALECTS = (
+    "auto",
+    "chatml",
+    "smollm2",
+    "qwen2",
+    "qwen3",
+    "llama3",
+    "mistral",
+    "harmony",
+    "template",
+)
 
 Positive = Annotated[float, Meta(gt=0)]
 

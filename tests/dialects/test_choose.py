@@ -114,6 +114,14 @@ def test_mistral_says_what_its_template_says_where_nobody_instructs_it(tmp_path:
         assert prompt.tolist() == templates.encoded_whole(vocabulary, expected, marks)
 
 
+def test_mistral_of_an_older_format_without_a_template_is_refused(tmp_path: Path) -> None:
+    file = mistral_in(tmp_path) / "tekken.json"
+    file.write_text(file.read_text().replace('"v13"', '"v11"'))
+
+    with pytest.raises(ServerFault, match="--dialect"):
+        choose(tmp_path, vocabulary_from_file(tmp_path))
+
+
 def test_mistral_with_another_template_is_run_by_it(tmp_path: Path) -> None:
     path = mistral_in(tmp_path, MISTRAL.replace("DEFAULT", "''").replace("'[INST]'", "'[INST] '"))
 

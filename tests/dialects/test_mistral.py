@@ -139,6 +139,27 @@ def test_instructions_are_the_first_block_and_tools_stand_behind_all_of_the_syst
     )
 
 
+def test_texts_of_one_answer_are_one_text(vocabulary: Vocabulary, dialect: MistralDialect) -> None:
+    items = [message("assistant", "One."), message("assistant", "Two.")]
+    expected = [*vocabulary.encode("One.\n\nTwo."), vocabulary.special("</s>")]
+
+    prompt = flat(dialect.render(Scene(Head(), None, tuple(items))).prompt)
+
+    assert dialect.write(items).tolist() == expected
+    assert prompt.tolist() == [vocabulary.special("<s>"), *expected]
+
+
+@pytest.mark.parametrize(
+    "arguments, written", [("", "{}"), (" {} ", "{}"), ('{"a": ', '"{\\"a\\": "'), ("[1]", '"[1]"')]
+)
+def test_arguments_are_written_as_json(
+    vocabulary: Vocabulary, dialect: MistralDialect, arguments: str, written: str
+) -> None:
+    ids = dialect.write([call("look", arguments)])
+
+    assert ids[:-1].tolist() == sampled(vocabulary, f"[TOOL_CALLS]look[ARGS]{written}")
+
+
 NAMES = ("SYSTEM_PROMPT", "AVAILABLE_TOOLS", "INST")
 
 
@@ -218,6 +239,7 @@ STORIES: list[tuple[str, list[Heard]]] = [
     # Not a call: given back as it was.
     ("[TOOL_CALLS]print(1)", [Heard("message", "print(1)")]),
     ("Hello[TOOL_CALLS]print(1)" + CALL, [HELLO, Heard("message", "print(1)"), FOUND]),
+    ("[TOOL_CALLS]" + "Hello" * 60, [Heard("message", "Hello" * 60)]),
     ('{"answer": 1}', [Heard("message", '{"answer": 1}')]),
 ]
 
@@ -241,6 +263,15 @@ def test_call_is_told_as_soon_as_its_name_is_whole(
     assert reader.feed(Ids(sampled(vocabulary, "[TOOL_CALLS]look"))) == []
     assert len(reader.feed(Ids(sampled(vocabulary, "[ARGS]")))) == 1
     assert len(reader.feed(Ids(sampled(vocabulary, '{"q": "a')))) > 2
+
+
+def test_half_a_letter_in_a_name_does_not_reach_the_arguments(
+    vocabulary: Vocabulary, dialect: MistralDialect
+) -> None:
+    ids = sampled(vocabulary, CALL)
+    ids.insert(ids.index(vocabulary.special("[ARGS]")), vocabulary.encode("\u1234")[0])
+
+    assert heard(read(dialect, OFFERING, [ids])) == [FOUND]
 
 
 def test_call_that_was_cut_is_cut_only_if_something_is_missing(

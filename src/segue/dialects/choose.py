@@ -20,10 +20,10 @@ from segue.dialects.chatml import ChatmlDialect, Family
 from segue.dialects.gguf import read_gguf
 from segue.dialects.harmony import HarmonyDialect
 from segue.dialects.llama3 import Llama3Dialect
-from segue.dialects.mistral import MistralDialect
+from segue.dialects.mistral import FORMAT, MistralDialect
 from segue.dialects.offers import definition_of
 from segue.dialects.template import Chat, Template, TemplateDialect, TemplateRunner
-from segue.dialects.vocabulary import Vocabulary
+from segue.dialects.vocabulary import TEKKEN, Vocabulary
 from segue.errors import InvalidRequest, ServerFault
 from segue.turn.seams import Dialect
 from segue.turn.values import Head, Scene, Tokens
@@ -49,6 +49,14 @@ FAMILIES: tuple[tuple[tuple[str, ...], tuple[Maker, ...]], ...] = (
 )
 
 
+class _TekkenConfig(msgspec.Struct):
+    version: str = ""
+
+
+class _Tekken(msgspec.Struct):
+    config: _TekkenConfig
+
+
 class _Token(msgspec.Struct):
     content: str = ""
 
@@ -72,7 +80,7 @@ def choose(path: Path, vocabulary: Vocabulary) -> Dialect:
         for make in makers
     ]
     if template is None:
-        if candidates:
+        if candidates and (candidates[0] is not MistralDialect or _is_format_known(path)):
             return candidates[0](vocabulary)
         raise ServerFault(
             f"{path.name} has no chat template, and its special tokens are those of no family that is known here. "
@@ -91,6 +99,14 @@ def choose(path: Path, vocabulary: Vocabulary) -> Dialect:
         if all(_is_alike(dialect, vocabulary, runner, *probe) for probe in probes):
             return dialect
     return TemplateDialect(vocabulary, template)
+
+
+def _is_format_known(path: Path) -> bool:
+    """Whether Mistral's own file, where there is one, is of the format that is written here."""
+    file = (path if path.is_dir() else path.parent) / TEKKEN
+    if not file.is_file():
+        return True
+    return msgspec.json.decode(file.read_bytes(), type=_Tekken).config.version == FORMAT
 
 
 def _mistral(runner: TemplateRunner) -> Maker:

@@ -66,8 +66,12 @@ AROUND = {
     "response": ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
     "think": (THINK, THOUGHT),
 }
+# What the family's own files call this format.
+FORMAT = "v13"
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "mistral1"
+# What is longer is no name of a tool, which has at most 128 characters.
+NAME_CHARS_MAX = 256
 # What goes on in the same block: a model turn in the order in which the model writes it, and texts of one speaker.
 JOINS = {
     ("think", "think"),
@@ -252,10 +256,11 @@ class MistralReader:
         self._ids = id_array()
         self._is_over = False
         self._open: Opened | None = None
-        # A name as far as it has come; or blanks before a thought; or arguments that are told when they are whole.
+        # A name as far as it has come, or blanks before a thought.
         self._held = ""
-        # All of the arguments, to see whether a call that was cut is whole.
-        self._arguments = ""
+        # The arguments, and whether they are told as they come; None: their first letter is not here yet.
+        self._arguments: list[str] = []
+        self._is_told: bool | None = None
         # From where on the ids are the name of a call.
         self._named_from = 0
 
@@ -355,7 +360,7 @@ class MistralReader:
     def _name(self, text: str) -> None:
         self._held += text
         name, brace, rest = self._held.partition("{")
-        if self._held.lstrip()[:1] in ("[", "{"):
+        if self._held.lstrip()[:1] in ("[", "{") or len(self._held) > NAME_CHARS_MAX:
             self._was_text()
         elif brace and offer_in(self._scene, name.strip()) is not None:
             # The mark before the arguments is missing.
@@ -363,19 +368,21 @@ class MistralReader:
             self._argue(brace + rest)
 
     def _begin_call(self, name: str) -> None:
-        self._held, self._arguments = "", ""
+        self._held, self._arguments = "", []
         self._state = ARGS
-        self._begin(opened_call(name, offer_in(self._scene, name)))
+        opened = opened_call(name, offer_in(self._scene, name))
+        self._is_told = False if opened.kind == "custom" else None
+        self._begin(opened)
 
     def _argue(self, text: str) -> None:
-        assert self._open is not None
-        self._held += text
-        self._arguments += text
-        # A string may hold the object, as some models write it.
-        is_told = self._open.kind != "custom" and self._arguments.lstrip()[:1] not in ("", '"')
-        if is_told:
-            self._write(self._held)
-            self._held = ""
+        self._arguments.append(text)
+        if self._is_told is None:
+            text = "".join(self._arguments)
+            begun = text.lstrip()
+            # A string may hold the object, as some models write it.
+            self._is_told = begun[0] != '"' if begun else None
+        if self._is_told:
+            self._write(text)
 
     def _begin(self, opened: Opened) -> None:
         self._open = opened
@@ -397,19 +404,21 @@ class MistralReader:
         self._take_text(rest)
         if self._open is not None:
             if self._state == ARGS:
-                self._write(self._last_arguments(is_cut))
-                is_cut = is_cut and not is_object(self._arguments.strip())
+                arguments = "".join(self._arguments)
+                self._write(self._untold(arguments, is_cut=is_cut))
+                is_cut = is_cut and not is_object(arguments.strip())
             self._said.append(Closed(self._ids, is_cut))
             self._ids = id_array()
         self._state, self._held, self._open = "", "", None
 
-    def _last_arguments(self, is_cut: bool) -> str:
+    def _untold(self, arguments: str, *, is_cut: bool) -> str:
+        """What is told of the arguments when they are whole."""
         assert self._open is not None
         if self._open.kind == "custom":
-            return input_of(self._held)
-        if not self._arguments.strip():
-            return self._held if is_cut else "{}"
+            return input_of(arguments)
+        if self._is_told is None:
+            return "" if is_cut else "{}"
         try:
-            return msgspec.json.decode(self._held, type=str) if self._held else ""
+            return "" if self._is_told else msgspec.json.decode(arguments, type=str)
         except msgspec.DecodeError:
-            return self._held
+            return arguments

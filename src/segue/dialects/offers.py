@@ -6,7 +6,7 @@ the JSON schema that it must follow. A custom tool is to the model a function wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import msgspec
@@ -14,8 +14,15 @@ from msgspec import UNSET, Raw
 
 from segue.turn.values import Head, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
-from segue.wire.requests import ToolChoiceName
-from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Offer, offer_named, offers_of
+from segue.wire.tools import (
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+    Offer,
+    forced_offers,
+    offer_named,
+    offers_of,
+)
 
 OBJECT: dict[str, object] = {"type": "object"}
 
@@ -84,26 +91,7 @@ def offer_in(scene: Scene, name: str) -> Offer | None:
 
 def forced(head: Head) -> tuple[Offer, ...]:
     """The tools of which one must be called; none if the model may do without."""
-    choice, offers = head.tool_choice, head.tools.offers
-    if choice == "required":
-        return offers
-    if not isinstance(choice, ToolChoiceName):
-        return ()
-    if choice.type != "allowed_tools":
-        return _named([choice], offers)
-    return _named(choice.tools or [], offers) if choice.mode == "required" else ()
-
-
-def _named(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """The tools that these choices name; one that says no namespace means any."""
-    wanted = [(one.name, one.namespace) for one in choices]
-    return tuple(
-        offer
-        for offer in offers
-        if any(
-            offer.tool.name == name and space in (None, offer.namespace) for name, space in wanted
-        )
-    )
+    return forced_offers(head.tool_choice, head.tools.offers)
 
 
 def arguments_schema(offer: Offer) -> bytes:

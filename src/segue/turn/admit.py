@@ -12,13 +12,14 @@ from typing import Literal
 
 from msgspec import Raw, Struct, structs
 
-from segue.errors import model_not_found
+from segue.errors import InvalidRequest, model_not_found
 from segue.turn.resolve import Resolved
 from segue.turn.seams import Dialect, Engine
-from segue.turn.values import Owner, Sampling, Tally
+from segue.turn.values import Head, Owner, Sampling, Tally
 from segue.wire.codec import encode
 from segue.wire.requests import Create
 from segue.wire.response import ReasoningEcho, Response
+from segue.wire.tools import forced_offers, has_grammar
 
 ReasoningView = Literal["text", "summary", "hidden"]
 NULL = Raw(b"null")
@@ -83,6 +84,7 @@ def admit(
     model = models.get(resolved.model)
     if model is None:
         raise model_not_found(resolved.model)
+    _refuse_grammar(resolved.head, model.engine)
     parent = resolved.parent
     is_stored = resolved.create.store is not False
     sampling = _sampling(resolved.create, model.sampling)
@@ -97,6 +99,20 @@ def admit(
         root_at=parent.root_at if parent else now,
         tally=tally,
     )
+
+
+def _refuse_grammar(head: Head, engine: Engine) -> None:
+    """Engines that are held to a schema are held to JSON, never to the grammar of a custom tool.
+
+    A tool that is merely offered does without; one that is forced would be a promise that nobody keeps.
+    """
+    forced = forced_offers(head.tool_choice, head.tools.offers)
+    if engine.can_constrain and forced and all(map(has_grammar, forced)):
+        raise InvalidRequest(
+            "'tool_choice' forces a tool whose input has a grammar, and the engine cannot be held to a grammar.",
+            code="unsupported_value",
+            param="tool_choice",
+        )
 
 
 def _sampling(create: Create, usual: Sampling) -> Sampling:

@@ -7,10 +7,13 @@ form, so that the next turn compares bytes and decodes only what differs (protoc
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
+
+from segue.wire.requests import ToolChoiceName
 
 # What chat endpoints allow in the name of a function.
 PLAIN_NAME_MAX = 64
@@ -187,3 +190,34 @@ def offer_named(offers: tuple[Offer, ...], qualified_name: str) -> Offer | None:
         if offer.qualified_name == qualified_name:
             return offer
     return None
+
+
+def forced_offers(choice: str | ToolChoiceName, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """The tools of which one must be called by this choice; none if the model may do without."""
+    if choice == "required":
+        return offers
+    if not isinstance(choice, ToolChoiceName):
+        return ()
+    if choice.type != "allowed_tools":
+        return _named([choice], offers)
+    return _named(choice.tools or [], offers) if choice.mode == "required" else ()
+
+
+def _named(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """The tools that these choices name; one that says no namespace means any."""
+    wanted = [(one.name, one.namespace) for one in choices]
+    return tuple(
+        offer
+        for offer in offers
+        if any(
+            offer.tool.name == name and space in (None, offer.namespace) for name, space in wanted
+        )
+    )
+
+
+def has_grammar(offer: Offer) -> bool:
+    """Whether what the model gives this tool must follow a grammar."""
+    if not isinstance(offer.tool, CustomTool) or not isinstance(offer.tool.format, Raw):
+        return False
+    shape = msgspec.json.decode(offer.tool.format)
+    return isinstance(shape, dict) and shape.get("type") == "grammar"
