@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("turns", "events", "idle", "body", "commits", "sockets", "render", "chain")
+NAMES = ("turns", "events", "idle", "body", "commits", "sockets", "render", "chain", "reencode")
 FIRST = ("turns", "events")
 
 

@@ -19,7 +19,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -129,13 +129,13 @@ def measure(delay_s: float | None, writers: int, rounds: int, span_s: float) -> 
     return statistics.median(found[1]), statistics.median(found[GROUP_MAX])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.commits", description=__doc__)
     parser.add_argument("--writers", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--span-s", type=float, default=2.0)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     print(f"stored turns/s, {given.writers} writers, median of {given.rounds} x {given.span_s:g} s")
     print(f"{'fsync':>8} {'single':>9} {'grouped':>9} {'ratio':>7}")
     for delay_s in (*DELAYS_S, None):

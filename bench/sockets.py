@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -505,14 +505,14 @@ def measure_autobahn(kind: str, wstest: str) -> dict[str, str]:
     return figures
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     tables = ["endings", "memory", "stream", "autobahn"]
     parser.add_argument("table", nargs="?", choices=[*tables, "all", "serve"], default="all")
     parser.add_argument("--kind", choices=list(KINDS), help="only this candidate")
     parser.add_argument("--wstest", help="the command of autobahntestsuite, a Python 2.7 program")
     parser.add_argument("--size-max", type=int, default=MESSAGE_BYTES_MAX)
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     if asked.table == "serve":
         serve(asked.kind, asked.size_max)
         return
