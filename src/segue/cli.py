@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
         )
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        # It complains about slightly broken files, which are common, and may quote from them.
+        logging.getLogger("pypdf").setLevel(logging.CRITICAL)
         return serve(settings)
     except (Misconfigured, ApiError) as error:
         print(f"segue: {error}", file=sys.stderr)

@@ -210,5 +210,6 @@ def _model(settings: ModelSettings, engine: Engine, dialect: Dialect, context_to
         sampling=Sampling(temperature=settings.temperature, top_p=settings.top_p),
         output_tokens_max=settings.output_tokens_max or None,
         reasoning=settings.reasoning,
+        unseen="seen" if settings.sees_images else settings.unseen,
         created_at=int(time.time()),
     )

@@ -84,6 +84,12 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         int,
         Meta(ge=0, description="the longest answer where a request does not say; 0: what fits"),
     ] = 0
+    unseen: Annotated[
+        Literal["tell", "refuse"],
+        about(
+            "pictures and sound for a model without eyes and ears: tell them in words, or refuse"
+        ),
+    ] = "tell"
     sees_images: Annotated[
         bool, about("whether a chat endpoint's model sees pictures; else they are told in words")
     ] = False

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, assert_never
 
 import msgspec
 
+from segue.dialects.files import text_of_file
 from segue.wire.items import (
     AdditionalTools,
     ApplyPatchCall,
@@ -181,7 +182,10 @@ def _words(part: MessagePart | OutputPart) -> str:
             return f"[image: {_origin(part.image_url, part.file_id)}, which this model cannot see]"
         case InputFile():
             origin = _origin(part.filename, part.file_url, part.file_id, part.file_data)
-            return f"[file: {origin}, which this model cannot read]"
+            text = text_of_file(part)
+            if text is None:
+                return f"[file: {origin}, which cannot be read here]"
+            return f"[file: {origin}]\n{text}\n[end of file]"
         case InputAudio():
             return f"[audio: {_origin(part.audio_url)}, which this model cannot hear]"
         case _:

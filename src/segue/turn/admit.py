@@ -17,6 +17,7 @@ from segue.turn.resolve import Resolved
 from segue.turn.seams import Dialect, Engine
 from segue.turn.values import Head, Owner, Sampling, Tally
 from segue.wire.codec import encode
+from segue.wire.items import count_media
 from segue.wire.requests import Create
 from segue.wire.response import ReasoningEcho, Response
 from segue.wire.tools import forced_offers, has_grammar
@@ -39,6 +40,8 @@ class Model:
     output_tokens_max: int | None = None
     reasoning: ReasoningView = "text"
     created_at: int = 0
+    # What becomes of pictures and sound that the model cannot take in: told in words, or refused.
+    unseen: Literal["tell", "refuse", "seen"] = "tell"
     # Whether every prompt is rendered cold as well and compared.
     checks_rendering: bool = False
 
@@ -86,6 +89,7 @@ def admit(
         raise model_not_found(resolved.model)
     _refuse_grammar(resolved.head, model.engine)
     parent = resolved.parent
+    _check_unseen(resolved, model, tally)
     is_stored = resolved.create.store is not False
     sampling = _sampling(resolved.create, model.sampling)
     return Plan(
@@ -113,6 +117,20 @@ def _refuse_grammar(head: Head, engine: Engine) -> None:
             code="unsupported_value",
             param="tool_choice",
         )
+
+
+def _check_unseen(resolved: Resolved, model: Model, tally: Tally) -> None:
+    """Nothing is half-understood in silence: what cannot be seen is counted, or refused if the operator says so."""
+    if model.unseen == "seen":
+        return
+    for index, item in enumerate(resolved.given):
+        if (count := count_media(item.value)) and model.unseen == "refuse":
+            raise InvalidRequest(
+                f"The model '{resolved.model[:128]}' can take in neither pictures nor sound.",
+                code="unsupported_value",
+                param=f"input[{index}]",
+            )
+        tally.media_told += count
 
 
 def _sampling(create: Create, usual: Sampling) -> Sampling:

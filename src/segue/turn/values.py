@@ -349,5 +349,7 @@ class Tally:
     tokens_tokenized: int = 0
     tokens_reused: int = 0
     tokens_sampled: int = 0
+    # Pictures and sounds that were told in words.
+    media_told: int = 0
     found_in: Literal["connection", "store", "missing"] | None = None
     stage_s: dict[str, float] = field(default_factory=dict)

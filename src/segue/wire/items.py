@@ -421,3 +421,18 @@ def is_model_written(value: Value) -> bool:
     if isinstance(value, Message):
         return value.role == "assistant"
     return isinstance(value, MODEL_WRITTEN)
+
+
+def count_media(value: Value) -> int:
+    """How many pictures and sounds this item carries."""
+    match value:
+        case Message(content=list() as parts):
+            pass
+        case (
+            FunctionCallOutput(output=list() as parts)
+            | CustomToolCallOutput(output=list() as parts)
+        ):
+            pass
+        case _:
+            return 0
+    return sum(isinstance(part, InputImage | InputAudio) for part in parts)
