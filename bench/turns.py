@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> None:
             f"{cost.cpu_s * 1e3:>6.2f}   {cost.cpu_s / costs[0].cpu_s:>6.2f} x"
         )
     if options.svg:
-        Path(options.svg).write_text(chart(costs, resent(options.sizes[:3], options.turns)))
+        Path(options.svg).write_text(chart(costs, resent(options.sizes, options.turns)))
 
 
 def resent(sizes: Sequence[int], turns: int) -> list[Cost]:
@@ -158,7 +158,7 @@ def resent(sizes: Sequence[int], turns: int) -> list[Cost]:
 def chart(chained: Sequence[Cost], full: Sequence[Cost]) -> str:
     """Server CPU a turn against history, both axes logarithmic, light and dark."""
     left, top, width, height = 70, 40, 560, 260
-    low, high = 1e-4, 1.0
+    low, high = 3e-4, 1.0
 
     def x(tokens: int) -> float:
         return left + width * math.log(tokens / 1_000) / math.log(500)

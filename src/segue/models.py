@@ -120,7 +120,7 @@ def _upstream(settings: ModelSettings, served: Served) -> Model:
         served.closers.append(upstream.close)
         replicas[url] = _replica(settings, upstream, context_tokens, digits)
     engine = RoutedEngine(
-        replicas, parallel_max=settings.engine_parallel, asker=lambda job: (job.owner, "")
+        replicas, parallel_max=settings.engine_parallel, asker=lambda job: (job.owner, job.lane)
     )
     return _model(settings, engine, dialect, context_tokens)
 

@@ -202,7 +202,12 @@ class Session:
             known = self._near.held(LOCAL, parent_id)
         try:
             plan = await self._desk.runner.prepare(
-                asked.create, owner=LOCAL, turns=self._turns, tally=asked.tally, known=known
+                asked.create,
+                owner=LOCAL,
+                turns=self._turns,
+                tally=asked.tally,
+                known=known,
+                lane=f"{id(self)}/{ticket.lane or ''}",
             )
         except Exception as fault:
             error = (

@@ -63,6 +63,8 @@ class Plan:
     response: Response
     root_at: int
     tally: Tally
+    # The lane and connection that wait for it; nothing for a request of its own.
+    lane: str = ""
 
     @property
     def generates(self) -> bool:
@@ -81,7 +83,14 @@ PLAIN_TEXT = Raw(b'{"type":"text"}')
 
 
 def admit(
-    resolved: Resolved, models: Models, *, owner: Owner, turn_id: str, now: int, tally: Tally
+    resolved: Resolved,
+    models: Models,
+    *,
+    owner: Owner,
+    turn_id: str,
+    now: int,
+    tally: Tally,
+    lane: str = "",
 ) -> Plan:
     """Find the model and write the first snapshot of the response."""
     model = models.get(resolved.model)

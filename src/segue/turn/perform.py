@@ -205,6 +205,7 @@ def _job(plan: Plan, rendered: Rendered, scene: Scene) -> Job:
         output_tokens_max=wanted if plan.generates else 0,
         schema=rendered.schema,
         owner=plan.owner,
+        lane=plan.lane,
         route=past.warm.route if past is not None and past.warm is not None else None,
         model_turns=resolved.model_turns,
     )

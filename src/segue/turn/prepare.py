@@ -32,6 +32,7 @@ async def prepare(
     turns: Turns,
     tally: Tally,
     known: Turn | None = None,
+    lane: str = "",
 ) -> Plan:
     """A plan for this request. `known` is the parent where the caller has it at hand."""
     began = time.perf_counter()
@@ -47,6 +48,7 @@ async def prepare(
         turn_id=new_id("resp"),
         now=int(time.time()),
         tally=tally,
+        lane=lane,
     )
     tally.stage_s["validate"] = validated - began
     tally.stage_s["resolve"] = time.perf_counter() - validated

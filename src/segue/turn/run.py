@@ -79,12 +79,13 @@ class Runner:
         turns: Turns,
         tally: Tally,
         known: Turn | None = None,
+        lane: str = "",
     ) -> Plan:
         """Everything that may be refused, before a word is said."""
         if self.is_draining:
             raise Unavailable("The server is shutting down. Please retry elsewhere or later.")
         return await prepare(
-            create, self.models, owner=owner, turns=turns, tally=tally, known=known
+            create, self.models, owner=owner, turns=turns, tally=tally, known=known, lane=lane
         )
 
     def start(self, plan: Plan, turns: Turns, sink: Sink, transport: str) -> Running:

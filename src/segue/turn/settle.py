@@ -16,6 +16,7 @@ from time import perf_counter
 
 from segue.turn.admit import Plan
 from segue.turn.assemble import Assembler
+from segue.turn.resolve import Resolved
 from segue.turn.seams import Ledger
 from segue.turn.values import Entry, Head, Rendered, Round, Tally, Tokens, Turn, Warm
 from segue.wire.items import Call, Item, call_of
@@ -59,7 +60,7 @@ def commit(plan: Plan, rendered: Rendered | None, assembler: Assembler, route: s
         if rendered
         else None,
         root_at=plan.root_at,
-        bytes=_measure(turn_round),
+        bytes=_measure(turn_round, resolved, rendered),
     )
 
 
@@ -80,11 +81,19 @@ def warm_after(
     return Warm(fingerprint, head, prompt, route)
 
 
-def _measure(turn_round: Round) -> int:
-    """Bytes as sent, twice for the typed form beside them, and four for every id, kept and joined."""
+def _measure(turn_round: Round, resolved: Resolved, rendered: Rendered | None) -> int:
+    """What this turn adds: bytes as sent and twice that for the typed form, and four for every id, kept and joined.
+
+    Tools and instructions count where they are not the parent's very own.
+    """
     text = sum(len(item.raw) for item in (*turn_round.given, *turn_round.wrote))
-    ids = sum(len(one) for one in (*turn_round.ids, turn_round.tail))
-    return NODE_BYTES + 3 * text + 8 * ids
+    head, parent = resolved.head, resolved.parent
+    if parent is None or parent.tools is not head.tools:
+        text += len(head.tools.raw) + len(head.instructions or "")
+    ids = 2 * sum(len(one) for one in (*turn_round.ids, turn_round.tail))
+    if rendered is not None:
+        ids += rendered.tokens_tokenized
+    return NODE_BYTES + 3 * text + 4 * ids
 
 
 @dataclass(frozen=True, slots=True)

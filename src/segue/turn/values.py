@@ -245,8 +245,9 @@ class Job(Struct, frozen=True):
     output_tokens_max: int
     # The answer must be JSON of this schema.
     schema: bytes | None = None
-    # For whom; engines that are shared are shared fairly.
+    # For whom, and on which lane of which connection; engines that are shared are shared fairly.
     owner: Owner = ""
+    lane: str = ""
     # The replica that served the parent, as long as it is healthy.
     route: str | None = None
     # How often the model has spoken before in this history.
