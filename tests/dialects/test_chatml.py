@@ -234,7 +234,7 @@ def test_what_the_model_cannot_see_is_told_in_words(
 
     assert "Look:\n[image: image/png sent as data, which this model cannot see]" in text
     assert "[image: cat.png, which this model cannot see]" in text
-    assert "[file: a.pdf, which this model cannot read]" in text
+    assert "[file: a.pdf, which cannot be read here]" in text
     assert "[audio: sent as data, which this model cannot hear]" in text
     assert '{"output": {"image_url": "image/png sent as data"}}' in text
     assert '"result": "[image, which this model cannot see]"' in text
