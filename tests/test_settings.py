@@ -58,6 +58,8 @@ def test_variables_of_others_are_left_alone() -> None:
 @pytest.mark.parametrize("name", FLAGS)
 def test_every_setting_can_come_from_each_place(name: str, tmp_path: Path) -> None:
     default = getattr(Settings(), name)
+    if default is None:
+        default = 1
     text, toml = str(default), repr(default)
     if isinstance(default, tuple):
         text, toml = ",".join(default) or "x", str(list(default) or ["x"])
@@ -187,3 +189,17 @@ def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for name in FLAGS:
         assert f"--{name.replace('_', '-')}" in text
+
+
+def test_small_models_usual_sampling_gives_way_to_what_the_operator_says() -> None:
+    usual = load().served()[0]
+    said = load({"temperature": "1", "output_tokens_max": "50"}).served()[0]
+    named = load({"model": ["smollm2"]}).served()[0]
+    assert (usual.temperature, usual.output_tokens_max) == (0.2, 1_024)
+    assert (said.temperature, said.top_p, said.output_tokens_max) == (1, 0.9, 50)
+    assert named == usual
+
+
+def test_table_of_a_model_may_hold_a_switch(tmp_path: Path) -> None:
+    file = write(tmp_path, '[[models]]\nname = "m"\nengine = "chat"\nsees_images = true\n')
+    assert load(file).served()[0].sees_images is True

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 # The listener closes last: what is left then has been told already.
 SERVER_STOP_S = 2
+# Connections that wait to be accepted: a herd that comes back at once is not refused.
+BACKLOG = 2_048
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +218,32 @@ def build_server(app: App, settings: Settings, on_listening: Callable[[str], Non
     return Server(config, on_listening)
 
 
+def listen(settings: Settings) -> socket.socket:
+    """The port, or why it cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise Misconfigured(
+            f"port: {settings.host}:{settings.port} cannot be had: {error.strerror}. "
+            "Name another one with --port."
+        ) from None
+
+
 async def run_server(settings: Settings) -> None:
     """Serve until a signal comes, then drain; a second signal ends the grace."""
+    with listen(settings) as port:
+        await _serve_on(port, settings)
+
+
+async def _serve_on(port: socket.socket, settings: Settings) -> None:
     async with open_app(settings) as app:
         server = build_server(app, settings, lambda url: _announce(settings, url))
         loop = asyncio.get_running_loop()
         asked: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, asked.put_nowait, None)
-        serving = asyncio.create_task(server.serve())
+        serving = asyncio.create_task(server.serve([port]))
         asking = asyncio.create_task(asked.get())
         await asyncio.wait([serving, asking], return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():

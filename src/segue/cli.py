@@ -85,7 +85,7 @@ def _add_flag(verb: argparse.ArgumentParser, field: msgspec.structs.FieldInfo) -
 
 
 def _shown(value: object) -> str:
-    return "none" if value in ("", ()) else str(value)
+    return "none" if value in ("", (), None) else str(value)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class Metrics:
     def observe(self, settled: Settled) -> None:
         """Count a turn that is over."""
         tally = settled.tally
-        self._turns.labels(settled.transport, settled.response.status).inc()
+        self._turns.labels(settled.transport, settled.entry.status).inc()
         self._bytes.inc(tally.bytes_received)
         self._items.inc(tally.items_validated)
         self._tools.inc(tally.tool_decodes)

@@ -207,8 +207,11 @@ def _model(settings: ModelSettings, engine: Engine, dialect: Dialect, context_to
         engine=engine,
         dialect=dialect,
         context_tokens=context_tokens,
-        sampling=Sampling(temperature=settings.temperature, top_p=settings.top_p),
-        output_tokens_max=settings.output_tokens_max or None,
+        sampling=Sampling(
+            temperature=1.0 if settings.temperature is None else settings.temperature,
+            top_p=1.0 if settings.top_p is None else settings.top_p,
+        ),
+        output_tokens_max=settings.output_tokens_max,
         reasoning=settings.reasoning,
         unseen="seen" if settings.sees_images else settings.unseen,
         created_at=int(time.time()),

@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 from segue.errors import Misconfigured
 
 T = TypeVar("T")
+Table = dict[str, str | bool | int | float | list[str]]
 
 EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "chat"]
 DIALECTS = (
@@ -75,15 +76,17 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         float, Meta(ge=0, description="tokens a second of the scripted engine; 0: no limit")
     ] = 0
     temperature: Annotated[
-        float, Meta(ge=0, le=2, description="where a request does not say: how bold the model is")
-    ] = 1.0
+        Annotated[float, Meta(ge=0, le=2)] | None,
+        about("where a request does not say: how bold the model is; none: 1, for smollm2 0.2"),
+    ] = None
     top_p: Annotated[
-        float, Meta(ge=0, le=1, description="where a request does not say: how much is considered")
-    ] = 1.0
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        about("where a request does not say: how much is considered; none: 1, for smollm2 0.9"),
+    ] = None
     output_tokens_max: Annotated[
-        int,
-        Meta(ge=0, description="the longest answer where a request does not say; 0: what fits"),
-    ] = 0
+        Annotated[int, Meta(gt=0)] | None,
+        about("the longest answer where a request does not say; none: what fits, for smollm2 1024"),
+    ] = None
     unseen: Annotated[
         Literal["tell", "refuse"],
         about(
@@ -147,24 +150,25 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], about("debug, info, warning, error")
     ] = "info"
-    models: tuple[dict[str, str | int | float | list[str]], ...] = ()
+    models: tuple[Table, ...] = ()
 
     def served(self) -> tuple[ModelSettings, ...]:
         """The models to serve: those of the file, else those named, else one."""
         shared = {name: getattr(self, name) for name in ModelSettings.__struct_fields__}
-        tables: list[dict[str, str | int | float | list[str]]] = list(self.models)
+        tables: list[Table] = list(self.models)
         tabled = {table.get("name") for table in tables}
         tables += [_named(name) for name in self.model if name not in tabled]
-        default = _named("scripted") if self.engine == "scripted" else SMALL_MODEL
+        default = _named("scripted" if self.engine == "scripted" else SMALL_MODEL)
         found = tuple(
-            _convert(shared | table, ModelSettings, "models") for table in tables or [default]
+            _with_usual(_convert(shared | table, ModelSettings, "models"))
+            for table in tables or [default]
         )
         if not all(model.name for model in found):
             raise Misconfigured("models: every model needs a name.")
         return found
 
 
-def _named(name: str) -> dict[str, str | int | float | list[str]]:
+def _named(name: str) -> Table:
     """A model by its name; a GGUF file is called by its own name, without folder and ending."""
     if name.endswith(".gguf"):
         return {"name": Path(name).stem, "weights": name}
@@ -172,12 +176,16 @@ def _named(name: str) -> dict[str, str | int | float | list[str]]:
 
 
 # What suits a model that everybody starts with: its makers' sampling, and an end to its rambling.
-SMALL_MODEL: dict[str, str | int | float | list[str]] = {
-    "name": "smollm2",
-    "temperature": 0.2,
-    "top_p": 0.9,
-    "output_tokens_max": 1_024,
-}
+SMALL_MODEL = "smollm2"
+SMALL_MODEL_USUAL = {"temperature": 0.2, "top_p": 0.9, "output_tokens_max": 1_024}
+
+
+def _with_usual(model: ModelSettings) -> ModelSettings:
+    """The small model's own defaults, where the operator has said nothing."""
+    if model.engine != "embedded" or model.name != SMALL_MODEL:
+        return model
+    unsaid = {k: v for k, v in SMALL_MODEL_USUAL.items() if getattr(model, k) is None}
+    return msgspec.structs.replace(model, **unsaid)
 
 
 # Settings that only a model's own table can give.

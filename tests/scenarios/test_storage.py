@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support import (
     MODEL,
     WEATHER,
@@ -250,3 +252,23 @@ async def test_client_pages_through_input_items() -> None:
         rest = await page(f"?limit=100&after={ids[1]}")
         assert [item["id"] for item in rest["data"]] == [ids[0]]
         assert (await page(f"?after={ids[0]}"))["data"] == []
+
+
+@pytest.mark.parametrize("is_on_disk", [True, False])
+async def test_turn_that_runs_while_its_parent_is_deleted_does_not_bring_it_back(
+    is_on_disk: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('{"turns": [{"text": "First."}, {"text": "Second", "pad_tokens": 400}]}')
+    store = store_in(tmp_path / "store") if is_on_disk else "memory"
+    async with serving(store=store, script=str(script), tps=400) as served:
+        async with wire(served) as socket:
+            parent = (await socket.turn(input="secret"))["response"]["id"]
+            await socket.create(input="go on", previous_response_id=parent)
+            await socket.next()
+            assert (await delete(served, parent)).status == 200
+            child = (await socket.events())[-1]["response"]["id"]
+        assert (await get(served, parent)).status == 404
+        assert (await get(served, child)).status == 200
+        assert not await is_continuable(served, parent)
+        assert not await is_continuable(served, child)

@@ -36,6 +36,18 @@ async def test_client_that_resends_everything_pays_for_what_is_new_only() -> Non
 
 
 async def test_cache_stays_within_its_bytes() -> None:
-    async with serving(render_cache_bytes_max=2_000) as served:
+    async with serving(render_cache_bytes_max=4_000) as served:
         await resend_everything(served)
-        assert 0 < await metric(served, "segue_state_bytes") <= 2_000
+        assert 0 < await metric(served, "segue_state_bytes") <= 4_000
+
+
+async def test_client_that_repeats_its_request_to_the_letter_pays_for_nothing_but_the_cue() -> None:
+    history = [{"role": "user", "content": "Tell me about the weather. " * 200}]
+    body = {"model": MODEL, "input": history, "store": False}
+    async with serving() as served:
+        first = (await fetch(served, "POST", "/v1/responses", body)).json
+        tokenized = await metric(served, "segue_tokens_tokenized_total")
+        again = (await fetch(served, "POST", "/v1/responses", body)).json
+        assert await metric(served, "segue_tokens_tokenized_total") == tokenized
+    assert again["usage"] == first["usage"]
+    assert again["output"][0]["content"] == first["output"][0]["content"]

@@ -13,7 +13,6 @@ import pytest
 from segue.stores.memory import MemoryLedger
 from segue.turn.settle import BACKLOG_MAX, BATCH_MAX, Afterwards, Observer, Settled
 from segue.turn.values import Entry, Tally
-from tests.contracts.turns import response_of
 
 WAIT_S = 10
 
@@ -21,7 +20,7 @@ WAIT_S = 10
 def settled(number: int, *, is_stored: bool = False) -> Settled:
     turn_id = f"resp_{number}"
     entry = Entry(turn_id, "ada", "m", "completed", 1, 0, 2, 1_700_000_000)
-    return Settled(entry, response_of(turn_id), Tally(), "websocket", is_stored, perf_counter())
+    return Settled(entry, Tally(is_recorded=is_stored), "websocket", perf_counter())
 
 
 def ids(turns: Sequence[Settled]) -> list[str]:
@@ -163,3 +162,29 @@ async def test_failing_ledger_does_not_silence_the_observers(
     assert ids(seen) == ["resp_1", "resp_2"]
     assert "resp_2" in [entry.turn_id for entry in ledger.entries]
     assert "no route to the ledger" in caplog.text
+
+
+async def test_drained_does_not_wait_for_what_comes_after_it() -> None:
+    """A scrape must end although turns keep coming faster than a slow ledger takes them."""
+
+    class SlowLedger(MemoryLedger):
+        async def settle(self, entries: Sequence[Entry]) -> None:
+            await asyncio.sleep(0)
+            await super().settle(entries)
+
+    async with working(ledger=SlowLedger()) as afterwards:
+        is_over = False
+
+        async def keep_putting() -> None:
+            number = 0
+            while not is_over:
+                number += 1
+                await afterwards.put(settled(number))
+                await asyncio.sleep(0)
+
+        putting = asyncio.create_task(keep_putting())
+        async with asyncio.timeout(WAIT_S):
+            for _ in range(20):
+                await afterwards.drained()
+        is_over = True
+        await putting

@@ -169,15 +169,12 @@ def improvise(job: Job) -> list[Value]:
 
 
 def _last(scene: Scene) -> Value | None:
-    """The last item of the conversation; behind a warm-up nothing may be given now."""
+    """The last item of the conversation; behind a warm-up, or where all was recalled, nothing is given now."""
     if scene.given:
         return scene.given[-1].value
-    turn = scene.past
-    while turn is not None:
-        for one in reversed(turn.rounds):
-            if items := one.wrote or one.given:
-                return items[-1].value
-        turn = turn.parent
+    for one in reversed(list(scene.history())):
+        if items := one.wrote or one.given:
+            return items[-1].value
     return None
 
 

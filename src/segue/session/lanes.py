@@ -134,6 +134,13 @@ class Lanes(Generic[Request, Pin]):
         self._made_by.pop(parent_id, None)
         return parent_id
 
+    def unpin(self, parent_id: str) -> None:
+        """A parent was deleted: forks that wait for their start must not keep it."""
+        for queue in self._waiting.values():
+            for ticket in queue:
+                if ticket.parent_id == parent_id:
+                    ticket.pin = None
+
     def drop_waiting(self) -> int:
         """Forget everything that has not started; says how many that were."""
         dropped = self.waiting

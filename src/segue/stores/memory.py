@@ -31,6 +31,8 @@ Key = tuple[Owner, str]
 SLOT_BYTES = 600
 # Rows of about 300 bytes each, for a server without a database: some 30 MB, then the oldest go.
 ENTRIES_MAX = 100_000
+# Deletions that are remembered; only turns that ran while one happened can still refer to it.
+ERASED_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -87,6 +89,8 @@ class MemoryTurns:
         self._slots: dict[Key, Slot] = {}
         # Turns without held children, least recently used first.
         self._leaves: OrderedDict[Key, None] = OrderedDict()
+        # What was deleted here, so that a turn which still runs on it does not bring it back.
+        self._erased: OrderedDict[Key, None] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -113,7 +117,7 @@ class MemoryTurns:
 
     async def save(self, turn: Turn) -> None:
         """Hold the turn and its ancestors, and let go of what no longer fits."""
-        if self._stored_only and not turn.is_stored:
+        if (self._stored_only and not turn.is_stored) or (turn.owner, turn.id) in self._erased:
             return
         self._hold(turn)
         while self._bytes > self._bytes_max and self._leaves:
@@ -125,6 +129,9 @@ class MemoryTurns:
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Erase the turn; what came after it keeps its own items and is no longer whole."""
         key = (owner, turn_id)
+        self._erased[key] = None
+        if len(self._erased) > ERASED_MAX:
+            self._erased.popitem(last=False)
         slot = self._slots.get(key)
         if slot is None:
             return False
@@ -159,8 +166,9 @@ class MemoryTurns:
 
     def _brings(self, ancestor: Turn) -> bool:
         """Whether this ancestor is not held yet and may come along with its descendant."""
-        is_held = (ancestor.owner, ancestor.id) in self._slots
-        return not is_held and (ancestor.is_stored or not self._stored_only)
+        key = (ancestor.owner, ancestor.id)
+        is_new = key not in self._slots and key not in self._erased
+        return is_new and (ancestor.is_stored or not self._stored_only)
 
     def _put(self, turn: Turn, *, is_named: bool) -> None:
         """Hold one turn, linked to what is held under its parent's id."""

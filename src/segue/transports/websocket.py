@@ -103,6 +103,7 @@ class Session:
 
     async def erase(self, owner: Owner, turn_id: str) -> None:
         """A turn was deleted: this connection must not remember it either."""
+        self._lanes.unpin(turn_id)
         await self._near.delete(owner, turn_id)
 
     def opened(self, socket: Socket) -> None:

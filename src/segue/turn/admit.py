@@ -128,6 +128,14 @@ def _refuse_grammar(head: Head, engine: Engine) -> None:
         )
 
 
+def _instructions(resolved: Resolved) -> Raw:
+    """The echo of the instructions, encoded once for a chain that repeats them."""
+    head, parent = resolved.head, resolved.parent
+    if parent is not None and parent.warm is not None and parent.warm.head is head:
+        return parent.response.instructions
+    return NULL if head.instructions is None else Raw(encode(head.instructions))
+
+
 def _check_unseen(resolved: Resolved, model: Model, tally: Tally) -> None:
     """Nothing is half-understood in silence: what cannot be seen is counted, or refused if the operator says so."""
     if model.unseen == "seen":
@@ -161,7 +169,7 @@ def _first_snapshot(
         id=turn_id,
         created_at=now,
         status="in_progress",
-        instructions=NULL if head.instructions is None else Raw(encode(head.instructions)),
+        instructions=_instructions(resolved),
         max_output_tokens=create.max_output_tokens,
         max_tool_calls=create.max_tool_calls,
         model=resolved.model,

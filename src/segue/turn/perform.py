@@ -18,7 +18,7 @@ from segue.errors import ApiError, ServerFault, context_overflow
 from segue.turn.admit import Plan
 from segue.turn.assemble import Assembler
 from segue.turn.decide import End, decide
-from segue.turn.recall import RenderCache
+from segue.turn.recall import Asked, RenderCache
 from segue.turn.running import Running
 from segue.turn.seams import Reader, Turns
 from segue.turn.settle import commit
@@ -67,14 +67,19 @@ async def perform(
         assembler.conclude(End("failed", error=fault), NO_USAGE, int(time.time()))
 
 
+def _asked(plan: Plan) -> Asked:
+    resolved = plan.resolved
+    fingerprint = plan.model.dialect.fingerprint
+    return Asked(plan.owner, fingerprint, resolved.head, resolved.given, plan.root_at)
+
+
 def _set_scene(plan: Plan, recall: RenderCache) -> Scene:
     """What the dialect will see; the beginning of a history that was sent again is looked up."""
-    resolved, model = plan.resolved, plan.model
+    resolved = plan.resolved
     given, recalled = resolved.given, None
     rounds: tuple[Round, ...] = ()
     if resolved.parent is None:
-        fingerprint = model.dialect.fingerprint
-        recalled, count = recall.find(plan.owner, fingerprint, resolved.head, given)
+        recalled, count = recall.find(_asked(plan))
         if recalled is not None:
             rounds, given = (Round(given[:count]),), given[count:]
     return Scene(
@@ -84,22 +89,17 @@ def _set_scene(plan: Plan, recall: RenderCache) -> Scene:
         rounds,
         root_at=plan.root_at,
         recalled=recalled,
-        can_constrain=model.engine.can_constrain,
+        can_constrain=plan.model.engine.can_constrain,
     )
 
 
 def _remember(plan: Plan, play: Play, recall: RenderCache) -> None:
     """Keep the prompt of a history that came as a whole, for when it comes again."""
-    resolved, rendered = plan.resolved, play.rendered
-    if resolved.parent is None and rendered is not None and not play.is_truncated:
-        recall.keep(
-            plan.owner,
-            plan.model.dialect.fingerprint,
-            resolved.head,
-            resolved.given,
-            rendered.context,
-            rendered.tokens_reused,
-        )
+    rendered = play.rendered
+    if plan.resolved.parent is None and rendered is not None and not play.is_truncated:
+        is_recalled = play.scene.recalled is not None
+        recalled_items = len(play.scene.rounds[0].given) if is_recalled else 0
+        recall.keep(_asked(plan), rendered.context, recalled_items)
 
 
 async def _play(plan: Plan, play: Play, running: Running, assembler: Assembler) -> End:
@@ -148,9 +148,9 @@ async def _render(plan: Plan, play: Play) -> Rendered:
 
 async def _render_once(plan: Plan, scene: Scene) -> Rendered:
     """Render, in a thread if it is long."""
-    render = plan.model.dialect.render
-    is_long = _unrendered_bytes(scene) > INLINE_RENDER_BYTES
-    rendered = await asyncio.to_thread(render, scene) if is_long else render(scene)
+    dialect = plan.model.dialect
+    is_long = _unrendered_bytes(scene, dialect.fingerprint) > INLINE_RENDER_BYTES
+    rendered = await asyncio.to_thread(dialect.render, scene) if is_long else dialect.render(scene)
     if plan.model.checks_rendering:
         _check_rendering(plan, scene, rendered)
     if isinstance(rendered.context, Tokens):  # Messages count in bytes.
@@ -179,13 +179,14 @@ def _length(rendered: Rendered) -> int:
     return prompt.length if isinstance(prompt, Tokens) else 0
 
 
-def _unrendered_bytes(scene: Scene) -> int:
+def _unrendered_bytes(scene: Scene, fingerprint: str) -> int:
     """About how much text rendering will have to look at."""
     fresh = sum(len(item.raw) for item in scene.given)
     past = scene.past
     if scene.recalled is not None:
         return fresh
-    if past is not None and past.warm is not None and past.warm.head.tools is scene.head.tools:
+    warm = past.warm if past is not None else None
+    if warm is not None and warm.head is scene.head and warm.fingerprint == fingerprint:
         return fresh
     older = sum(len(item.raw) for one in scene.history() for item in (*one.given, *one.wrote))
     return fresh + older + len(scene.head.tools.raw) + len(scene.head.instructions or "")
@@ -259,6 +260,7 @@ async def _save(plan: Plan, play: Play, end: End, assembler: Assembler, turns: T
     try:
         if plan.is_stored or end.status in ("completed", "incomplete"):
             await turns.save(commit(plan, rendered, assembler, route))
+            plan.tally.is_recorded = plan.is_stored
     except ApiError as error:
         assembler.conclude(End("failed", error=error), usage, int(time.time()))
     plan.tally.stage_s["save"] = now() - began

@@ -12,89 +12,112 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from segue.turn.values import Head, Messages, Owner, Prompt, Tokens, Warm
+from msgspec import Struct
+
+from segue.turn.values import Head, Messages, Owner, Prompt, Warm
 from segue.wire.items import Item, is_model_written
 
 Key = tuple[Owner, str, bytes]
 
 # What an entry costs beside its ids: key, digest, dictionary slot.
 ENTRY_BYTES = 500
+DAY_S = 86_400
+
+
+class Asked(Struct, frozen=True):
+    """A history that came as a whole: whose, for which dialect, under which head, begun when."""
+
+    owner: Owner
+    fingerprint: str
+    head: Head
+    given: tuple[Item, ...]
+    root_at: int = 0
 
 
 class RenderCache:
-    """Digests of leading items, and what they were rendered to. `bytes_max` of 0 switches it off."""
+    """Digests of leading items, and what they were rendered to. `bytes_max` of 0 switches it off.
+
+    A longer beginning of the same history takes the place of the one that it goes on from, so that a conversation has
+    one entry, and what an entry counts is all that it keeps alive.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._entries: OrderedDict[Key, tuple[Warm, int]] = OrderedDict()
+        self._entries: OrderedDict[Key, Warm] = OrderedDict()
         self._bytes = 0
 
     @property
     def bytes(self) -> int:
-        """What it holds; shared beginnings are counted once."""
+        """What it holds."""
         return self._bytes
 
-    def find(
-        self, owner: Owner, fingerprint: str, head: Head, given: Sequence[Item]
-    ) -> tuple[Warm | None, int]:
+    def find(self, asked: Asked) -> tuple[Warm | None, int]:
         """The longest beginning of these items that was rendered before, and how many items that is."""
         if not self._bytes_max or not self._entries:
             return None, 0
-        digests = _digests(head, given)
-        for count in reversed(_cuts(given)):
-            key = (owner, fingerprint, digests[count])
-            entry = self._entries.get(key)
-            if entry is not None:
+        digests = _digests(asked)
+        for count in reversed(_cuts(asked.given)):
+            key = (asked.owner, asked.fingerprint, digests[count])
+            warm = self._entries.get(key)
+            if warm is not None:
                 self._entries.move_to_end(key)
-                return entry[0], count
+                return warm, count
         return None, 0
 
-    def keep(
-        self,
-        owner: Owner,
-        fingerprint: str,
-        head: Head,
-        given: Sequence[Item],
-        context: Prompt,
-        reused: int,
-    ) -> None:
-        """Remember what these items became; `reused` is how much of it was known before."""
-        if not self._bytes_max or not given or is_model_written(given[-1].value):
+    def keep(self, asked: Asked, context: Prompt, recalled_items: int) -> None:
+        """Remember what these items became, in place of what was recalled for the first so many of them."""
+        if not self._bytes_max or not asked.given or is_model_written(asked.given[-1].value):
             return
-        key = (owner, fingerprint, _digests(head, given)[len(given)])
+        digests = _digests(asked)
+        key = (asked.owner, asked.fingerprint, digests[len(asked.given)])
         if key in self._entries:
             return
-        size = ENTRY_BYTES + _bytes(context) - reused * _width(context)
-        self._entries[key] = (Warm(fingerprint, head, context), size)
-        self._bytes += size
+        before = (asked.owner, asked.fingerprint, digests[recalled_items])
+        if before in self._entries:
+            self._drop(before)
+        warm = Warm(asked.fingerprint, asked.head, context)
+        self._entries[key] = warm
+        self._bytes += _measure(warm)
         while self._bytes > self._bytes_max:
-            _, (_, freed) = self._entries.popitem(last=False)
-            self._bytes -= freed
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: Key) -> None:
+        self._bytes -= _measure(self._entries.pop(key))
+
+
+def _measure(warm: Warm) -> int:
+    head = warm.head
+    text = len(head.tools.raw) + len(head.tools.echo) + len(head.instructions or "")
+    return ENTRY_BYTES + text + warm.prompt.length * _width(warm.prompt)
 
 
 def _cuts(given: Sequence[Item]) -> list[int]:
-    """Where an earlier request may have ended: before something that the model wrote, behind something it did not.
+    """Where an earlier request may have ended: behind something that the model did not write, and before something
+    that it did, or before nothing at all.
 
     Only there is it certain for every family that what follows does not join what went before.
     """
     is_models = [is_model_written(item.value) for item in given]
-    return [n for n in range(1, len(given)) if is_models[n] and not is_models[n - 1]]
+    return [
+        n
+        for n in range(1, len(given) + 1)
+        if not is_models[n - 1] and (n == len(given) or is_models[n])
+    ]
 
 
-def _digests(head: Head, given: Sequence[Item]) -> list[bytes]:
+def _digests(asked: Asked) -> list[bytes]:
     """One digest for each beginning of the items, the empty one included; each builds on the one before."""
+    head = asked.head
     first = blake2b(head.tools.raw, digest_size=16)
     first.update(b"\0" if head.instructions is None else b"\1" + head.instructions.encode())
+    # Some families print the day on which a history began.
+    first.update(b"%d" % (asked.root_at // DAY_S))
     found = [first.digest()]
-    for item in given:
+    for item in asked.given:
         found.append(blake2b(found[-1] + item.raw, digest_size=16).digest())
     return found
 
 
 def _width(context: Prompt) -> int:
+    """Bytes of a unit of length: an id has four."""
     return 1 if isinstance(context, Messages) else 4
-
-
-def _bytes(context: Prompt) -> int:
-    assert isinstance(context, Tokens | Messages)
-    return context.length * _width(context)

@@ -67,7 +67,7 @@ def resolve(create: Create, given: tuple[Item, ...], parent: Turn | None) -> Res
         create=create,
         parent=parent,
         given=given,
-        head=_head(create, tools),
+        head=_shared(_head(create, tools), parent),
         open_calls=pair_calls(parent.open_calls if parent else {}, given),
         model_turns=(parent.model_turns if parent else 0) + count_model_turns(given),
         model=model,
@@ -161,6 +161,13 @@ def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
                         )
             case _:
                 pass
+
+
+def _shared(head: Head, parent: Turn | None) -> Head:
+    """The parent's own head if it says the same: long instructions are then kept once for the whole chain."""
+    if parent is not None and parent.warm is not None and parent.warm.head == head:
+        return parent.warm.head
+    return head
 
 
 def _head(create: Create, tools: Tools) -> Head:

@@ -82,11 +82,16 @@ class Runner:
         lane: str = "",
     ) -> Plan:
         """Everything that may be refused, before a word is said."""
-        if self.is_draining:
-            raise Unavailable("The server is shutting down. Please retry elsewhere or later.")
-        return await prepare(
+        self._refuse_if_draining()
+        plan = await prepare(
             create, self.models, owner=owner, turns=turns, tally=tally, known=known, lane=lane
         )
+        self._refuse_if_draining()
+        return plan
+
+    def _refuse_if_draining(self) -> None:
+        if self.is_draining:
+            raise Unavailable("The server is shutting down. Please retry elsewhere or later.")
 
     def start(self, plan: Plan, turns: Turns, sink: Sink, transport: str) -> Running:
         """Let it run, heard by this sink. Its first events leave before this returns to the loop."""
@@ -136,7 +141,7 @@ def _settled(plan: Plan, assembler: Assembler, transport: str) -> Settled:
         output_tokens=usage.output_tokens,
         ended_at=int(time.time()),
     )
-    return Settled(entry, response, plan.tally, transport, plan.is_stored, time.perf_counter())
+    return Settled(entry, plan.tally, transport, time.perf_counter())
 
 
 class Pulse:

@@ -19,7 +19,7 @@ from segue.wire.events import Event
 from segue.wire.response import Response
 
 # One long answer with its reasoning; beyond it a late subscriber asks the store.
-RING_BYTES_MAX = 4 * 1024 * 1024
+RING_BYTES_MAX = 1024 * 1024
 # Nobody sends more than a few; at the limit the first ones win.
 INBOX_MAX = 64
 

@@ -20,7 +20,6 @@ from segue.turn.resolve import Resolved
 from segue.turn.seams import Ledger
 from segue.turn.values import Entry, Head, Rendered, Round, Tally, Tokens, Turn, Warm
 from segue.wire.items import Call, Item, call_of
-from segue.wire.response import Response
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ def _measure(turn_round: Round, resolved: Resolved, rendered: Rendered | None) -
     """
     text = sum(len(item.raw) for item in (*turn_round.given, *turn_round.wrote))
     head, parent = resolved.head, resolved.parent
-    if parent is None or parent.tools is not head.tools:
+    if parent is None or parent.warm is None or parent.warm.head is not head:
         text += len(head.tools.raw) + len(head.instructions or "")
     ids = 2 * sum(len(one) for one in (*turn_round.ids, turn_round.tail))
     if rendered is not None:
@@ -101,10 +100,8 @@ class Settled:
     """A turn that is over: what it used, what it cost, and when its last event left."""
 
     entry: Entry
-    response: Response
     tally: Tally
     transport: str
-    is_stored: bool
     answered_at: float
 
 
@@ -123,6 +120,8 @@ class Afterwards:
         self._observers = observers
         self._queue: asyncio.Queue[Settled] = asyncio.Queue(BACKLOG_MAX)
         self._is_hurried = asyncio.Event()
+        self._progress = asyncio.Condition()
+        self._put_count = self._done_count = self._waiter_count = 0
 
     @property
     def backlog(self) -> int:
@@ -132,14 +131,20 @@ class Afterwards:
     async def put(self, settled: Settled) -> None:
         """Hand over a turn that is over."""
         await self._queue.put(settled)
+        self._put_count += 1
 
     async def drained(self) -> None:
-        """Wait until everything handed over so far is done."""
+        """Wait until everything handed over so far is done; what comes meanwhile is not waited for."""
+        target = self._put_count
+        self._waiter_count += 1
         self._is_hurried.set()
         try:
-            await self._queue.join()
+            async with self._progress:
+                await self._progress.wait_for(lambda: self._done_count >= target)
         finally:
-            self._is_hurried.clear()
+            self._waiter_count -= 1
+            if not self._waiter_count:
+                self._is_hurried.clear()
 
     async def work(self) -> None:
         """Settle for ever; cancelled when the process ends, after `drained`."""
@@ -152,17 +157,18 @@ class Afterwards:
             try:
                 await self._settle(batch)
             finally:
-                for _ in batch:
-                    self._queue.task_done()
+                self._done_count += len(batch)
+                async with self._progress:
+                    self._progress.notify_all()
 
     async def _settle(self, batch: Sequence[Settled]) -> None:
-        # A stored turn's row was written with the turn itself.
-        unstored = [settled.entry for settled in batch if not settled.is_stored]
+        # A saved turn's row was written with the turn itself.
+        owed = [settled.entry for settled in batch if not settled.tally.is_recorded]
         try:
-            if unstored:
-                await self._ledger.settle(unstored)
+            if owed:
+                await self._ledger.settle(owed)
         except Exception:
-            log.exception("the usage of %d turns could not be recorded", len(unstored))
+            log.exception("the usage of %d turns could not be recorded", len(owed))
         for settled in batch:
             settled.tally.stage_s["settle"] = perf_counter() - settled.answered_at
             for observe in self._observers:

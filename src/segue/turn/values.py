@@ -350,6 +350,8 @@ class Tally:
     tokens_tokenized: int = 0
     tokens_reused: int = 0
     tokens_sampled: int = 0
+    # Whether the store has written the usage down, together with the turn.
+    is_recorded: bool = False
     # Pictures and sounds that were told in words.
     media_told: int = 0
     found_in: Literal["connection", "store", "missing"] | None = None
