@@ -188,3 +188,22 @@ async def test_drained_does_not_wait_for_what_comes_after_it() -> None:
                 await afterwards.drained()
         is_over = True
         await putting
+
+
+async def test_usage_that_the_ledger_could_not_take_is_told_again() -> None:
+    class MoodyLedger(MemoryLedger):
+        is_down = True
+
+        async def settle(self, entries: Sequence[Entry]) -> None:
+            if self.is_down:
+                raise OSError("not now")
+            await super().settle(entries)
+
+    ledger = MoodyLedger()
+    async with working(ledger=ledger) as afterwards:
+        await afterwards.put(settled(1))
+        await afterwards.drained()
+        ledger.is_down = False
+        await afterwards.put(settled(2))
+        await afterwards.drained()
+    assert [entry.turn_id for entry in ledger.entries] == ["resp_1", "resp_2"]

@@ -119,6 +119,8 @@ class Afterwards:
         self._ledger = ledger
         self._observers = observers
         self._queue: asyncio.Queue[Settled] = asyncio.Queue(BACKLOG_MAX)
+        # Usage that the ledger has not taken yet.
+        self._owed: list[Entry] = []
         self._is_hurried = asyncio.Event()
         self._progress = asyncio.Condition()
         self._put_count = self._done_count = self._waiter_count = 0
@@ -163,12 +165,15 @@ class Afterwards:
 
     async def _settle(self, batch: Sequence[Settled]) -> None:
         # A saved turn's row was written with the turn itself.
-        owed = [settled.entry for settled in batch if not settled.tally.is_recorded]
+        self._owed += [settled.entry for settled in batch if not settled.tally.is_recorded]
         try:
-            if owed:
-                await self._ledger.settle(owed)
+            if self._owed:
+                await self._ledger.settle(self._owed)
+                self._owed = []
         except Exception:
-            log.exception("the usage of %d turns could not be recorded", len(owed))
+            # They are told again with the next batch; the ledger takes each only once.
+            log.exception("the usage of %d turns could not be recorded yet", len(self._owed))
+            del self._owed[:-BACKLOG_MAX]
         for settled in batch:
             settled.tally.stage_s["settle"] = perf_counter() - settled.answered_at
             for observe in self._observers:
