@@ -68,8 +68,9 @@ class HttpApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's one entry."""
-        if scope["type"] != "http":
-            raise NotImplementedError(f"this application does not speak {scope['type']}")
+        assert scope["type"] == "http", (
+            "sockets have a class of their own, and there is no lifespan"
+        )
         exchange = Exchange(scope, receive, send)
         try:
             await self._route(exchange)(exchange)
