@@ -27,7 +27,8 @@ import msgspec
 from msgspec import Raw
 
 from segue.ids import new_id
-from segue.stores.sqlite import GROUP_MAX, SqliteDatabase, SqliteTurns
+from segue.stores.database import GROUP_MAX, SqliteDatabase
+from segue.stores.sqlite import SqliteTurns
 from segue.turn.values import Round, Turn, id_array
 from segue.wire.items import Item, Value
 from segue.wire.response import InputDetails, OutputDetails, ReasoningEcho, Response, Usage

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from segue.engines.scripted import Script, ScriptedEngine
+from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryTurns
-from segue.stores.sqlite import SqliteDatabase, SqliteLedger, SqliteTurns
+from segue.stores.sqlite import SqliteLedger, SqliteTurns
 from segue.turn.admit import Model
 from segue.turn.run import Runner
 from segue.turn.running import Running

@@ -24,9 +24,10 @@ from segue.errors import ApiError, Misconfigured
 from segue.metrics import Metrics
 from segue.models import build_models
 from segue.settings import Settings
+from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryLedger, MemoryTurns
-from segue.stores.sqlite import SqliteDatabase, SqliteLedger, SqliteTurns
+from segue.stores.sqlite import SqliteLedger, SqliteTurns
 from segue.transports.desk import Desk, Limits, NearTurns
 from segue.transports.exchange import HttpProtocol
 from segue.transports.http import HttpApp

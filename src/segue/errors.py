@@ -2,7 +2,7 @@
 
     ApiError            code, message, param, status
       CallerError       the caller must change something
-        InvalidRequest Unauthenticated Forbidden NotFound Conflict Refused
+        InvalidRequest NotFound Conflict Refused
       TryLater          the same request may succeed later (wait_s)
         TooMany Unavailable
       ServerFault       we must change something
@@ -50,20 +50,6 @@ class CallerError(ApiError):
 
 class InvalidRequest(CallerError):
     """The request cannot be understood or contradicts itself."""
-
-
-class Unauthenticated(CallerError):
-    """No key, or one that we do not know."""
-
-    status = 401
-    code = "invalid_api_key"
-
-
-class Forbidden(CallerError):
-    """A known caller who may not do this."""
-
-    status = 403
-    code = "forbidden"
 
 
 class NotFound(CallerError):

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from segue.stores.database import SqliteDatabase
 from segue.stores.memory import MemoryLedger, MemoryTurns
-from segue.stores.sqlite import SqliteDatabase, SqliteLedger, SqliteTurns
+from segue.stores.sqlite import SqliteLedger, SqliteTurns
 from segue.turn.seams import Ledger, Turns
 from segue.turn.values import Entry
 from tests.contracts.turns import OWNER, make_turn

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryTurns
-from segue.stores.sqlite import SqliteDatabase, SqliteTurns
+from segue.stores.sqlite import SqliteTurns
 from segue.turn.seams import Turns
 from segue.turn.values import id_array
 from tests.contracts.turns import (

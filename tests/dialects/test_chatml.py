@@ -34,6 +34,7 @@ from tests.contracts.dialect import (
     spoken,
     turn_after,
 )
+from tests.dialects.templates import CHAT_TOOLS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SPECIAL = re.compile(r"(<\|im_start\|>|<\|im_end\|>)")
@@ -120,31 +121,6 @@ def test_instructions_are_the_first_system_message(
 
     assert dialect.render(said) == dialect.render(led)
     assert SMOLLM2_SYSTEM in shown(vocabulary, flat(dialect.render(plain).prompt))
-
-
-CHAT_TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look",
-            "description": "Looks things up.",
-            "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
-        },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "patch",
-            "description": "Applies a patch.",
-            "parameters": {
-                "type": "object",
-                "properties": {"input": {"type": "string"}},
-                "required": ["input"],
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "fs.read"}},
-]
 
 
 def test_tools_calls_and_outputs_are_written_as_qwens_template_does(

@@ -66,12 +66,15 @@ def turns(near: MemoryTurns, far: FarTurns) -> LayeredTurns:
     return LayeredTurns(near, far)
 
 
-async def test_lookup_says_where_it_found(turns: LayeredTurns, far: FarTurns) -> None:
+async def test_turn_found_far_is_kept_near(
+    turns: LayeredTurns, near: MemoryTurns, far: FarTurns
+) -> None:
     turn = make_turn("t")
     await far.save(turn)
-    assert await turns.find_where(OWNER, "none") == (None, "missing")
-    assert await turns.find_where(OWNER, "t") == (turn, "store")
-    assert await turns.find_where(OWNER, "t") == (turn, "connection")
+    assert await turns.find(OWNER, "none") is None
+    assert near.held(OWNER, "t") is None
+    assert await turns.find(OWNER, "t") == turn
+    assert near.held(OWNER, "t") == turn
 
 
 async def test_near_turn_never_asks_far(turns: LayeredTurns, far: FarTurns) -> None:
@@ -136,8 +139,8 @@ async def test_stored_child_is_whole_only_where_its_unstored_parent_is(
 async def test_forgotten_stored_turn_is_found_far(turns: LayeredTurns, near: MemoryTurns) -> None:
     await turns.save(make_turn("t"))
     near.forget(OWNER, "t")
-    _, where = await turns.find_where(OWNER, "t")
-    assert where == "store"
+    assert near.held(OWNER, "t") is None
+    assert await turns.find(OWNER, "t") is not None
 
 
 async def test_deletion_reaches_both(turns: LayeredTurns, near: MemoryTurns, far: FarTurns) -> None:

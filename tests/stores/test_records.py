@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.stores.records import PART_BYTES_MIN, entry_of, pack, unpack
+from segue.stores.records import PART_BYTES_MIN, pack, unpack
 from segue.turn.values import Round, Turn, id_array
 from tests.contracts.turns import OWNER, make_turn, meaning, rich_turn, said
 
@@ -69,10 +69,3 @@ def test_reloaded_child_does_not_weigh_what_it_shares_with_its_parent() -> None:
     child = make_turn("b", root, tools=tools)
     reloaded = unpack((OWNER, "b", "a", pack(child)), root, is_whole=True)
     assert root.bytes > 19_000 > reloaded.bytes > len(child.given[0].raw)
-
-
-def test_usage_of_a_failed_turn_is_recorded_and_of_a_running_one_is_not() -> None:
-    failed = entry_of(make_turn("t", status="failed"))
-    assert failed is not None
-    assert (failed.status, failed.input_tokens, failed.cached_tokens) == ("failed", 7, 3)
-    assert entry_of(make_turn("t", status="in_progress")) is None

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from segue.errors import StoreFailed, Unavailable
+from segue.stores.database import SqliteDatabase, load_migrations, statements
 from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryTurns
-from segue.stores.sqlite import SqliteDatabase, SqliteTurns, load_migrations, statements
+from segue.stores.sqlite import SqliteTurns
 from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
 
 CANARY = "canary-7f3a"

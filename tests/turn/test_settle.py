@@ -11,8 +11,9 @@ from time import perf_counter
 import pytest
 
 from segue.stores.memory import MemoryLedger
-from segue.turn.settle import BACKLOG_MAX, BATCH_MAX, Afterwards, Observer, Settled
+from segue.turn.settle import BACKLOG_MAX, BATCH_MAX, Afterwards, Observer, Settled, entry_of
 from segue.turn.values import Entry, Tally
+from tests.contracts.turns import make_turn
 
 WAIT_S = 10
 
@@ -207,3 +208,15 @@ async def test_usage_that_the_ledger_could_not_take_is_told_again() -> None:
         await afterwards.put(settled(2))
         await afterwards.drained()
     assert [entry.turn_id for entry in ledger.entries] == ["resp_1", "resp_2"]
+
+
+def usage_of(status: str) -> Entry | None:
+    turn = make_turn("t", status=status)
+    return entry_of(turn.owner, turn.response)
+
+
+def test_usage_of_a_failed_turn_is_recorded_and_of_a_running_one_is_not() -> None:
+    failed = usage_of("failed")
+    assert failed is not None
+    assert (failed.status, failed.input_tokens, failed.cached_tokens) == ("failed", 7, 3)
+    assert usage_of("in_progress") is None

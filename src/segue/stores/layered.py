@@ -9,12 +9,9 @@ its error passes through: never "not found".
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from segue.turn.seams import Turns
 from segue.turn.values import Owner, Turn
-
-Where = Literal["connection", "store", "missing"]
 
 
 class LayeredTurns:
@@ -23,27 +20,15 @@ class LayeredTurns:
     def __init__(self, near: Turns, far: Turns) -> None:
         self._near = near
         self._far = far
-        # How many turns were deleted: what was read before a deletion must not be kept near after
-        # it.
-        self._deletions = 0
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        """The turn with its chain, near or far."""
-        turn, _ = await self.find_where(owner, turn_id)
-        return turn
-
-    async def find_where(self, owner: Owner, turn_id: str) -> tuple[Turn | None, Where]:
-        """The turn with its chain, and where it was: near is "connection", far is "store"."""
+        """The turn with its chain, near or far. Near takes in nothing that was deleted meanwhile."""
         turn = await self._near.find(owner, turn_id)
-        if turn is not None:
-            return turn, "connection"
-        deletions = self._deletions
-        turn = await self._fetch(owner, turn_id)
         if turn is None:
-            return None, "missing"
-        if deletions == self._deletions:
-            await self._near.save(turn)
-        return turn, "store"
+            turn = await self._fetch(owner, turn_id)
+            if turn is not None:
+                await self._near.save(turn)
+        return turn
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
         """The turn, near or far; reading keeps nothing."""
@@ -59,7 +44,6 @@ class LayeredTurns:
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Erase it in both."""
         was_far = await self._far.delete(owner, turn_id)
-        self._deletions += 1
         was_near = await self._near.delete(owner, turn_id)
         return was_far or was_near
 

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from segue.stores.records import entry_of
+from segue.turn.settle import entry_of
 from segue.turn.values import Entry, Owner, Turn
 
 Key = tuple[Owner, str]
@@ -122,8 +122,8 @@ class MemoryTurns:
         self._hold(turn)
         while self._bytes > self._bytes_max and self._leaves:
             self._drop(next(iter(self._leaves)), is_cold=True)
-        entry = entry_of(turn) if self._ledger is not None and turn.is_stored else None
-        if self._ledger is not None and entry is not None:
+        entry = entry_of(turn.owner, turn.response)
+        if self._ledger is not None and turn.is_stored and entry is not None:
             self._ledger.record(entry)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:

@@ -16,7 +16,7 @@ from typing import NamedTuple, get_args
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.turn.values import Entry, IdArray, Round, Turn
+from segue.turn.values import IdArray, Round, Turn
 from segue.wire.items import Call, Item, Value
 from segue.wire.response import Response
 
@@ -27,7 +27,6 @@ TURN_BYTES = 2_000
 ITEM_BYTES = 600
 
 SHORT = Raw(b"null")
-ENDED = ("completed", "failed", "incomplete", "cancelled")
 
 
 class Part(NamedTuple):
@@ -145,24 +144,6 @@ def unpack(
         root_at=history.root_at,
         is_whole=is_whole,
         bytes=weigh(record, rounds) + weigh_parts(response, parent),
-    )
-
-
-def entry_of(turn: Turn) -> Entry | None:
-    """The usage row of a turn that has ended; None while it runs."""
-    response = turn.response
-    if response.status not in ENDED:
-        return None
-    usage = response.usage
-    return Entry(
-        turn_id=turn.id,
-        owner=turn.owner,
-        model=response.model,
-        status=response.status,
-        input_tokens=usage.input_tokens if usage else 0,
-        cached_tokens=usage.input_tokens_details.cached_tokens if usage else 0,
-        output_tokens=usage.output_tokens if usage else 0,
-        ended_at=response.completed_at or response.created_at,
     )
 
 

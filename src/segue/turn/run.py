@@ -18,8 +18,8 @@ from segue.turn.prepare import prepare
 from segue.turn.recall import RenderCache
 from segue.turn.running import Running, Sink
 from segue.turn.seams import Turns
-from segue.turn.settle import Afterwards, Settled
-from segue.turn.values import Cancel, Drain, Entry, Owner, Tally, Turn
+from segue.turn.settle import Afterwards, Settled, entry_of
+from segue.turn.values import Cancel, Drain, Owner, Tally, Turn
 from segue.wire.requests import Create
 
 # Silence is a fault: some clients give up after minutes, some proxies after one (hazards.md F1, F3).
@@ -128,19 +128,8 @@ class Runner:
 
 
 def _settled(plan: Plan, assembler: Assembler, transport: str) -> Settled:
-    response = assembler.response
-    usage = response.usage
-    assert usage is not None
-    entry = Entry(
-        turn_id=plan.id,
-        owner=plan.owner,
-        model=plan.model.name,
-        status=response.status,
-        input_tokens=usage.input_tokens,
-        cached_tokens=usage.input_tokens_details.cached_tokens,
-        output_tokens=usage.output_tokens,
-        ended_at=int(time.time()),
-    )
+    entry = entry_of(plan.owner, assembler.response)
+    assert entry is not None, "a turn is settled once it has ended"
     return Settled(entry, plan.tally, transport, time.perf_counter())
 
 

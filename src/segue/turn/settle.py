@@ -18,10 +18,13 @@ from segue.turn.admit import Plan
 from segue.turn.assemble import Assembler
 from segue.turn.resolve import Resolved
 from segue.turn.seams import Ledger
-from segue.turn.values import Entry, Head, Rendered, Round, Tally, Tokens, Turn, Warm
+from segue.turn.values import Entry, Head, Owner, Rendered, Round, Tally, Tokens, Turn, Warm
 from segue.wire.items import Call, Item, call_of
+from segue.wire.response import Response
 
 log = logging.getLogger(__name__)
+
+ENDED = ("completed", "failed", "incomplete", "cancelled")
 
 # A second of very fast turns; each entry is a few hundred bytes.
 BACKLOG_MAX = 10_000
@@ -93,6 +96,23 @@ def _measure(turn_round: Round, resolved: Resolved, rendered: Rendered | None) -
     if rendered is not None:
         ids += rendered.tokens_tokenized
     return NODE_BYTES + 3 * text + 4 * ids
+
+
+def entry_of(owner: Owner, response: Response) -> Entry | None:
+    """The usage row of a turn that has ended, for stores and ledger alike; None while it runs."""
+    if response.status not in ENDED:
+        return None
+    usage = response.usage
+    return Entry(
+        turn_id=response.id,
+        owner=owner,
+        model=response.model,
+        status=response.status,
+        input_tokens=usage.input_tokens if usage else 0,
+        cached_tokens=usage.input_tokens_details.cached_tokens if usage else 0,
+        output_tokens=usage.output_tokens if usage else 0,
+        ended_at=response.completed_at or response.created_at,
+    )
 
 
 @dataclass(frozen=True, slots=True)
