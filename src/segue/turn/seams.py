@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from segue.turn.values import (
+    Claim,
     Entry,
     IdArray,
     Job,
@@ -20,6 +21,7 @@ from segue.turn.values import (
     Scene,
     Turn,
 )
+from segue.wire.events import Event
 from segue.wire.items import Item
 
 
@@ -44,6 +46,26 @@ class Ledger(Protocol):
 
     async def settle(self, entries: Sequence[Entry]) -> None:
         """Record these turns, each at most once however often it is told."""
+
+
+class EventLog(Protocol):
+    """The events of turns that may be followed later: in the background, or after a lost connection."""
+
+    async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
+        """Write the next events down; called at item and time boundaries, never for each token."""
+
+    async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
+        """Every logged event with a higher number, in order; None if some of them are not there."""
+
+    async def delete(self, owner: Owner, turn_id: str) -> None:
+        """Erase them."""
+
+
+class Repeats(Protocol):
+    """Which turn an idempotency key stands for, so that a repeat never makes the model run again."""
+
+    async def claim(self, claim: Claim) -> Claim:
+        """Take the key if it is free, at once for all; returns whoever holds it now."""
 
 
 class Engine(Protocol):

@@ -329,6 +329,16 @@ class Entry(Struct, frozen=True):
     ended_at: int
 
 
+class Claim(Struct, frozen=True):
+    """An idempotency key as a turn holds it: the digest tells a repeat from another request with the same key."""
+
+    owner: Owner
+    key: str
+    turn_id: str
+    digest: bytes
+    is_stored: bool
+
+
 class Cancel(Struct, frozen=True):
     """The client has left or has asked us to stop."""
 
