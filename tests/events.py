@@ -88,6 +88,11 @@ EVENT_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "response.function_call_arguments.done": {**PLACE, "arguments": (str,)},
     "response.custom_tool_call_input.delta": {**PLACE, "delta": (str,)},
     "response.custom_tool_call_input.done": {**PLACE, "input": (str,)},
+    "response.compaction.compacting": PLACE,
+    "response.steer.accepted": {"steer": (dict,)},
+    "response.steer.pending": {"steer": (dict,), "reason": (str,), "required_input": (list,)},
+    "response.steer.failed": {"steer": (dict,), "error": (dict,)},
+    "response.done": {"response_id": (str,), "required_input": (list,)},
 }
 
 # What an output item must have when it is added and when it is done (protocol.md 3).
@@ -108,12 +113,14 @@ ITEM_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "name": (str,),
         "input": (str,),
     },
+    "compaction": {"id": (str,), "encrypted_content": (str,)},
 }
 PREFIXES = {
     "message": "msg_",
     "reasoning": "rs_",
     "function_call": "fc_",
     "custom_tool_call": "ctc_",
+    "compaction": "cmp_",
 }
 
 # The kinds of text that are streamed: what ends them, and the key of the whole text there.
@@ -128,6 +135,8 @@ STREAMED = {
     "response.custom_tool_call_input.delta": ("response.custom_tool_call_input.done", "input"),
 }
 DONE_OF = dict(STREAMED.values())
+# What is never the same twice.
+OWN = {"created_at": "a time", "completed_at": "a time", "encrypted_content": "sealed"}
 
 
 def check_turn(events: Sequence[Event], lane: str | None = None) -> dict[str, Any]:
@@ -255,9 +264,7 @@ def _neutral(value: Any, names: dict[str, str]) -> Any:
     match value:
         case dict():
             return {
-                key: "a time"
-                if key in ("created_at", "completed_at") and one is not None
-                else _neutral(one, names)
+                key: OWN[key] if key in OWN and one is not None else _neutral(one, names)
                 for key, one in value.items()
             }
         case list():
@@ -297,6 +304,8 @@ def _check_items(events: Sequence[Event], response: Mapping[str, Any]) -> None:
             assert index in added, f"{kind} outside of its item"
             assert index not in done, f"{kind} after its item"
             assert event["item_id"] == added[index]["id"], f"{kind} names another item"
+            if kind == "response.compaction.compacting":
+                continue
             _check_part(event, parts, texts, whole)
     assert done.keys() == added.keys(), "an item was never done"
     assert set(parts.values()) <= {"done"}, "a part was never done"
@@ -357,6 +366,8 @@ def _texts_of(item: Mapping[str, Any]) -> list[str]:
             return [part["text"] for part in (*item["summary"], *item.get("content", ()))]
         case "function_call":
             return [item["arguments"]]
+        case "compaction":
+            return []
         case _:
             return [item["input"]]
 

@@ -18,6 +18,7 @@ from segue.engines.scripted import Script, ScriptedEngine
 from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryTurns
+from segue.stores.seals import RingSeals, new_key
 from segue.stores.sqlite import SqliteLedger, SqliteTurns
 from segue.turn.admit import Model
 from segue.turn.run import Runner
@@ -180,7 +181,10 @@ async def staged(
         settled: list[Settled] = []
         afterwards = Afterwards(SqliteLedger(database), [settled.append])
         async with Runner(
-            {"m": model, "alias": model}, afterwards, heartbeat_s=heartbeat_s
+            {"m": model, "alias": model},
+            afterwards,
+            RingSeals([new_key()]),
+            heartbeat_s=heartbeat_s,
         ) as runner:
             yield Stage(runner, store, engine, dialect, settled)
     finally:

@@ -23,10 +23,11 @@ from segue.engines.routes import RoutedEngine
 from segue.errors import ApiError, Misconfigured
 from segue.metrics import Metrics
 from segue.models import build_models
-from segue.settings import Settings
+from segue.settings import Settings, seal_path
 from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryLedger, MemoryTurns
+from segue.stores.seals import RingSeals, new_key, open_ring
 from segue.stores.sqlite import SqliteLedger, SqliteTurns
 from segue.transports.desk import Desk, Limits, NearTurns
 from segue.transports.exchange import HttpProtocol
@@ -107,7 +108,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
     async with aclosing(served), open_store(settings) as store:
         afterwards = Afterwards(store.ledger, [metrics.observe])
 
-        def open_cache() -> tuple[NearTurns, Turns]:
+        def open_cache(owner: Owner) -> tuple[NearTurns, Turns]:
             near = MemoryTurns(settings.connection_state_bytes_max)
             return near, LayeredTurns(near, store.turns)
 
@@ -134,7 +135,12 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
 
         recall = RenderCache(settings.render_cache_bytes_max)
         async with Runner(
-            models, afterwards, heartbeat_s=settings.heartbeat_s, recall=recall
+            models,
+            afterwards,
+            _open_seals(settings),
+            heartbeat_s=settings.heartbeat_s,
+            append_s_max=settings.append_s_max,
+            recall=recall,
         ) as runner:
             desk = Desk(
                 runner=runner,
@@ -157,6 +163,11 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 metrics, lobby, afterwards, lambda: store.state.bytes + recall.bytes + served.bytes
             )
             yield App(HttpApp(desk), lobby, runner, store.turns)
+
+
+def _open_seals(settings: Settings) -> RingSeals:
+    path = seal_path(settings)
+    return RingSeals([new_key()]) if path is None else open_ring(path)
 
 
 def _watch(
@@ -248,7 +259,9 @@ async def _serve_on(port: socket.socket, settings: Settings) -> None:
         asking = asyncio.create_task(asked.get())
         await asyncio.wait([serving, asking], return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
-            log.info("stopping: %d turns run, up to %g s", app.runner.count, settings.grace_s)
+            log.info(
+                "stopping: %d turns run, up to %g s", app.runner.running_count, settings.grace_s
+            )
             draining = asyncio.create_task(app.drain(settings.grace_s))
             hurrying = asyncio.create_task(asked.get())
             await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)

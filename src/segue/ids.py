@@ -1,10 +1,35 @@
-"""How ids look: a prefix that says what it is, and 128 random bits that nobody guesses."""
+"""How ids look: a prefix that says what it is, and 128 random bits that nobody guesses.
+
+An item that we made bears the id of its turn in its own, so that a reference to it can be followed without an index.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from itertools import count
 from secrets import token_hex
+
+_OF_TURN = re.compile(r"[a-z]+_(?P<turn>[0-9a-f]{32})_?[0-9a-f]+\Z")
 
 
 def new_id(prefix: str) -> str:
     """A fresh id such as `resp_0f3a…`, with 128 random bits."""
     return f"{prefix}_{token_hex(16)}"
+
+
+def item_ids(turn_id: str) -> Callable[[str], str]:
+    """Makes the ids of the items of one turn, each with the turn's own bits and a number."""
+    turn, numbers = turn_id.partition("_")[2], count()
+    return lambda prefix: f"{prefix}_{turn}{next(numbers):04x}"
+
+
+def given_id(turn_id: str, index: int) -> str:
+    """The id of an input item that came without one: always the same for this item of this turn."""
+    return f"item_{turn_id.partition('_')[2]}_{index:x}"
+
+
+def turn_of(item_id: str) -> str | None:
+    """The turn that an item belongs to, if its id says so."""
+    found = _OF_TURN.match(item_id)
+    return f"resp_{found['turn']}" if found else None

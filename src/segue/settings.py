@@ -144,6 +144,23 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         int,
         Meta(ge=0, description="prompts kept for HTTP clients that resend everything; 0: off"),
     ] = 256 * 1024 * 1024
+    append_s_max: Annotated[
+        Positive, about("how long a rollout waits for the outputs of its calls, in seconds")
+    ] = 600.0
+    reconnect_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=120,
+            description="how long unstored turns of a lost connection can still be continued; 0: not at all",
+        ),
+    ] = 0.0
+    seal_keys: Annotated[
+        str,
+        about(
+            "the file with the keys of compactions and reasoning; default: beside the store's file"
+        ),
+    ] = ""
     check_rendering: Annotated[
         bool, about("render every prompt cold as well and compare: slow, for the doubtful")
     ] = False
@@ -166,6 +183,17 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not all(model.name for model in found):
             raise Misconfigured("models: every model needs a name.")
         return found
+
+
+def seal_path(settings: Settings) -> Path | None:
+    """Where the ring of keys is kept; None for a server that keeps nothing."""
+    if settings.seal_keys:
+        return Path(settings.seal_keys)
+    if settings.store == "memory":
+        return None
+    if settings.store.startswith("sqlite:///"):
+        return Path(settings.store.removeprefix("sqlite:///") + ".seals")
+    return Path("segue.seals")
 
 
 def _named(name: str) -> Table:

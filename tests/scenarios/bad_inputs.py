@@ -397,9 +397,9 @@ WRONG_ITEMS = [
         "input[1]",
     ),
     Bad(
-        "compaction trigger",
-        items({"type": "compaction_trigger"}),
-        "unsupported_value",
+        "compaction trigger before the end",
+        items({"type": "compaction_trigger"}, {"role": "user", "content": "x"}),
+        "invalid_value",
         "input[0].type",
     ),
     Bad("100,001 items", raw('"input":[' + "1," * 100_000 + "1]"), "invalid_request", "input"),
@@ -529,9 +529,9 @@ CONTRADICTIONS = [
     Bad("prompt template", body(prompt={"id": "pmpt_1"}), "unsupported_parameter", "prompt"),
     Bad(
         "context management",
-        body(context_management=[{"type": "compaction", "compact_threshold": 1000}]),
-        "unsupported_parameter",
-        "context_management",
+        body(context_management=[{"type": "compaction", "compact_threshold": 999}]),
+        "invalid_value",
+        "context_management[0].compact_threshold",
     ),
     Bad(
         "schema format without a schema",

@@ -629,7 +629,10 @@ async def test_closing_before_the_turn_began_leaves_nothing_behind() -> None:
                 await socket.socket.close()
 
         async def is_over() -> bool:
-            return served.app.runner.count == 0 and await metric(served, "segue_connections") == 0
+            return (
+                served.app.runner.running_count == 0
+                and await metric(served, "segue_connections") == 0
+            )
 
         await until(is_over)
 
@@ -663,7 +666,7 @@ async def test_dropped_plain_request_cancels_its_turn(tmp_path: Path, store: boo
         _, writer = await post(served, store=store)
 
         async def is_running() -> bool:
-            return served.app.runner.count == 1
+            return served.app.runner.running_count == 1
 
         await until(is_running)
         writer.transport.abort()

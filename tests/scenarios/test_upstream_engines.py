@@ -12,6 +12,7 @@ from segue.engines.chat import ChatEngine
 from segue.engines.routes import RoutedEngine
 from segue.engines.vllm import VllmEngine
 from segue.stores.memory import MemoryLedger, MemoryTurns
+from segue.stores.seals import RingSeals, new_key
 from segue.turn.admit import Model
 from segue.turn.run import Runner
 from segue.turn.seams import Dialect, Engine
@@ -33,7 +34,7 @@ async def staged(engine: Engine, dialect: Dialect) -> AsyncIterator[Stage]:
     model = Model("m", recording, dialect, CONTEXT_TOKENS)
     ledger = MemoryLedger()
     store = MemoryTurns(BUDGET, stored_only=True, ledger=ledger)
-    async with Runner({"m": model}, Afterwards(ledger, [])) as runner:
+    async with Runner({"m": model}, Afterwards(ledger, []), RingSeals([new_key()])) as runner:
         yield Stage(runner, store, recording, dialect, [])
 
 

@@ -22,14 +22,14 @@ FINISHES = [Finish("stop"), Finish("length"), None]
 def test_engines_last_word_ends_an_undisturbed_turn(
     finish: Finish | None, status: str, reason: str | None
 ) -> None:
-    end = decide(finish, None)
+    end = decide(finish, [])
 
     assert (end.status, end.reason) == (status, reason)
     assert end.is_cut == (status != "completed")
 
 
 def test_engine_that_breaks_off_is_at_fault() -> None:
-    assert isinstance(decide(None, None).error, EngineFailed)
+    assert isinstance(decide(None, []).error, EngineFailed)
 
 
 @pytest.mark.parametrize("finish", FINISHES)
@@ -37,14 +37,14 @@ def test_engine_that_breaks_off_is_at_fault() -> None:
 def test_notice_is_stronger_than_the_engine(
     finish: Finish | None, notice: Notice, status: str
 ) -> None:
-    end = decide(finish, notice)
+    end = decide(finish, [notice])
 
     assert end.status == status
     assert end.is_cut
 
 
 def test_drain_is_told_as_our_fault() -> None:
-    error = decide(Finish("stop"), Drain()).error
+    error = decide(Finish("stop"), [Drain()]).error
 
     assert isinstance(error, ServerFault)
     assert "shutting down" in error.message

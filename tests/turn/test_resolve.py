@@ -316,12 +316,16 @@ def test_turns_of_the_parent_are_counted_in() -> None:
         ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
         ({"prompt": {"id": "p"}}, "unsupported_parameter", "prompt"),
         (
-            {"context_management": [{"type": "compaction"}]},
-            "unsupported_parameter",
-            "context_management",
+            {"context_management": [{"type": "clearing"}]},
+            "invalid_value",
+            "context_management[0].type",
         ),
-        ({"input": [{"type": "compaction_trigger"}]}, "unsupported_value", "input[0].type"),
-        ({"input": [USER, {"id": "msg_1"}]}, "item_not_found", "input[1].id"),
+        (
+            {"context_management": [{"type": "compaction", "compact_threshold": 999}]},
+            "invalid_value",
+            "context_management[0].compact_threshold",
+        ),
+        ({"input": [{"type": "compaction_trigger"}, USER]}, "invalid_value", "input[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
             "unsupported_value",

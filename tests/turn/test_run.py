@@ -110,13 +110,13 @@ async def test_turn_is_known_to_its_owner_while_it_runs(tmp_path: Path) -> None:
         running, _ = await stage.start(None, listener, input="Hello")
         assert stage.runner.find(OWNER, running.id) is running
         assert stage.runner.find("somebody else", running.id) is None
-        assert stage.runner.count == 1
+        assert stage.runner.running_count == 1
 
         running.tell(Cancel())
         await listener.all()
 
         assert stage.runner.find(OWNER, running.id) is None
-        assert stage.runner.count == 0
+        assert stage.runner.running_count == 0
 
 
 async def test_draining_process_takes_no_new_turns(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_refused_request_says_nothing_and_asks_nobody(
         assert getattr(told.value, "param", None) == param
         assert listener.events == []
         assert stage.engine.jobs == []
-        assert stage.runner.count == 0
+        assert stage.runner.running_count == 0
 
 
 async def test_large_input_is_validated_in_slices(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ async def test_engine_that_breaks_fails_the_turn_once(
         stored = await found(stage, response["id"])
         assert stored is not None
         assert stored.response.status == "failed"
-        assert stage.runner.count == 0
+        assert stage.runner.running_count == 0
 
 
 async def test_prompt_that_does_not_fit_fails_the_turn(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segue.ids import item_ids
+from segue.turn.assemble import Assembler
 from segue.turn.running import INBOX_MAX, RING_BYTES_MAX, Running
 from segue.turn.values import Cancel, Drain
 from segue.wire.events import Event
@@ -30,7 +32,8 @@ class Ear:
 
 
 def running() -> Running:
-    return Running("resp_1", "ada", response_of("resp_1", status="in_progress"), is_stored=True)
+    first = response_of("resp_1", status="in_progress")
+    return Running("ada", Assembler(first, item_ids("resp_1")), is_stored=True)
 
 
 def events(*numbers: int, size: int = 10) -> list[Event]:
@@ -247,7 +250,7 @@ async def test_notice_interrupts_a_waiting_engine() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(sampling), WAIT_S)
     assert is_freed.is_set()
-    assert turn.notice() == Cancel()
+    assert turn.inbox == (Cancel(),)
 
 
 async def test_notice_interrupts_a_turn_that_waits_for_room() -> None:
@@ -274,7 +277,7 @@ async def test_notice_that_came_before_interrupts_at_once() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(WAIT_S), turn.interruptible():
             await asyncio.Event().wait()
-    assert turn.notice() == Cancel()
+    assert turn.inbox == (Cancel(),)
 
 
 async def test_second_notice_while_the_engine_is_being_freed_is_only_noted() -> None:
@@ -300,7 +303,7 @@ async def test_second_notice_while_the_engine_is_being_freed_is_only_noted() -> 
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(sampling), WAIT_S)
-    assert turn.notice() == Cancel()
+    assert turn.inbox == (Cancel(), Drain())
 
 
 async def test_notice_between_scopes_is_not_lost() -> None:
@@ -320,15 +323,15 @@ async def test_engines_own_timeout_is_not_taken_for_a_notice() -> None:
     with pytest.raises(TimeoutError):
         async with turn.interruptible():
             raise TimeoutError
-    assert turn.notice() is None
+    assert turn.inbox == ()
 
 
 async def test_inbox_keeps_the_first_notices_in_order() -> None:
     turn = running()
-    assert turn.notice() is None
+    assert turn.inbox == ()
 
     turn.tell(Cancel())
     for _ in range(2 * INBOX_MAX):
         turn.tell(Drain())
 
-    assert turn.notice() == Cancel()
+    assert turn.inbox == (Cancel(), *[Drain()] * (INBOX_MAX - 1))

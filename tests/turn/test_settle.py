@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from time import perf_counter
 
 import pytest
 
@@ -21,7 +20,9 @@ WAIT_S = 10
 def settled(number: int, *, is_stored: bool = False) -> Settled:
     turn_id = f"resp_{number}"
     entry = Entry(turn_id, "ada", "m", "completed", 1, 0, 2, 1_700_000_000)
-    return Settled(entry, Tally(is_recorded=is_stored), "websocket", perf_counter())
+    tally = Tally(is_recorded=is_stored)
+    tally.mark("sent")
+    return Settled(entry, tally, "websocket")
 
 
 def ids(turns: Sequence[Settled]) -> list[str]:

@@ -151,7 +151,8 @@ FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "safety_identifier": (["x" * 128], [7, "x" * 129]),
     "user": (["u"], [7]),
-    "idempotency_key": (["k"], [7]),
+    "idempotency_key": (["k", "k" * 255], [7, "", "k" * 256]),
+    "rollout": ([True, False], ["yes"]),
 }
 
 

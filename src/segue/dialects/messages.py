@@ -41,6 +41,7 @@ from segue.turn.values import (
     Turn,
     Warm,
     Wrote,
+    since_fresh,
 )
 from segue.wire.items import InputImage, Item, Message
 from segue.wire.tools import CustomTool, Offer, plain_name
@@ -111,11 +112,11 @@ class MessagesDialect:
                 last = Round((), turn.rounds[-1].wrote)
                 return row, [last, *_rounds(later), *scene.rounds]
             later.append(turn)
-            turn = turn.parent
+            turn = turn.above
         row = self._usable(scene.head, scene.recalled)
         if row is not None:
             return row, list(scene.rounds[1:])
-        return None, [*_rounds(later), *scene.rounds]
+        return None, [*since_fresh([*_rounds(later), *scene.rounds])]
 
     def _usable(self, head: Head, warm: Warm | None) -> Messages | None:
         """The row that was kept, if it was made in this format under the same instructions."""

@@ -31,6 +31,7 @@ from segue.turn.values import (
     Turn,
     Warm,
     id_array,
+    since_fresh,
 )
 from segue.wire.items import CustomToolCall, FunctionCall, Item, Reasoning, Value, call_of
 
@@ -199,11 +200,11 @@ def _base(hand: Hand, scene: Scene) -> _Base:
                 return _Base(prompt.before, [replace(last, given=()), *rounds], turn)
         is_turned = is_turned or _is_turned(hand, turn.rounds)
         later.append(turn)
-        turn = turn.parent
+        turn = turn.above
     prompt = _usable(hand, scene.head, scene.recalled)
     if prompt is not None and not _is_recall_forgotten(hand, scene):
         return _Base(prompt, scene.rounds[1:])
-    return _Base(None, [*_rounds(later), *scene.rounds])
+    return _Base(None, since_fresh([*_rounds(later), *scene.rounds]))
 
 
 def _is_turned(hand: Hand, rounds: Sequence[Round]) -> bool:
@@ -225,7 +226,7 @@ def _is_forgetful(hand: Hand, turn: Turn) -> bool:
             given = 0 if wrote else hand.turning(round.given)
             if not wrote and has_thought(round.given[given:]):
                 return True
-            if wrote or given:
+            if wrote or given or round.is_fresh:
                 return False
             is_last = False
         node = node.parent

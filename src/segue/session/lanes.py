@@ -6,11 +6,16 @@ run one after the other, lanes run beside each other (protocol.md 6.2). A reques
     event                      ticket                    the lane
     add()                      waits in its lane         gets a queue if it had none
     start()                    runs                      busy until done()
+    pause(ticket)              waits for its client      busy, but its place is another's
+    resume(ticket)             runs as soon as it may    busy
     done(ticket, failed)       is over                   free; the next one may start
     drop_waiting()             all waiting are dropped   keeps what runs
 
 `start` hands out what may run now: one for each free lane, 16 on the connection, lanes in the order in which they
 became ready, so that none starves. A create that waits is silent.
+
+A steer that outlives its response (6.10) waits with `hold` for the create that continues it on the same lane. Where
+nobody is owed anything the server goes on by itself: `put_first` places that create before all that wait in the lane.
 
 What may be forgotten: a continuation that fails makes its own lane forget the parent; a fork that fails does not,
 because the parent belongs to another lane (6.4). A fork that waits keeps its parent alive by pinning it (6.5).
@@ -26,6 +31,7 @@ from segue.errors import InvalidRequest, TooMany
 
 Request = TypeVar("Request")
 Pin = TypeVar("Pin")
+Held = TypeVar("Held")
 
 Lane = str | None
 
@@ -48,7 +54,7 @@ class Ticket(Generic[Request, Pin]):
 
 
 @dataclass(slots=True)
-class Lanes(Generic[Request, Pin]):
+class Lanes(Generic[Request, Pin, Held]):
     """The lanes of one connection."""
 
     in_flight_max: int = IN_FLIGHT_MAX
@@ -61,6 +67,11 @@ class Lanes(Generic[Request, Pin]):
     _ready: deque[Lane] = field(default_factory=deque)
     # Which lane made a response that this connection still remembers.
     _made_by: dict[str, Lane] = field(default_factory=dict)
+    # Lanes whose request waits for its client, and those of them that may go on once there is a place.
+    _paused: set[Lane] = field(default_factory=set)
+    _resuming: deque[Lane] = field(default_factory=deque)
+    # Steers that wait for the next create with this parent, by lane and parent.
+    _held: dict[tuple[Lane, str], list[Held]] = field(default_factory=dict)
 
     @property
     def is_idle(self) -> bool:
@@ -100,14 +111,36 @@ class Lanes(Generic[Request, Pin]):
                 self._ready.append(lane)
         self._waiting[lane].append(ticket)
 
+    def put_first(self, lane: Lane, request: Request, parent_id: str) -> None:
+        """Put the server's own continuation before everything that waits in its lane."""
+        self._waiting.setdefault(lane, deque()).appendleft(Ticket(lane, request, parent_id))
+
+    def has_waiting(self, lane: Lane, parent_id: str) -> bool:
+        """Whether a create that continues this response on this lane waits already."""
+        return any(one.parent_id == parent_id for one in self._waiting.get(lane, ()))
+
+    def hold(self, lane: Lane, parent_id: str, held: list[Held]) -> None:
+        """Keep steers for the create that will continue this response."""
+        self._held[lane, parent_id] = held
+
+    def take_held(self, ticket: Ticket[Request, Pin]) -> list[Held]:
+        """The steers that this create brings along; they are its own from here on."""
+        if ticket.parent_id is None:
+            return []
+        return self._held.pop((ticket.lane, ticket.parent_id), [])
+
     def is_fork(self, lane: Lane, parent_id: str | None) -> bool:
         """Whether another lane of this connection made the parent."""
         return parent_id in self._made_by and self._made_by[parent_id] != lane
 
     def start(self) -> list[Ticket[Request, Pin]]:
-        """The requests that may run now; they count as running from here on."""
+        """The requests that may run now, or go on; they count as running from here on."""
         started: list[Ticket[Request, Pin]] = []
-        while self._ready and len(self._running) < self.in_flight_max:
+        while self._resuming and self._in_flight < self.in_flight_max:
+            lane = self._resuming.popleft()
+            self._paused.discard(lane)
+            started.append(self._running[lane])
+        while self._ready and self._in_flight < self.in_flight_max:
             lane = self._ready.popleft()
             queue = self._waiting[lane]
             ticket = queue.popleft()
@@ -117,11 +150,26 @@ class Lanes(Generic[Request, Pin]):
             started.append(ticket)
         return started
 
+    @property
+    def _in_flight(self) -> int:
+        return len(self._running) - len(self._paused)
+
+    def pause(self, ticket: Ticket[Request, Pin]) -> None:
+        """A request waits for its client: its place may be another's."""
+        self._paused.add(ticket.lane)
+
+    def resume(self, ticket: Ticket[Request, Pin]) -> None:
+        """Its client has answered: it goes on once there is a place, before any that has not begun."""
+        self._resuming.append(ticket.lane)
+
     def done(
         self, ticket: Ticket[Request, Pin], *, made: str | None = None, has_failed: bool = False
     ) -> str | None:
         """A request is over. `made` is the response that can now be continued. Returns what is to be forgotten."""
         del self._running[ticket.lane]
+        self._paused.discard(ticket.lane)
+        if ticket.lane in self._resuming:
+            self._resuming.remove(ticket.lane)
         if ticket.lane in self._waiting:
             self._ready.append(ticket.lane)
         if made is not None:

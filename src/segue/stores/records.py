@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.turn.values import IdArray, Round, Turn
-from segue.wire.items import Call, Item, Value
+from segue.wire.items import Call, Item, Reasoning, Value
 from segue.wire.response import Response
 
 # A part shorter than this costs less inside its response than in a row of its own.
@@ -66,6 +66,7 @@ class KeptRound(Struct, array_like=True):
     tail: bytes
     fingerprint: str | None
     did_sample: bool
+    is_fresh: bool = False
 
 
 class History(Struct, array_like=True):
@@ -193,6 +194,7 @@ def pack_round(round_: Round) -> KeptRound:
         pack_ids(round_.tail),
         round_.fingerprint,
         round_.did_sample,
+        round_.is_fresh,
     )
 
 
@@ -205,14 +207,17 @@ def unpack_round(kept: KeptRound) -> Round:
         unpack_ids(kept.tail),
         kept.fingerprint,
         kept.did_sample,
+        kept.is_fresh,
     )
 
 
 def pack_item(item: Item) -> KeptItem:
     """The item's bytes and type. Clients may leave the type out, or send null for it (protocol.md
-    3)."""
+    3); what was sealed is kept as it was opened."""
     kind = kind_of(type(item.value))
     speaks = TAGGED.decode(item.raw).type in (kind, UNSET)
+    if speaks and isinstance(item.value, Reasoning):
+        speaks = VALUES[kind].decode(item.raw) == item.value
     return KeptItem(item.raw, kind, None if speaks else msgspec.json.encode(item.value))
 
 

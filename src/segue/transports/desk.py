@@ -53,7 +53,7 @@ class Desk:
     # Erases a turn everywhere: in the store, and in the caches of all connections.
     erase: Callable[[Owner, str], Awaitable[bool]]
     # A fresh cache for a connection, and its `Turns` in front of the durable one.
-    open_cache: Callable[[], tuple[NearTurns, Turns]]
+    open_cache: Callable[[Owner], tuple[NearTurns, Turns]]
     is_ready: Callable[[], Awaitable[dict[str, bool]]]
     write_metrics: Callable[[], Awaitable[bytes]]
     limits: Limits = field(default_factory=Limits)

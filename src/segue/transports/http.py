@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from segue.errors import (
     ApiError,
@@ -24,13 +24,16 @@ from segue.errors import (
     model_not_found,
     response_not_found,
 )
+from segue.ids import given_id, new_id
 from segue.transports.desk import LOCAL, Desk
 from segue.transports.exchange import ClientGone, Exchange, Receive, Scope, Send, heard_by
 from segue.transports.sinks import LastSink, SseSink
 from segue.turn.admit import Model, Plan
+from segue.turn.compact import window
 from segue.turn.values import Tally, Turn
 from segue.wire.codec import decode_create, encode, list_object, listed_item
 from segue.wire.items import Item
+from segue.wire.requests import Create
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,8 @@ class HttpApp:
             ("GET", r"/ready", self._ready),
             ("GET", r"/metrics", self._metrics),
             ("POST", r"/v1/responses", self._create),
+            ("POST", r"/v1/responses/compact", self._compact),
+            ("POST", r"/v1/responses/input_tokens", self._input_tokens),
             ("GET", one, self._retrieve),
             ("DELETE", one, self._delete),
             ("GET", one + r"/input_items", self._input_items),
@@ -103,17 +108,20 @@ class HttpApp:
             allow=", ".join(sorted(allowed)),
         )
 
+    async def _decode(self, exchange: Exchange) -> tuple[Create, Tally]:
+        body = await exchange.body(self._desk.limits.body_bytes_max)
+        return decode_create(_checked(body)), Tally(bytes_received=len(body))
+
     async def _create(self, exchange: Exchange) -> None:
         desk = self._desk
-        body = await exchange.body(desk.limits.body_bytes_max)
-        tally = Tally(bytes_received=len(body))
-        create = decode_create(_checked(body))
-        if create.stream_id is not UNSET:
-            raise InvalidRequest(
-                "'stream_id' belongs to WebSocket mode.",
-                code="unsupported_parameter",
-                param="stream_id",
-            )
+        create, tally = await self._decode(exchange)
+        for name, value in (("stream_id", create.stream_id), ("rollout", create.rollout or UNSET)):
+            if value is not UNSET:
+                raise InvalidRequest(
+                    f"'{name}' belongs to WebSocket mode.",
+                    code="unsupported_parameter",
+                    param=name,
+                )
         plan = await desk.runner.prepare(create, owner=LOCAL, turns=desk.turns, tally=tally)
         await (self._stream if create.stream else self._reply)(exchange, plan)
 
@@ -139,6 +147,43 @@ class HttpApp:
             await exchange.answer(200, encode(running.response))
         else:
             await exchange.refuse(running.error)
+
+    async def _compact(self, exchange: Exchange) -> None:
+        """A window: a turn that nobody keeps, and that makes a summary instead of an answer."""
+        desk = self._desk
+        create, tally = await self._decode(exchange)
+        if create.model is None:
+            raise InvalidRequest("You must provide a model parameter.", param="model")
+        create = structs.replace(create, store=False, generate=None, background=None)
+        plan = await desk.runner.prepare(
+            create, owner=LOCAL, turns=desk.turns, tally=tally, compacts="window"
+        )
+        sink = LastSink()
+        running = desk.runner.start(plan, desk.turns, sink, "http")
+        async with heard_by(exchange, running, sink):
+            await sink.ended()
+        if running.error is not None:
+            raise running.error
+        resolved, response = plan.resolved, running.response
+        kept = window(resolved.parent, resolved.given, plan.model.context_tokens, new_id)
+        answer = {
+            "id": response.id,
+            "object": "response.compaction",
+            "created_at": response.created_at,
+            "output": [*kept, *response.output],
+            "usage": response.usage,
+        }
+        await exchange.answer(200, encode(answer))
+
+    async def _input_tokens(self, exchange: Exchange) -> None:
+        """How long a prompt would be; nothing is generated."""
+        desk = self._desk
+        create, tally = await self._decode(exchange)
+        plan = await desk.runner.prepare(create, owner=LOCAL, turns=desk.turns, tally=tally)
+        count = await desk.runner.count_tokens(plan)
+        await exchange.answer(
+            200, encode({"object": "response.input_tokens", "input_tokens": count})
+        )
 
     async def _retrieve(self, exchange: Exchange) -> None:
         turn_id = exchange.arguments["id"]
@@ -247,4 +292,4 @@ def page_of(turn: Turn, query: Mapping[str, str]) -> bytes:
 
 def _item_id(turn: Turn, index: int, item: Item) -> str:
     """The item's own id, or one that is always the same for this item of this turn."""
-    return item.value.id or f"item_{turn.id.removeprefix('resp_')}_{index}"
+    return item.value.id or given_id(turn.id, index)

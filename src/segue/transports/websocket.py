@@ -11,29 +11,53 @@ import asyncio
 import logging
 import math
 import random
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import UNSET, Raw, structs
 from websockets.http11 import Request
 
-from segue.errors import ApiError, InvalidRequest, Refused, ServerFault, Unavailable, too_large
+from segue.errors import (
+    ID_CHARS_MAX,
+    ApiError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    Refused,
+    ServerFault,
+    TooMany,
+    Unavailable,
+    response_not_found,
+    too_large,
+)
+from segue.ids import new_id
 from segue.session.lanes import Lane, Lanes, Ticket
 from segue.transports.desk import LOCAL, Desk
 from segue.transports.socket import Closed, Refusal, Socket
+from segue.turn.admit import Plan
+from segue.turn.assemble import Assembler, steer_failed
+from segue.turn.prepare import decode_items
+from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
-from segue.turn.values import Cancel, Owner, Tally, Turn
+from segue.turn.values import Append, Cancel, Owner, Steer, Tally, Turn
 from segue.wire.codec import (
+    decode_append,
     decode_create,
     decode_envelope,
     decode_lane,
+    decode_steer,
+    decode_steered,
     encode_error_body,
     encode_error_event,
     lane_suffix,
+    with_input_before,
     with_lane,
 )
-from segue.wire.events import Event
-from segue.wire.requests import Create
+from segue.wire.events import Event, SteerRef
+from segue.wire.items import Required, answer_of, required_by
+from segue.wire.requests import AppendFrame, Create, SteerFrame
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +65,10 @@ PATHS = frozenset({"/v1/responses", "/v1/responses/"})
 
 # Each connection lives up to this much shorter than the limit, so that they do not all come back at once (F10).
 AGE_JITTER = 0.05
+# Steers that may wait for one response (protocol.md 9 row 11).
+STEERS_MAX = 16
+# Turns that are over and still known by name to those who would steer them.
+OVER_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +77,16 @@ class Asked:
 
     create: Create
     tally: Tally
+    # Whether it is our own: the successor of a response that was steered.
+    is_automatic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSteer:
+    """A steer that has outlived its response, and who numbers what is said of it."""
+
+    steer: Steer
+    assembler: Assembler
 
 
 ServedTicket = Ticket[Asked, Turn]
@@ -57,11 +95,12 @@ ServedTicket = Ticket[Asked, Turn]
 class LaneSink:
     """Hears one turn and writes its events to the socket, each with the name of its lane."""
 
-    __slots__ = ("_session", "_suffix", "_ticket", "running")
+    __slots__ = ("_session", "_suffix", "plan", "running", "ticket")
 
-    def __init__(self, session: Session, ticket: ServedTicket) -> None:
+    def __init__(self, session: Session, ticket: ServedTicket, plan: Plan) -> None:
         self._session = session
-        self._ticket = ticket
+        self.ticket = ticket
+        self.plan = plan
         self._suffix = None if ticket.lane is None else lane_suffix(ticket.lane)
         self.running: Running | None = None
 
@@ -72,9 +111,11 @@ class LaneSink:
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Write these events. The lane is free before the terminal event leaves (hazards.md F22)."""
-        suffix = self._suffix
-        if events[-1].is_terminal:
-            self._session.turn_ended(self, self._ticket, events[-1])
+        suffix, last = self._suffix, events[-1]
+        if last.is_terminal:
+            self._session.turn_ended(self, last)
+        elif last.type == "response.done":
+            self._session.turn_waits(self)
         if suffix is None:
             self._session.socket.send([event.data for event in events])
         else:
@@ -84,12 +125,17 @@ class LaneSink:
 class Session:
     """One connection: a listener of its socket."""
 
-    def __init__(self, desk: Desk, sessions: set[Session]) -> None:
+    def __init__(self, desk: Desk, sessions: set[Session], owner: Owner) -> None:
         self._desk = desk
         self._sessions = sessions
-        self._lanes: Lanes[Asked, Turn] = Lanes()
-        self._near, self._turns = desk.open_cache()
+        self.owner = owner
+        self._lanes: Lanes[Asked, Turn, HeldSteer] = Lanes()
+        self._near, self._turns = desk.open_cache(owner)
         self._sinks: set[LaneSink] = set()
+        # Turns that are over, for those who would still steer them.
+        self._over: OrderedDict[str, tuple[Assembler, Lane]] = OrderedDict()
+        # What rollouts were given, until there is a place for them to go on.
+        self._appends: dict[ServedTicket, Append] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._age_timer: asyncio.TimerHandle | None = None
         self._is_aged = False
@@ -114,21 +160,39 @@ class Session:
         self._age_timer = asyncio.get_running_loop().call_later(age_s, self._come_of_age)
 
     def received(self, text: bytes) -> None:
-        """One frame: a create that joins its lane, or an answer that says what is wrong with it."""
+        """One frame: a create that joins its lane, a steer, an append, or an answer that says what is wrong with it."""
         lane: Lane = None
         try:
-            create = self._decode(text)
+            create = _decode(text)
+            if not isinstance(create, Create):
+                self._received_other(create, text)
+                return
             lane = decode_lane(create)
             self._lanes.name(lane)
             self._check_age()
             parent_id = create.previous_response_id
-            pin = None if parent_id is None else self._near.held(LOCAL, parent_id)
+            pin = None if parent_id is None else self._near.held(self.owner, parent_id)
             asked = Asked(create, Tally(bytes_received=len(text)))
             self._lanes.add(lane, asked, parent_id, pin)
         except ApiError as error:
             self._refuse(error, _lane_of_error(text, lane))
             return
         self._start_what_may()
+
+    def _received_other(self, kind: str, text: bytes) -> None:
+        """A frame of another type than a create."""
+        match kind:
+            case "response.steer":
+                self._received_steer(decode_steer(text))
+            case "response.append":
+                self._received_append(decode_append(text), len(text))
+            case _:
+                raise InvalidRequest(
+                    f"Invalid event type: '{kind[:64]}'. This server takes 'response.create', "
+                    "'response.steer' and 'response.append'.",
+                    code="invalid_event_type",
+                    param="type",
+                )
 
     def refused(self, kind: Literal["binary", "too_big", "invalid"], size: int) -> bytes | None:
         """The in-band word before the socket closes on a message that it cannot take."""
@@ -163,48 +227,195 @@ class Session:
             running = sink.running
             assert running is not None
             running.detach(sink)
-            if not (how.is_lost and running.is_stored):
+            if sink.plan.is_rollout or not (how.is_lost and running.is_stored):
                 running.tell(Cancel())
         self._sinks.clear()
+        self._over.clear()
 
-    def turn_ended(self, sink: LaneSink, ticket: ServedTicket, last: Event) -> None:
+    # --- steering (protocol.md 6.10) ---
+
+    def _received_steer(self, frame: SteerFrame) -> None:
+        """A steer: taken on by the turn that it is for, or given back with the reason."""
+        target = frame.previous_response_id
+        given = Raw(b"null") if frame.input is UNSET else frame.input
+        sink = next((one for one in self._sinks if one.plan.id == target), None)
+        try:
+            running = self._steerable(sink, target)
+            if frame.stream_id is not UNSET:
+                raise InvalidRequest(
+                    "'response.steer' takes no 'stream_id': it goes to its response's lane.",
+                    code="invalid_input",
+                )
+            running.steer(Steer(new_id("steer"), given, decode_steered(given)))
+        except ApiError as error:
+            if error.code in ("invalid_value", "invalid_request"):
+                error.code = "invalid_input"
+            self._refuse_steer(sink, target, given, error)
+
+    def _refuse_steer(
+        self, sink: LaneSink | None, target: str, given: Raw, error: ApiError
+    ) -> None:
+        if sink is not None:
+            assert sink.running is not None
+            sink.running.publish([sink.running.assembler.fail(error, given)])
+        elif target in self._over:
+            assembler, lane = self._over[target]
+            self._send([assembler.fail(error, given).data], lane)
+        else:
+            ref = SteerRef(previous_response_id=target[:ID_CHARS_MAX], input=given)
+            self._send([steer_failed(ref, error).data], None)
+
+    def _send(self, events: list[bytes], lane: Lane) -> None:
+        suffix = None if lane is None else lane_suffix(lane)
+        self.socket.send(events if suffix is None else [with_lane(one, suffix) for one in events])
+
+    def _steerable(self, sink: LaneSink | None, target: str) -> Running:
+        """The turn that this steer is for, if it can still be steered."""
+        if sink is None and target in self._over:
+            status = self._over[target][0].response.status
+            message = f"Response with id '{target}' is {status}."
+            if status == "completed":
+                raise Conflict(message, code="response_already_completed")
+            raise Conflict(message, code="response_not_active")
+        if sink is None:
+            raise NotFound(
+                f"Response with id '{target[:ID_CHARS_MAX]}' not found on this connection.",
+                code="response_not_found",
+            )
+        running = sink.running
+        assert running is not None
+        if not sink.plan.can_be_steered:
+            raise InvalidRequest(
+                f"Response with id '{running.id}' cannot be steered.", code="steering_not_supported"
+            )
+        if len(running.steers) >= STEERS_MAX:
+            raise TooMany(
+                f"At most {STEERS_MAX} steers may wait for a response.",
+                code="too_many_pending_steers",
+            )
+        return running
+
+    def _pass_on(self, sink: LaneSink) -> None:
+        """The steers of a turn that is over wait for the create that continues it: the client's, or our own."""
+        running, ticket = sink.running, sink.ticket
+        assert running is not None
+        held = [HeldSteer(steer, running.assembler) for steer in running.steers]
+        if not held:
+            return
+        if running.response.status not in ("completed", "incomplete"):
+            asyncio.get_running_loop().call_soon(self._give_back, held, ticket.lane)
+            return
+        self._lanes.hold(ticket.lane, running.id, held)
+        if self._lanes.has_waiting(ticket.lane, running.id):
+            return
+        items = running.assembler.items
+        required = [one for item in items if (one := required_by(item.value)) is not None]
+        if required:
+            asyncio.get_running_loop().call_soon(self._pend, held, required, ticket.lane)
+            return
+        inherited = structs.replace(
+            ticket.request.create, input=[], previous_response_id=running.id, idempotency_key=None
+        )
+        self._lanes.put_first(ticket.lane, Asked(inherited, Tally(), is_automatic=True), running.id)
+
+    def _pend(self, held: Sequence[HeldSteer], required: list[Required], lane: Lane) -> None:
+        if not self._is_closed:
+            self._send([one.assembler.pend(one.steer, required).data for one in held], lane)
+
+    def _give_back(self, held: Sequence[HeldSteer], lane: Lane) -> None:
+        """These steers could not be applied."""
+        error = ServerFault("The steer could not be applied.", code="successor_creation_failed")
+        events = [one.assembler.fail(error, one.steer.input, one.steer).data for one in held]
+        if events and not self._is_closed:
+            self._send(events, lane)
+
+    # --- rollouts (product.md 4) ---
+
+    def turn_waits(self, sink: LaneSink) -> None:
+        """A rollout waits for its client: its place may be another's."""
+        self._lanes.pause(sink.ticket)
+        asyncio.get_running_loop().call_soon(self._start_what_may)
+
+    def _received_append(self, frame: AppendFrame, size: int) -> None:
+        sink = next((one for one in self._sinks if one.plan.id == frame.response_id), None)
+        if sink is None:
+            raise response_not_found(frame.response_id)
+        sink.ticket.request.tally.bytes_received += size
+        task = asyncio.create_task(self._append(sink, frame))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _append(self, sink: LaneSink, frame: AppendFrame) -> None:
+        """Give a waiting rollout what it asked for, or say what is wrong; then it goes on waiting."""
+        running = sink.running
+        assert running is not None
+        try:
+            items = await decode_items(frame.input, sink.ticket.request.tally)
+            if running.owed is None:
+                raise Conflict(
+                    f"Response with id '{running.id}' does not wait for anything.",
+                    code="response_not_waiting",
+                    param="response_id",
+                )
+            for index, item in enumerate(items):
+                if answer_of(item.value) is None:
+                    raise InvalidRequest(
+                        "'response.append' takes the outputs of calls and nothing else.",
+                        param=f"input[{index}].type",
+                    )
+            pair_calls(running.owed, items)
+        except ApiError as error:
+            self._refuse(error, sink.ticket.lane)
+            return
+        running.owed = None
+        self._appends[sink.ticket] = Append(items)
+        self._lanes.resume(sink.ticket)
+        self._start_what_may()
+
+    # --- turns ---
+
+    def turn_ended(self, sink: LaneSink, last: Event) -> None:
         """A turn of this connection is over: free its lane, forget what must be forgotten, start the next."""
         self._sinks.discard(sink)
+        self._appends.pop(sink.ticket, None)
         assert sink.running is not None
+        self._over[sink.plan.id] = (sink.running.assembler, sink.ticket.lane)
+        if len(self._over) > OVER_MAX:
+            self._over.popitem(last=False)
+        self._pass_on(sink)
         has_failed = last.type == "response.failed"
-        self._free(ticket, made=None if has_failed else sink.running.id, has_failed=has_failed)
-
-    def _decode(self, text: bytes) -> Create:
-        create = decode_create(text)
-        if create.type != "response.create":
-            name = "nothing" if not create.type else f"'{create.type[:64]}'"
-            raise InvalidRequest(
-                f"Invalid event type: {name}. This server takes 'response.create'.",
-                code="invalid_event_type",
-                param="type",
-            )
-        return create
+        self._free(sink.ticket, made=None if has_failed else sink.plan.id, has_failed=has_failed)
 
     def _refuse(self, error: ApiError, lane: Lane) -> None:
         self._desk.note_refusal("websocket", error.code)
         self.socket.send([encode_error_event(error, lane)])
 
     def _start_what_may(self) -> None:
+        if self._is_closed:
+            return
         for ticket in self._lanes.start():
-            task = asyncio.create_task(self._serve(ticket))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            appended = self._appends.pop(ticket, None)
+            if appended is None:
+                task = asyncio.create_task(self._serve(ticket))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                running = next(one.running for one in self._sinks if one.ticket is ticket)
+                assert running is not None
+                running.tell(appended)
 
     async def _serve(self, ticket: ServedTicket) -> None:
         """Prepare a turn whose time has come, and let it run."""
         asked, parent_id = ticket.request, ticket.parent_id
+        held = self._lanes.take_held(ticket)
+        create = with_input_before(asked.create, [item for one in held for item in one.steer.items])
         known = ticket.pin
         if known is None and parent_id is not None:
-            known = self._near.held(LOCAL, parent_id)
+            known = self._near.held(self.owner, parent_id)
         try:
             plan = await self._desk.runner.prepare(
-                asked.create,
-                owner=LOCAL,
+                create if held else asked.create,
+                owner=self.owner,
                 turns=self._turns,
                 tally=asked.tally,
                 known=known,
@@ -217,9 +428,11 @@ class Session:
             if error is not fault:
                 log.exception("a request could not be prepared")
             self._free(ticket, has_failed=True)
-            self._refuse(error, ticket.lane)
+            if not asked.is_automatic:
+                self._refuse(error, ticket.lane)
+            self._give_back(held, ticket.lane)
             return
-        sink = LaneSink(self, ticket)
+        sink = LaneSink(self, ticket, plan)
         self._sinks.add(sink)
         sink.running = self._desk.runner.start(plan, self._turns, sink, "websocket")
 
@@ -228,7 +441,7 @@ class Session:
     ) -> None:
         forgotten = self._lanes.done(ticket, made=made, has_failed=has_failed)
         if forgotten is not None:
-            self._near.forget(LOCAL, forgotten)
+            self._near.forget(self.owner, forgotten)
         self._start_what_may()
         if self._is_aged and self._lanes.is_idle:
             # After the terminal event of the turn that just ended, which has not left yet.
@@ -260,6 +473,21 @@ class Session:
     def leave(self) -> None:
         """The process is going away."""
         self.socket.close(1012, "service restart")
+
+
+def _decode(text: bytes) -> Create | str:
+    """The create in this frame, or the type of a frame that is none."""
+    try:
+        create = decode_create(text)
+    except InvalidRequest as wrong:
+        try:
+            kind = decode_envelope(text)[0]
+        except InvalidRequest:
+            raise wrong from None
+        if kind in ("response.steer", "response.append"):
+            return kind
+        raise
+    return create if create.type == "response.create" else create.type or "nothing"
 
 
 def _lane_of_error(text: bytes, lane: Lane) -> Lane:
@@ -294,7 +522,7 @@ class Lobby:
         elif self._desk.runner.is_draining:
             error = Unavailable("The server is shutting down. Please retry.")
         else:
-            return Session(self._desk, self.sessions)
+            return Session(self._desk, self.sessions, LOCAL)
         self._desk.note_refusal("websocket", error.code)
         wait_s = error.wait_s
         headers = () if wait_s is None else (("retry-after", str(math.ceil(wait_s))),)

@@ -13,11 +13,12 @@ from typing import Literal
 from msgspec import Raw, Struct, structs
 
 from segue.errors import InvalidRequest, model_not_found
+from segue.turn.compact import Kind
 from segue.turn.resolve import Resolved
 from segue.turn.seams import Dialect, Engine
 from segue.turn.values import Head, Owner, Sampling, Tally
 from segue.wire.codec import encode
-from segue.wire.items import count_media
+from segue.wire.items import CompactionTrigger, count_media
 from segue.wire.requests import Create
 from segue.wire.response import ReasoningEcho, Response
 from segue.wire.tools import forced_offers, has_grammar
@@ -25,6 +26,8 @@ from segue.wire.tools import forced_offers, has_grammar
 ReasoningView = Literal["text", "summary", "hidden"]
 NULL = Raw(b"null")
 USUAL = Sampling()
+# Where a client wants compaction and does not say when: this share of the context.
+THRESHOLD_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +68,29 @@ class Plan:
     tally: Tally
     # The lane and connection that wait for it; nothing for a request of its own.
     lane: str = ""
+    # What the turn makes instead of an answer, if anything.
+    compacts: Kind | None = None
+    # A prompt of more tokens than this is compacted first; 0: never.
+    threshold: int = 0
+    # How long a rollout waits for the outputs of its calls.
+    append_s_max: float = 600.0
 
     @property
     def generates(self) -> bool:
         """Whether the model is to speak."""
         return self.resolved.create.generates
+
+    @property
+    def is_rollout(self) -> bool:
+        """Whether it waits for its client's tools instead of ending (product.md 4)."""
+        return bool(self.resolved.create.rollout) and self.generates
+
+    @property
+    def can_be_steered(self) -> bool:
+        """Whether a steer may be taken on (protocol.md 6.10)."""
+        create = self.resolved.create
+        is_plain = not (create.conversation or create.context_management or self.compacts)
+        return self.generates and is_plain and not self.is_rollout
 
 
 class TextEcho(Struct, frozen=True):
@@ -91,6 +112,7 @@ def admit(
     now: int,
     tally: Tally,
     lane: str = "",
+    compacts: Kind | None = None,
 ) -> Plan:
     """Find the model and write the first snapshot of the response."""
     model = models.get(resolved.model)
@@ -111,7 +133,22 @@ def admit(
         response=_first_snapshot(resolved, sampling, turn_id, now, is_stored=is_stored),
         root_at=parent.root_at if parent else now,
         tally=tally,
+        lane=lane,
+        compacts="chain" if compacts is None and _is_triggered(resolved) else compacts,
+        threshold=_threshold(resolved.create, model),
     )
+
+
+def _is_triggered(resolved: Resolved) -> bool:
+    given = resolved.given
+    return bool(given) and isinstance(given[-1].value, CompactionTrigger)
+
+
+def _threshold(create: Create, model: Model) -> int:
+    """How long a prompt may become before it is compacted; by default most of what the model can take."""
+    for one in create.context_management or []:
+        return one.compact_threshold or int(model.context_tokens * THRESHOLD_SHARE)
+    return 0
 
 
 def _refuse_grammar(head: Head, engine: Engine) -> None:

@@ -3,10 +3,12 @@
 Theory of operation. An `Assembler` is the writer of one response. What the model said goes in, in order; events
 come out, numbered from 0 without a gap. It has three states, and every call is legal in exactly one of them:
 
-    state      start()   feed()      heartbeat()   end()
-    new        -> open   refused     refused       refused
-    open       refused   stays       stays         -> ended
-    ended      refused   refused     refused       refused
+    state      start()   feed()      heartbeat()   end()      accept()   pend(), fail()
+    new        -> open   refused     refused       refused    refused    refused
+    open       refused   stays       stays         -> ended   stays      stays
+    ended      refused   refused     refused       refused    refused    stays
+
+The last three tell what becomes of a steer; of them alone some may follow the terminal event (protocol.md 6.10).
 
 Inside `open` at most one item is open. An item is `added`, then its inner events, then `done`; what is still open at
 the end is closed first, as incomplete, so that the terminal event always repeats finished items only
@@ -24,16 +26,18 @@ from msgspec import UNSET, Raw, UnsetType
 from segue.errors import ApiError
 from segue.turn.admit import ReasoningView
 from segue.turn.decide import End
-from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Wrote
+from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Steer, Wrote
 from segue.wire.codec import DeltaTemplate, as_item, encode_event, encode_response
 from segue.wire.events import (
     ArgumentsDone,
+    Compacting,
     Completed,
     ContentPart,
     ContentPartAdded,
     ContentPartDone,
     Created,
     CustomInputDone,
+    Done,
     Event,
     Failed,
     Incomplete,
@@ -42,11 +46,17 @@ from segue.wire.events import (
     OutputItemDone,
     OutputTextDone,
     ReasoningTextDone,
+    SteerAccepted,
+    SteerError,
+    SteerFailed,
+    SteerPending,
+    SteerRef,
     SummaryPartAdded,
     SummaryPartDone,
     SummaryTextDone,
 )
 from segue.wire.items import (
+    Compaction,
     CustomToolCall,
     FunctionCall,
     Item,
@@ -54,13 +64,20 @@ from segue.wire.items import (
     OutputText,
     Reasoning,
     ReasoningText,
+    Required,
     Status,
     SummaryText,
     Value,
+    required_by,
 )
 from segue.wire.response import Fault, IncompleteDetails, Response, Usage
 
 NewId = Callable[[str], str]
+# Makes an opaque text that only we can open, for the same owner.
+Seal = Callable[[bytes], str]
+
+# Where a text may be cut so that it reads as finished: behind a sentence or a line.
+SENTENCE_ENDS = (".", "!", "?", "\n", ":", "。", "！", "？")
 
 PREFIX = {"message": "msg", "reasoning": "rs", "function": "fc", "custom": "ctc"}
 
@@ -90,15 +107,21 @@ class Assembler:
     """Writes the events of one response."""
 
     def __init__(
-        self, response: Response, new_id: NewId, reasoning: ReasoningView = "text"
+        self,
+        response: Response,
+        new_id: NewId,
+        reasoning: ReasoningView = "text",
+        seal: Seal | None = None,
     ) -> None:
         self._response = response
         self._new_id = new_id
         self._reasoning = reasoning
+        self._seal = seal
         self._state: Literal["new", "open", "ended"] = "new"
         self._number = 0
         self._open: OpenItem | None = None
         self._snapshot = Raw(b"")
+        self._compaction_id = ""
         self.items: list[Item] = []
         self.ids: list[IdArray[int]] = []
         self.tail: IdArray[int] = NO_IDS
@@ -119,6 +142,85 @@ class Assembler:
             encode_event(Created(sequence_number=self._next(), response=self._snapshot)),
             encode_event(InProgress(sequence_number=self._next(), response=self._snapshot)),
         ]
+
+    @property
+    def is_at_boundary(self) -> bool:
+        """Whether the model may be stopped here: between items, or in a text behind a sentence; never in a call, and
+        never behind one that the client must answer, because then it is about to finish anyway."""
+        item = self._open
+        if item is None:
+            return not any(required_by(one.value) for one in self.items)
+        if not self.is_in_text or not item.pieces:
+            return False
+        return item.pieces[-1].rstrip(" ").endswith(SENTENCE_ENDS)
+
+    @property
+    def is_in_text(self) -> bool:
+        """Whether the open item is a text, which may be cut where it must be."""
+        return self._open is not None and self._open.opened.kind in ("message", "reasoning")
+
+    def accept(self, steer: Steer) -> Event:
+        """A steer is ours now; it is not applied yet."""
+        self._require("open")
+        ref = SteerRef(previous_response_id=self._response.id, id=steer.id)
+        return encode_event(SteerAccepted(sequence_number=self._next(), steer=ref))
+
+    def pend(self, steer: Steer, required: Sequence[Required]) -> Event:
+        """A steer waits for what the client owes."""
+        self._require("ended")
+        ref = SteerRef(previous_response_id=self._response.id, id=steer.id)
+        return encode_event(
+            SteerPending(sequence_number=self._next(), steer=ref, required_input=list(required))
+        )
+
+    def fail(self, error: ApiError, given: Raw, steer: Steer | None = None) -> Event:
+        """A steer is refused, or one that was accepted could not be applied: its input goes back."""
+        ref = SteerRef(
+            previous_response_id=self._response.id,
+            id=UNSET if steer is None else steer.id,
+            input=given,
+        )
+        return steer_failed(ref, error, self._next())
+
+    def wait_for(self, required: Sequence[Required]) -> Event:
+        """A rollout stops for its client: these are owed, and nothing is over."""
+        self._require("open")
+        return encode_event(
+            Done(
+                sequence_number=self._next(),
+                response_id=self._response.id,
+                required_input=list(required),
+            )
+        )
+
+    def compact(self) -> list[Event]:
+        """A compaction begins; what the model writes for it is not shown."""
+        self._require("open")
+        item_id, index = self._new_id("cmp"), len(self.items)
+        self._compaction_id = item_id
+        added = as_item(Compaction(id=item_id, encrypted_content=""))
+        return [
+            encode_event(
+                OutputItemAdded(
+                    sequence_number=self._next(), output_index=index, item=Raw(added.raw)
+                )
+            ),
+            encode_event(
+                Compacting(sequence_number=self._next(), item_id=item_id, output_index=index)
+            ),
+        ]
+
+    def compacted(self, body: bytes) -> list[Event]:
+        """The compaction is done: this is what it holds, and nobody but us is to read it."""
+        self._require("open")
+        assert self._seal is not None, "nothing is compacted where nothing can be sealed"
+        done = as_item(Compaction(id=self._compaction_id, encrypted_content=self._seal(body)))
+        event = OutputItemDone(
+            sequence_number=self._next(), output_index=len(self.items), item=Raw(done.raw)
+        )
+        self.items.append(done)
+        self.ids.append(NO_IDS)
+        return [encode_event(event)]
 
     def heartbeat(self) -> Event:
         """A sign of life: an ordinary numbered event that every client may ignore."""
@@ -220,7 +322,10 @@ class Assembler:
         if (part := self._part(item, text)) is not None:
             events.append(self._part_event(item, part, is_done=True))
         status: Status = "incomplete" if closed.is_cut else "completed"
-        done = as_item(_value(item, text, status, self._reasoning))
+        value = _value(item, text, status, self._reasoning)
+        if isinstance(value, Reasoning) and self._seal is not None:
+            value = msgspec.structs.replace(value, encrypted_content=self._seal(text.encode()))
+        done = as_item(value)
         self.items.append(done)
         self.ids.append(closed.ids)
         events.append(
@@ -338,6 +443,12 @@ class Assembler:
                 )
             case _:
                 assert_never(item.opened.kind)
+
+
+def steer_failed(ref: SteerRef, error: ApiError, number: int = 0) -> Event:
+    """A steer failed; one whose target is unknown belongs to no response and is numbered 0."""
+    told = SteerError(type=error.type, code=error.code, message=error.message)
+    return encode_event(SteerFailed(sequence_number=number, steer=ref, error=told))
 
 
 def _value(

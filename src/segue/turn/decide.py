@@ -1,24 +1,45 @@
-"""After a round: how does the turn end? Pure.
+"""After a round: does the turn go on, wait, or end? Pure.
 
-What the engine said last and what arrived in the inbox go in; an `End` comes out. The client's leaving is stronger than
-our own leaving, and both are stronger than anything the model still wanted to say.
+What became of the round and what arrived in the inbox go in; a decision comes out. The client's leaving is stronger
+than our own leaving, and both are stronger than anything the model still wanted to say.
+
+    the round ended     and                              the turn
+    any way             the client has left              ends, cancelled
+    any way             the process goes away            ends, failed
+    broken off          a steer waits                    ends, incomplete: steered
+    broken off          nothing explains it              ends, failed
+    at its length                                        ends, incomplete: max_output_tokens
+    by itself           a rollout owes calls             goes on with what was appended, or waits for it
+    by itself                                            ends, completed
 """
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
 
 from segue.errors import ApiError, EngineFailed, ServerFault
-from segue.turn.values import Cancel, Drain, Finish, Notice
+from segue.turn.values import Append, Cancel, Drain, Finish, Notice, Steer
+from segue.wire.items import Item
+
+
+class Again(Struct, frozen=True):
+    """Another round, given these."""
+
+    items: tuple[Item, ...]
+
+
+class Await(Struct, frozen=True):
+    """Nothing to do until something arrives in the inbox."""
 
 
 class End(Struct, frozen=True):
     """How a turn ends, and why where that needs saying."""
 
     status: Literal["completed", "incomplete", "failed", "cancelled"]
-    reason: Literal["max_output_tokens"] | None = None
+    reason: Literal["max_output_tokens", "steered"] | None = None
     error: ApiError | None = None
 
     @property
@@ -27,21 +48,24 @@ class End(Struct, frozen=True):
         return self.status != "completed"
 
 
-def decide(finish: Finish | None, notice: Notice | None) -> End:
-    """The end of the turn, from the engine's last word and the inbox's."""
-    match notice:
-        case Cancel():
-            return End("cancelled")
-        case Drain():
-            return End("failed", error=ServerFault("The server is shutting down. Please retry."))
-        case None:
-            pass
-        case _:
-            assert_never(notice)
+Decision = Again | Await | End
+
+
+def decide(finish: Finish | None, inbox: Sequence[Notice], *, is_owed: bool = False) -> Decision:
+    """What follows a round, from the engine's last word and the inbox. `is_owed`: a rollout waits for outputs."""
+    if any(isinstance(one, Cancel) for one in inbox):
+        return End("cancelled")
+    if any(isinstance(one, Drain) for one in inbox):
+        return End("failed", error=ServerFault("The server is shutting down. Please retry."))
+    if finish is None and any(isinstance(one, Steer) for one in inbox):
+        return End("incomplete", reason="steered")
     if finish is None:
         return End(
             "failed", error=EngineFailed("The engine broke off in the middle of a response.")
         )
     if finish.reason == "length":
         return End("incomplete", reason="max_output_tokens")
-    return End("completed")
+    if not is_owed:
+        return End("completed")
+    appended = next((one for one in inbox if isinstance(one, Append)), None)
+    return Await() if appended is None else Again(appended.items)

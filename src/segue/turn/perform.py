@@ -1,6 +1,7 @@
-"""What does a turn do once it has started? Render -> sample -> read -> assemble, then save.
+"""What does a turn do once it has started? Rounds of render -> sample -> read -> assemble, then save.
 
-`perform` speaks through its running turn and does not raise: what goes wrong ends the turn as failed. After it the
+`perform` speaks through its running turn and does not raise: what goes wrong ends the turn as failed. After each round
+`decide` says whether it goes on, waits or ends; a rollout, a compaction and a steer are all this one loop. After it the
 assembler holds the response as it was saved, and the caller sends the one terminal event.
 """
 
@@ -9,34 +10,52 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import assert_never
 
-from msgspec import structs
+from msgspec import Raw, structs
 
-from segue.errors import ApiError, ServerFault, context_overflow
+from segue.errors import ApiError, EngineFailed, ServerFault
 from segue.turn.admit import Plan
-from segue.turn.assemble import Assembler
-from segue.turn.decide import End, decide
-from segue.turn.recall import Asked, RenderCache
+from segue.turn.compact import Compacted, asking, stand_in, to_bytes, worth_keeping
+from segue.turn.compose import Composed, compose, fitting, remember, set_scene
+from segue.turn.decide import Again, Await, End, decide
+from segue.turn.recall import RenderCache
+from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.seams import Reader, Turns
-from segue.turn.settle import commit
-from segue.turn.truncate import truncate
-from segue.turn.values import Finish, IdArray, Ids, Job, Prompt, Rendered, Round, Scene, Tokens
-from segue.wire.items import Reasoning
+from segue.turn.settle import calls_in, commit, warm_after
+from segue.turn.values import (
+    Finish,
+    Ids,
+    Job,
+    Opened,
+    Piece,
+    Prompt,
+    Rendered,
+    Round,
+    Said,
+    Scene,
+    Tokens,
+    Turn,
+    Warm,
+    Wrote,
+)
+from segue.wire.items import Call, Item, Reasoning, Required, required_by
+from segue.wire.requests import TextConfig
 from segue.wire.response import InputDetails, OutputDetails, Usage
 
 log = logging.getLogger(__name__)
 
-# Rendering more than this many bytes moves to a thread: the tokenizer lets others run meanwhile.
-INLINE_RENDER_BYTES = 32 * 1024
-# What `truncation: auto` leaves free for the answer, as a share of the context.
-ANSWER_SHARE = 0.1
-# Each pass drops what seems enough by its bytes; tokens differ from bytes, so it may take a few.
-TRUNCATE_PASSES_MAX = 8
+# How many more pieces a text may take to come to the end of a sentence once a steer waits.
+STEER_PIECES_MAX = 64
+# A summary longer than this is no summary; of a small context at most this share.
+SUMMARY_TOKENS_MAX = 2_048
+SUMMARY_SHARE = 0.25
 
 NO_USAGE = Usage(0, InputDetails(), 0, OutputDetails(), 0)
+PROBLEM = "The server had an error while processing your request."
 
 now = time.perf_counter
 
@@ -45,249 +64,384 @@ now = time.perf_counter
 class Play:
     """What has become of a turn so far."""
 
+    plan: Plan
+    running: Running
     scene: Scene
-    rendered: Rendered | None = None
+    # What this round was given, for the record; the scene may show it in another way.
+    given: tuple[Item, ...]
+    open_calls: dict[str, Call]
+    # Rounds that are over.
+    rounds: list[Round] = field(default_factory=list)
+    composed: Composed | None = None
     finish: Finish | None = None
-    is_truncated: bool = False
+    usage: Usage = NO_USAGE
+    # Where the items of this round begin in the output, and how many tokens it has sampled.
+    items_before: int = 0
+    sampled: int = 0
+    # Whether history begins anew with what this round was given.
+    is_fresh: bool = False
+    # The first prompt, which the render cache may keep.
+    first: Composed | None = None
 
 
-async def perform(
-    plan: Plan, running: Running, assembler: Assembler, turns: Turns, recall: RenderCache
-) -> None:
+async def perform(plan: Plan, running: Running, turns: Turns, recall: RenderCache) -> None:
     """Play the turn to its end and save it."""
+    resolved, assembler = plan.resolved, running.assembler
     try:
-        play = Play(_set_scene(plan, recall))
-        end = await _play(plan, play, running, assembler)
-        _remember(plan, play, recall)
-        await _save(plan, play, end, assembler, turns)
+        scene = set_scene(plan, recall)
+        play = Play(plan, running, scene, resolved.given, resolved.open_calls, [*resolved.earlier])
+        end = await _play(play)
+        if play.first is not None:
+            remember(plan, play.first, recall)
+        await _save(play, end, turns)
     except Exception:
         # A mistake of ours; the client still gets its one terminal event.
         log.exception("turn %s broke", plan.id)
-        fault = ServerFault("The server had an error while processing your request.")
-        assembler.conclude(End("failed", error=fault), NO_USAGE, int(time.time()))
+        assembler.conclude(End("failed", error=ServerFault(PROBLEM)), NO_USAGE, int(time.time()))
 
 
-def _asked(plan: Plan) -> Asked:
-    resolved = plan.resolved
-    fingerprint = plan.model.dialect.fingerprint
-    return Asked(plan.owner, fingerprint, resolved.head, resolved.given, plan.root_at)
+# --- the loop -----------------------------------------------------------------------------------------
 
 
-def _set_scene(plan: Plan, recall: RenderCache) -> Scene:
-    """What the dialect will see; the beginning of a history that was sent again is looked up."""
-    resolved = plan.resolved
-    given, recalled = resolved.given, None
-    rounds: tuple[Round, ...] = ()
-    if resolved.parent is None:
-        recalled, count = recall.find(_asked(plan))
-        if recalled is not None:
-            rounds, given = (Round(given[:count]),), given[count:]
-    return Scene(
-        resolved.head,
-        resolved.parent,
-        given,
-        rounds,
-        root_at=plan.root_at,
-        recalled=recalled,
-        can_constrain=plan.model.engine.can_constrain,
-    )
+async def _play(play: Play) -> End:
+    """Rounds, until one of them is the last."""
+    plan, running = play.plan, play.running
+    while True:
+        error = await _round(play)
+        if error is not None:
+            return End("failed", error=error)
+        if play.finish is not None and not plan.generates:
+            return End("completed")
+        required = _required(play) if plan.is_rollout else []
+        decision = decide(play.finish, running.inbox, is_owed=bool(required))
+        if isinstance(decision, Await):
+            await _wait(play, required)
+            decision = decide(play.finish, running.inbox, is_owed=True)
+        match decision:
+            case End():
+                return decision
+            case Await():
+                return End("failed", error=_too_late(plan))
+            case Again(items):
+                running.take_append()
+                _go_on(play, items)
+            case _:
+                assert_never(decision)
 
 
-def _remember(plan: Plan, play: Play, recall: RenderCache) -> None:
-    """Keep the prompt of a history that came as a whole, for when it comes again."""
-    rendered = play.rendered
-    if plan.resolved.parent is None and rendered is not None and not play.is_truncated:
-        is_recalled = play.scene.recalled is not None
-        recalled_items = len(play.scene.rounds[0].given) if is_recalled else 0
-        recall.keep(_asked(plan), rendered.context, recalled_items)
-
-
-async def _play(plan: Plan, play: Play, running: Running, assembler: Assembler) -> End:
-    """Everything between the first events and the end of the model's turn."""
-    reader: Reader | None = None
+async def _round(play: Play) -> ApiError | None:
+    """One call of the model, read to its end; what went wrong with it, if anything did."""
+    running, reader = play.running, None
     error: ApiError | None = None
+    play.finish = None
     try:
-        play.rendered = await _render(plan, play)
-        if plan.generates:
-            reader = plan.model.dialect.reader(play.scene)
-        play.finish = await _sample(plan, play.rendered, play.scene, reader, running, assembler)
+        if play.plan.compacts:
+            play.finish = await _compact(play)
+            play.composed = None
+        else:
+            play.composed = await _compose(play)
+            if play.plan.generates:
+                reader = play.plan.model.dialect.reader(play.composed.scene)
+            play.finish = await _sample(play, play.composed, reader)
+            play.usage = _plus(play.usage, _usage(play, play.composed, play.finish))
     except ApiError as refused:
         error = refused
     except Exception:
-        log.exception("turn %s failed", plan.id)
-        error = ServerFault("The server had an error while processing your request.")
-    if error is not None:
-        end = End("failed", error=error)
-    elif plan.generates or play.finish is None:
-        end = decide(play.finish, running.notice())
-    else:
-        end = End("completed")
+        log.exception("turn %s failed", play.plan.id)
+        error = ServerFault(PROBLEM)
     if reader is not None:
-        running.publish(assembler.feed(reader.close(is_cut=end.is_cut)))
-    return end
+        is_cut = play.finish is None or play.finish.reason == "length"
+        running.publish(running.assembler.feed(reader.close(is_cut=is_cut)))
+    _note(play, did_sample=reader is not None)
+    return error
 
 
-async def _render(plan: Plan, play: Play) -> Rendered:
-    """The prompt, if it fits; shortened from its start where the client allows that."""
-    began = now()
-    rendered = await _render_once(plan, play.scene)
-    tokens_max = plan.model.context_tokens
-    if plan.resolved.create.truncation == "auto":
-        target = int(tokens_max * (1 - ANSWER_SHARE))
-        for _ in range(TRUNCATE_PASSES_MAX):
-            if _length(rendered) <= target:
-                break
-            play.is_truncated = True
-            play.scene = truncate(play.scene, 1 - target / _length(rendered))
-            rendered = await _render_once(plan, play.scene)
-    plan.tally.stage_s["render"] = now() - began
-    if _length(rendered) >= tokens_max:
-        raise context_overflow(_length(rendered), tokens_max)
-    return rendered
+async def _compose(play: Play) -> Composed:
+    """The prompt of this round; if it passes the client's threshold, of what is left after a compaction."""
+    plan = play.plan
+    may_truncate = plan.resolved.create.truncation == "auto"
+    composed = await compose(plan, play.scene, may_truncate=may_truncate and not plan.threshold)
+    play.first = play.first or composed
+    if plan.threshold and composed.length > plan.threshold and not play.is_fresh:
+        await _compact(play)
+        composed = await compose(plan, play.scene, may_truncate=may_truncate)
+    return fitting(plan, composed)
 
 
-async def _render_once(plan: Plan, scene: Scene) -> Rendered:
-    """Render, in a thread if it is long."""
-    dialect = plan.model.dialect
-    is_long = _unrendered_bytes(scene, dialect.fingerprint) > INLINE_RENDER_BYTES
-    rendered = await asyncio.to_thread(dialect.render, scene) if is_long else dialect.render(scene)
-    if plan.model.checks_rendering:
-        _check_rendering(plan, scene, rendered)
-    if isinstance(rendered.context, Tokens):  # Messages count in bytes.
-        plan.tally.tokens_tokenized += rendered.tokens_tokenized
-        plan.tally.tokens_reused += rendered.tokens_reused
-    return rendered
+def _note(play: Play, *, did_sample: bool) -> None:
+    """This round is over: it becomes part of the record."""
+    assembler, since = play.running.assembler, play.items_before
+    last = Round(
+        given=play.given,
+        wrote=tuple(assembler.items[since:]),
+        ids=tuple(assembler.ids[since:]),
+        tail=assembler.tail,
+        fingerprint=play.plan.model.dialect.fingerprint,
+        did_sample=did_sample,
+        is_fresh=play.is_fresh,
+    )
+    play.rounds.append(last)
+    play.open_calls = play.open_calls | calls_in(last.wrote)
 
 
-def _check_rendering(plan: Plan, scene: Scene, rendered: Rendered) -> None:
-    """The operator's doubt: with nothing warm the prompt must be the same, token for token."""
-    past = None
-    for turn in scene.past.lineage() if scene.past else ():
-        past = replace(turn, parent=past, warm=None)
-    cold = plan.model.dialect.render(structs.replace(scene, past=past, recalled=None))
-    if _flat(rendered.prompt) != _flat(cold.prompt):
-        raise ServerFault("A warm prompt differs from a cold one. Please report this.")
+def _go_on(play: Play, items: tuple[Item, ...]) -> None:
+    """The next round sees this one as its past, warm."""
+    plan, scene, last = play.plan, play.scene, play.rounds[-1]
+    so_far = Turn(
+        id=plan.id,
+        owner=plan.owner,
+        parent_id=scene.past.id if scene.past else None,
+        parent=scene.past,
+        rounds=(*scene.rounds, structs.replace(last, given=scene.given)),
+        response=plan.response,
+        is_stored=False,
+        open_calls=play.open_calls,
+        model_turns=0,
+        warm=_warm(play),
+        root_at=plan.root_at,
+    )
+    play.scene = structs.replace(scene, past=so_far, rounds=(), given=items, recalled=None)
+    play.open_calls = pair_calls(play.open_calls, items)
+    play.given, play.is_fresh = items, False
+    play.items_before = len(play.running.assembler.items)
 
 
-def _flat(prompt: Prompt) -> IdArray[int] | bytes:
-    return prompt.flat() if isinstance(prompt, Tokens) else b",".join(prompt.chunks())
+def _warm(play: Play) -> Warm | None:
+    """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm."""
+    if play.composed is None or play.composed.is_truncated:
+        return None
+    plan = play.plan
+    route = play.finish.route if play.finish else None
+    return warm_after(
+        plan.model.dialect.fingerprint,
+        plan.resolved.head,
+        play.composed.rendered,
+        play.rounds[-1],
+        route,
+    )
 
 
-def _length(rendered: Rendered) -> int:
-    """How many tokens the prompt has, where we can know."""
-    prompt = rendered.prompt
-    return prompt.length if isinstance(prompt, Tokens) else 0
+# --- waiting for the client ---------------------------------------------------------------------------
 
 
-def _unrendered_bytes(scene: Scene, fingerprint: str) -> int:
-    """About how much text rendering will have to look at."""
-    fresh = sum(len(item.raw) for item in scene.given)
-    past = scene.past
-    if scene.recalled is not None:
-        return fresh
-    warm = past.warm if past is not None else None
-    if warm is not None and warm.head is scene.head and warm.fingerprint == fingerprint:
-        return fresh
-    older = sum(len(item.raw) for one in scene.history() for item in (*one.given, *one.wrote))
-    return fresh + older + len(scene.head.tools.raw) + len(scene.head.instructions or "")
+def _required(play: Play) -> list[Required]:
+    """What the client owes for the calls of this round."""
+    written = play.rounds[-1].wrote
+    return [one for item in written if (one := required_by(item.value)) is not None]
 
 
-def _job(plan: Plan, rendered: Rendered, scene: Scene) -> Job:
+async def _wait(play: Play, required: list[Required]) -> None:
+    """Until something arrives, or nobody believes in it any more."""
+    running = play.running
+    running.owed = play.open_calls
+    running.publish([running.assembler.wait_for(required)])
+    with suppress(TimeoutError):
+        async with running.interruptible():
+            await asyncio.sleep(play.plan.append_s_max)
+    running.owed = None
+
+
+def _too_late(plan: Plan) -> ApiError:
+    return ServerFault(
+        f"The rollout waited {plan.append_s_max:g} s for the outputs of its calls.",
+        code="append_timeout",
+    )
+
+
+# --- compaction ---------------------------------------------------------------------------------------
+
+
+async def _compact(play: Play) -> Finish | None:
+    """Let the model sum up what it has seen; from here on history begins with that."""
+    plan, running = play.plan, play.running
+    assembler, scene = running.assembler, play.scene
+    running.publish(assembler.compact())
+    quiet = structs.replace(scene.head, tool_choice="none", text=TextConfig())
+    asked = structs.replace(scene, head=quiet, given=(*scene.given, asking()))
+    composed = fitting(plan, await compose(plan, asked, may_truncate=True))
+    summary = Summary(plan.model.dialect.reader(composed.scene))
+    tokens_max = min(SUMMARY_TOKENS_MAX, int(plan.model.context_tokens * SUMMARY_SHARE))
+    finish = await _sample(play, composed, summary, tokens_max)
+    summary.close(is_cut=True)
+    play.usage = _plus(play.usage, _usage(play, composed, finish))
+    if finish is None and running.inbox:
+        return None
+    if finish is None or not summary.text:
+        raise EngineFailed("The model wrote no summary to go on with.")
+    kept = worth_keeping(scene.history(), scene.given, plan.model.context_tokens)
+    compacted = Compacted(plan.compacts or "chain", summary.text, [Raw(item.raw) for item in kept])
+    running.publish(assembler.compacted(to_bytes(compacted)))
+    _note(play, did_sample=False)
+    play.given, play.is_fresh = stand_in(compacted), True
+    play.scene = structs.replace(scene, past=None, rounds=(), given=play.given, recalled=None)
+    play.items_before = len(assembler.items)
+    return structs.replace(finish, reason="stop")
+
+
+class Summary:
+    """A reader that keeps the text to itself, and nothing else that the model may say."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._is_text = False
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """What the model wrote."""
+        return "".join(self._pieces).strip()
+
+    def feed(self, piece: Piece) -> list[Said]:
+        """Nothing for the client."""
+        return self._keep(self._reader.feed(piece))
+
+    def close(self, *, is_cut: bool) -> list[Said]:
+        """Nothing for the client."""
+        return self._keep(self._reader.close(is_cut=is_cut))
+
+    def _keep(self, said: list[Said]) -> list[Said]:
+        for one in said:
+            if isinstance(one, Opened):
+                self._is_text = one.kind == "message"
+            elif isinstance(one, Wrote) and self._is_text:
+                self._pieces.append(one.text)
+        return []
+
+
+# --- the engine ---------------------------------------------------------------------------------------
+
+
+def _job(play: Play, composed: Composed, tokens_max: int | None) -> Job:
     """What the engine is asked. A warm-up asks for no output: the engine reads the prompt and no more."""
-    resolved, past = plan.resolved, scene.past
-    room = plan.model.context_tokens - _length(rendered)
-    asked = resolved.create.max_output_tokens or plan.model.output_tokens_max
+    plan, rendered, past = play.plan, composed.rendered, play.scene.past
+    room = plan.model.context_tokens - composed.length
+    asked = tokens_max or _tokens_left(play) or plan.model.output_tokens_max
     wanted = room if asked is None else min(asked, room)
+    is_answer = plan.generates or tokens_max is not None
     return Job(
-        prompt=rendered.prompt if plan.generates else rendered.context,
-        scene=scene,
+        prompt=rendered.prompt if is_answer else rendered.context,
+        scene=composed.scene,
         sampling=plan.sampling,
         stops=plan.model.dialect.stops,
-        output_tokens_max=wanted if plan.generates else 0,
+        output_tokens_max=wanted if is_answer else 0,
         schema=rendered.schema,
         owner=plan.owner,
         lane=plan.lane,
         route=past.warm.route if past is not None and past.warm is not None else None,
-        model_turns=resolved.model_turns,
+        model_turns=plan.resolved.model_turns + sum(one.did_sample for one in play.rounds),
     )
 
 
+def _tokens_left(play: Play) -> int | None:
+    """What the client's limit leaves for this round: it holds for the whole response."""
+    asked = play.plan.resolved.create.max_output_tokens
+    return None if asked is None else max(1, asked - play.usage.output_tokens)
+
+
 async def _sample(
-    plan: Plan,
-    rendered: Rendered,
-    scene: Scene,
-    reader: Reader | None,
-    running: Running,
-    assembler: Assembler,
+    play: Play, composed: Composed, reader: Reader | None, tokens_max: int | None = None
 ) -> Finish | None:
     """Let the model speak until it stops, is stopped, or breaks off."""
-    tally = plan.tally
-    if reader is not None and rendered.lead:
-        running.publish(assembler.feed(reader.feed(Ids(rendered.lead))))
+    tally, running, assembler = play.plan.tally, play.running, play.running.assembler
+    play.sampled = 0
+    if reader is not None and composed.rendered.lead:
+        running.publish(assembler.feed(reader.feed(Ids(composed.rendered.lead))))
     began = first_at = now()
+    pieces_after_steer = 0
     try:
         async with (
             running.interruptible(),
-            aclosing(plan.model.engine.sample(_job(plan, rendered, scene))) as pieces,
+            aclosing(play.plan.model.engine.sample(_job(play, composed, tokens_max))) as pieces,
         ):
             async for piece in pieces:
                 if isinstance(piece, Finish):
                     return piece
                 if first_at == began:
                     first_at = now()
-                    tally.stage_s["first_token"] = first_at - began
+                    tally.stage_s.setdefault("first_token", first_at - began)
+                    tally.mark("first_token")
                 if isinstance(piece, Ids):
-                    tally.tokens_sampled += len(piece.ids)
+                    play.sampled += len(piece.ids)
                 if reader is not None:
                     running.publish(assembler.feed(reader.feed(piece)))
                     await running.room()
+                if running.is_steered:
+                    pieces_after_steer += 1
+                    is_long = pieces_after_steer > STEER_PIECES_MAX and assembler.is_in_text
+                    if assembler.is_at_boundary or is_long:
+                        return None
     except TimeoutError:
-        if running.notice() is None:
+        if not running.inbox:
             raise
     finally:
-        tally.stage_s["sample"] = now() - first_at
+        tally.tokens_sampled += play.sampled
+        tally.stage_s["sample"] = tally.stage_s.get("sample", 0.0) + now() - first_at
+        tally.marks["last_token"] = now()
     return None
 
 
-async def _save(plan: Plan, play: Play, end: End, assembler: Assembler, turns: Turns) -> None:
-    """Save before you say: after this the terminal event may leave."""
-    began = now()
-    usage = _usage(plan, play, assembler)
-    assembler.conclude(end, usage, int(time.time()))
-    # What was truncated is not kept warm: with nothing warm the next turn would begin elsewhere.
-    rendered = None if play.is_truncated else play.rendered
-    route = play.finish.route if play.finish else None
-    try:
-        if plan.is_stored or end.status in ("completed", "incomplete"):
-            await turns.save(commit(plan, rendered, assembler, route))
-            plan.tally.is_recorded = plan.is_stored
-    except ApiError as error:
-        assembler.conclude(End("failed", error=error), usage, int(time.time()))
-    plan.tally.stage_s["save"] = now() - began
-
-
-def _usage(plan: Plan, play: Play, assembler: Assembler) -> Usage:
-    """What the engine counted, or what we did: the ids are ours."""
-    finish = play.finish or Finish("stop")
-    given = _input_tokens(plan, play.rendered)
-    if finish.input_tokens is not None:
-        given = finish.input_tokens
-    wrote = plan.tally.tokens_sampled if finish.output_tokens is None else finish.output_tokens
-    reasoning = finish.reasoning_tokens
-    if reasoning is None:
-        both = zip(assembler.items, assembler.ids, strict=True)
-        reasoning = sum(len(ids) for item, ids in both if isinstance(item.value, Reasoning))
+def _usage(play: Play, composed: Composed, finish: Finish | None) -> Usage:
+    """What one call of the model used: as the engine counted, or as we did, because the ids are ours."""
+    finish = finish or Finish("stop")
+    prompt = _given_to_engine(play, composed.rendered)
+    given = prompt.length if isinstance(prompt, Tokens) else 0
+    given = given if finish.input_tokens is None else finish.input_tokens
+    wrote = play.sampled if finish.output_tokens is None else finish.output_tokens
     return Usage(
         input_tokens=given,
         input_tokens_details=InputDetails(cached_tokens=finish.cached_tokens),
         output_tokens=wrote,
-        output_tokens_details=OutputDetails(reasoning_tokens=reasoning),
+        output_tokens_details=OutputDetails(reasoning_tokens=finish.reasoning_tokens or 0),
         total_tokens=given + wrote,
     )
 
 
-def _input_tokens(plan: Plan, rendered: Rendered | None) -> int:
-    if rendered is None:
-        return 0
-    prompt = rendered.prompt if plan.generates else rendered.context
-    return prompt.length if isinstance(prompt, Tokens) else 0
+def _given_to_engine(play: Play, rendered: Rendered) -> Prompt:
+    is_answer = play.plan.generates or play.plan.compacts is not None
+    return rendered.prompt if is_answer else rendered.context
+
+
+def _plus(one: Usage, other: Usage) -> Usage:
+    """The usage of both calls."""
+    cached = one.input_tokens_details.cached_tokens + other.input_tokens_details.cached_tokens
+    thought = (
+        one.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
+    )
+    return Usage(
+        one.input_tokens + other.input_tokens,
+        InputDetails(cached_tokens=cached),
+        one.output_tokens + other.output_tokens,
+        OutputDetails(reasoning_tokens=thought),
+        one.total_tokens + other.total_tokens,
+    )
+
+
+# --- the end ------------------------------------------------------------------------------------------
+
+
+async def _save(play: Play, end: End, turns: Turns) -> None:
+    """Save before you say: after this the terminal event may leave."""
+    began = now()
+    plan, assembler = play.plan, play.running.assembler
+    usage = _with_thoughts(play)
+    assembler.conclude(end, usage, int(time.time()))
+    try:
+        if plan.is_stored or end.status in ("completed", "incomplete"):
+            await turns.save(
+                commit(plan, assembler.response, tuple(play.rounds), play.open_calls, _warm(play))
+            )
+            plan.tally.is_recorded = plan.is_stored
+    except ApiError as error:
+        assembler.conclude(End("failed", error=error), usage, int(time.time()))
+    plan.tally.stage_s["save"] = now() - began
+    plan.tally.mark("saved")
+
+
+def _with_thoughts(play: Play) -> Usage:
+    """The usage of the whole turn; where no engine has counted the thoughts, their ids are counted."""
+    usage = play.usage
+    if usage.output_tokens_details.reasoning_tokens:
+        return usage
+    written = zip(play.running.assembler.items, play.running.assembler.ids, strict=True)
+    thought = sum(len(ids) for item, ids in written if isinstance(item.value, Reasoning))
+    return structs.replace(usage, output_tokens_details=OutputDetails(reasoning_tokens=thought))

@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
-from segue.errors import InvalidRequest, parent_not_found
-from segue.ids import new_id
+from msgspec import Raw, Struct, structs
+
+from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, parent_not_found
+from segue.ids import given_id, new_id, turn_of
 from segue.turn.admit import Models, Plan, admit
+from segue.turn.compact import Compacted, Kind, from_bytes, stand_in, summary_message
 from segue.turn.resolve import resolve
-from segue.turn.seams import Turns
-from segue.turn.values import Owner, Tally, Turn
+from segue.turn.seams import Seals, Turns
+from segue.turn.values import Owner, Round, Tally, Turn
 from segue.wire.codec import decode_item, user_message
-from segue.wire.items import Item
+from segue.wire.items import (
+    Compaction,
+    CompactionSummary,
+    Item,
+    ItemReference,
+    Reasoning,
+    ReasoningText,
+)
 from segue.wire.requests import Create
 
 # How much JSON is decoded before the loop may serve somebody else: a fraction of a millisecond.
@@ -27,19 +38,23 @@ ITEMS_MAX = 100_000
 async def prepare(
     create: Create,
     models: Models,
+    seals: Seals,
     *,
     owner: Owner,
     turns: Turns,
     tally: Tally,
     known: Turn | None = None,
     lane: str = "",
+    compacts: Kind | None = None,
 ) -> Plan:
     """A plan for this request. `known` is the parent where the caller has it at hand."""
     began = time.perf_counter()
     given = await _decode_given(create, tally)
+    tally.mark("validated")
     validated = time.perf_counter()
     parent = await _find_parent(create, owner, turns, tally, known)
-    resolved = resolve(create, given, parent)
+    unsealed = unseal(await follow(given, parent, owner, turns), owner, seals)
+    resolved = resolve(create, unsealed.given, parent, unsealed.earlier)
     tally.tool_decodes += resolved.did_decode_tools
     plan = admit(
         resolved,
@@ -49,14 +64,105 @@ async def prepare(
         now=int(time.time()),
         tally=tally,
         lane=lane,
+        compacts=compacts,
     )
+    tally.mark("resolved")
     tally.stage_s["validate"] = validated - began
     tally.stage_s["resolve"] = time.perf_counter() - validated
     return plan
 
 
+async def follow(
+    given: tuple[Item, ...], parent: Turn | None, owner: Owner, turns: Turns
+) -> tuple[Item, ...]:
+    """The items with every reference replaced by what it names: in the history, or in a turn that is kept."""
+    if not any(isinstance(item.value, ItemReference) for item in given):
+        return given
+    known = {
+        item.value.id: item
+        for turn in (parent.lineage() if parent else ())
+        for one in turn.rounds
+        for item in (*one.given, *one.wrote)
+        if item.value.id
+    }
+    followed: list[Item] = []
+    for index, item in enumerate(given):
+        if isinstance(item.value, ItemReference):
+            name = item.value.id or ""
+            item = known.get(name) or await _kept_item(name, owner, turns) or _lost(name, index)
+        followed.append(item)
+    return tuple(followed)
+
+
+async def _kept_item(item_id: str, owner: Owner, turns: Turns) -> Item | None:
+    turn_id = turn_of(item_id)
+    turn = await turns.read(owner, turn_id) if turn_id else None
+    if turn is None:
+        return None
+    written = [item for one in turn.rounds for item in one.wrote]
+    given = {given_id(turn.id, index): item for index, item in enumerate(turn.given)}
+    return given.get(item_id) or next((one for one in written if one.value.id == item_id), None)
+
+
+def _lost(item_id: str, index: int) -> Item:
+    raise NotFound(
+        f"Item with id '{item_id[:ID_CHARS_MAX]}' not found.",
+        code="item_not_found",
+        param=f"input[{index}].id",
+    )
+
+
+class Unsealed(Struct, frozen=True):
+    """What was given, with what we had sealed in it opened; `earlier` is what a compaction has taken the place of, and
+    then what stands for it."""
+
+    given: tuple[Item, ...]
+    earlier: tuple[Round, ...] = ()
+
+
+def unseal(given: tuple[Item, ...], owner: Owner, seals: Seals) -> Unsealed:
+    """Open what only we can read. A thought that we cannot open stays closed, and the model does without; a compaction
+    that we cannot open would be a lost history, and is refused."""
+    earlier: tuple[Round, ...] = ()
+    shadowed: list[Item] = []
+    items: list[Item] = []
+    for index, item in enumerate(given):
+        match item.value:
+            case Reasoning(encrypted_content=str() as sealed, content=content) if not content:
+                items.append(_with_thought(item, seals.open(owner, sealed)))
+            case Compaction(encrypted_content=sealed) | CompactionSummary(encrypted_content=sealed):
+                body = seals.open(owner, sealed)
+                compacted = _compacted(body, index)
+                items.append(Item(item.raw, summary_message(compacted)))
+                if compacted.kind == "chain":
+                    shadowed += items
+                    items = []
+                    stand = Round(stand_in(compacted), is_fresh=True)
+                    earlier = (Round(tuple(shadowed)), stand)
+            case _:
+                items.append(item)
+    return Unsealed(tuple(items), earlier)
+
+
+def _with_thought(item: Item, body: bytes | None) -> Item:
+    if body is None:
+        return item
+    thought = structs.replace(item.value, content=[ReasoningText(text=body.decode())])
+    return Item(item.raw, thought)
+
+
+def _compacted(body: bytes | None, index: int) -> Compacted:
+    compacted = None if body is None else from_bytes(body)
+    if compacted is None:
+        raise InvalidRequest(
+            "The encrypted content of this compaction could not be verified.",
+            code="invalid_encrypted_content",
+            param=f"input[{index}].encrypted_content",
+        )
+    return compacted
+
+
 async def _decode_given(create: Create, tally: Tally) -> tuple[Item, ...]:
-    """The new items, decoded in slices so that a large input holds nobody up for long."""
     match create.input:
         case None:
             return ()
@@ -64,7 +170,11 @@ async def _decode_given(create: Create, tally: Tally) -> tuple[Item, ...]:
             tally.items_validated += 1
             return (user_message(text),)
         case raws:
-            pass
+            return await decode_items(raws, tally)
+
+
+async def decode_items(raws: Sequence[Raw], tally: Tally) -> tuple[Item, ...]:
+    """New items, decoded in slices so that a large input holds nobody up for long."""
     if len(raws) > ITEMS_MAX:
         raise InvalidRequest(
             f"Too many input items: {len(raws)}, at most {ITEMS_MAX}.", param="input"

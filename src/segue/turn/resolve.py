@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Struct
 
-from segue.errors import InvalidRequest, NotFound, parent_not_found
-from segue.turn.values import Head, Turn
+from segue.errors import InvalidRequest, parent_not_found
+from segue.turn.values import Head, Round, Turn
 from segue.wire.codec import check_schema, decode_tools
 from segue.wire.items import (
     CALL_WORDS,
@@ -22,7 +22,6 @@ from segue.wire.items import (
     InputFile,
     InputImage,
     Item,
-    ItemReference,
     Message,
     answer_of,
     call_of,
@@ -32,7 +31,9 @@ from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceN
 from segue.wire.tools import NO_TOOLS, Tools
 
 # Each of these asks for something that is not built; a clear word is better than half of it.
-UNSUPPORTED = ("background", "conversation", "prompt", "context_management")
+UNSUPPORTED = ("background", "conversation", "prompt")
+# The least that a history may be compacted at (protocol.md 2).
+THRESHOLD_MIN = 1_000
 
 
 class Resolved(Struct, frozen=True):
@@ -47,9 +48,16 @@ class Resolved(Struct, frozen=True):
     model_turns: int
     model: str
     did_decode_tools: bool
+    # Rounds of this very request that come before `given`: what a compaction replaced, and what stands for it.
+    earlier: tuple[Round, ...] = ()
 
 
-def resolve(create: Create, given: tuple[Item, ...], parent: Turn | None) -> Resolved:
+def resolve(
+    create: Create,
+    given: tuple[Item, ...],
+    parent: Turn | None,
+    earlier: tuple[Round, ...] = (),
+) -> Resolved:
     """Bind a request to its parent, or say what contradicts."""
     if parent is not None and not is_continuable(parent):
         raise parent_not_found(parent.id)
@@ -57,21 +65,23 @@ def resolve(create: Create, given: tuple[Item, ...], parent: Turn | None) -> Res
     model = create.model or (parent.response.model if parent else None)
     if model is None:
         raise InvalidRequest("You must provide a model parameter.", param="model")
-    if not given and parent is None and create.generates:
+    if not given and not earlier and parent is None and create.generates:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input")
     known = parent.tools if parent else None
     tools, did_decode = (
         (NO_TOOLS, False) if create.tools is UNSET else decode_tools(create.tools, known)
     )
+    shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
     return Resolved(
         create=create,
         parent=parent,
         given=given,
         head=_shared(_head(create, tools), parent),
-        open_calls=pair_calls(parent.open_calls if parent else {}, given),
+        open_calls=pair_calls(parent.open_calls if parent else {}, (*shadowed, *given)),
         model_turns=(parent.model_turns if parent else 0) + count_model_turns(given),
         model=model,
         did_decode_tools=did_decode,
+        earlier=earlier,
     )
 
 
@@ -125,6 +135,18 @@ def _only_open_call(pending: dict[str, Call], kind: str, item: Item) -> str | No
 
 
 def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
+    for index, one in enumerate(create.context_management or []):
+        path = f"context_management[{index}]"
+        if one.type != "compaction":
+            raise InvalidRequest(
+                f"'{path}.type' must be 'compaction'.", code="invalid_value", param=f"{path}.type"
+            )
+        if one.compact_threshold is not None and one.compact_threshold < THRESHOLD_MIN:
+            raise InvalidRequest(
+                f"'{path}.compact_threshold' must be at least {THRESHOLD_MIN}.",
+                code="invalid_value",
+                param=f"{path}.compact_threshold",
+            )
     for name in UNSUPPORTED:
         if getattr(create, name):
             raise InvalidRequest(
@@ -134,16 +156,10 @@ def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
             )
     for index, item in enumerate(given):
         match item.value:
-            case ItemReference():
-                raise NotFound(
-                    f"Item with id '{item.value.id}' not found.",
-                    code="item_not_found",
-                    param=f"input[{index}].id",
-                )
-            case CompactionTrigger():
+            case CompactionTrigger() if index != len(given) - 1:
                 raise InvalidRequest(
-                    "'compaction_trigger' is not supported by this server.",
-                    code="unsupported_value",
+                    "'compaction_trigger' must be the last item of the input.",
+                    code="invalid_value",
                     param=f"input[{index}].type",
                 )
             case (

@@ -14,8 +14,10 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from segue.errors import ApiError
-from segue.turn.values import Notice, Owner
+from segue.turn.assemble import Assembler
+from segue.turn.values import Append, Notice, Owner, Steer
 from segue.wire.events import Event
+from segue.wire.items import Call
 from segue.wire.response import Response
 
 # One long answer with its reasoning; beyond it a late subscriber asks the store.
@@ -38,14 +40,14 @@ class Sink(Protocol):
 class Running:
     """A turn while it runs."""
 
-    def __init__(self, turn_id: str, owner: Owner, response: Response, *, is_stored: bool) -> None:
-        self.id = turn_id
+    def __init__(self, owner: Owner, assembler: Assembler, *, is_stored: bool) -> None:
+        self.id = assembler.response.id
         self.owner = owner
-        self.response = response
+        self.assembler = assembler
         self.is_stored = is_stored
-        # Why it failed, once it has ended so; plain JSON answers with its status.
-        self.error: ApiError | None = None
         self.is_ended = False
+        # The calls that a waiting rollout asks the client to answer; None while it does not wait.
+        self.owed: dict[str, Call] | None = None
         self.published_at = 0.0
         self._sinks: list[Sink] = []
         self._ring: deque[Event] = deque()
@@ -53,6 +55,16 @@ class Running:
         self._inbox: deque[Notice] = deque()
         self._scope: asyncio.Timeout | None = None
         self._has_room: asyncio.Future[None] | None = None
+
+    @property
+    def response(self) -> Response:
+        """The response as it stands."""
+        return self.assembler.response
+
+    @property
+    def error(self) -> ApiError | None:
+        """Why it failed, once it has ended so; plain JSON answers with its status."""
+        return self.assembler.error
 
     @property
     def is_heard(self) -> bool:
@@ -103,16 +115,40 @@ class Running:
             self._has_room.set_result(None)
 
     def tell(self, notice: Notice) -> None:
-        """Put a notice into the inbox and interrupt whatever the turn waits for."""
+        """Put a notice into the inbox. It interrupts what the turn waits for, a steer only at a safe boundary."""
         if len(self._inbox) < INBOX_MAX:
             self._inbox.append(notice)
+        if not isinstance(notice, Steer) or self.assembler.is_at_boundary:
+            self._interrupt()
+
+    def steer(self, steer: Steer) -> None:
+        """Take a steer on, and say so."""
+        self.publish([self.assembler.accept(steer)])
+        self.tell(steer)
+
+    def _interrupt(self) -> None:
         # A scope that has a deadline is ending already, and may not be told again.
         if self._scope is not None and self._scope.when() is None:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
-    def notice(self) -> Notice | None:
-        """The oldest notice that was not acted on, if any."""
-        return self._inbox[0] if self._inbox else None
+    @property
+    def inbox(self) -> Sequence[Notice]:
+        """What was told and not yet taken, oldest first."""
+        return tuple(self._inbox)
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether a steer waits; asked for every piece, so it costs nothing when none does."""
+        return bool(self._inbox) and isinstance(self._inbox[0], Steer)
+
+    @property
+    def steers(self) -> list[Steer]:
+        """The steers that wait to be applied, in the order in which they came."""
+        return [one for one in self._inbox if isinstance(one, Steer)]
+
+    def take_append(self) -> None:
+        """What was appended has been given to the model."""
+        self._inbox = deque(one for one in self._inbox if not isinstance(one, Append))
 
     @asynccontextmanager
     async def interruptible(self) -> AsyncIterator[None]:

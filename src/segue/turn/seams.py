@@ -68,6 +68,16 @@ class Repeats(Protocol):
         """Take the key if it is free, at once for all; returns whoever holds it now."""
 
 
+class Seals(Protocol):
+    """What leaves us and comes back, for nobody else to read or to change."""
+
+    def seal(self, owner: Owner, body: bytes) -> str:
+        """An opaque text that holds these bytes for this owner."""
+
+    def open(self, owner: Owner, sealed: str) -> bytes | None:
+        """The bytes; None if this is not ours, not this owner's, or under a key that is gone."""
+
+
 class Engine(Protocol):
     """Who produces tokens."""
 

@@ -12,10 +12,8 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from time import perf_counter
 
 from segue.turn.admit import Plan
-from segue.turn.assemble import Assembler
 from segue.turn.resolve import Resolved
 from segue.turn.seams import Ledger
 from segue.turn.values import Entry, Head, Owner, Rendered, Round, Tally, Tokens, Turn, Warm
@@ -36,37 +34,34 @@ GATHER_S = 0.25
 NODE_BYTES = 2_000
 
 
-def commit(plan: Plan, rendered: Rendered | None, assembler: Assembler, route: str | None) -> Turn:
+def commit(
+    plan: Plan,
+    response: Response,
+    rounds: tuple[Round, ...],
+    open_calls: dict[str, Call],
+    warm: Warm | None,
+) -> Turn:
     """The turn as it will be remembered."""
-    resolved, fingerprint = plan.resolved, plan.model.dialect.fingerprint
-    turn_round = Round(
-        given=resolved.given,
-        wrote=tuple(assembler.items),
-        ids=tuple(assembler.ids),
-        tail=assembler.tail,
-        fingerprint=fingerprint,
-        did_sample=plan.generates,
-    )
+    resolved = plan.resolved
     return Turn(
         id=plan.id,
         owner=plan.owner,
         parent_id=resolved.parent.id if resolved.parent else None,
         parent=resolved.parent,
-        rounds=(turn_round,),
-        response=assembler.response,
+        rounds=rounds,
+        response=response,
         is_stored=plan.is_stored,
-        open_calls=resolved.open_calls | _calls(turn_round.wrote),
-        model_turns=resolved.model_turns + turn_round.did_sample,
+        open_calls=open_calls,
+        model_turns=resolved.model_turns + sum(one.did_sample for one in rounds),
         tools=resolved.head.tools,
-        warm=warm_after(fingerprint, resolved.head, rendered, turn_round, route)
-        if rendered
-        else None,
+        warm=warm,
         root_at=plan.root_at,
-        bytes=_measure(turn_round, resolved, rendered),
+        bytes=_measure(rounds, resolved, plan.tally.tokens_tokenized),
     )
 
 
-def _calls(wrote: Sequence[Item]) -> dict[str, Call]:
+def calls_in(wrote: Sequence[Item]) -> dict[str, Call]:
+    """The calls among these items that wait for an output."""
     return {call.call_id: call for item in wrote if (call := call_of(item.value))}
 
 
@@ -83,18 +78,16 @@ def warm_after(
     return Warm(fingerprint, head, prompt, route)
 
 
-def _measure(turn_round: Round, resolved: Resolved, rendered: Rendered | None) -> int:
+def _measure(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: int) -> int:
     """What this turn adds: bytes as sent and twice that for the typed form, and four for every id, kept and joined.
 
     Tools and instructions count where they are not the parent's very own.
     """
-    text = sum(len(item.raw) for item in (*turn_round.given, *turn_round.wrote))
+    text = sum(len(item.raw) for one in rounds for item in (*one.given, *one.wrote))
     head, parent = resolved.head, resolved.parent
     if parent is None or parent.warm is None or parent.warm.head is not head:
         text += len(head.tools.raw) + len(head.instructions or "")
-    ids = 2 * sum(len(one) for one in (*turn_round.ids, turn_round.tail))
-    if rendered is not None:
-        ids += rendered.tokens_tokenized
+    ids = 2 * sum(len(ids) for one in rounds for ids in (*one.ids, one.tail)) + tokens_tokenized
     return NODE_BYTES + 3 * text + 4 * ids
 
 
@@ -117,12 +110,13 @@ def entry_of(owner: Owner, response: Response) -> Entry | None:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A turn that is over: what it used, what it cost, and when its last event left."""
+    """A turn that is over: what it used, what it cost, and where it stood."""
 
     entry: Entry
     tally: Tally
     transport: str
-    answered_at: float
+    parent_id: str | None = None
+    lane: str = ""
 
 
 Observer = Callable[[Settled], None]
@@ -195,7 +189,9 @@ class Afterwards:
             log.exception("the usage of %d turns could not be recorded yet", len(self._owed))
             del self._owed[:-BACKLOG_MAX]
         for settled in batch:
-            settled.tally.stage_s["settle"] = perf_counter() - settled.answered_at
+            tally = settled.tally
+            tally.mark("settled")
+            tally.stage_s["settle"] = tally.marks["settled"] - tally.marks["sent"]
             for observe in self._observers:
                 try:
                     observe(settled)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from segue.wire.items import Call, Item
 from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
@@ -133,6 +134,16 @@ class Round(Struct, frozen=True):
     tail: IdArray[int] = NO_IDS
     fingerprint: str | None = None
     did_sample: bool = False
+    # Whether history begins anew here: what is given stands for everything before it (compaction).
+    is_fresh: bool = False
+
+
+def since_fresh(rounds: Sequence[Round]) -> Sequence[Round]:
+    """The rounds that the model still sees: from the last fresh one on."""
+    for index in range(len(rounds) - 1, -1, -1):
+        if rounds[index].is_fresh:
+            return rounds[index:]
+    return rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +188,13 @@ class Turn:
 
     @property
     def given(self) -> tuple[Item, ...]:
-        """What the client sent for this turn."""
-        return self.rounds[0].given
+        """What the client sent for this turn, all of it: a rollout is given more as it goes on."""
+        return tuple(item for one in self.rounds if not one.is_fresh for item in one.given)
+
+    @property
+    def above(self) -> Turn | None:
+        """The parent, unless the model no longer sees anything before this turn."""
+        return None if any(one.is_fresh for one in self.rounds) else self.parent
 
     def lineage(self) -> list[Turn]:
         """This turn and its ancestors, oldest first."""
@@ -206,11 +222,9 @@ class Scene(Struct, frozen=True):
     can_constrain: bool = False
 
     def history(self) -> Iterator[Round]:
-        """Every finished round before `given`, oldest first."""
-        if self.past is not None:
-            for turn in self.past.lineage():
-                yield from turn.rounds
-        yield from self.rounds
+        """Every finished round before `given` that the model still sees, oldest first."""
+        past = self.past.lineage() if self.past is not None else []
+        yield from since_fresh([*(one for turn in past for one in turn.rounds), *self.rounds])
 
 
 class Rendered(Struct, frozen=True):
@@ -347,7 +361,21 @@ class Drain(Struct, frozen=True):
     """The process is going away and its grace is over."""
 
 
-Notice = Cancel | Drain
+class Steer(Struct, frozen=True):
+    """The client wants the answer to go another way; it waits for a safe boundary (protocol.md 6.10)."""
+
+    id: str
+    input: Raw
+    items: tuple[Item, ...]
+
+
+class Append(Struct, frozen=True):
+    """What a waiting rollout was asked for, already paired with its calls."""
+
+    items: tuple[Item, ...]
+
+
+Notice = Cancel | Drain | Steer | Append
 
 
 @dataclass(slots=True)
@@ -366,3 +394,10 @@ class Tally:
     media_told: int = 0
     found_in: Literal["connection", "store", "missing"] | None = None
     stage_s: dict[str, float] = field(default_factory=dict)
+    # The turn's timeline, in seconds of `perf_counter`: received, validated, resolved, rendered, first_token,
+    # last_token, saved, sent, settled. Of a turn with several rounds the first of each but the last `last_token`.
+    marks: dict[str, float] = field(default_factory=lambda: {"received": perf_counter()})
+
+    def mark(self, name: str) -> None:
+        """Note when this happened first."""
+        self.marks.setdefault(name, perf_counter())

@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from segue.errors import ApiError, InvalidRequest
 from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbered
 from segue.wire.items import Item, ItemReference, Message, Value
-from segue.wire.requests import Create
+from segue.wire.requests import AppendFrame, Create, SteerFrame
 from segue.wire.response import Response
 from segue.wire.tools import (
     ALIASES,
@@ -33,7 +33,11 @@ T = TypeVar("T")
 
 # Far above any real request, far below what would hold the loop or fill memory (hazards.md T7).
 TOOLS_MAX = 4_096
+# What one steer may bring, and the keys that its messages may have.
+STEERED_ITEMS_MAX = 64
+STEERED_KEYS = frozenset({"type", "role", "content"})
 
+NULL = Raw(b"null")
 STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
 _PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`\Z")
 
@@ -55,6 +59,8 @@ class Envelope(Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _create = msgspec.json.Decoder(Create)
+_steer = msgspec.json.Decoder(SteerFrame)
+_append = msgspec.json.Decoder(AppendFrame)
 _peek = msgspec.json.Decoder(Peek)
 _envelope = msgspec.json.Decoder(Envelope)
 _string = msgspec.json.Decoder(str)
@@ -75,6 +81,52 @@ TOOL_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in Tool.__args__
 def decode_create(body: bytes) -> Create:
     """A request for one turn, its items and tools still raw."""
     return _decode(_create, body, "")
+
+
+def decode_steer(frame: bytes) -> SteerFrame:
+    """A request to steer; its input is still raw, because what is wrong with it has an event of its own."""
+    return _decode(_steer, frame, "")
+
+
+def decode_steered(raw: Raw) -> tuple[Item, ...]:
+    """The user messages of a steer, or a refusal: no other role and no other item may steer (protocol.md 6.10)."""
+    text = _string_or_none(raw)
+    if text is not None:
+        if not text:
+            raise _bad_steer("'input' must not be empty.")
+        return (user_message(text),)
+    raws = _decode(_raws, raw, "input")
+    if not 1 <= len(raws) <= STEERED_ITEMS_MAX:
+        raise _bad_steer(f"'input' must have from 1 to {STEERED_ITEMS_MAX} messages.")
+    items = tuple(decode_item(one, f"input[{index}]") for index, one in enumerate(raws))
+    for index, item in enumerate(items):
+        is_users = isinstance(item.value, Message) and item.value.role == "user"
+        if not is_users or not STEERED_KEYS.issuperset(_object.decode(item.raw)):
+            raise _bad_steer(
+                f"'input[{index}]' must be a user message with nothing but 'type', 'role' and 'content'."
+            )
+    return items
+
+
+def _bad_steer(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_input", param="input")
+
+
+def decode_append(frame: bytes) -> AppendFrame:
+    """What a rollout is given to go on with; its items are still raw."""
+    return _decode(_append, frame, "")
+
+
+def with_input_before(create: Create, items: Sequence[Item]) -> Create:
+    """The same request with these items before its own input."""
+    match create.input:
+        case None:
+            own: list[Raw] = []
+        case str() as text:
+            own = [Raw(user_message(text).raw)]
+        case raws:
+            own = raws
+    return msgspec.structs.replace(create, input=[*(Raw(item.raw) for item in items), *own])
 
 
 def decode_envelope(frame: bytes) -> tuple[str | None, str | None]:
@@ -274,12 +326,15 @@ def list_object(data: Sequence[bytes], ids: Sequence[str], *, has_more: bool) ->
     )
 
 
-def listed_item(item: Item, item_id: str) -> bytes:
+def listed_item(item: Item, item_id: str, status: str | None = None) -> bytes:
     """An input item as lists show it: verbatim, completed with the type and id that lists must have."""
     fields: dict[str, Raw | str] = {**_object.decode(item.raw)}
-    fields["type"] = str(item.value.__struct_config__.tag)
-    if not item.value.id:
+    if fields.get("type", NULL) == NULL:
+        fields["type"] = str(item.value.__struct_config__.tag)
+    if fields.get("id", NULL) == NULL:
         fields["id"] = item_id
+    if status is not None:
+        fields["status"] = status
     return encode(fields)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.wire.items import OutputText, ReasoningText, Refusal, SummaryText
+from segue.wire.items import OutputText, ReasoningText, Refusal, Required, SummaryText
 
 TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete"})
 
@@ -337,6 +337,42 @@ class McpArgumentsDelta(Inside, tag="response.mcp_call_arguments.delta", frozen=
 
 class McpArgumentsDone(Inside, tag="response.mcp_call_arguments.done", frozen=True, kw_only=True):
     arguments: str
+
+
+class SteerRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which steer is meant; its input goes back only where it failed."""
+
+    previous_response_id: str
+    id: str | UnsetType = UNSET
+    input: Raw | UnsetType = UNSET
+
+
+class SteerError(Struct, frozen=True, kw_only=True):
+    type: str
+    code: str
+    message: str
+
+
+class SteerAccepted(Numbered, tag="response.steer.accepted", frozen=True, kw_only=True):
+    steer: SteerRef
+
+
+class SteerPending(Numbered, tag="response.steer.pending", frozen=True, kw_only=True):
+    steer: SteerRef
+    required_input: list[Required]
+    reason: Literal["waiting_for_required_input"] = "waiting_for_required_input"
+
+
+class SteerFailed(Numbered, tag="response.steer.failed", frozen=True, kw_only=True):
+    steer: SteerRef
+    error: SteerError
+
+
+class Done(Numbered, tag="response.done", frozen=True, kw_only=True):
+    """A rollout waits for these (product.md 4). Experimental, and no terminal event."""
+
+    response_id: str
+    required_input: list[Required]
 
 
 class ErrorDetail(Struct, frozen=True):

@@ -396,6 +396,33 @@ def answer_of(value: Value) -> Answer | None:
             return None
 
 
+class Required(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client owes for a call, in outline (protocol.md 6.10)."""
+
+    type: str
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    execution: Literal["client"] | UnsetType = UNSET
+    approval_request_id: str | UnsetType = UNSET
+
+
+def required_by(value: Value) -> Required | None:
+    """The outline of the answer that this item waits for; none for a call that need not be answered now."""
+    call = call_of(value)
+    if call is None or call.is_async:
+        return None
+    match value:
+        case FunctionCall():
+            return Required(type="function_call_output", call_id=call.call_id, name=value.name)
+        case ToolSearchCall():
+            return Required(type="tool_search_output", call_id=call.call_id, execution="client")
+        case McpApprovalRequest():
+            return Required(type="mcp_approval_response", approval_request_id=call.call_id)
+        case _:
+            kind = str(value.__struct_config__.tag)
+            return Required(type=f"{kind}_output", call_id=call.call_id)
+
+
 # Written by the model, so that neighbours of these types belong to one model turn.
 MODEL_WRITTEN = (
     Reasoning,

@@ -118,7 +118,9 @@ class Create(Struct, frozen=True, kw_only=True):
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     user: str | None = None
     moderation: Json = UNSET
-    idempotency_key: str | None = None
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+    # Ours, experimental, on the socket only: one long response for a whole rollout (product.md 4).
+    rollout: bool | None = None
 
     @property
     def generates(self) -> bool:
@@ -127,3 +129,20 @@ class Create(Struct, frozen=True, kw_only=True):
             self.prompt_cache_options.prewarm
         )
         return self.generate is not False and not is_prewarm
+
+
+class SteerFrame(Struct, frozen=True, kw_only=True):
+    """`response.steer`: exactly these keys; a `stream_id` is noticed so that it can be refused."""
+
+    type: str
+    previous_response_id: str
+    input: Json = UNSET
+    stream_id: Json = UNSET
+
+
+class AppendFrame(Struct, frozen=True, kw_only=True):
+    """`response.append`: what a waiting rollout asked for."""
+
+    type: str
+    response_id: str
+    input: list[Raw]

@@ -1,0 +1,127 @@
+"""How is what clients keep for us sealed? Authenticated encryption, bound to the owner, under a ring of keys.
+
+In: bytes. Out: an opaque text, and back. The newest key of the ring seals, every key opens, so that what was sealed
+survives restarts and rotation. The ring is a file that only its owner may read; a server without a file has a ring
+of its own, and what it seals dies with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+from binascii import Error as NotBase64
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from segue.errors import Misconfigured
+from segue.turn.values import Owner
+
+VERSION = b"\x01"
+KEY_BYTES = 32
+NAME_BYTES = 4
+NONCE_BYTES = 12
+
+
+class RingKey(msgspec.Struct, frozen=True):
+    """One key of a ring, by its name."""
+
+    name: bytes
+    secret: bytes
+
+
+def new_key() -> RingKey:
+    """A fresh key."""
+    return RingKey(secrets.token_bytes(NAME_BYTES), secrets.token_bytes(KEY_BYTES))
+
+
+class RingSeals:
+    """Seals under a ring of keys, the newest one first."""
+
+    def __init__(self, keys: Sequence[RingKey]) -> None:
+        self._newest = keys[0].name
+        self._ciphers = {key.name: AESGCM(key.secret) for key in keys}
+
+    def seal(self, owner: Owner, body: bytes) -> str:
+        """The bytes under the newest key."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        sealed = self._ciphers[self._newest].encrypt(nonce, body, _bound_to(owner))
+        return base64.urlsafe_b64encode(VERSION + self._newest + nonce + sealed).decode()
+
+    def open(self, owner: Owner, sealed: str) -> bytes | None:
+        """The bytes, if a key of the ring sealed them for this owner."""
+        try:
+            data = base64.b64decode(sealed.encode("ascii"), altchars=b"-_", validate=True)
+        except (NotBase64, UnicodeEncodeError):
+            return None
+        name_end = len(VERSION) + NAME_BYTES
+        cipher = self._ciphers.get(data[len(VERSION) : name_end])
+        if data[: len(VERSION)] != VERSION or cipher is None:
+            return None
+        nonce_end = name_end + NONCE_BYTES
+        try:
+            return cipher.decrypt(data[name_end:nonce_end], data[nonce_end:], _bound_to(owner))
+        except (InvalidTag, ValueError):
+            return None
+
+
+def _bound_to(owner: Owner) -> bytes:
+    return b"segue:" + owner.encode()
+
+
+def open_ring(path: Path) -> RingSeals:
+    """The ring in this file; a missing file is made with one fresh key."""
+    if not path.exists():
+        _create(path)
+    return RingSeals(read_ring(path))
+
+
+def rotate_ring(path: Path) -> int:
+    """Put a fresh key in front; what the older ones sealed can still be opened. Returns how many there are."""
+    keys = [new_key(), *(read_ring(path) if path.exists() else [])]
+    beside = path.with_name(path.name + ".new")
+    _write(beside, keys)
+    os.replace(beside, path)
+    return len(keys)
+
+
+def read_ring(path: Path) -> list[RingKey]:
+    """The keys in this file, the newest first."""
+    try:
+        keys = msgspec.json.decode(path.read_bytes(), type=list[RingKey])
+    except OSError as error:
+        raise Misconfigured(f"seal_keys: {path} cannot be read: {error.strerror}.") from None
+    except msgspec.MsgspecError:
+        keys = []
+    if not keys or any(len(key.secret) != KEY_BYTES for key in keys):
+        raise Misconfigured(f"seal_keys: {path} is not a ring of keys.")
+    return keys
+
+
+def _create(path: Path) -> None:
+    """Made whole beside its place and linked there, so that of several processes one wins and all read the same."""
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    _write(beside, [new_key()])
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise Misconfigured(f"seal_keys: {path} cannot be made: {error.strerror}.") from None
+    finally:
+        beside.unlink()
+
+
+def _write(path: Path, keys: Sequence[RingKey]) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(list(keys)))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise Misconfigured(f"seal_keys: {path} cannot be written: {error.strerror}.") from None
