@@ -20,7 +20,7 @@ from segue.errors import ApiError, Refused, too_large
 from segue.ids import new_id
 from segue.transports.inflate import inflate
 from segue.turn.running import Running, Sink
-from segue.turn.values import Cancel
+from segue.turn.values import Cancel, Owner
 from segue.wire.codec import encode_error_body
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ class Exchange:
         self.request_id = new_id("req")
         self.has_started = False
         self._is_read = False
+        # Whose request it is.
+        self.owner: Owner = ""
         self.arguments: dict[str, str] = {}
 
     @property
@@ -145,8 +147,8 @@ class Exchange:
 
 
 @asynccontextmanager
-async def heard_by(exchange: Exchange, running: Running, sink: Sink) -> AsyncIterator[None]:
-    """While inside, the client is listening; if it leaves, or we do, an unfinished turn is cancelled."""
+async def listening(exchange: Exchange) -> AsyncIterator[None]:
+    """While inside, the client is there; if it leaves, or does not read, this ends with `ClientGone`."""
     listener = asyncio.current_task()
     assert listener is not None
 
@@ -171,6 +173,16 @@ async def heard_by(exchange: Exchange, running: Running, sink: Sink) -> AsyncIte
         raise ClientGone from None
     finally:
         watcher.cancel()
+
+
+@asynccontextmanager
+async def heard_by(exchange: Exchange, running: Running, sink: Sink) -> AsyncIterator[None]:
+    """While inside, the client hears this turn; if it leaves an unfinished one that nobody else hears, that is a
+    cancel, unless the turn runs in the background."""
+    try:
+        async with listening(exchange):
+            yield
+    finally:
         running.detach(sink)
-        if not running.is_ended:
+        if not (running.is_ended or running.is_heard or running.is_background):
             running.tell(Cancel())

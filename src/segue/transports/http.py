@@ -26,11 +26,21 @@ from segue.errors import (
 )
 from segue.ids import given_id, new_id
 from segue.transports.desk import LOCAL, Desk
-from segue.transports.exchange import ClientGone, Exchange, Receive, Scope, Send, heard_by
+from segue.transports.exchange import (
+    ClientGone,
+    Exchange,
+    Receive,
+    Scope,
+    Send,
+    heard_by,
+    listening,
+)
 from segue.transports.sinks import LastSink, SseSink
-from segue.turn.admit import Model, Plan
+from segue.turn.admit import Model
 from segue.turn.compact import window
-from segue.turn.values import Tally, Turn
+from segue.turn.prepare import Asker
+from segue.turn.running import Running
+from segue.turn.values import Cancel, Owner, Tally, Turn
 from segue.wire.codec import decode_create, encode, list_object, listed_item
 from segue.wire.items import Item
 from segue.wire.requests import Create
@@ -43,6 +53,8 @@ SSE_HEADERS = (
     # nginx buffers a stream unless it is told not to.
     (b"x-accel-buffering", b"no"),
 )
+# As long as `idempotency_key` in a body may be.
+KEY_CHARS_MAX = 255
 PAGE_MAX = 100
 PAGE_DEFAULT = 20
 
@@ -65,6 +77,7 @@ class HttpApp:
             ("POST", r"/v1/responses/input_tokens", self._input_tokens),
             ("GET", one, self._retrieve),
             ("DELETE", one, self._delete),
+            ("POST", one + r"/cancel", self._cancel),
             ("GET", one + r"/input_items", self._input_items),
             ("GET", r"/v1/models", self._models),
             ("GET", r"/v1/models/(?P<id>.+)", self._model),
@@ -77,6 +90,7 @@ class HttpApp:
             "sockets have a class of their own, and there is no lifespan"
         )
         exchange = Exchange(scope, receive, send)
+        exchange.owner = LOCAL
         try:
             await self._route(exchange)(exchange)
         except ClientGone:
@@ -112,8 +126,10 @@ class HttpApp:
         body = await exchange.body(self._desk.limits.body_bytes_max)
         return decode_create(_checked(body)), Tally(bytes_received=len(body))
 
+    def _asker(self, exchange: Exchange) -> Asker:
+        return Asker(exchange.owner, self._desk.turns)
+
     async def _create(self, exchange: Exchange) -> None:
-        desk = self._desk
         create, tally = await self._decode(exchange)
         for name, value in (("stream_id", create.stream_id), ("rollout", create.rollout or UNSET)):
             if value is not UNSET:
@@ -122,31 +138,38 @@ class HttpApp:
                     code="unsupported_parameter",
                     param=name,
                 )
-        plan = await desk.runner.prepare(create, owner=LOCAL, turns=desk.turns, tally=tally)
-        await (self._stream if create.stream else self._reply)(exchange, plan)
+        key = exchange.header(b"idempotency-key")
+        if key:
+            create = structs.replace(create, idempotency_key=key[:KEY_CHARS_MAX])
+        await (self._stream if create.stream else self._reply)(exchange, create, tally)
 
-    async def _stream(self, exchange: Exchange, plan: Plan) -> None:
+    async def _stream(self, exchange: Exchange, create: Create, tally: Tally) -> None:
         """Every event, as it comes."""
         sink = SseSink(self._desk.limits.outbox_bytes_max)
-        running = self._desk.runner.start(plan, self._desk.turns, sink, "sse")
+        asker = self._asker(exchange)
+        running = await self._desk.runner.begin(create, asker, tally, sink, "sse")
         async with heard_by(exchange, running, sink):
-            while not sink.is_over:
-                data = await sink.take(running)
-                if not exchange.has_started:
-                    await exchange.start(200, SSE_HEADERS)
-                async with asyncio.timeout(self._desk.limits.write_s_max):
-                    await exchange.write(data, is_last=sink.is_over)
+            await self._write(exchange, sink)
 
-    async def _reply(self, exchange: Exchange, plan: Plan) -> None:
-        """The last event alone, as a response object or as the status of its failure."""
+    async def _write(self, exchange: Exchange, sink: SseSink) -> None:
+        while not sink.is_over:
+            data = await sink.take()
+            if not exchange.has_started:
+                await exchange.start(200, SSE_HEADERS)
+            async with asyncio.timeout(self._desk.limits.write_s_max):
+                await exchange.write(data, is_last=sink.is_over)
+
+    async def _reply(self, exchange: Exchange, create: Create, tally: Tally) -> None:
+        """The last event alone, as a response object or as the status of its failure; in the background, the first."""
         sink = LastSink()
-        running = self._desk.runner.start(plan, self._desk.turns, sink, "http")
-        async with heard_by(exchange, running, sink):
-            await sink.ended()
-        if running.error is None:
-            await exchange.answer(200, encode(running.response))
-        else:
-            await exchange.refuse(running.error)
+        asker = self._asker(exchange)
+        running = await self._desk.runner.begin(create, asker, tally, sink, "http")
+        if not running.is_background:
+            async with heard_by(exchange, running, sink):
+                await sink.ended()
+        if running.error is not None:
+            raise running.error
+        await exchange.answer(200, encode(running.response))
 
     async def _compact(self, exchange: Exchange) -> None:
         """A window: a turn that nobody keeps, and that makes a summary instead of an answer."""
@@ -155,9 +178,7 @@ class HttpApp:
         if create.model is None:
             raise InvalidRequest("You must provide a model parameter.", param="model")
         create = structs.replace(create, store=False, generate=None, background=None)
-        plan = await desk.runner.prepare(
-            create, owner=LOCAL, turns=desk.turns, tally=tally, compacts="window"
-        )
+        plan = await desk.runner.prepare(create, self._asker(exchange), tally, compacts="window")
         sink = LastSink()
         running = desk.runner.start(plan, desk.turns, sink, "http")
         async with heard_by(exchange, running, sink):
@@ -177,44 +198,90 @@ class HttpApp:
 
     async def _input_tokens(self, exchange: Exchange) -> None:
         """How long a prompt would be; nothing is generated."""
-        desk = self._desk
         create, tally = await self._decode(exchange)
-        plan = await desk.runner.prepare(create, owner=LOCAL, turns=desk.turns, tally=tally)
-        count = await desk.runner.count_tokens(plan)
+        plan = await self._desk.runner.prepare(create, self._asker(exchange), tally)
+        count = await self._desk.runner.count_tokens(plan)
         await exchange.answer(
             200, encode({"object": "response.input_tokens", "input_tokens": count})
         )
 
     async def _retrieve(self, exchange: Exchange) -> None:
-        turn_id = exchange.arguments["id"]
-        if exchange.query.get("stream") == "true":
-            raise InvalidRequest(
-                "This response cannot be streamed again.", code="unsupported_value", param="stream"
-            )
-        running = self._desk.runner.find(LOCAL, turn_id)
-        # What is not to be stored cannot be fetched, not even while it runs.
-        if running is not None and running.is_stored:
+        turn_id, query = exchange.arguments["id"], exchange.query
+        running = self._running(exchange)
+        if query.get("stream") == "true":
+            await self._follow(exchange, query.get("starting_after", "-1"))
+        elif running is not None:
             await exchange.answer(200, encode(running.response))
         else:
-            await exchange.answer(200, encode((await self._read(turn_id)).response))
+            turn = await self._read(exchange.owner, turn_id)
+            await exchange.answer(200, encode(turn.response))
+
+    def _running(self, exchange: Exchange) -> Running | None:
+        """The turn that the path names while it runs; what is not to be stored cannot be named, not even then."""
+        running = self._desk.runner.find(exchange.owner, exchange.arguments["id"])
+        return running if running is not None and running.is_stored else None
+
+    async def _follow(self, exchange: Exchange, after: str) -> None:
+        """The events behind this number: what was written down, and what is still to come."""
+        if not re.fullmatch("-1|[0-9]{1,15}", after):
+            raise InvalidRequest("'starting_after' must be a number.", param="starting_after")
+        turn_id = exchange.arguments["id"]
+        if self._running(exchange) is None:
+            await self._read(exchange.owner, turn_id)
+        sink = SseSink(self._desk.limits.outbox_bytes_max)
+        if not await self._desk.runner.follow(exchange.owner, turn_id, sink, int(after)):
+            raise InvalidRequest(
+                "The events of this response are not kept, or not that far back.",
+                code="unsupported_value",
+                param="stream",
+            )
+        running = self._running(exchange)
+        try:
+            async with listening(exchange):
+                await self._write(exchange, sink)
+        finally:
+            if running is not None:
+                running.detach(sink)
+
+    async def _cancel(self, exchange: Exchange) -> None:
+        """Stop a turn that runs in the background, and answer with what has become of it."""
+        turn_id, running = exchange.arguments["id"], self._running(exchange)
+        response = (
+            running.response
+            if running is not None
+            else (await self._read(exchange.owner, turn_id)).response
+        )
+        if not response.background:
+            raise InvalidRequest(
+                "Only a response that was created with 'background' can be cancelled.",
+                code="unsupported_value",
+                param="response_id",
+            )
+        if running is not None:
+            sink = LastSink()
+            running.join(sink)
+            running.tell(Cancel())
+            async with listening(exchange):
+                await sink.ended()
+            response = running.response
+        await exchange.answer(200, encode(response))
 
     async def _delete(self, exchange: Exchange) -> None:
-        turn_id = exchange.arguments["id"]
-        running = self._desk.runner.find(LOCAL, turn_id)
-        if running is not None and running.is_stored:
+        turn_id, running = exchange.arguments["id"], self._running(exchange)
+        if running is not None and not running.is_ended:
             raise Conflict(
                 f"Response with id '{turn_id}' is still in progress.", param="response_id"
             )
-        if not await self._desk.erase(LOCAL, turn_id):
+        if not await self._desk.erase(exchange.owner, turn_id):
             raise response_not_found(turn_id)
         await exchange.answer(200, encode({"id": turn_id, "object": "response", "deleted": True}))
 
     async def _input_items(self, exchange: Exchange) -> None:
-        turn = await self._read(exchange.arguments["id"])
+        turn = await self._read(exchange.owner, exchange.arguments["id"])
         await exchange.answer(200, page_of(turn, exchange.query))
 
-    async def _read(self, turn_id: str) -> Turn:
-        turn = await self._desk.turns.read(LOCAL, turn_id)
+    async def _read(self, owner: Owner, turn_id: str) -> Turn:
+        turn = await self._desk.turns.read(owner, turn_id)
         if turn is None:
             raise response_not_found(turn_id)
         return turn

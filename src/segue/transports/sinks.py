@@ -30,6 +30,11 @@ class SseSink:
         self._chunks: list[bytes] = []
         self._bytes = 0
         self._wake = asyncio.Event()
+        self._running: Running | None = None
+
+    def hear(self, running: Running) -> None:
+        """It may be slowed down."""
+        self._running = running
 
     @property
     def is_full(self) -> bool:
@@ -42,11 +47,16 @@ class SseSink:
         self._bytes += sum(map(len, chunks))
         self._chunks += chunks
         if events[-1].is_terminal:
-            self._chunks.append(DONE)
-            self._is_ended = True
+            self.end()
         self._wake.set()
 
-    async def take(self, running: Running) -> bytes:
+    def end(self) -> None:
+        """Nothing follows."""
+        self._chunks.append(DONE)
+        self._is_ended = True
+        self._wake.set()
+
+    async def take(self) -> bytes:
         """Everything that is ready, as one write of whole events."""
         await self._wake.wait()
         self._wake.clear()
@@ -54,7 +64,8 @@ class SseSink:
         self._chunks.clear()
         self._bytes = 0
         self.is_over = self._is_ended
-        running.make_room()
+        if self._running is not None:
+            self._running.make_room()
         return data
 
 
@@ -65,6 +76,9 @@ class LastSink:
 
     def __init__(self) -> None:
         self._end = asyncio.Event()
+
+    def hear(self, running: Running) -> None:
+        """Whoever waits knows it already."""
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Look only for the last one."""

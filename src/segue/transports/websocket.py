@@ -36,9 +36,8 @@ from segue.ids import new_id
 from segue.session.lanes import Lane, Lanes, Ticket
 from segue.transports.desk import LOCAL, Desk
 from segue.transports.socket import Closed, Refusal, Socket
-from segue.turn.admit import Plan
 from segue.turn.assemble import Assembler, steer_failed
-from segue.turn.prepare import decode_items
+from segue.turn.prepare import Asker, decode_items
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.values import Append, Cancel, Owner, Steer, Tally, Turn
@@ -95,14 +94,18 @@ ServedTicket = Ticket[Asked, Turn]
 class LaneSink:
     """Hears one turn and writes its events to the socket, each with the name of its lane."""
 
-    __slots__ = ("_session", "_suffix", "plan", "running", "ticket")
+    __slots__ = ("_session", "_suffix", "running", "ticket")
 
-    def __init__(self, session: Session, ticket: ServedTicket, plan: Plan) -> None:
+    def __init__(self, session: Session, ticket: ServedTicket) -> None:
         self._session = session
         self.ticket = ticket
-        self.plan = plan
         self._suffix = None if ticket.lane is None else lane_suffix(ticket.lane)
-        self.running: Running | None = None
+        self.running: Running
+
+    def hear(self, running: Running) -> None:
+        """The turn that its lane has waited for."""
+        self.running = running
+        self._session.turn_began(self)
 
     @property
     def is_full(self) -> bool:
@@ -211,8 +214,7 @@ class Session:
     def resumed(self) -> None:
         """The reader has caught up."""
         for sink in self._sinks:
-            if sink.running is not None:
-                sink.running.make_room()
+            sink.running.make_room()
 
     def closed(self, how: Closed) -> None:
         """The connection is over: a close frame is a cancel, a loss lets stored turns finish."""
@@ -225,10 +227,14 @@ class Session:
             task.cancel()
         for sink in tuple(self._sinks):
             running = sink.running
-            assert running is not None
             running.detach(sink)
-            if sink.plan.is_rollout or not (how.is_lost and running.is_stored):
+            if running.is_heard:
+                continue
+            if running.is_rollout or not (how.is_lost and running.is_stored):
                 running.tell(Cancel())
+            else:
+                # Whoever was lost may ask for the rest.
+                self._desk.runner.write_down(running)
         self._sinks.clear()
         self._over.clear()
 
@@ -238,7 +244,7 @@ class Session:
         """A steer: taken on by the turn that it is for, or given back with the reason."""
         target = frame.previous_response_id
         given = Raw(b"null") if frame.input is UNSET else frame.input
-        sink = next((one for one in self._sinks if one.plan.id == target), None)
+        sink = next((one for one in self._sinks if one.running.id == target), None)
         try:
             running = self._steerable(sink, target)
             if frame.stream_id is not UNSET:
@@ -256,7 +262,6 @@ class Session:
         self, sink: LaneSink | None, target: str, given: Raw, error: ApiError
     ) -> None:
         if sink is not None:
-            assert sink.running is not None
             sink.running.publish([sink.running.assembler.fail(error, given)])
         elif target in self._over:
             assembler, lane = self._over[target]
@@ -283,8 +288,7 @@ class Session:
                 code="response_not_found",
             )
         running = sink.running
-        assert running is not None
-        if not sink.plan.can_be_steered:
+        if not running.can_be_steered:
             raise InvalidRequest(
                 f"Response with id '{running.id}' cannot be steered.", code="steering_not_supported"
             )
@@ -298,7 +302,6 @@ class Session:
     def _pass_on(self, sink: LaneSink) -> None:
         """The steers of a turn that is over wait for the create that continues it: the client's, or our own."""
         running, ticket = sink.running, sink.ticket
-        assert running is not None
         held = [HeldSteer(steer, running.assembler) for steer in running.steers]
         if not held:
             return
@@ -337,7 +340,7 @@ class Session:
         asyncio.get_running_loop().call_soon(self._start_what_may)
 
     def _received_append(self, frame: AppendFrame, size: int) -> None:
-        sink = next((one for one in self._sinks if one.plan.id == frame.response_id), None)
+        sink = next((one for one in self._sinks if one.running.id == frame.response_id), None)
         if sink is None:
             raise response_not_found(frame.response_id)
         sink.ticket.request.tally.bytes_received += size
@@ -348,7 +351,6 @@ class Session:
     async def _append(self, sink: LaneSink, frame: AppendFrame) -> None:
         """Give a waiting rollout what it asked for, or say what is wrong; then it goes on waiting."""
         running = sink.running
-        assert running is not None
         try:
             items = await decode_items(frame.input, sink.ticket.request.tally)
             if running.owed is None:
@@ -374,17 +376,21 @@ class Session:
 
     # --- turns ---
 
+    def turn_began(self, sink: LaneSink) -> None:
+        """A turn of this connection runs."""
+        self._sinks.add(sink)
+
     def turn_ended(self, sink: LaneSink, last: Event) -> None:
         """A turn of this connection is over: free its lane, forget what must be forgotten, start the next."""
         self._sinks.discard(sink)
         self._appends.pop(sink.ticket, None)
-        assert sink.running is not None
-        self._over[sink.plan.id] = (sink.running.assembler, sink.ticket.lane)
+        self._over[sink.running.id] = (sink.running.assembler, sink.ticket.lane)
         if len(self._over) > OVER_MAX:
             self._over.popitem(last=False)
         self._pass_on(sink)
         has_failed = last.type == "response.failed"
-        self._free(sink.ticket, made=None if has_failed else sink.plan.id, has_failed=has_failed)
+        made = None if has_failed else sink.running.id
+        self._free(sink.ticket, made=made, has_failed=has_failed)
 
     def _refuse(self, error: ApiError, lane: Lane) -> None:
         self._desk.note_refusal("websocket", error.code)
@@ -401,26 +407,27 @@ class Session:
                 task.add_done_callback(self._tasks.discard)
             else:
                 running = next(one.running for one in self._sinks if one.ticket is ticket)
-                assert running is not None
                 running.tell(appended)
 
     async def _serve(self, ticket: ServedTicket) -> None:
         """Prepare a turn whose time has come, and let it run."""
         asked, parent_id = ticket.request, ticket.parent_id
         held = self._lanes.take_held(ticket)
-        create = with_input_before(asked.create, [item for one in held for item in one.steer.items])
+        create = asked.create
+        if held:
+            create = with_input_before(create, [item for one in held for item in one.steer.items])
         known = ticket.pin
         if known is None and parent_id is not None:
             known = self._near.held(self.owner, parent_id)
+        lane = f"{id(self)}/{ticket.lane or ''}"
+        asker = Asker(self.owner, self._turns, known, lane)
+        sink = LaneSink(self, ticket)
         try:
-            plan = await self._desk.runner.prepare(
-                create if held else asked.create,
-                owner=self.owner,
-                turns=self._turns,
-                tally=asked.tally,
-                known=known,
-                lane=f"{id(self)}/{ticket.lane or ''}",
-            )
+            _refuse_background(create)
+            running = await self._desk.runner.begin(create, asker, asked.tally, sink, "websocket")
+            if running.turn is not None:
+                # A repeat of a turn that another connection has heard: this one may go on from it too.
+                await self._near.save(running.turn)
         except Exception as fault:
             error = (
                 fault if isinstance(fault, ApiError) else ServerFault("The server had an error.")
@@ -432,9 +439,6 @@ class Session:
                 self._refuse(error, ticket.lane)
             self._give_back(held, ticket.lane)
             return
-        sink = LaneSink(self, ticket, plan)
-        self._sinks.add(sink)
-        sink.running = self._desk.runner.start(plan, self._turns, sink, "websocket")
 
     def _free(
         self, ticket: ServedTicket, *, made: str | None = None, has_failed: bool = False
@@ -473,6 +477,13 @@ class Session:
     def leave(self) -> None:
         """The process is going away."""
         self.socket.close(1012, "service restart")
+
+
+def _refuse_background(create: Create) -> None:
+    if create.background:
+        raise InvalidRequest(
+            "'background' belongs to HTTP.", code="unsupported_parameter", param="background"
+        )
 
 
 def _decode(text: bytes) -> Create | str:

@@ -81,6 +81,11 @@ class Plan:
         return self.resolved.create.generates
 
     @property
+    def is_keyed(self) -> bool:
+        """Whether the same request may come again and mean this turn."""
+        return self.resolved.create.idempotency_key is not None
+
+    @property
     def is_rollout(self) -> bool:
         """Whether it waits for its client's tools instead of ending (product.md 4)."""
         return bool(self.resolved.create.rollout) and self.generates
@@ -112,7 +117,6 @@ def admit(
     now: int,
     tally: Tally,
     lane: str = "",
-    compacts: Kind | None = None,
 ) -> Plan:
     """Find the model and write the first snapshot of the response."""
     model = models.get(resolved.model)
@@ -134,7 +138,7 @@ def admit(
         root_at=parent.root_at if parent else now,
         tally=tally,
         lane=lane,
-        compacts="chain" if compacts is None and _is_triggered(resolved) else compacts,
+        compacts="chain" if _is_triggered(resolved) else None,
         threshold=_threshold(resolved.create, model),
     )
 
@@ -205,7 +209,8 @@ def _first_snapshot(
     return Response(
         id=turn_id,
         created_at=now,
-        status="in_progress",
+        status="queued" if create.background else "in_progress",
+        background=bool(create.background),
         instructions=_instructions(resolved),
         max_output_tokens=create.max_output_tokens,
         max_tool_calls=create.max_tool_calls,

@@ -45,6 +45,7 @@ from segue.wire.events import (
     OutputItemAdded,
     OutputItemDone,
     OutputTextDone,
+    Queued,
     ReasoningTextDone,
     SteerAccepted,
     SteerError,
@@ -128,20 +129,32 @@ class Assembler:
         # Why the response failed, if it did.
         self.error: ApiError | None = None
 
+    @classmethod
+    def over(cls, response: Response) -> Assembler:
+        """The writer of a response that has ended before."""
+        assembler = cls(response, lambda prefix: "")
+        assembler._state = "ended"
+        return assembler
+
     @property
     def response(self) -> Response:
         """The response as it stands: final once the turn has ended."""
         return self._response
 
     def start(self) -> list[Event]:
-        """The two events that every turn begins with; the parent is bound by now."""
+        """The events that every turn begins with; the parent is bound by now. One in the background is queued first."""
         self._require("new")
         self._state = "open"
+        first = encode_response(self._response)
+        events = [encode_event(Created(sequence_number=self._next(), response=first))]
+        if self._response.status == "queued":
+            events.append(encode_event(Queued(sequence_number=self._next(), response=first)))
+            self._response = msgspec.structs.replace(self._response, status="in_progress")
         self._snapshot = encode_response(self._response)
-        return [
-            encode_event(Created(sequence_number=self._next(), response=self._snapshot)),
-            encode_event(InProgress(sequence_number=self._next(), response=self._snapshot)),
-        ]
+        events.append(
+            encode_event(InProgress(sequence_number=self._next(), response=self._snapshot))
+        )
+        return events
 
     @property
     def is_at_boundary(self) -> bool:

@@ -427,9 +427,11 @@ async def _save(play: Play, end: End, turns: Turns) -> None:
     assembler.conclude(end, usage, int(time.time()))
     try:
         if plan.is_stored or end.status in ("completed", "incomplete"):
-            await turns.save(
-                commit(plan, assembler.response, tuple(play.rounds), play.open_calls, _warm(play))
+            made = commit(
+                plan, assembler.response, tuple(play.rounds), play.open_calls, _warm(play)
             )
+            await turns.save(made)
+            play.running.turn = made
             plan.tally.is_recorded = plan.is_stored
     except ApiError as error:
         assembler.conclude(End("failed", error=error), usage, int(time.time()))

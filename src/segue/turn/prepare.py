@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec import Raw, Struct, structs
 
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, parent_not_found
 from segue.ids import given_id, new_id, turn_of
 from segue.turn.admit import Models, Plan, admit
-from segue.turn.compact import Compacted, Kind, from_bytes, stand_in, summary_message
+from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
 from segue.turn.resolve import resolve
 from segue.turn.seams import Seals, Turns
 from segue.turn.values import Owner, Round, Tally, Turn
@@ -35,36 +36,36 @@ SLICE_BYTES = 64 * 1024
 ITEMS_MAX = 100_000
 
 
-async def prepare(
-    create: Create,
-    models: Models,
-    seals: Seals,
-    *,
-    owner: Owner,
-    turns: Turns,
-    tally: Tally,
-    known: Turn | None = None,
-    lane: str = "",
-    compacts: Kind | None = None,
-) -> Plan:
-    """A plan for this request. `known` is the parent where the caller has it at hand."""
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks for a turn, and what is at hand for it."""
+
+    owner: Owner
+    turns: Turns
+    # The parent, where it is known already.
+    known: Turn | None = None
+    # The lane and connection that wait; nothing for a request of its own.
+    lane: str = ""
+
+
+async def prepare(create: Create, asker: Asker, tally: Tally, models: Models, seals: Seals) -> Plan:
+    """A plan for this request."""
     began = time.perf_counter()
     given = await _decode_given(create, tally)
     tally.mark("validated")
     validated = time.perf_counter()
-    parent = await _find_parent(create, owner, turns, tally, known)
-    unsealed = unseal(await follow(given, parent, owner, turns), owner, seals)
+    parent = await _find_parent(create, asker, tally)
+    unsealed = unseal(await follow(given, parent, asker), asker.owner, seals)
     resolved = resolve(create, unsealed.given, parent, unsealed.earlier)
     tally.tool_decodes += resolved.did_decode_tools
     plan = admit(
         resolved,
         models,
-        owner=owner,
+        owner=asker.owner,
         turn_id=new_id("resp"),
         now=int(time.time()),
         tally=tally,
-        lane=lane,
-        compacts=compacts,
+        lane=asker.lane,
     )
     tally.mark("resolved")
     tally.stage_s["validate"] = validated - began
@@ -72,9 +73,7 @@ async def prepare(
     return plan
 
 
-async def follow(
-    given: tuple[Item, ...], parent: Turn | None, owner: Owner, turns: Turns
-) -> tuple[Item, ...]:
+async def follow(given: tuple[Item, ...], parent: Turn | None, asker: Asker) -> tuple[Item, ...]:
     """The items with every reference replaced by what it names: in the history, or in a turn that is kept."""
     if not any(isinstance(item.value, ItemReference) for item in given):
         return given
@@ -89,14 +88,14 @@ async def follow(
     for index, item in enumerate(given):
         if isinstance(item.value, ItemReference):
             name = item.value.id or ""
-            item = known.get(name) or await _kept_item(name, owner, turns) or _lost(name, index)
+            item = known.get(name) or await _kept_item(name, asker) or _lost(name, index)
         followed.append(item)
     return tuple(followed)
 
 
-async def _kept_item(item_id: str, owner: Owner, turns: Turns) -> Item | None:
+async def _kept_item(item_id: str, asker: Asker) -> Item | None:
     turn_id = turn_of(item_id)
-    turn = await turns.read(owner, turn_id) if turn_id else None
+    turn = await asker.turns.read(asker.owner, turn_id) if turn_id else None
     if turn is None:
         return None
     written = [item for one in turn.rounds for item in one.wrote]
@@ -191,17 +190,15 @@ async def decode_items(raws: Sequence[Raw], tally: Tally) -> tuple[Item, ...]:
     return tuple(items)
 
 
-async def _find_parent(
-    create: Create, owner: Owner, turns: Turns, tally: Tally, known: Turn | None
-) -> Turn | None:
+async def _find_parent(create: Create, asker: Asker, tally: Tally) -> Turn | None:
     """The parent that the request names, unless the caller knows it already; or a refusal."""
     parent_id = create.previous_response_id
     if parent_id is None:
         return None
-    if known is not None:
+    if asker.known is not None:
         tally.found_in = "connection"
-        return known
-    parent = await turns.find(owner, parent_id)
+        return asker.known
+    parent = await asker.turns.find(asker.owner, parent_id)
     tally.found_in = "missing" if parent is None else "store"
     if parent is None:
         raise parent_not_found(parent_id)

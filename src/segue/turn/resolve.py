@@ -31,7 +31,7 @@ from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceN
 from segue.wire.tools import NO_TOOLS, Tools
 
 # Each of these asks for something that is not built; a clear word is better than half of it.
-UNSUPPORTED = ("background", "conversation", "prompt")
+UNSUPPORTED = ("conversation", "prompt")
 # The least that a history may be compacted at (protocol.md 2).
 THRESHOLD_MIN = 1_000
 
@@ -135,6 +135,12 @@ def _only_open_call(pending: dict[str, Call], kind: str, item: Item) -> str | No
 
 
 def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
+    if create.background and create.store is False:
+        raise InvalidRequest(
+            "A response in the background must be stored, or nobody could fetch it.",
+            code="unsupported_value",
+            param="store",
+        )
     for index, one in enumerate(create.context_management or []):
         path = f"context_management[{index}]"
         if one.type != "compaction":

@@ -1,28 +1,35 @@
 """Who owns the turns that run in this process?
 
 A `Runner` prepares turns, lets them run, knows them by id, and ends them when the process goes. A turn that runs is a
-task of its own: it is heard by sinks that come and go, and it always ends with exactly one terminal event.
+task of its own: it is heard by sinks that come and go, and it always ends with exactly one terminal event. A request
+that repeats another by its idempotency key hears that one's turn instead of starting its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 
-from segue.errors import Unavailable
-from segue.ids import item_ids
+from msgspec import UNSET, structs
+
+from segue.errors import Conflict, TooMany, Unavailable
+from segue.ids import item_ids, new_id
 from segue.turn.admit import Models, Plan
 from segue.turn.assemble import Assembler
 from segue.turn.compact import Kind
 from segue.turn.compose import count
 from segue.turn.perform import perform
-from segue.turn.prepare import prepare
+from segue.turn.prepare import Asker, prepare
 from segue.turn.recall import RenderCache
 from segue.turn.running import Running, Sink
-from segue.turn.seams import Seals, Turns
-from segue.turn.settle import Afterwards, Settled, entry_of
-from segue.turn.values import Cancel, Drain, Owner, Tally, Turn
+from segue.turn.scribe import Scribe
+from segue.turn.seams import EventLog, Repeats, Seals, Turns
+from segue.turn.settle import Afterwards, Settled, commit, entry_of
+from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally
+from segue.wire.codec import encode
 from segue.wire.requests import Create
 from segue.wire.response import Response
 
@@ -34,6 +41,19 @@ UNHEARD_S_MAX = 1800.0
 APPEND_S_MAX = 600.0
 # After the grace: what a turn may take to end itself.
 END_S_MAX = 2.0
+# Background turns wait for their engine inside the process; beyond this a client must come back later.
+BACKGROUND_MAX = 1_000
+# Events of ended turns that a repeat may still ask for, where no log has them.
+ENDED_BYTES_MAX = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What a turn leaves behind beside itself."""
+
+    afterwards: Afterwards
+    log: EventLog
+    repeats: Repeats
 
 
 class Runner:
@@ -42,7 +62,7 @@ class Runner:
     def __init__(
         self,
         models: Models,
-        afterwards: Afterwards,
+        records: Records,
         seals: Seals,
         *,
         heartbeat_s: float = HEARTBEAT_S,
@@ -50,23 +70,24 @@ class Runner:
         recall: RenderCache | None = None,
     ) -> None:
         self.models = models
-        self.afterwards = afterwards
+        self.is_draining = False
+        self._records = records
         self._seals = seals
         self._append_s_max = append_s_max
-        self.is_draining = False
         self._heartbeat_s = heartbeat_s
         self._recall = recall or RenderCache(0)
         self._runnings: dict[str, Running] = {}
+        self._ended: OrderedDict[str, Running] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Runner:
-        self._worker = asyncio.create_task(self.afterwards.work())
+        self._worker = asyncio.create_task(self._records.afterwards.work())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.drain(0)
-        await self.afterwards.drained()
+        await self._records.afterwards.drained()
         assert self._worker is not None
         self._worker.cancel()
         await asyncio.gather(self._worker, return_exceptions=True)
@@ -81,32 +102,47 @@ class Runner:
         running = self._runnings.get(turn_id)
         return running if running is not None and running.owner == owner else None
 
+    # --- beginning ---
+
+    async def begin(
+        self, create: Create, asker: Asker, tally: Tally, sink: Sink, transport: str
+    ) -> Running:
+        """A turn for this request, heard by this sink; or the turn that its key stands for already."""
+        if create.idempotency_key is None:
+            plan = await self.prepare(create, asker, tally)
+            return await self._start(plan, asker.turns, sink, transport)
+        claim = claim_of(create, asker.owner)
+        held = await self._records.repeats.claim(claim)
+        if held.turn_id != claim.turn_id:
+            return await self._repeat(held, claim, asker.turns, sink)
+        try:
+            plan = await self.prepare(create, asker, tally, turn_id=claim.turn_id)
+            return await self._start(plan, asker.turns, sink, transport)
+        except BaseException:
+            await self._records.repeats.release(claim)
+            raise
+
     async def prepare(
         self,
         create: Create,
-        *,
-        owner: Owner,
-        turns: Turns,
+        asker: Asker,
         tally: Tally,
-        known: Turn | None = None,
-        lane: str = "",
+        *,
+        turn_id: str | None = None,
         compacts: Kind | None = None,
     ) -> Plan:
         """Everything that may be refused, before a word is said."""
         self._refuse_if_draining()
-        plan = await prepare(
-            create,
-            self.models,
-            self._seals,
-            owner=owner,
-            turns=turns,
-            tally=tally,
-            known=known,
-            lane=lane,
-            compacts=compacts,
-        )
+        plan = await prepare(create, asker, tally, self.models, self._seals)
         self._refuse_if_draining()
-        return replace(plan, append_s_max=self._append_s_max)
+        response = structs.replace(plan.response, id=turn_id or plan.id)
+        return replace(
+            plan,
+            id=response.id,
+            response=response,
+            compacts=compacts or plan.compacts,
+            append_s_max=self._append_s_max,
+        )
 
     def _refuse_if_draining(self) -> None:
         if self.is_draining:
@@ -116,17 +152,118 @@ class Runner:
         """How many tokens the engine would be given for this plan."""
         return await count(plan, self._recall)
 
+    async def _start(self, plan: Plan, turns: Turns, sink: Sink, transport: str) -> Running:
+        if plan.response.background:
+            # Whoever is told that it is queued can fetch it from now on, whatever happens to us.
+            self._refuse_if_crowded()
+            given = (*plan.resolved.earlier, Round(plan.resolved.given))
+            await turns.save(commit(plan, plan.response, given, plan.resolved.open_calls, None))
+        return self.start(plan, turns, sink, transport)
+
+    def _refuse_if_crowded(self) -> None:
+        if sum(one.is_background for one in self._runnings.values()) >= BACKGROUND_MAX:
+            raise TooMany(f"At most {BACKGROUND_MAX} responses run in the background.")
+
     def start(self, plan: Plan, turns: Turns, sink: Sink, transport: str) -> Running:
         """Let it run, heard by this sink. Its first events leave before this returns to the loop."""
         seal = partial(self._seals.seal, plan.owner)
-        assembler = Assembler(plan.response, item_ids(plan.id), plan.model.reasoning, seal)
-        running = Running(plan.owner, assembler, is_stored=plan.is_stored)
+        running = Running(
+            plan.owner,
+            Assembler(plan.response, item_ids(plan.id), plan.model.reasoning, seal),
+            is_stored=plan.is_stored,
+            is_rollout=plan.is_rollout,
+            can_be_steered=plan.can_be_steered,
+        )
+        if plan.is_stored and (plan.response.background or plan.is_keyed):
+            self.write_down(running)
         running.attach(sink)
         self._runnings[plan.id] = running
         task = asyncio.create_task(self._run(plan, running, turns, transport))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return running
+
+    def write_down(self, running: Running) -> None:
+        """Keep the events of this turn for those who ask later; from the oldest that is still known."""
+        running.write_down(Scribe(self._records.log, running.owner, running.id))
+
+    async def _run(self, plan: Plan, running: Running, turns: Turns, transport: str) -> None:
+        running.publish(running.assembler.start())
+        pulse = Pulse(running, self._heartbeat_s)
+        try:
+            await perform(plan, running, turns, self._recall)
+        finally:
+            pulse.stop()
+            running.publish([running.assembler.end()])
+            plan.tally.mark("sent")
+            if running.scribe is not None:
+                await running.scribe.finish()
+            if plan.is_keyed:
+                self._keep(running)
+            del self._runnings[plan.id]
+        await self._records.afterwards.put(_settled(plan, running.response, transport))
+
+    # --- hearing it again ---
+
+    async def follow(self, owner: Owner, turn_id: str, sink: Sink, after: int) -> bool:
+        """Hear a turn's events behind this number: what was written down, and what is still to come.
+
+        False if some of them are not there any more, or never were.
+        """
+        running = self.find(owner, turn_id)
+        if running is not None and running.attach(sink, after=after):
+            return True
+        written = await self._records.log.read_after(owner, turn_id, after)
+        if written is None:
+            return False
+        running = self.find(owner, turn_id)
+        if running is None:
+            if not written or not written[-1].is_terminal:
+                return False
+            sink.deliver(written)
+            return True
+        if written:
+            sink.deliver(written)
+        return running.attach(sink, after=written[-1].number if written else after)
+
+    def _keep(self, running: Running) -> None:
+        self._ended[running.id] = running
+        while len(self._ended) > 1 and self.ended_bytes > ENDED_BYTES_MAX:
+            self._ended.popitem(last=False)
+
+    @property
+    def ended_bytes(self) -> int:
+        """What ended turns that may be repeated hold in memory."""
+        return sum(running.bytes for running in self._ended.values())
+
+    async def _repeat(self, held: Claim, claim: Claim, turns: Turns, sink: Sink) -> Running:
+        """The turn that this key stands for, from its first event on."""
+        if held.digest != claim.digest:
+            raise Conflict(
+                "This idempotency key was used for another request.",
+                code="idempotency_key_reused",
+                param="idempotency_key",
+            )
+        running = self._runnings.get(held.turn_id) or self._ended.get(held.turn_id)
+        if running is None:
+            running = await self._retold(held, turns)
+        if not running.attach(sink):
+            written = await self._records.log.read_after(held.owner, held.turn_id, -1)
+            if not written or not running.attach_behind(sink, written):
+                raise _gone(held)
+        return running
+
+    async def _retold(self, held: Claim, turns: Turns) -> Running:
+        turn = await turns.read(held.owner, held.turn_id)
+        written = await self._records.log.read_after(held.owner, held.turn_id, -1)
+        if turn is None or not written or not written[-1].is_terminal:
+            raise _gone(held)
+        running = Running(held.owner, Assembler.over(turn.response), is_stored=True)
+        running.turn = turn
+        running.publish(written)
+        return running
+
+    # --- ending ---
 
     async def drain(self, grace_s: float) -> None:
         """Take no new turns; give those that run this long, then end them as failed."""
@@ -138,17 +275,27 @@ class Runner:
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=END_S_MAX)
 
-    async def _run(self, plan: Plan, running: Running, turns: Turns, transport: str) -> None:
-        running.publish(running.assembler.start())
-        pulse = Pulse(running, self._heartbeat_s)
-        try:
-            await perform(plan, running, turns, self._recall)
-        finally:
-            pulse.stop()
-            del self._runnings[plan.id]
-            running.publish([running.assembler.end()])
-            plan.tally.mark("sent")
-        await self.afterwards.put(_settled(plan, running.response, transport))
+
+def claim_of(create: Create, owner: Owner) -> Claim:
+    """The claim of a request on its key; how it is to be answered is no part of what it asks."""
+    assert create.idempotency_key is not None
+    asked = structs.replace(create, type=UNSET, stream=None, stream_id=UNSET, stream_options=None)
+    return Claim(
+        owner=owner,
+        key=create.idempotency_key,
+        turn_id=new_id("resp"),
+        digest=blake2b(encode(asked), digest_size=16).digest(),
+        is_stored=create.store is not False,
+    )
+
+
+def _gone(held: Claim) -> Conflict:
+    return Conflict(
+        f"The request with this idempotency key became the response '{held.turn_id}', "
+        "whose events are not at hand here.",
+        code="idempotency_key_spent",
+        param="idempotency_key",
+    )
 
 
 def _settled(plan: Plan, response: Response, transport: str) -> Settled:

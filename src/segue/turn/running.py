@@ -15,7 +15,8 @@ from typing import Protocol
 
 from segue.errors import ApiError
 from segue.turn.assemble import Assembler
-from segue.turn.values import Append, Notice, Owner, Steer
+from segue.turn.scribe import Scribe
+from segue.turn.values import Append, Notice, Owner, Steer, Turn
 from segue.wire.events import Event
 from segue.wire.items import Call
 from segue.wire.response import Response
@@ -33,6 +34,9 @@ class Sink(Protocol):
     def is_full(self) -> bool:
         """Whether its buffer is over the limit."""
 
+    def hear(self, running: Running) -> None:
+        """This is the turn that it hears from now on."""
+
     def deliver(self, events: Sequence[Event]) -> None:
         """Take these events. Must not raise and must not wait."""
 
@@ -40,12 +44,26 @@ class Sink(Protocol):
 class Running:
     """A turn while it runs."""
 
-    def __init__(self, owner: Owner, assembler: Assembler, *, is_stored: bool) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        assembler: Assembler,
+        *,
+        is_stored: bool,
+        is_rollout: bool = False,
+        can_be_steered: bool = False,
+    ) -> None:
         self.id = assembler.response.id
         self.owner = owner
         self.assembler = assembler
         self.is_stored = is_stored
+        self.is_rollout = is_rollout
+        self.can_be_steered = can_be_steered
         self.is_ended = False
+        # What it has become, once it is saved.
+        self.turn: Turn | None = None
+        # Writes its events down, where they may be asked for later.
+        self.scribe: Scribe | None = None
         # The calls that a waiting rollout asks the client to answer; None while it does not wait.
         self.owed: dict[str, Call] | None = None
         self.published_at = 0.0
@@ -67,6 +85,16 @@ class Running:
         return self.assembler.error
 
     @property
+    def bytes(self) -> int:
+        """What its events hold in memory."""
+        return self._ring_bytes
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it runs for a client that does not wait."""
+        return self.response.background
+
+    @property
     def is_heard(self) -> bool:
         """Whether anybody is attached."""
         return bool(self._sinks)
@@ -78,9 +106,28 @@ class Running:
         if oldest > after + 1:
             return False
         self._sinks.append(sink)
+        sink.hear(self)
         if missed:
             sink.deliver(missed)
         return True
+
+    def attach_behind(self, sink: Sink, written: Sequence[Event]) -> bool:
+        """Hear what was written down elsewhere and then the rest; False if there is a gap between them."""
+        last = written[-1].number
+        if self._ring and self._ring[0].number > last + 1:
+            return False
+        sink.hear(self)
+        self._sinks.append(sink)
+        sink.deliver([*written, *(event for event in self._ring if event.number > last)])
+        return True
+
+    def join(self, sink: Sink) -> None:
+        """Hear what is still to come; the end, if it has come already."""
+        last = [event for event in self._ring if event.is_terminal]
+        sink.hear(self)
+        self._sinks.append(sink)
+        if last:
+            sink.deliver(last)
 
     def detach(self, sink: Sink) -> None:
         """Hear no more. The turn goes on."""
@@ -100,8 +147,16 @@ class Running:
             self._ring_bytes -= len(self._ring.popleft().data)
         if events[-1].is_terminal:
             self.is_ended = True
+        if self.scribe is not None:
+            self.scribe.deliver(events)
         for sink in tuple(self._sinks):
             sink.deliver(events)
+
+    def write_down(self, scribe: Scribe) -> None:
+        """From now on, and as far back as is known, its events are written down."""
+        if self.scribe is None:
+            self.scribe = scribe
+            scribe.deliver(tuple(self._ring))
 
     async def room(self) -> None:
         """Wait until no subscriber is full."""

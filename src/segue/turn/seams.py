@@ -67,6 +67,9 @@ class Repeats(Protocol):
     async def claim(self, claim: Claim) -> Claim:
         """Take the key if it is free, at once for all; returns whoever holds it now."""
 
+    async def release(self, claim: Claim) -> None:
+        """Let go of a key whose turn was refused before it began."""
+
 
 class Seals(Protocol):
     """What leaves us and comes back, for nobody else to read or to change."""
