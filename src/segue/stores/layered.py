@@ -2,16 +2,19 @@
 before both.
 
 In: two `Turns`. Out: a `Turns`. A turn is looked for near, then far, and what was found far is kept
-near. A turn that is not to be stored never reaches the far one. If the far one cannot be reached
-its error passes through: never "not found".
+near, unless it still runs: another process may be at it, and its end would not be seen here. A turn
+that is not to be stored never reaches the far one, nor does the key of one (`LayeredRepeats`). If
+the far one cannot be reached its error passes through: never "not found".
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from segue.turn.seams import Turns
-from segue.turn.values import Owner, Turn
+from segue.stores.memory import MemoryRepeats
+from segue.turn.seams import Repeats, Turns
+from segue.turn.settle import ENDED
+from segue.turn.values import Claim, Owner, Turn
 
 
 class LayeredTurns:
@@ -26,7 +29,7 @@ class LayeredTurns:
         turn = await self._near.find(owner, turn_id)
         if turn is None:
             turn = await self._fetch(owner, turn_id)
-            if turn is not None:
+            if turn is not None and turn.response.status in ENDED:
                 await self._near.save(turn)
         return turn
 
@@ -57,3 +60,18 @@ class LayeredTurns:
         if parent is None:
             return await self._far.find(owner, turn_id)
         return replace(turn, parent=parent, is_whole=parent.is_whole)
+
+
+class LayeredRepeats:
+    """The keys of unstored turns in this process only, those of stored turns far away."""
+
+    def __init__(self, near: MemoryRepeats, far: Repeats) -> None:
+        self._near = near
+        self._far = far
+
+    async def claim(self, claim: Claim) -> Claim:
+        """Take the key where it belongs. One that an unstored turn holds here is not free for a
+        stored one."""
+        if not claim.is_stored:
+            return await self._near.claim(claim)
+        return self._near.held(claim) or await self._far.claim(claim)

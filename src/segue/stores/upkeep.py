@@ -1,0 +1,65 @@
+"""What does a store do beside its turns, and when?
+
+In: an `Upkeep`, how long things are kept, and who is to hear of erased turns. Every few seconds it is said that this
+process lives, turns of dead processes end as failed, and turns that other processes erased leave the caches of this one.
+Every hour what is too old goes, a few rows at a time, so that nobody who saves a turn waits long behind it. Whatever
+fails is tried again; nothing here ends a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from segue.errors import ApiError
+from segue.turn.seams import Upkeep
+from segue.turn.values import Owner, Retention
+
+log = logging.getLogger(__name__)
+
+# Often enough that a deletion reaches the caches of other processes soon, and a lease outlives a few missed beats.
+BEAT_S = 2.0
+SWEEP_EVERY_S = 3_600.0
+# Rows in one step of a sweep, and the pause behind it: a write waits for one step at most.
+BATCH = 100
+PAUSE_S = 0.05
+# How long a key stands for its turn.
+CLAIM_S = 86_400
+# Longer than any turn runs: a save that comes later than this cannot come.
+ERASED_S = 86_400
+# Erasures are asked for again for this long: a transaction may become visible later than it began.
+OVERLAP_S = 15
+
+OnErased = Callable[[Owner, str], Awaitable[object]]
+
+
+async def keep_up(upkeep: Upkeep, retention: Retention, on_erased: OnErased) -> None:
+    """Both loops for ever; cancelled when the store closes."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(keep_alive(upkeep, on_erased))
+        group.create_task(keep_tidy(upkeep, retention))
+
+
+async def keep_alive(upkeep: Upkeep, on_erased: OnErased) -> None:
+    """Beat, end what the dead left, and pass on what was erased."""
+    while True:
+        await asyncio.sleep(BEAT_S)
+        try:
+            if ended := await upkeep.recover():
+                log.warning("%d turns of processes that have died were ended as failed", ended)
+            for owner, turn_id in await upkeep.erasures():
+                await on_erased(owner, turn_id)
+        except ApiError:
+            log.exception("the store could not be kept up")
+
+
+async def keep_tidy(upkeep: Upkeep, retention: Retention) -> None:
+    """Sweep once an hour, from the start on."""
+    while True:
+        try:
+            while await upkeep.sweep(retention):
+                await asyncio.sleep(PAUSE_S)
+        except ApiError:
+            log.exception("the store could not be swept")
+        await asyncio.sleep(SWEEP_EVERY_S)
