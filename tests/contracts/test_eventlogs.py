@@ -78,9 +78,7 @@ async def test_batch_told_again_counts_once(stores: Stores) -> None:
 
 async def test_logs_of_two_owners_never_meet(stores: Stores) -> None:
     mine, theirs = events(0, 9, "mine"), events(0, 9, "theirs")
-    await asyncio.gather(
-        stores.log.append(OWNER, "t", mine), stores.log.append("eve", "t", theirs)
-    )
+    await asyncio.gather(stores.log.append(OWNER, "t", mine), stores.log.append("eve", "t", theirs))
     assert await stores.log.read_after(OWNER, "t", -1) == mine
     assert await stores.log.read_after("eve", "t", -1) == theirs
     await stores.log.delete(OWNER, "t")

@@ -49,6 +49,8 @@ REPEATS_BYTES_MAX = 100_000 * CLAIM_BYTES
 DAY_S = 86_400
 
 Clock = Callable[[], float]
+# Where a claim lies: its owner, and the digest of its key.
+Place = tuple[Owner, bytes]
 
 
 @dataclass(slots=True)
@@ -342,8 +344,8 @@ class MemoryRepeats:
         self._count_max = max(1, bytes_max // CLAIM_BYTES)
         self._clock = clock
         # By digests of their keys, oldest first; and the same by turn.
-        self._claims: OrderedDict[tuple[Owner, bytes], tuple[Claim, float]] = OrderedDict()
-        self._by_turn: dict[Key, tuple[Owner, bytes]] = {}
+        self._claims: OrderedDict[Place, tuple[Claim, float]] = OrderedDict()
+        self._by_turn: dict[Key, Place] = {}
 
     @property
     def bytes(self) -> int:
@@ -385,7 +387,7 @@ class MemoryRepeats:
                 return
             self._drop(place)
 
-    def _drop(self, place: tuple[Owner, bytes]) -> None:
+    def _drop(self, place: Place) -> None:
         claim, _ = self._claims.pop(place)
         self._by_turn.pop((claim.owner, claim.turn_id), None)
 

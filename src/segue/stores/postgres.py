@@ -95,9 +95,12 @@ class PostgresTurns:
         """Erase the turn's row, its events, its keys, and the parts that nobody else uses."""
         if not is_text(owner, turn_id):
             return False
-        return await self._database.run(
-            lambda connection: execute(connection, "delete", owner, turn_id)
-        ) > 0
+        return (
+            await self._database.run(
+                lambda connection: execute(connection, "delete", owner, turn_id)
+            )
+            > 0
+        )
 
     async def _save(
         self, connection: Connection, owner: Owner, record: Record, values: Sequence[object]
@@ -204,7 +207,9 @@ class PostgresRepeats:
 
     async def claim(self, claim: Claim) -> Claim:
         """Take the key if it is free or its time is over; returns whoever holds it now."""
-        assert claim.is_stored, "the key of a turn that is not to be stored has reached the database"
+        assert claim.is_stored, (
+            "the key of a turn that is not to be stored has reached the database"
+        )
         key, worker = digest_key(claim.key), self._database.worker
         values = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
         row = await self._database.run(

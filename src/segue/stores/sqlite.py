@@ -106,9 +106,7 @@ class SqliteEventLog:
     async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
         """Write the next events down, as one row; not if their turn was deleted meanwhile."""
         if events:
-            await self._database.write(
-                lambda writer: write_events(writer, owner, turn_id, events)
-            )
+            await self._database.write(lambda writer: write_events(writer, owner, turn_id, events))
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
         """Every logged event with a higher number, in order; None if some of them are not there."""
@@ -144,7 +142,9 @@ class SqliteRepeats:
 
     async def claim(self, claim: Claim) -> Claim:
         """Take the key if it is free or its time is over; returns whoever holds it now."""
-        assert claim.is_stored, "the key of a turn that is not to be stored has reached the database"
+        assert claim.is_stored, (
+            "the key of a turn that is not to be stored has reached the database"
+        )
         worker = self._database.lease.worker
         return await self._database.write(lambda writer: write_claim(writer, claim, worker))
 

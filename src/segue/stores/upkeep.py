@@ -1,7 +1,7 @@
 """What does a store do beside its turns, and when?
 
 In: an `Upkeep`, how long things are kept, and who is to hear of erased turns. Every few seconds it is said that this
-process lives, turns of dead processes end as failed, and turns that other processes erased leave the caches of this one.
+process lives, turns of dead processes end as failed, and what other processes erased leaves the caches of this one.
 Every hour what is too old goes, a few rows at a time, so that nobody who saves a turn waits long behind it. Whatever
 fails is tried again; nothing here ends a server.
 """
@@ -58,8 +58,8 @@ async def keep_tidy(upkeep: Upkeep, retention: Retention) -> None:
     """Sweep once an hour, from the start on."""
     while True:
         try:
-            while await upkeep.sweep(retention):
-                await asyncio.sleep(PAUSE_S)
+            is_more = await upkeep.sweep(retention)
         except ApiError:
             log.exception("the store could not be swept")
-        await asyncio.sleep(SWEEP_EVERY_S)
+            is_more = False
+        await asyncio.sleep(PAUSE_S if is_more else SWEEP_EVERY_S)
