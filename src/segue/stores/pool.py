@@ -56,6 +56,8 @@ COMMIT = {"full": "on", "relaxed": "off"}
 # The world's doing, and likely to pass: connections, resources, an operator's hand, a server that has become a replica.
 PASSING = (
     asyncpg.PostgresConnectionError,
+    # A connection that the server ended while nobody used it.
+    asyncpg.InternalClientError,
     asyncpg.InsufficientResourcesError,
     asyncpg.OperatorInterventionError,
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -109,7 +111,7 @@ def border() -> Iterator[None]:
         raise Collision("The store cannot be reached at the moment.") from error
     except PASSING as error:
         raise Unavailable("The store cannot be reached at the moment.") from error
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise StoreFailed("The store could not do what it should.") from error
     except (OverflowError, ValueError, KeyError, zlib.error, msgspec.MsgspecError) as error:
         raise StoreFailed("The store could not do what it should.") from error
@@ -239,8 +241,8 @@ class PostgresDatabase:
                 if connection.is_closed():
                     raise ConnectionResetError("the connection has gone") from error
                 raise
-            except (TimeoutError, asyncio.CancelledError):
-                # Whatever it still has to say, nobody may read it.
+            except (TimeoutError, asyncio.CancelledError, asyncpg.InternalClientError):
+                # It is in the middle of something: whatever it still has to say, nobody may read it.
                 connection.terminate()
                 raise
             finally:

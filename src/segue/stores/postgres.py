@@ -16,9 +16,9 @@ import msgspec
 
 from segue.errors import StoreFailed
 from segue.stores.pool import (
+    COLLIDING,
     LEASE_S,
     QUERIES,
-    Collision,
     Connection,
     PostgresDatabase,
     border,
@@ -110,9 +110,8 @@ class PostgresTurns:
         new = [part for part in parts if (owner, part.digest) not in self._known]
         digests, bodies = [part.digest for part in new], [part.body for part in new]
         try:
-            with border():
-                await connection.execute(QUERIES["save"], *values, digests, bodies)
-        except Collision:
+            await connection.execute(QUERIES["save"], *values, digests, bodies)
+        except COLLIDING:
             for part in parts:
                 self._known.pop((owner, part.digest), None)
             raise
