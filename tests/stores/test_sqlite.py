@@ -425,7 +425,7 @@ def write_and_read(path: Path, mine: str, theirs: str, turns_count: int) -> None
                     await turns.delete(OWNER, f"{mine}{number - 5}")
             async with asyncio.timeout(30):
                 while await turns.read(OWNER, f"{theirs}{turns_count - 1}") is None:
-                    await asyncio.sleep(0.01)
+                    pass
             found = await turns.find(OWNER, f"{theirs}{turns_count - 1}")
             assert found is not None
             assert found.given == make_turn(found.id).given

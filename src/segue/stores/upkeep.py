@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 from segue.errors import ApiError
 from segue.turn.seams import Upkeep
@@ -32,6 +33,18 @@ ERASED_S = 86_400
 OVERLAP_S = 15
 
 OnErased = Callable[[Owner, str], Awaitable[object]]
+
+
+@asynccontextmanager
+async def kept_up(upkeep: Upkeep, retention: Retention, on_erased: OnErased) -> AsyncIterator[None]:
+    """A store that is kept up for as long as this lasts."""
+    task = asyncio.create_task(keep_up(upkeep, retention, on_erased))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def keep_up(upkeep: Upkeep, retention: Retention, on_erased: OnErased) -> None:
