@@ -26,7 +26,7 @@ from segue.metrics import Metrics
 from segue.models import build_models
 from segue.settings import Settings
 from segue.stores.database import SqliteDatabase
-from segue.stores.layered import LayeredRepeats, LayeredTurns
+from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
 from segue.stores.memory import (
     MemoryEventLog,
     MemoryLedger,
@@ -125,7 +125,7 @@ async def _open_sqlite(settings: Settings) -> AsyncIterator[Store]:
             ledger=SqliteLedger(database),
             events=SqliteEventLog(database),
             repeats=LayeredRepeats(MemoryRepeats(), SqliteRepeats(database)),
-            upkeep=SqliteUpkeep(database),
+            upkeep=LayeredUpkeep(near, SqliteUpkeep(database)),
             is_ready=database.is_ready,
             state=near,
         )
@@ -158,7 +158,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
             ledger=PostgresLedger(database),
             events=PostgresEventLog(database),
             repeats=LayeredRepeats(MemoryRepeats(), PostgresRepeats(database)),
-            upkeep=PostgresUpkeep(database),
+            upkeep=LayeredUpkeep(near, PostgresUpkeep(database)),
             is_ready=database.is_ready,
             state=near,
         )

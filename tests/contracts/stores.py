@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from segue.stores.database import SqliteDatabase
-from segue.stores.layered import LayeredRepeats, LayeredTurns
+from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
 from segue.stores.memory import (
     MemoryEventLog,
     MemoryLedger,
@@ -156,15 +156,18 @@ def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stor
 
     turns: Turns = SqliteTurns(database)
     repeats: Repeats = SqliteRepeats(database)
+    upkeep: Upkeep = SqliteUpkeep(database)
     if is_layered:
-        turns = LayeredTurns(MemoryTurns(PLENTY, stored_only=True), turns)
+        near = MemoryTurns(PLENTY, stored_only=True)
+        turns = LayeredTurns(near, turns)
         repeats = LayeredRepeats(MemoryRepeats(), repeats)
+        upkeep = LayeredUpkeep(near, upkeep)
     return Stores(
         turns,
         SqliteLedger(database),
         SqliteEventLog(database),
         repeats,
-        SqliteUpkeep(database),
+        upkeep,
         entries,
         age,
         crash,

@@ -9,12 +9,14 @@ the far one cannot be reached its error passes through: never "not found".
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-from segue.stores.memory import MemoryRepeats
-from segue.turn.seams import Repeats, Turns
+from segue.stores.memory import MemoryRepeats, MemoryTurns
+from segue.turn.seams import Repeats, Turns, Upkeep
 from segue.turn.settle import ENDED
-from segue.turn.values import Claim, Owner, Turn
+from segue.turn.values import Claim, Owner, Retention, Turn
 
 
 class LayeredTurns:
@@ -75,3 +77,25 @@ class LayeredRepeats:
         if not claim.is_stored:
             return await self._near.claim(claim)
         return self._near.held(claim) or await self._far.claim(claim)
+
+
+class LayeredUpkeep:
+    """A store that is kept up, and the process's cache in front of it with it."""
+
+    def __init__(self, near: MemoryTurns, far: Upkeep) -> None:
+        self._near = near
+        self._far = far
+
+    async def recover(self) -> int:
+        """End as failed what dead processes left running. They are never near."""
+        return await self._far.recover()
+
+    async def erasures(self) -> Sequence[tuple[Owner, str]]:
+        """Turns that anybody has erased since the last call."""
+        return await self._far.erasures()
+
+    async def sweep(self, retention: Retention) -> bool:
+        """Erase some far, and let go near of what is that old."""
+        if retention.turns_s:
+            self._near.expire(int(time.time()) - retention.turns_s)
+        return await self._far.sweep(retention)

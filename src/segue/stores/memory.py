@@ -186,9 +186,20 @@ class MemoryTurns:
         if not slot.children:
             self._drop(key, is_cold=False)
 
-    def old_tips(self, before: int) -> list[Key]:
-        """Turns that began before this time and have no held children."""
-        return [key for key in self._leaves if self._slots[key].turn.response.created_at < before]
+    def expire(self, before: int) -> None:
+        """Let go of turns that began before this time, from the tips of their chains on."""
+        for key in list(self._leaves):
+            while self._is_old_tip(key, before):
+                for tell in self._on_erase:
+                    tell(*key)
+                above = self._slots[key].turn.parent_id
+                self._drop(key, is_cold=True)
+                if above is None:
+                    break
+                key = (key[0], above)
+
+    def _is_old_tip(self, key: Key, before: int) -> bool:
+        return key in self._leaves and self._slots[key].turn.response.created_at < before
 
     def _hold(self, turn: Turn) -> None:
         slot = self._slots.get((turn.owner, turn.id))
@@ -416,16 +427,13 @@ class MemoryUpkeep:
         return []
 
     async def sweep(self, retention: Retention) -> bool:
-        """Erase the tips of chains that are too old; False when there are none left."""
+        """Let go of all that is too old, at once."""
         self._repeats.expire()
         if retention.events_s:
             self._log.expire(self._clock() - retention.events_s)
-        if not retention.turns_s:
-            return False
-        old = self._turns.old_tips(int(self._clock()) - retention.turns_s)
-        for owner, turn_id in old:
-            await self._turns.delete(owner, turn_id)
-        return bool(old)
+        if retention.turns_s:
+            self._turns.expire(int(self._clock()) - retention.turns_s)
+        return False
 
 
 def used_by(entry: Entry) -> Used:

@@ -329,12 +329,18 @@ async def sweep_some(
     ):
         if age_s:
             gone = max(gone, await execute(connection, name, age_s, BATCH))
-    seen: Sequence[tuple[int, int]] = []
-    if retention.turns_s:
-        old = await connection.fetch(QUERIES["old_turns"], retention.turns_s, *below, BATCH)
-        seen = cast("Sequence[tuple[int, int]]", old)
-    for _, seq in seen:
-        await execute(connection, "delete_tip", seq)
+    seen = await sweep_turns(connection, retention.turns_s, below) if retention.turns_s else []
     is_more = BATCH in (gone, len(seen))
-    last_at, last_seq = seen[-1] if len(seen) == BATCH else HIGHEST
-    return (last_at, last_seq), is_more
+    return (seen[-1] if len(seen) == BATCH else HIGHEST), is_more
+
+
+async def sweep_turns(
+    connection: Connection, age_s: int, below: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """Erase those of a few old turns that nobody goes on from; all that were looked at."""
+    rows = await connection.fetch(QUERIES["old_turns"], age_s, *below, BATCH)
+    old = cast("Sequence[tuple[int, int, str, str]]", rows)
+    for _, seq, owner, turn_id in old:
+        if await execute(connection, "delete_tip", seq):
+            await execute(connection, "forget_erased", owner, turn_id)
+    return [(saved_at, seq) for saved_at, seq, _, _ in old]

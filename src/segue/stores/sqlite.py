@@ -6,6 +6,7 @@ the loop is `database`'s question; here are the rows.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -106,7 +107,16 @@ class SqliteEventLog:
     async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
         """Write the next events down, as one row; not if their turn was deleted meanwhile."""
         if events:
-            await self._database.write(lambda writer: write_events(writer, owner, turn_id, events))
+            # Not by the writer: others would wait for it.
+            body = await asyncio.to_thread(pack_events, events)
+            row: dict[str, str | int | bytes] = {
+                "owner": owner,
+                "turn_id": turn_id,
+                "first": events[0].number,
+                "last": events[-1].number,
+                "body": body,
+            }
+            await self._database.write(lambda writer: write_events(writer, row))
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
         """Every logged event with a higher number, in order; None if some of them are not there."""
@@ -254,21 +264,10 @@ def load_part(reader: sqlite3.Connection, owner: Owner, part_id: int) -> Part:
     return Part(row[0], row[1])
 
 
-def write_events(
-    writer: sqlite3.Connection, owner: Owner, turn_id: str, events: Sequence[Event]
-) -> None:
+def write_events(writer: sqlite3.Connection, row: dict[str, str | int | bytes]) -> None:
     """One batch."""
-    if is_erased(writer, owner, turn_id):
-        return
-    row = {
-        "owner": owner,
-        "turn_id": turn_id,
-        "first": events[0].number,
-        "last": events[-1].number,
-        "body": pack_events(events),
-        "now": int(time.time()),
-    }
-    writer.execute(QUERIES["append"], row)
+    if not is_erased(writer, str(row["owner"]), str(row["turn_id"])):
+        writer.execute(QUERIES["append"], row | {"now": int(time.time())})
 
 
 def write_claim(writer: sqlite3.Connection, claim: Claim, worker: str) -> Claim:
@@ -316,16 +315,18 @@ def sweep_some(
         if age_s:
             key = {"before": now - age_s, "count_max": BATCH}
             gone = max(gone, writer.execute(QUERIES[query], key).rowcount)
-    seen: list[tuple[int, int]] = []
-    if retention.turns_s:
-        old = {
-            "before": now - retention.turns_s,
-            "below_at": below[0],
-            "below_seq": below[1],
-            "count_max": BATCH,
-        }
-        seen = writer.execute(QUERIES["old_turns"], old).fetchall()
-    for _, seq in seen:
-        writer.execute(QUERIES["delete_tip"], {"seq": seq})
+    seen = sweep_turns(writer, now - retention.turns_s, below) if retention.turns_s else []
     is_more = BATCH in (gone, len(seen))
     return (seen[-1] if len(seen) == BATCH else HIGHEST), is_more
+
+
+def sweep_turns(
+    writer: sqlite3.Connection, before: int, below: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """Erase those of a few old turns that nobody goes on from; all that were looked at."""
+    key = {"before": before, "below_at": below[0], "below_seq": below[1], "count_max": BATCH}
+    old: list[tuple[int, int, str, str]] = writer.execute(QUERIES["old_turns"], key).fetchall()
+    for _, seq, owner, turn_id in old:
+        if writer.execute(QUERIES["delete_tip"], {"seq": seq}).rowcount:
+            writer.execute(QUERIES["forget_erased"], {"owner": owner, "id": turn_id})
+    return [(saved_at, seq) for saved_at, seq, _, _ in old]

@@ -55,14 +55,19 @@ async def keep_up(upkeep: Upkeep, retention: Retention, on_erased: OnErased) -> 
 
 
 async def keep_alive(upkeep: Upkeep, on_erased: OnErased) -> None:
-    """Beat, end what the dead left, and pass on what was erased."""
+    """Beat, end what the dead left, and pass on what was erased, each once."""
+    told: set[tuple[Owner, str]] = set()
     while True:
         await asyncio.sleep(BEAT_S)
         try:
             if ended := await upkeep.recover():
                 log.warning("%d turns of processes that have died were ended as failed", ended)
-            for owner, turn_id in await upkeep.erasures():
+            erased = set(await upkeep.erasures())
+            for owner, turn_id in erased - told:
                 await on_erased(owner, turn_id)
+                # A sweep elsewhere may have erased thousands.
+                await asyncio.sleep(0)
+            told = erased
         except ApiError:
             log.exception("the store could not be kept up")
 

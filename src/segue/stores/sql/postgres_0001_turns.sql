@@ -34,7 +34,7 @@ CREATE INDEX turns_by_tools ON turns (owner, tools) WHERE tools IS NOT NULL;
 
 CREATE INDEX turns_by_worker ON turns (worker) WHERE worker IS NOT NULL;
 
-CREATE INDEX turns_by_age ON turns (saved_at, seq);
+CREATE INDEX turns_by_age ON turns (saved_at, seq) WHERE worker IS NULL;
 
 -- Old turns go from the tips of their chains, so children are looked for.
 CREATE INDEX turns_by_parent ON turns (owner, parent_id) WHERE parent_id IS NOT NULL;

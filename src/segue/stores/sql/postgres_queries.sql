@@ -147,15 +147,20 @@ SELECT owner, turn_id FROM erased WHERE erased_at >= seconds_now() - $1::bigint;
 -- name: old_turns
 -- $1 age, $2 and $3 below which, $4 how many. From the newest of the old ones on, so that children come before their
 -- parents.
-SELECT saved_at, seq FROM turns
+SELECT saved_at, seq, owner, id FROM turns
 WHERE saved_at < seconds_now() - $1::bigint AND worker IS NULL AND (saved_at, seq) < ($2, $3)
 ORDER BY saved_at DESC, seq DESC
 LIMIT $4;
 
 -- name: delete_tip
+-- By its number, unless it has got a child.
 DELETE FROM turns WHERE seq = $1
     AND NOT EXISTS (SELECT 1 FROM turns AS child
         WHERE child.owner = turns.owner AND child.parent_id = turns.id);
+
+-- name: forget_erased
+-- What is swept runs no more, so no late save is to be feared.
+DELETE FROM erased WHERE (owner, turn_id) = ($1, $2);
 
 -- name: delete_old_events
 DELETE FROM events WHERE (owner, turn_id, first) IN (

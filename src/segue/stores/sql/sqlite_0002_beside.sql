@@ -10,7 +10,8 @@ UPDATE turns SET saved_at = CAST(strftime('%s', 'now') AS INTEGER);
 
 CREATE INDEX turns_by_worker ON turns (worker) WHERE worker IS NOT NULL;
 
-CREATE INDEX turns_by_age ON turns (saved_at);
+-- With `worker` in it, because reading that in a row means reading past the row's history.
+CREATE INDEX turns_by_age ON turns (saved_at, worker) WHERE worker IS NULL;
 
 -- Old turns go from the tips of their chains, so children are looked for.
 CREATE INDEX turns_by_parent ON turns (owner, parent_id) WHERE parent_id IS NOT NULL;

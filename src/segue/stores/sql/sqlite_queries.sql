@@ -120,15 +120,20 @@ SELECT owner, turn_id FROM erased WHERE erased_at >= :since;
 
 -- name: old_turns
 -- From the newest of the old ones on, so that children come before their parents.
-SELECT saved_at, seq FROM turns
+SELECT saved_at, seq, owner, id FROM turns
 WHERE saved_at < :before AND worker IS NULL AND (saved_at, seq) < (:below_at, :below_seq)
 ORDER BY saved_at DESC, seq DESC
 LIMIT :count_max;
 
 -- name: delete_tip
+-- By its number, unless it has got a child.
 DELETE FROM turns WHERE seq = :seq
     AND NOT EXISTS (SELECT 1 FROM turns AS child
         WHERE child.owner = turns.owner AND child.parent_id = turns.id);
+
+-- name: forget_erased
+-- What is swept runs no more, so no late save is to be feared.
+DELETE FROM erased WHERE (owner, turn_id) = (:owner, :id);
 
 -- name: delete_old_events
 DELETE FROM events WHERE id IN (
