@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from segue.app import open_app
 from segue.errors import ApiError
 from segue.settings import load_settings
+from segue.turn.prepare import Asker
 from segue.turn.values import Tally
 from segue.wire.codec import decode_create
 
@@ -52,7 +53,7 @@ async def longest_gap(size: int) -> tuple[float, float]:
         began = time.perf_counter()
         try:
             create = decode_create(body)
-            await app.runner.prepare(create, owner="bench", turns=app.turns, tally=Tally(len(body)))
+            await app.runner.prepare(create, Asker("bench", app.turns), Tally(len(body)))
         except ApiError:
             pass  # No model is named: everything before that was done.
         took = time.perf_counter() - began

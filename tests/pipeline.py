@@ -17,11 +17,12 @@ from typing import Any
 from segue.engines.scripted import Script, ScriptedEngine
 from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredTurns
-from segue.stores.memory import MemoryTurns
+from segue.stores.memory import MemoryEventLog, MemoryRepeats, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue.stores.sqlite import SqliteLedger, SqliteTurns
 from segue.turn.admit import Model
-from segue.turn.run import Runner
+from segue.turn.prepare import Asker
+from segue.turn.run import Records, Runner
 from segue.turn.running import Running
 from segue.turn.seams import Dialect, Engine, Turns
 from segue.turn.settle import Afterwards, Settled
@@ -94,6 +95,9 @@ class Listener:
         self.is_full = False
         self.is_over = asyncio.Event()
 
+    def hear(self, running: Running) -> None:
+        pass
+
     def deliver(self, events: Sequence[Event]) -> None:
         self.events += events
         if events[-1].is_terminal:
@@ -132,6 +136,7 @@ class Stage:
     """One process."""
 
     runner: Runner
+    records: Records
     store: Turns
     engine: RecordingEngine
     dialect: Dialect
@@ -151,8 +156,8 @@ class Stage:
         known = None
         if connection is not None and create.previous_response_id is not None:
             known = connection.near.held(OWNER, create.previous_response_id)
-        plan = await self.runner.prepare(create, owner=OWNER, turns=turns, tally=tally, known=known)
-        return self.runner.start(plan, turns, listener, "test"), tally
+        asker = Asker(OWNER, turns, known)
+        return await self.runner.begin(create, asker, tally, listener, "test"), tally
 
     async def turn(self, connection: Connection | None = None, **fields: Any) -> Told:
         """One whole turn."""
@@ -180,12 +185,13 @@ async def staged(
         store = LayeredTurns(MemoryTurns(BUDGET, stored_only=True), wrap(SqliteTurns(database)))
         settled: list[Settled] = []
         afterwards = Afterwards(SqliteLedger(database), [settled.append])
+        records = Records(afterwards, MemoryEventLog(BUDGET), MemoryRepeats())
         async with Runner(
             {"m": model, "alias": model},
-            afterwards,
+            records,
             RingSeals([new_key()]),
             heartbeat_s=heartbeat_s,
         ) as runner:
-            yield Stage(runner, store, engine, dialect, settled)
+            yield Stage(runner, records, store, engine, dialect, settled)
     finally:
         await database.close()

@@ -10,7 +10,8 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,20 +26,33 @@ from segue.metrics import Metrics
 from segue.models import build_models
 from segue.settings import Settings, seal_path
 from segue.stores.database import SqliteDatabase
-from segue.stores.layered import LayeredTurns
-from segue.stores.memory import MemoryLedger, MemoryTurns
+from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
+from segue.stores.memory import (
+    MemoryEventLog,
+    MemoryLedger,
+    MemoryRepeats,
+    MemoryTurns,
+    MemoryUpkeep,
+)
 from segue.stores.seals import RingSeals, new_key, open_ring
-from segue.stores.sqlite import SqliteLedger, SqliteTurns
+from segue.stores.sqlite import (
+    SqliteEventLog,
+    SqliteLedger,
+    SqliteRepeats,
+    SqliteTurns,
+    SqliteUpkeep,
+)
+from segue.stores.upkeep import kept_up
 from segue.transports.desk import Desk, Limits, NearTurns
 from segue.transports.exchange import HttpProtocol
 from segue.transports.http import HttpApp
 from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.websocket import Lobby
 from segue.turn.recall import RenderCache
-from segue.turn.run import Runner
-from segue.turn.seams import Ledger, Turns
+from segue.turn.run import Records, Runner
+from segue.turn.seams import EventLog, Ledger, Repeats, Turns, Upkeep
 from segue.turn.settle import Afterwards
-from segue.turn.values import Owner
+from segue.turn.values import Owner, Retention, Used
 
 log = logging.getLogger(__name__)
 
@@ -69,30 +83,97 @@ class Store:
 
     turns: Turns
     ledger: Ledger
+    events: EventLog
+    repeats: Repeats
+    upkeep: Upkeep
     is_ready: Callable[[], Awaitable[bool]]
+    # What of it this process holds in memory.
     state: MemoryTurns
 
 
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
-    """The durable store, with the process's cache in front, and the ledger beside it."""
+    """The durable store, with the process's cache in front, and the ledger beside it. What dead processes left
+    running has ended."""
+    kinds = {"memory": _open_memory, "sqlite": _open_sqlite}
+    async with kinds.get(settings.store.partition(":")[0], _open_postgres)(settings) as store:
+        await store.upkeep.recover()
+        yield store
+
+
+@asynccontextmanager
+async def _open_memory(settings: Settings) -> AsyncIterator[Store]:
+    # Events and turns have a budget each; keys are small and have their own.
     budget = settings.process_state_bytes_max
-    if settings.store == "memory":
-        ledger = MemoryLedger()
-        near = MemoryTurns(budget, stored_only=True, ledger=ledger)
-        yield Store(near, ledger, _always, near)
-        return
+    ledger, log, repeats = MemoryLedger(), MemoryEventLog(budget // 4), MemoryRepeats()
+    on_erase = [log.erase, repeats.erase]
+    near = MemoryTurns(budget, stored_only=True, ledger=ledger, on_erase=on_erase)
+    upkeep = MemoryUpkeep(near, log, repeats)
+    yield Store(near, ledger, log, repeats, upkeep, _always, near)
+
+
+@asynccontextmanager
+async def _open_sqlite(settings: Settings) -> AsyncIterator[Store]:
     path = Path(settings.store.removeprefix("sqlite:///"))
     try:
         database = await SqliteDatabase.open(path, durability=settings.durability)
     except ApiError as error:
         raise Misconfigured(f"store: {path} cannot be opened: {error.__cause__}.") from error
     try:
-        near = MemoryTurns(budget, stored_only=True)
-        turns = LayeredTurns(near, SqliteTurns(database))
-        yield Store(turns, SqliteLedger(database), database.is_ready, near)
+        near = MemoryTurns(settings.process_state_bytes_max, stored_only=True)
+        yield Store(
+            turns=LayeredTurns(near, SqliteTurns(database)),
+            ledger=SqliteLedger(database),
+            events=SqliteEventLog(database),
+            repeats=LayeredRepeats(MemoryRepeats(), SqliteRepeats(database)),
+            upkeep=LayeredUpkeep(near, SqliteUpkeep(database)),
+            is_ready=database.is_ready,
+            state=near,
+        )
     finally:
         await database.close()
+
+
+@asynccontextmanager
+async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
+    # Imported here: a server without PostgreSQL needs neither its client nor the time to load it.
+    from segue.stores.pool import PostgresDatabase
+    from segue.stores.postgres import (
+        PostgresEventLog,
+        PostgresLedger,
+        PostgresRepeats,
+        PostgresTurns,
+        PostgresUpkeep,
+    )
+
+    try:
+        database = await PostgresDatabase.open(settings.store, durability=settings.durability)
+    except ApiError as error:
+        raise Misconfigured(
+            f"store: {settings.shown_store} cannot be opened: {error.__cause__ or error}."
+        ) from error
+    try:
+        near = MemoryTurns(settings.process_state_bytes_max, stored_only=True)
+        yield Store(
+            turns=LayeredTurns(near, PostgresTurns(database)),
+            ledger=PostgresLedger(database),
+            events=PostgresEventLog(database),
+            repeats=LayeredRepeats(MemoryRepeats(), PostgresRepeats(database)),
+            upkeep=LayeredUpkeep(near, PostgresUpkeep(database)),
+            is_ready=database.is_ready,
+            state=near,
+        )
+    finally:
+        await database.close()
+
+
+async def read_usage(settings: Settings, owner: Owner | None, days: int) -> Sequence[Used]:
+    """What was used on the last days, today included, by day, owner and model."""
+    if settings.store == "memory":
+        raise Misconfigured("store: memory keeps usage only while the server runs.")
+    today = int(time.time()) // 86_400
+    async with open_store(settings) as store:
+        return await store.ledger.report(owner, (today - days + 1) * 86_400)
 
 
 async def _always() -> bool:
@@ -133,15 +214,23 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             await lobby.erase(owner, turn_id)
             return is_erased
 
+        async def let_go(owner: Owner, turn_id: str) -> None:
+            await store.state.delete(owner, turn_id)
+            await lobby.erase(owner, turn_id)
+
         recall = RenderCache(settings.render_cache_bytes_max)
-        async with Runner(
-            models,
-            afterwards,
-            _open_seals(settings),
-            heartbeat_s=settings.heartbeat_s,
-            append_s_max=settings.append_s_max,
-            recall=recall,
-        ) as runner:
+        retention = Retention(settings.retention_s, settings.events_retention_s)
+        async with (
+            Runner(
+                models,
+                Records(afterwards, store.events, store.repeats),
+                _open_seals(settings),
+                heartbeat_s=settings.heartbeat_s,
+                append_s_max=settings.append_s_max,
+                recall=recall,
+            ) as runner,
+            kept_up(store.upkeep, retention, let_go),
+        ):
             desk = Desk(
                 runner=runner,
                 turns=store.turns,
@@ -155,12 +244,19 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                     write_s_max=settings.write_s_max,
                     outbox_bytes_max=settings.outbox_bytes_max,
                     is_websocket_on=settings.websocket,
+                    reconnect_s=settings.reconnect_s,
                 ),
                 note_refusal=metrics.note_refusal,
             )
             lobby = Lobby(desk)
             _watch(
-                metrics, lobby, afterwards, lambda: store.state.bytes + recall.bytes + served.bytes
+                metrics,
+                lobby,
+                afterwards,
+                lambda: (
+                    sum(one.bytes for one in (store.state, recall, served, lobby.lost))
+                    + runner.ended_bytes
+                ),
             )
             yield App(HttpApp(desk), lobby, runner, store.turns)
 
@@ -277,7 +373,7 @@ async def _serve_on(port: socket.socket, settings: Settings) -> None:
 def _announce(settings: Settings, url: str) -> None:
     """What a person needs to see first."""
     names = ", ".join(f"{model.name} ({model.engine})" for model in settings.served())
-    print(f"Segue {__version__} serves {names} at {url}/v1 (store: {settings.store})")
+    print(f"Segue {__version__} serves {names} at {url}/v1 (store: {settings.shown_store})")
     if any(model.engine == "scripted" for model in settings.served()):
         print("The scripted engine plays a script at a given speed: it is not a model.")
     print("Stop with Ctrl-C.", flush=True)

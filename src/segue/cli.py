@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
 from segue import __version__
-from segue.app import serve
+from segue.app import read_usage, serve
 from segue.errors import ApiError, Misconfigured
 from segue.models import add_model, list_models
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
@@ -23,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.verb == "models":
             return _models(options)
         settings = load_settings(vars(options))
+        if options.verb == "usage":
+            return _usage(options, settings)
         logging.basicConfig(
             level=settings.log_level.upper(),
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
@@ -44,6 +50,36 @@ def _models(options: argparse.Namespace) -> int:
     return 0
 
 
+def _usage(options: argparse.Namespace, settings: Settings) -> int:
+    """Usage as a table, or as JSON for programs."""
+    path = settings.store.removeprefix("sqlite:///")
+    if path != settings.store and not Path(path).exists():
+        # Opening would make it.
+        raise Misconfigured(f"store: there is no file {path}.")
+    rows = asyncio.run(read_usage(settings, options.owner, options.days))
+    if options.json:
+        print(msgspec.json.encode(rows).decode())
+        return 0
+    table = Table("day", "owner", "model", title="Usage (days of UTC)", show_footer=True)
+    for name in ("turns", "input_tokens", "cached_tokens", "output_tokens"):
+        total = sum(getattr(row, name) for row in rows)
+        table.add_column(name.replace("_tokens", ""), f"{total:,}", justify="right")
+    for row in rows:
+        words = [row.day, row.owner, row.model]
+        numbers = (row.turns, row.input_tokens, row.cached_tokens, row.output_tokens)
+        table.add_row(*words, *(f"{number:,}" for number in numbers))
+    Console().print(table)
+    return 0
+
+
+def _positive(text: str) -> int:
+    """A number of days."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="segue",
@@ -61,6 +97,12 @@ def _parser() -> argparse.ArgumentParser:
     for field in msgspec.structs.fields(Settings):
         if field.name in FLAGS:
             _add_flag(verb, field)
+    usage = verbs.add_parser("usage", help="print who used how much, by day, owner and model")
+    usage.add_argument("--config", metavar="FILE", help="a TOML file that names the store")
+    usage.add_argument("--store", metavar="STORE", help="where turns and usage are kept")
+    usage.add_argument("--owner", metavar="OWNER", help="only this owner's")
+    usage.add_argument("--days", type=_positive, default=30, help="how many, today included (30)")
+    usage.add_argument("--json", action="store_true", help="as JSON")
     models = verbs.add_parser("models", help="fetch and list models that can run inside")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("list", help="the models that can be fetched by name")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,8 @@ DIALECTS = (
     "harmony",
     "template",
 )
+
+STORES = ("sqlite:///", "postgresql://", "postgres://")
 
 Positive = Annotated[float, Meta(gt=0)]
 
@@ -112,13 +115,22 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 8080
     workers: Annotated[int, Meta(ge=1, le=1, description="processes; one for now")] = 1
     model: Annotated[tuple[str, ...], about("the name of a served model; may be repeated")] = ()
-    store: Annotated[str, about("where turns are kept: sqlite:///FILE or memory")] = (
-        "sqlite:///segue.db"
-    )
+    store: Annotated[
+        str, about("where turns are kept: sqlite:///FILE, postgresql://… or memory")
+    ] = "sqlite:///segue.db"
     durability: Annotated[
         Literal["full", "relaxed"],
         about("full: acknowledged turns survive a power cut; relaxed: a crash of the process"),
     ] = "full"
+    retention_s: Annotated[
+        int,
+        Meta(
+            ge=0, description="how long a stored chain is kept after its newest turn; 0: for ever"
+        ),
+    ] = 30 * 86_400
+    events_retention_s: Annotated[
+        int, Meta(ge=0, description="how long the events of a turn can be replayed; 0: for ever")
+    ] = 86_400
     websocket: Annotated[bool, about("whether WebSocket mode is offered; off answers 426")] = True
     connection_age_s: Annotated[Positive, about("how long a socket may live, in seconds")] = 3600.0
     grace_s: Annotated[
@@ -168,6 +180,12 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         Literal["debug", "info", "warning", "error"], about("debug, info, warning, error")
     ] = "info"
     models: tuple[Table, ...] = ()
+
+    @property
+    def shown_store(self) -> str:
+        """The store without its password, for everything that a person or a log may see."""
+        hidden = re.sub(r"(//[^/@:?]*):[^/?]*@", r"\1:…@", self.store)
+        return re.sub(r"(password=)[^&]*", r"\1…", hidden)
 
     def served(self) -> tuple[ModelSettings, ...]:
         """The models to serve: those of the file, else those named, else one."""
@@ -266,8 +284,10 @@ def _check(settings: Settings) -> None:
     for model in settings.served():
         if model.dialect not in DIALECTS:
             raise Misconfigured(f"dialect: '{model.dialect}' is not one of: {', '.join(DIALECTS)}.")
-    if settings.store != "memory" and not settings.store.startswith("sqlite:///"):
-        raise Misconfigured(f"store: '{settings.store}' is neither sqlite:///FILE nor memory.")
+    if settings.store != "memory" and not settings.store.startswith(STORES):
+        raise Misconfigured(
+            f"store: '{settings.shown_store}' is none of sqlite:///FILE, postgresql://… and memory."
+        )
 
 
 def _is_loopback(host: str) -> bool:

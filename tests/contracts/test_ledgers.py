@@ -1,89 +1,85 @@
 """What every `Ledger` promises: each turn is recorded once, however often it is told."""
 
 import asyncio
-import sqlite3
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from segue.stores.database import SqliteDatabase
-from segue.stores.memory import MemoryLedger, MemoryTurns
-from segue.stores.sqlite import SqliteLedger, SqliteTurns
-from segue.turn.seams import Ledger, Turns
-from segue.turn.values import Entry
+from segue.turn.values import Entry, Used
+from tests.contracts.stores import Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn
 
 ENTRY = Entry("t", OWNER, "tiny", "completed", 7, 3, 5, 1_700_000_001)
 
 
-@dataclass
-class Books:
-    """A ledger, the turns beside it, and a look at its rows."""
-
-    ledger: Ledger
-    turns: Turns
-    rows: Callable[[], list[Entry]]
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+    async with open_stores(request.param, request, tmp_path) as open_one:
+        yield await open_one()
 
 
-def rows_of(path: Path) -> list[Entry]:
-    connection = sqlite3.connect(path)
-    try:
-        columns = ", ".join(Entry.__struct_fields__)
-        return [Entry(*row) for row in connection.execute(f"SELECT {columns} FROM usage")]
-    finally:
-        connection.close()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Books]:
-    if request.param == "memory":
-        ledger = MemoryLedger()
-        turns = MemoryTurns(1 << 20, stored_only=True, ledger=ledger)
-        yield Books(ledger, turns, lambda: ledger.entries)
-        return
-    path = tmp_path / "turns.sqlite"
-    database = await SqliteDatabase.open(path)
-    yield Books(SqliteLedger(database), SqliteTurns(database), lambda: rows_of(path))
-    await database.close()
-
-
-async def test_entry_told_often_is_recorded_once(books: Books) -> None:
+async def test_entry_told_often_is_recorded_once(books: Stores) -> None:
     other = msgspec.structs.replace(ENTRY, turn_id="u")
     await books.ledger.settle([ENTRY, ENTRY])
     await asyncio.gather(*[books.ledger.settle([ENTRY, other]) for _ in range(10)])
-    assert sorted(books.rows(), key=lambda entry: entry.turn_id) == [ENTRY, other]
+    assert sorted(await books.entries(), key=lambda entry: entry.turn_id) == [ENTRY, other]
 
 
-async def test_first_word_counts(books: Books) -> None:
+async def test_first_word_counts(books: Stores) -> None:
     await books.ledger.settle([ENTRY])
     await books.ledger.settle([msgspec.structs.replace(ENTRY, output_tokens=999)])
-    assert books.rows() == [ENTRY]
+    assert await books.entries() == [ENTRY]
 
 
-async def test_nothing_to_settle_is_nothing_done(books: Books) -> None:
+async def test_nothing_to_settle_is_nothing_done(books: Stores) -> None:
     await books.ledger.settle([])
-    assert books.rows() == []
+    assert await books.entries() == []
 
 
-async def test_stored_turn_is_recorded_by_its_save_and_only_once(books: Books) -> None:
+async def test_stored_turn_is_recorded_by_its_save_and_only_once(books: Stores) -> None:
     turn = make_turn("t")
     await books.turns.save(turn)
     await books.turns.save(turn)
     await books.ledger.settle([ENTRY])
-    assert books.rows() == [ENTRY]
+    assert await books.entries() == [ENTRY]
 
 
-async def test_turn_is_recorded_when_it_has_ended(books: Books) -> None:
+async def test_turn_is_recorded_when_it_has_ended(books: Stores) -> None:
     await books.turns.save(make_turn("t", status="in_progress"))
-    assert books.rows() == []
+    assert await books.entries() == []
     await books.turns.save(make_turn("t"))
-    assert books.rows() == [ENTRY]
+    assert await books.entries() == [ENTRY]
 
 
-async def test_usage_outlives_a_deleted_turn(books: Books) -> None:
+async def test_usage_outlives_a_deleted_turn(books: Stores) -> None:
     await books.turns.save(make_turn("t"))
     await books.turns.delete(OWNER, "t")
-    assert books.rows() == [ENTRY]
+    assert await books.entries() == [ENTRY]
+
+
+async def test_report_adds_up_by_day_owner_and_model(books: Stores) -> None:
+    day = 86_400
+    noon = 19_675 * day + day // 2
+    await books.ledger.settle(
+        [
+            Entry("a", OWNER, "tiny", "completed", 10, 4, 2, noon),
+            Entry("b", OWNER, "tiny", "cancelled", 1, 0, 1, noon + day // 2 - 1),
+            Entry("c", OWNER, "tiny", "failed", 5, 5, 0, noon + day // 2),
+            Entry("d", OWNER, "large", "completed", 7, 0, 3, noon),
+            Entry("e", "eve", "tiny", "completed", 2**33, 0, 3, noon),
+            Entry("f", OWNER, "tiny", "completed", 9, 9, 9, noon - day),
+        ]
+    )
+    mine = [
+        Used("2023-11-14", OWNER, "large", 1, 7, 0, 3),
+        Used("2023-11-14", OWNER, "tiny", 2, 11, 4, 3),
+        Used("2023-11-15", OWNER, "tiny", 1, 5, 5, 0),
+    ]
+    theirs = Used("2023-11-14", "eve", "tiny", 1, 2**33, 0, 3)
+    assert await books.ledger.report(OWNER, noon - 1) == mine
+    assert await books.ledger.report(None, noon) == [mine[0], mine[1], theirs, mine[2]]
+    assert await books.ledger.report("\ud800", 0) == []
+    assert await books.ledger.report("nobody", 0) == []
+    assert await books.ledger.report(None, noon + 2 * day) == []

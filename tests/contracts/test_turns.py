@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from segue.stores.database import SqliteDatabase
-from segue.stores.layered import LayeredTurns
-from segue.stores.memory import MemoryTurns
-from segue.stores.sqlite import SqliteTurns
 from segue.turn.seams import Turns
 from segue.turn.values import id_array
+from tests.contracts.stores import KINDS, open_stores
 from tests.contracts.turns import (
     NASTY,
     OWNER,
@@ -26,21 +23,11 @@ from tests.contracts.turns import (
     said,
 )
 
-PLENTY = 1 << 30
 
-
-@pytest.fixture(params=["memory", "sqlite", "layered"])
+@pytest.fixture(params=KINDS)
 async def turns(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Turns]:
-    if request.param == "memory":
-        yield MemoryTurns(PLENTY, stored_only=True)
-        return
-    database = await SqliteDatabase.open(tmp_path / "turns.sqlite")
-    far = SqliteTurns(database)
-    if request.param == "sqlite":
-        yield far
-    else:
-        yield LayeredTurns(MemoryTurns(PLENTY, stored_only=True), far)
-    await database.close()
+    async with open_stores(request.param, request, tmp_path) as open_one:
+        yield (await open_one()).turns
 
 
 def test_samples_cover_every_type_of_item() -> None:

@@ -33,7 +33,6 @@ ASKED: dict[str, Any] = {
     "safety_identifier": "someone",
     "user": "someone",
     "moderation": {"model": "m"},
-    "idempotency_key": "key",
     "image": {"context_compression": "enabled"},
     "access_programs": {"cyber": "standard"},
     "client_metadata": {"a": "b"},

@@ -11,10 +11,10 @@ from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.routes import RoutedEngine
 from segue.engines.vllm import VllmEngine
-from segue.stores.memory import MemoryLedger, MemoryTurns
+from segue.stores.memory import MemoryEventLog, MemoryLedger, MemoryRepeats, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue.turn.admit import Model
-from segue.turn.run import Runner
+from segue.turn.run import Records, Runner
 from segue.turn.seams import Dialect, Engine
 from segue.turn.settle import Afterwards
 from tests.contracts.engine import chatml
@@ -34,8 +34,9 @@ async def staged(engine: Engine, dialect: Dialect) -> AsyncIterator[Stage]:
     model = Model("m", recording, dialect, CONTEXT_TOKENS)
     ledger = MemoryLedger()
     store = MemoryTurns(BUDGET, stored_only=True, ledger=ledger)
-    async with Runner({"m": model}, Afterwards(ledger, []), RingSeals([new_key()])) as runner:
-        yield Stage(runner, store, recording, dialect, [])
+    records = Records(Afterwards(ledger, []), MemoryEventLog(BUDGET), MemoryRepeats())
+    async with Runner({"m": model}, records, RingSeals([new_key()])) as runner:
+        yield Stage(runner, records, store, recording, dialect, [])
 
 
 def output(call: dict[str, Any], text: str) -> list[dict[str, Any]]:

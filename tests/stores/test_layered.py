@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from segue.errors import Unavailable
-from segue.stores.layered import LayeredTurns
-from segue.stores.memory import MemoryTurns
-from segue.turn.values import Owner, Turn
+from segue.stores.layered import LayeredRepeats, LayeredTurns
+from segue.stores.memory import MemoryRepeats, MemoryTurns
+from segue.turn.values import Claim, Owner, Turn
 from tests.contracts.turns import OWNER, make_chain, make_turn
 
 PLENTY = 1 << 30
@@ -164,3 +164,33 @@ async def test_turn_deleted_while_it_is_being_read_is_not_kept_near(
     far.gate.set()
     await look
     assert await near.find(OWNER, "t") is None
+
+
+async def test_turn_that_runs_elsewhere_is_not_kept_near(
+    turns: LayeredTurns, near: MemoryTurns, far: FarTurns
+) -> None:
+    """Its end, in another process, would never be seen here."""
+    await far.save(make_turn("t", status="in_progress"))
+    found = await turns.find(OWNER, "t")
+    assert found is not None
+    assert found.response.status == "in_progress"
+    assert near.held(OWNER, "t") is None
+    await far.save(make_turn("t"))
+    ended = await turns.find(OWNER, "t")
+    assert ended is not None
+    assert ended.response.status == "completed"
+    assert near.held(OWNER, "t") is not None
+
+
+async def test_key_of_an_unstored_turn_never_goes_far() -> None:
+    near, far = MemoryRepeats(), MemoryRepeats()
+    repeats = LayeredRepeats(near, far)
+    secret = Claim(OWNER, "key", "secret", b"d", is_stored=False)
+    assert await repeats.claim(secret) == secret
+    assert far.bytes == 0
+    stored = Claim(OWNER, "key", "stored", b"e", is_stored=True)
+    assert await repeats.claim(stored) == secret, "the key is taken, wherever it is held"
+    assert far.bytes == 0
+    other = Claim(OWNER, "other", "stored", b"e", is_stored=True)
+    assert await repeats.claim(other) == other
+    assert far.bytes > 0

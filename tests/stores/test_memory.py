@@ -8,8 +8,18 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.stores.memory import SLOT_BYTES, MemoryLedger, MemoryTurns
-from segue.turn.values import NO_TOKENS, Entry, Head, Turn, Warm
+from segue.stores.memory import (
+    CLAIM_BYTES,
+    EVENT_BYTES,
+    LOG_BYTES,
+    SLOT_BYTES,
+    MemoryEventLog,
+    MemoryLedger,
+    MemoryRepeats,
+    MemoryTurns,
+)
+from segue.turn.values import NO_TOKENS, Claim, Entry, Head, Turn, Warm
+from segue.wire.events import Event
 from tests.contracts.turns import OWNER, make_chain, make_turn
 
 NODE = SLOT_BYTES + 1_000
@@ -149,6 +159,43 @@ async def test_ledger_lets_go_of_its_oldest_rows() -> None:
     rows = [Entry(name, OWNER, "tiny", "completed", 1, 0, 1, 0) for name in "abc"]
     await ledger.settle(rows)
     assert ledger.entries == rows[1:]
+
+
+async def test_event_log_holds_its_budget_and_drops_the_quietest_log() -> None:
+    one = EVENT_BYTES + 10
+    log = MemoryEventLog(2 * LOG_BYTES + 4 * one)
+    for number in range(2):
+        for turn_id in ("a", "b"):
+            await log.append(OWNER, turn_id, [Event("delta", number, b"0123456789")])
+    assert log.bytes == 2 * LOG_BYTES + 4 * one
+    await log.append(OWNER, "a", [Event("delta", 2, b"0123456789")])
+    assert await log.read_after(OWNER, "b", -1) is None
+    assert log.bytes == LOG_BYTES + 3 * one
+    found = await log.read_after(OWNER, "a", -1)
+    assert found is not None
+    assert [event.number for event in found] == [0, 1, 2]
+
+
+async def test_log_larger_than_the_budget_is_missing_and_never_cut() -> None:
+    log = MemoryEventLog(1_000)
+    for number in range(10):
+        await log.append(OWNER, "t", [Event("delta", number, b"x" * 300)])
+        assert log.bytes <= 1_000
+    assert await log.read_after(OWNER, "t", -1) is None
+    await log.delete(OWNER, "t")
+    assert log.bytes == 0
+
+
+async def test_oldest_keys_go_when_there_are_too_many() -> None:
+    repeats = MemoryRepeats(bytes_max=3 * CLAIM_BYTES)
+    for number in range(5):
+        await repeats.claim(Claim(OWNER, f"k{number}", f"t{number}", b"", is_stored=False))
+    assert repeats.bytes == 3 * CLAIM_BYTES
+    holders = [
+        await repeats.claim(Claim(OWNER, f"k{number}", "new", b"", is_stored=False))
+        for number in (4, 3, 2, 0)
+    ]
+    assert [holder.turn_id for holder in holders] == ["t4", "t3", "t2", "new"]
 
 
 verbs = st.sampled_from(["save", "save", "save", "find", "forget", "delete"])

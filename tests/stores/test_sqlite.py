@@ -2,21 +2,25 @@
 
 import asyncio
 import multiprocessing
+import os
 import sqlite3
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
 from segue.errors import StoreFailed, Unavailable
 from segue.stores.database import SqliteDatabase, load_migrations, statements
-from segue.stores.layered import LayeredTurns
-from segue.stores.memory import MemoryTurns
-from segue.stores.sqlite import SqliteTurns
+from segue.stores.layered import LayeredRepeats, LayeredTurns
+from segue.stores.memory import MemoryRepeats, MemoryTurns
+from segue.stores.sqlite import SqliteEventLog, SqliteRepeats, SqliteTurns, SqliteUpkeep
+from segue.turn.values import Claim, Retention
+from segue.wire.events import Event as WireEvent
 from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
 
 CANARY = "canary-7f3a"
@@ -405,6 +409,123 @@ async def test_processes_that_start_together_agree(path: Path) -> None:
         await asyncio.to_thread(worker.join, 60)
         assert worker.exitcode == 0
     assert count(path, "turns") == 4
+
+
+def write_and_read(path: Path, mine: str, theirs: str, turns_count: int) -> None:
+    """One of two processes: save turns, and find each of the other's soon after."""
+
+    async def work() -> None:
+        async with opened(path) as database:
+            turns = SqliteTurns(database)
+            parent = None
+            for number in range(turns_count):
+                parent = make_turn(f"{mine}{number}", parent)
+                await turns.save(parent)
+                if number % 10 == 5:
+                    await turns.delete(OWNER, f"{mine}{number - 5}")
+            async with asyncio.timeout(30):
+                while await turns.read(OWNER, f"{theirs}{turns_count - 1}") is None:
+                    pass
+            found = await turns.find(OWNER, f"{theirs}{turns_count - 1}")
+            assert found is not None
+            assert found.given == make_turn(found.id).given
+            assert await turns.find(OWNER, f"{theirs}0") is None
+
+    asyncio.run(work())
+
+
+async def test_two_processes_write_beside_each_other_and_find_each_others_turns(path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    workers = [
+        spawn.Process(target=write_and_read, args=(path, mine, theirs, 100))
+        for mine, theirs in (("a", "b"), ("b", "a"))
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        await asyncio.to_thread(worker.join, 60)
+        assert worker.exitcode == 0
+    assert count(path, "turns") == 180
+    assert count(path, "usage") == 200
+    assert [file.name for file in path.parent.iterdir()] == ["turns.sqlite"]
+
+
+def run_until_killed(path: Path, saved: Event) -> None:
+    """A process that saves a running turn, says so, and goes on for ever."""
+
+    async def work() -> None:
+        async with opened(path) as database:
+            await SqliteTurns(database).save(make_turn("lost", status="in_progress"))
+            saved.set()
+            await asyncio.Event().wait()
+
+    asyncio.run(work())
+
+
+async def test_turn_of_a_killed_process_ends_as_failed_at_the_next_start(path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    saved = spawn.Event()
+    worker = spawn.Process(target=run_until_killed, args=(path, saved))
+    worker.start()
+    try:
+        assert await asyncio.to_thread(saved.wait, 30)
+        async with opened(path) as database:
+            assert await SqliteUpkeep(database).recover() == 0, "it lives"
+            worker.kill()
+            await asyncio.to_thread(worker.join, 30)
+        async with opened(path) as database:
+            assert await SqliteUpkeep(database).recover() == 1
+            found = await SqliteTurns(database).read(OWNER, "lost")
+            assert found is not None
+            assert found.response.status == "failed"
+    finally:
+        worker.kill()
+    assert [file.name for file in path.parent.iterdir()] == ["turns.sqlite"]
+
+
+async def test_file_of_the_first_version_is_brought_up_to_date(path: Path) -> None:
+    first = load_migrations()[0][1]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements(first):
+            connection.execute(statement)
+        connection.execute(
+            "INSERT INTO turns (owner, id, history, response) VALUES ('ada', 'old', x'00', x'00')"
+        )
+    async with opened(path) as database:
+        await SqliteTurns(database).save(make_turn("new"))
+        while await SqliteUpkeep(database).sweep(Retention(turns_s=3_600)):
+            pass
+    assert count(path, "turns") == 2, "what was there ages from today"
+
+
+async def test_swept_bytes_are_in_no_file(path: Path, database: SqliteDatabase) -> None:
+    turns, log, upkeep = (
+        SqliteTurns(database),
+        SqliteEventLog(database),
+        SqliteUpkeep(database),
+    )
+    event = WireEvent("response.created", 0, os.urandom(2_000).hex().encode() + CANARY.encode())
+    await turns.save(make_turn("t", given=[said(f"{CANARY} " * 100)]))
+    await log.append(OWNER, "t", [event])
+    packed = await database.read(
+        lambda reader: reader.execute("SELECT body FROM events").fetchone()[0]
+    )
+    assert packed[100:200] in on_disk(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE turns SET saved_at = saved_at - 100")
+    while await upkeep.sweep(Retention(turns_s=50)):
+        pass
+    assert CANARY.encode() not in on_disk(path)
+    assert packed[100:200] not in on_disk(path)
+    assert count(path, "events") == 0
+
+
+async def test_key_of_an_unstored_turn_is_refused(path: Path, database: SqliteDatabase) -> None:
+    secret = Claim(OWNER, CANARY, "secret", CANARY.encode(), is_stored=False)
+    with pytest.raises(AssertionError):
+        await SqliteRepeats(database).claim(secret)
+    await LayeredRepeats(MemoryRepeats(), SqliteRepeats(database)).claim(secret)
+    assert CANARY.encode() not in on_disk(path)
 
 
 def test_migrations_are_numbered_without_gaps() -> None:

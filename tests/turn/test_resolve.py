@@ -312,7 +312,7 @@ def test_turns_of_the_parent_are_counted_in() -> None:
 @pytest.mark.parametrize(
     "fields, code, param",
     [
-        ({"background": True}, "unsupported_parameter", "background"),
+        ({"background": True, "store": False}, "unsupported_value", "store"),
         ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
         ({"prompt": {"id": "p"}}, "unsupported_parameter", "prompt"),
         (

@@ -13,6 +13,7 @@ import pytest
 
 from segue.engines.scripted import Script, ScriptedTurn
 from segue.errors import EngineFailed, InvalidRequest, StoreFailed, Unavailable
+from segue.turn.prepare import Asker
 from segue.turn.seams import Turns
 from segue.turn.values import Cancel, Finish, Ids, Job, Owner, Piece, Tally, Turn
 from segue.wire.codec import decode_create
@@ -170,7 +171,7 @@ async def test_large_input_is_validated_in_slices(tmp_path: Path) -> None:
     async with staged(tmp_path / "s.db") as stage:
         tally = Tally()
         competing = asyncio.create_task(compete())
-        plan = await stage.runner.prepare(create, owner=OWNER, turns=stage.store, tally=tally)
+        plan = await stage.runner.prepare(create, Asker(OWNER, stage.store), tally)
         is_over = True
         await competing
 
@@ -191,7 +192,7 @@ async def test_plain_turn_counts_what_it_used(tmp_path: Path) -> None:
         assert usage["input_tokens"] == len(stage.engine.prompt)
         assert usage["output_tokens"] == len(stage.engine.sampled[-1])
         assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
-        await stage.runner.afterwards.drained()
+        await stage.records.afterwards.drained()
         (settled,) = stage.settled
         assert settled.entry.turn_id == response["id"]
         assert settled.entry.input_tokens == usage["input_tokens"]
@@ -432,7 +433,7 @@ async def test_unstored_turn_touches_no_disk(tmp_path: Path) -> None:
         )
         assert await found(stage, first.response["id"]) is None
         assert await found(stage, second.response["id"]) is not None
-        await stage.runner.afterwards.drained()
+        await stage.records.afterwards.drained()
 
     assert not any(secret.encode() in data for data in files_in(tmp_path))
 

@@ -27,6 +27,9 @@ class Ear:
         self.heard: list[int] = []
         self.is_full = False
 
+    def hear(self, running: Running) -> None:
+        pass
+
     def deliver(self, events: Sequence[Event]) -> None:
         self.heard += [event.number for event in events]
 

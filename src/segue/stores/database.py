@@ -16,6 +16,9 @@ the next one (hazards F35).
 **Erasing.** Freed space is overwritten (`secure_delete`), and a deletion is followed by a
 checkpoint that empties the write-ahead log. Where a reader is in the way the writer tries again
 soon.
+
+**Living.** Several processes may share the file; each holds a lease, so that others can tell what a
+dead one has left behind.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import queue
 import re
 import sqlite3
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -37,6 +41,8 @@ from typing import Literal, Self, TypeVar
 import msgspec
 
 from segue.errors import ApiError, StoreFailed, Unavailable
+from segue.ids import new_id
+from segue.stores.lease import Lease
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -96,7 +102,9 @@ def border() -> Iterator[None]:
         if code is not None and code & 0xFF in PASSING:
             raise Unavailable("The store cannot be reached at the moment.") from error
         raise StoreFailed("The store could not do what it should.") from error
-    except (OSError, OverflowError, ValueError, KeyError, msgspec.MsgspecError) as error:
+    except (
+        OSError, OverflowError, ValueError, KeyError, zlib.error, msgspec.MsgspecError,
+    ) as error:  # fmt: skip
         raise StoreFailed("The store could not do what it should.") from error
 
 
@@ -119,10 +127,12 @@ class SqliteDatabase:
         self,
         path: Path,
         writer: sqlite3.Connection,
+        lease: Lease,
         on_commit: Callable[[int], None] | None,
         group_max: int,
     ) -> None:
         self._path = path
+        self.lease = lease
         self._writer = writer
         self._on_commit = on_commit
         self._group_max = group_max
@@ -150,7 +160,13 @@ class SqliteDatabase:
         writes in it.
         """
         writer = await asyncio.to_thread(open_writer, path, DURABILITY[durability])
-        return cls(path, writer, on_commit, group_max)
+        try:
+            with border():
+                lease = Lease.take(path, new_id("worker"))
+        except BaseException:
+            writer.close()
+            raise
+        return cls(path, writer, lease, on_commit, group_max)
 
     async def write(self, work: Work[T], *, is_erasing: bool = False) -> T:
         """Run this in the writing thread; return when it is committed. It may be run twice, the
@@ -193,6 +209,7 @@ class SqliteDatabase:
             reader.close()
         # The last to close empties and removes the log.
         self._writer.close()
+        self.lease.end()
 
     def _read(self, work: Work[T]) -> T:
         with border():

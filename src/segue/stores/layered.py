@@ -2,16 +2,21 @@
 before both.
 
 In: two `Turns`. Out: a `Turns`. A turn is looked for near, then far, and what was found far is kept
-near. A turn that is not to be stored never reaches the far one. If the far one cannot be reached
-its error passes through: never "not found".
+near, unless it still runs: another process may be at it, and its end would not be seen here. A turn
+that is not to be stored never reaches the far one, nor does the key of one (`LayeredRepeats`). If
+the far one cannot be reached its error passes through: never "not found".
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-from segue.turn.seams import Turns
-from segue.turn.values import Owner, Turn
+from segue.stores.memory import MemoryRepeats, MemoryTurns
+from segue.turn.seams import Repeats, Turns, Upkeep
+from segue.turn.settle import ENDED
+from segue.turn.values import Claim, Owner, Retention, Turn
 
 
 class LayeredTurns:
@@ -26,7 +31,7 @@ class LayeredTurns:
         turn = await self._near.find(owner, turn_id)
         if turn is None:
             turn = await self._fetch(owner, turn_id)
-            if turn is not None:
+            if turn is not None and turn.response.status in ENDED:
                 await self._near.save(turn)
         return turn
 
@@ -57,3 +62,44 @@ class LayeredTurns:
         if parent is None:
             return await self._far.find(owner, turn_id)
         return replace(turn, parent=parent, is_whole=parent.is_whole)
+
+
+class LayeredRepeats:
+    """The keys of unstored turns in this process only, those of stored turns far away."""
+
+    def __init__(self, near: MemoryRepeats, far: Repeats) -> None:
+        self._near = near
+        self._far = far
+
+    async def claim(self, claim: Claim) -> Claim:
+        """Take the key where it belongs. One that an unstored turn holds here is not free for a
+        stored one."""
+        if not claim.is_stored:
+            return await self._near.claim(claim)
+        return self._near.held(claim) or await self._far.claim(claim)
+
+    async def release(self, claim: Claim) -> None:
+        """Let go of the key where it is."""
+        await (self._far if claim.is_stored else self._near).release(claim)
+
+
+class LayeredUpkeep:
+    """A store that is kept up, and the process's cache in front of it with it."""
+
+    def __init__(self, near: MemoryTurns, far: Upkeep) -> None:
+        self._near = near
+        self._far = far
+
+    async def recover(self) -> int:
+        """End as failed what dead processes left running. They are never near."""
+        return await self._far.recover()
+
+    async def erasures(self) -> Sequence[tuple[Owner, str]]:
+        """Turns that anybody has erased since the last call."""
+        return await self._far.erasures()
+
+    async def sweep(self, retention: Retention) -> bool:
+        """Erase some far, and let go near of what is that old."""
+        if retention.turns_s:
+            self._near.expire(int(time.time()) - retention.turns_s)
+        return await self._far.sweep(retention)

@@ -1,4 +1,4 @@
-"""What is remembered while the process lives: turns within a budget of bytes, and usage.
+"""What is remembered while the process lives: turns, events and keys within budgets of bytes, and usage.
 
 In: turns, saved one by one, each linked to its parent. Out: the very same objects. It serves as the
 cache of one connection, as the process's cache before a database, and as the store of a server that
@@ -17,12 +17,18 @@ it came along as the unstored ancestor of a turn saved here.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
+from segue.stores.records import digest_key
+from segue.stores.upkeep import CLAIM_S
 from segue.turn.settle import entry_of
-from segue.turn.values import Entry, Owner, Turn
+from segue.turn.values import Claim, Entry, Owner, Retention, Turn, Used
+from segue.wire.events import Event
 
 Key = tuple[Owner, str]
 
@@ -33,6 +39,18 @@ SLOT_BYTES = 600
 ENTRIES_MAX = 100_000
 # Deletions that are remembered; only turns that ran while one happened can still refer to it.
 ERASED_MAX = 10_000
+# An event beside its bytes, and a log beside its events.
+EVENT_BYTES = 200
+LOG_BYTES = 600
+# A claim with its two digests and its places in two dictionaries.
+CLAIM_BYTES = 1_000
+# Enough for a hundred thousand keys; keys of a day are let go of earlier only under a flood.
+REPEATS_BYTES_MAX = 100_000 * CLAIM_BYTES
+DAY_S = 86_400
+
+Clock = Callable[[], float]
+# Where a claim lies: its owner, and the digest of its key.
+Place = tuple[Owner, bytes]
 
 
 @dataclass(slots=True)
@@ -65,6 +83,16 @@ class MemoryLedger:
         for entry in entries:
             self.record(entry)
 
+    async def report(self, owner: Owner | None, since: int) -> Sequence[Used]:
+        """What was used since then, by day, owner and model, as far as rows are still held."""
+        found: dict[tuple[str, Owner, str], Used] = {}
+        for entry in self._entries.values():
+            if entry.ended_at >= since and owner in (None, entry.owner):
+                used = used_by(entry)
+                key = (used.day, used.owner, used.model)
+                found[key] = plus(found[key], used) if key in found else used
+        return [found[key] for key in sorted(found)]
+
     def record(self, entry: Entry) -> None:
         """Record one turn unless it is recorded already."""
         self._entries.setdefault(entry.turn_id, entry)
@@ -77,15 +105,21 @@ class MemoryTurns:
 
     With `stored_only` it behaves as a store does: a turn that was not to be stored is not kept, not
     even as an ancestor. Given a ledger, it records the usage of stored turns as they are saved, as
-    a database would.
+    a database would; and `on_erase` is told of every turn that is deleted.
     """
 
     def __init__(
-        self, bytes_max: int, *, stored_only: bool = False, ledger: MemoryLedger | None = None
+        self,
+        bytes_max: int,
+        *,
+        stored_only: bool = False,
+        ledger: MemoryLedger | None = None,
+        on_erase: Sequence[Callable[[Owner, str], None]] = (),
     ) -> None:
         self._bytes_max = bytes_max
         self._stored_only = stored_only
         self._ledger = ledger
+        self._on_erase = on_erase
         self._slots: dict[Key, Slot] = {}
         # Turns without held children, least recently used first.
         self._leaves: OrderedDict[Key, None] = OrderedDict()
@@ -135,6 +169,8 @@ class MemoryTurns:
         slot = self._slots.get(key)
         if slot is None:
             return False
+        for tell in self._on_erase:
+            tell(owner, turn_id)
         self._orphan(owner, slot)
         self._drop(key, is_cold=False)
         return slot.is_named
@@ -149,6 +185,21 @@ class MemoryTurns:
         slot.is_named = False
         if not slot.children:
             self._drop(key, is_cold=False)
+
+    def expire(self, before: int) -> None:
+        """Let go of turns that began before this time, from the tips of their chains on."""
+        for key in list(self._leaves):
+            while self._is_old_tip(key, before):
+                for tell in self._on_erase:
+                    tell(*key)
+                above = self._slots[key].turn.parent_id
+                self._drop(key, is_cold=True)
+                if above is None:
+                    break
+                key = (key[0], above)
+
+    def _is_old_tip(self, key: Key, before: int) -> bool:
+        return key in self._leaves and self._slots[key].turn.response.created_at < before
 
     def _hold(self, turn: Turn) -> None:
         slot = self._slots.get((turn.owner, turn.id))
@@ -218,6 +269,199 @@ class MemoryTurns:
             child = self._slots[(owner, turn_id)]
             child.turn = replace(child.turn, parent=parent, is_whole=False, warm=None)
             below.extend((grandchild, child.turn) for grandchild in child.children)
+
+
+@dataclass(slots=True)
+class Log:
+    """The events of one turn that are still held, and when the last of them came."""
+
+    events: list[Event] = field(default_factory=list)
+    bytes: int = LOG_BYTES
+    logged_at: float = 0.0
+
+
+class MemoryEventLog:
+    """Events in memory, bounded in bytes. The log that was longest without news goes first."""
+
+    def __init__(self, bytes_max: int, clock: Clock = time.time) -> None:
+        self._bytes_max = bytes_max
+        self._clock = clock
+        # By the time of their last event.
+        self._logs: OrderedDict[Key, Log] = OrderedDict()
+        # Turns that were deleted while they ran.
+        self._erased: OrderedDict[Key, None] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """What is held now; at most the budget."""
+        return self._bytes
+
+    async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
+        """Hold the next events; those that are here already are not held twice."""
+        key = (owner, turn_id)
+        if key in self._erased or not events:
+            return
+        if key not in self._logs:
+            self._logs[key] = Log()
+            self._bytes += LOG_BYTES
+        log = self._logs[key]
+        last = log.events[-1].number if log.events else -1
+        fresh = [event for event in events if event.number > last]
+        size = sum(EVENT_BYTES + len(event.data) for event in fresh)
+        log.events.extend(fresh)
+        log.bytes += size
+        log.logged_at = self._clock()
+        self._bytes += size
+        self._logs.move_to_end(key)
+        while self._bytes > self._bytes_max:
+            self._drop(next(iter(self._logs)))
+
+    async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
+        """Every held event with a higher number; None if some of them are not there."""
+        log = self._logs.get((owner, turn_id))
+        if log is None:
+            return None
+        found = [event for event in log.events if event.number > number]
+        has_gap = any(event.number != number + 1 + at for at, event in enumerate(found))
+        return None if has_gap else found
+
+    async def delete(self, owner: Owner, turn_id: str) -> None:
+        """Let go of them."""
+        self._drop((owner, turn_id))
+
+    def erase(self, owner: Owner, turn_id: str) -> None:
+        """Let go of them for good: their turn was deleted, and may still be running."""
+        self._erased[(owner, turn_id)] = None
+        if len(self._erased) > ERASED_MAX:
+            self._erased.popitem(last=False)
+        self._drop((owner, turn_id))
+
+    def expire(self, before: float) -> None:
+        """Let go of logs that have had no news since then."""
+        while self._logs and next(iter(self._logs.values())).logged_at < before:
+            self._drop(next(iter(self._logs)))
+
+    def _drop(self, key: Key) -> None:
+        log = self._logs.pop(key, None)
+        if log is not None:
+            self._bytes -= log.bytes
+
+
+class MemoryRepeats:
+    """Idempotency keys in memory, for a day, bounded in bytes; the oldest go first."""
+
+    def __init__(self, bytes_max: int = REPEATS_BYTES_MAX, clock: Clock = time.time) -> None:
+        self._count_max = max(1, bytes_max // CLAIM_BYTES)
+        self._clock = clock
+        # By digests of their keys, oldest first; and the same by turn.
+        self._claims: OrderedDict[Place, tuple[Claim, float]] = OrderedDict()
+        self._by_turn: dict[Key, Place] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What is held now; at most the budget."""
+        return len(self._claims) * CLAIM_BYTES
+
+    async def claim(self, claim: Claim) -> Claim:
+        """Take the key if it is free or its time is over; returns whoever holds it now."""
+        self.expire()
+        holder = self.held(claim)
+        if holder is not None:
+            return holder
+        place = (claim.owner, digest_key(claim.key))
+        # The key itself is with the caller; it may be long.
+        self._claims[place] = (msgspec.structs.replace(claim, key=""), self._clock())
+        self._by_turn[(claim.owner, claim.turn_id)] = place
+        while len(self._claims) > self._count_max:
+            self._drop(next(iter(self._claims)))
+        return claim
+
+    async def release(self, claim: Claim) -> None:
+        """Let go of the key, if it is this turn's."""
+        self.erase(claim.owner, claim.turn_id)
+
+    def held(self, claim: Claim) -> Claim | None:
+        """Whoever holds this key; None if it is free."""
+        found = self._claims.get((claim.owner, digest_key(claim.key)))
+        if found is None or found[1] < self._clock() - CLAIM_S:
+            return None
+        return msgspec.structs.replace(found[0], key=claim.key)
+
+    def erase(self, owner: Owner, turn_id: str) -> None:
+        """Let go of the key of a turn that is deleted."""
+        place = self._by_turn.get((owner, turn_id))
+        if place is not None:
+            self._drop(place)
+
+    def expire(self) -> None:
+        """Let go of the keys whose time is over."""
+        while self._claims:
+            place, (_, claimed_at) = next(iter(self._claims.items()))
+            if claimed_at >= self._clock() - CLAIM_S:
+                return
+            self._drop(place)
+
+    def _drop(self, place: Place) -> None:
+        claim, _ = self._claims.pop(place)
+        self._by_turn.pop((claim.owner, claim.turn_id), None)
+
+
+class MemoryUpkeep:
+    """What is done beside turns in memory. Nobody shares them, and they die with their process."""
+
+    def __init__(
+        self,
+        turns: MemoryTurns,
+        log: MemoryEventLog,
+        repeats: MemoryRepeats,
+        clock: Clock = time.time,
+    ) -> None:
+        self._turns = turns
+        self._log = log
+        self._repeats = repeats
+        self._clock = clock
+
+    async def recover(self) -> int:
+        """Nothing can be left over."""
+        return 0
+
+    async def erasures(self) -> Sequence[tuple[Owner, str]]:
+        """Nobody else erases."""
+        return []
+
+    async def sweep(self, retention: Retention) -> bool:
+        """Let go of all that is too old, at once."""
+        self._repeats.expire()
+        if retention.events_s:
+            self._log.expire(self._clock() - retention.events_s)
+        if retention.turns_s:
+            self._turns.expire(int(self._clock()) - retention.turns_s)
+        return False
+
+
+def used_by(entry: Entry) -> Used:
+    """One turn's row as a day's."""
+    return Used(
+        time.strftime("%Y-%m-%d", time.gmtime(entry.ended_at)),
+        entry.owner,
+        entry.model,
+        1,
+        entry.input_tokens,
+        entry.cached_tokens,
+        entry.output_tokens,
+    )
+
+
+def plus(some: Used, more: Used) -> Used:
+    """Both together."""
+    return msgspec.structs.replace(
+        some,
+        turns=some.turns + more.turns,
+        input_tokens=some.input_tokens + more.input_tokens,
+        cached_tokens=some.cached_tokens + more.cached_tokens,
+        output_tokens=some.output_tokens + more.output_tokens,
+    )
 
 
 def linked(turn: Turn, parent: Turn | None) -> Turn:

@@ -3,22 +3,28 @@
 In: a `Turn`. Out: a `Record`, one row's worth, and back. Items are kept verbatim, sampled ids to
 the id. What a response echoes at length (tools, instructions) is split off as a `Part`, so that a
 store can keep it once for many turns. Warmth and decoded tools are only speed and are not kept.
-Nothing here does I/O.
+The events of a turn become batches the same way. Nothing here does I/O.
 """
 
 from __future__ import annotations
 
 import sys
+import zlib
 from array import array
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
-from typing import NamedTuple, get_args
+from typing import Generic, NamedTuple, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.turn.values import IdArray, Round, Turn
+from segue.turn.settle import entry_of
+from segue.turn.values import Entry, IdArray, Owner, Round, Turn
+from segue.wire.events import Event
 from segue.wire.items import Call, Item, Reasoning, Value
-from segue.wire.response import Response
+from segue.wire.response import Fault, Response
+
+PartName = TypeVar("PartName")
 
 # A part shorter than this costs less inside its response than in a row of its own.
 PART_BYTES_MIN = 64
@@ -27,6 +33,14 @@ TURN_BYTES = 2_000
 ITEM_BYTES = 600
 
 SHORT = Raw(b"null")
+
+# Events repeat one another, so the quickest level finds most of what there is to find.
+EVENTS_LEVEL = 1
+
+# A key may be of any length and of any characters; its digest is neither.
+KEY_BYTES = 32
+
+ABANDONED = Fault("server_error", "The server stopped before the response was finished.")
 
 
 class Part(NamedTuple):
@@ -43,6 +57,17 @@ class Record(NamedTuple):
     response: bytes
     instructions: Part | None
     tools: Part | None
+
+
+class Row(NamedTuple, Generic[PartName]):
+    """A turn as a database has it: a record whose parts are only named, in the database's own way."""
+
+    id: str
+    parent_id: str | None
+    history: bytes
+    response: bytes
+    instructions: PartName | None
+    tools: PartName | None
 
 
 class Tagged(Struct):
@@ -86,11 +111,72 @@ def kind_of(kind: type[Value]) -> str:
 
 TAGGED: msgspec.json.Decoder[Tagged] = msgspec.json.Decoder(Tagged)
 HISTORY: msgspec.msgpack.Decoder[History] = msgspec.msgpack.Decoder(History)
+EVENTS: msgspec.msgpack.Decoder[list[tuple[str, int, bytes]]] = msgspec.msgpack.Decoder(
+    list[tuple[str, int, bytes]]
+)
 RESPONSE: msgspec.json.Decoder[Response] = msgspec.json.Decoder(Response)
 # One for each type rather than one for all: a decoder of a single type forgives a missing tag.
 VALUES: dict[str, msgspec.json.Decoder[Value]] = {
     kind_of(kind): msgspec.json.Decoder(kind) for kind in get_args(Value)
 }
+
+
+def link(
+    owner: Owner,
+    turn_id: str,
+    rows: Iterable[Row[PartName]],
+    part: Callable[[PartName], Part],
+) -> Turn | None:
+    """The named turn with those of its ancestors that are among the rows."""
+    by_id: dict[str | None, Row[PartName]] = {row.id: row for row in rows}
+    chain: list[Row[PartName]] = []
+    above: str | None = turn_id
+    while (row := by_id.pop(above, None)) is not None:
+        chain.append(row)
+        above = row.parent_id
+    turn: Turn | None = None
+    for row in reversed(chain):
+        record = Record(
+            row.history,
+            row.response,
+            None if row.instructions is None else part(row.instructions),
+            None if row.tools is None else part(row.tools),
+        )
+        turn = unpack((owner, row.id, row.parent_id, record), turn, is_whole=above is None)
+    return turn
+
+
+def abandon(owner: Owner, packed: bytes) -> tuple[bytes, Entry]:
+    """The response of a turn whose process has died, as failed, and its usage: nobody knows it."""
+    response = msgspec.structs.replace(RESPONSE.decode(packed), status="failed", error=ABANDONED)
+    entry = entry_of(owner, response)
+    assert entry is not None, "a failed turn has ended"
+    return msgspec.json.encode(response), entry
+
+
+def pack_events(events: Sequence[Event]) -> bytes:
+    """Events as one compressed batch."""
+    kept = [(event.type, event.number, event.data) for event in events]
+    return zlib.compress(msgspec.msgpack.encode(kept), EVENTS_LEVEL)
+
+
+def unpack_events(batches: Iterable[bytes], number: int) -> list[Event] | None:
+    """The events after this number from batches in their order; None if one is missing. What is
+    told twice counts once."""
+    found: list[Event] = []
+    for batch in batches:
+        for kind, its_number, data in EVENTS.decode(zlib.decompress(batch)):
+            if its_number > number + 1:
+                return None
+            if its_number == number + 1:
+                found.append(Event(kind, its_number, data))
+                number = its_number
+    return found
+
+
+def digest_key(key: str) -> bytes:
+    """An idempotency key as stores know it."""
+    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
 
 
 def pack(turn: Turn) -> Record:

@@ -1,4 +1,4 @@
-"""What is remembered in one SQLite file: turns, and usage in the same transactions.
+"""What is remembered in one SQLite file: turns, usage in the same transactions, events, and the keys of repeats.
 
 In: turns to save, owners and ids to find. Out: turns, and errors of ours only. How a file is written and read beside
 the loop is `database`'s question; here are the rows.
@@ -6,19 +6,33 @@ the loop is `database`'s question; here are the rows.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import time
 from collections.abc import Sequence
 from functools import cache, partial
 
 import msgspec
 
 from segue.stores.database import QUERIES, SqliteDatabase, border
-from segue.stores.records import Part, Record, pack, unpack
+from segue.stores.records import (
+    Part,
+    Record,
+    Row,
+    abandon,
+    digest_key,
+    link,
+    pack,
+    pack_events,
+    unpack_events,
+)
+from segue.stores.upkeep import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.turn.settle import entry_of
-from segue.turn.values import Entry, Owner, Turn
+from segue.turn.values import Claim, Entry, Owner, Retention, Turn, Used
+from segue.wire.events import Event
 
-# A turn's id, its parent's id, history, response, and the numbers of its instructions and tools.
-Row = tuple[str, str | None, bytes, bytes, int | None, int | None]
+# Below this every turn is.
+HIGHEST = (2**62, 2**62)
 
 
 class SqliteTurns:
@@ -37,15 +51,16 @@ class SqliteTurns:
 
     async def save(self, turn: Turn) -> None:
         """Make the turn and its usage durable, in one transaction. A second save replaces the
-        first."""
+        first; a turn that was deleted meanwhile leaves its usage only."""
         assert turn.is_stored, "a turn that is not to be stored has reached the database"
         with border():
             record = pack(turn)
         entry = entry_of(turn.owner, turn.response)
-        await self._database.write(lambda writer: write_turn(writer, turn, record, entry))
+        worker = self._database.lease.worker if entry is None else None
+        await self._database.write(lambda writer: write_turn(writer, turn, record, entry, worker))
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
-        """Erase the turn's row, and the parts that nobody else uses."""
+        """Erase the turn's row, its events, its keys, and the parts that nobody else uses."""
         if not is_text(owner, turn_id):
             return False
         key = {"owner": owner, "id": turn_id}
@@ -73,6 +88,124 @@ class SqliteLedger:
             rows = [msgspec.structs.asdict(entry) for entry in entries]
             await self._database.write(lambda writer: write_usage(writer, rows))
 
+    async def report(self, owner: Owner | None, since: int) -> Sequence[Used]:
+        """What was used since then, by day, owner and model."""
+        if owner is not None and not is_text(owner):
+            return []
+        key = {"owner": owner, "since": since}
+        return await self._database.read(
+            lambda reader: [Used(*row) for row in reader.execute(QUERIES["report"], key)]
+        )
+
+
+class SqliteEventLog:
+    """The events of stored turns in a database."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+
+    async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
+        """Write the next events down, as one row; not if their turn was deleted meanwhile."""
+        if events:
+            # Not by the writer: others would wait for it.
+            body = await asyncio.to_thread(pack_events, events)
+            row: dict[str, str | int | bytes] = {
+                "owner": owner,
+                "turn_id": turn_id,
+                "first": events[0].number,
+                "last": events[-1].number,
+                "body": body,
+            }
+            await self._database.write(lambda writer: write_events(writer, row))
+
+    async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
+        """Every logged event with a higher number, in order; None if some of them are not there."""
+        if not is_text(owner, turn_id):
+            return None
+        key = {"owner": owner, "turn_id": turn_id, "number": number}
+
+        def load(reader: sqlite3.Connection) -> list[Event] | None:
+            if reader.execute(QUERIES["has_events"], key).fetchone() is None:
+                return None
+            batches = reader.execute(QUERIES["events_after"], key)
+            return unpack_events((row[0] for row in batches), number)
+
+        return await self._database.read(load)
+
+    async def delete(self, owner: Owner, turn_id: str) -> None:
+        """Erase them."""
+        if not is_text(owner, turn_id):
+            return
+        key = {"owner": owner, "turn_id": turn_id}
+
+        def erase(writer: sqlite3.Connection) -> None:
+            writer.execute(QUERIES["delete_events"], key)
+
+        await self._database.write(erase, is_erasing=True)
+
+
+class SqliteRepeats:
+    """The idempotency keys of stored turns in a database."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+
+    async def claim(self, claim: Claim) -> Claim:
+        """Take the key if it is free or its time is over; returns whoever holds it now."""
+        assert claim.is_stored, (
+            "the key of a turn that is not to be stored has reached the database"
+        )
+        worker = self._database.lease.worker
+        return await self._database.write(lambda writer: write_claim(writer, claim, worker))
+
+    async def release(self, claim: Claim) -> None:
+        """Let go of the key, if it is this turn's."""
+        held = {"owner": claim.owner, "turn_id": claim.turn_id}
+        await self._database.write(lambda writer: writer.execute(QUERIES["release"], held))
+
+
+class SqliteUpkeep:
+    """What is done beside the turns of a database."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+        self._seen_at = int(time.time())
+        # How far down, from the newest to the oldest, this pass of the sweep has come.
+        self._below = HIGHEST
+
+    async def recover(self) -> int:
+        """End as failed what dead processes left running; how many turns."""
+        dead = await self._database.read(self._dead)
+        count = 0
+        for worker in dead:
+            while ended := await self._database.write(partial(end_some, worker=worker)):
+                count += ended
+            with border():
+                self._database.lease.bury(worker)
+        return count
+
+    async def erasures(self) -> Sequence[tuple[Owner, str]]:
+        """Turns that anybody has erased since the last call."""
+        now = int(time.time())
+        since = {"since": self._seen_at - OVERLAP_S}
+        rows = await self._database.read(
+            lambda reader: reader.execute(QUERIES["erasures"], since).fetchall()
+        )
+        self._seen_at = now
+        return rows
+
+    async def sweep(self, retention: Retention) -> bool:
+        """Erase a few of those that are too old; False when this pass has seen them all."""
+        self._below, is_more = await self._database.write(
+            lambda writer: sweep_some(writer, retention, self._below), is_erasing=True
+        )
+        return is_more
+
+    def _dead(self, reader: sqlite3.Connection) -> list[str]:
+        lease = self._database.lease
+        running = {row[0] for row in reader.execute(QUERIES["workers"])}
+        return [worker for worker in running | lease.others() if not lease.is_alive(worker)]
+
 
 def is_text(*words: str) -> bool:
     """Whether these can be in the file at all: half of a surrogate pair is no text, so nothing has
@@ -84,23 +217,38 @@ def is_text(*words: str) -> bool:
     return True
 
 
-def write_turn(writer: sqlite3.Connection, turn: Turn, record: Record, entry: Entry | None) -> None:
+def write_turn(
+    writer: sqlite3.Connection,
+    turn: Turn,
+    record: Record,
+    entry: Entry | None,
+    worker: str | None,
+) -> None:
     """The rows of one turn: its parts, itself, its usage."""
-    for part in (record.instructions, record.tools):
-        if part is not None:
-            writer.execute(QUERIES["save_part"], {"owner": turn.owner, **part._asdict()})
-    row = {
-        "owner": turn.owner,
-        "id": turn.id,
-        "parent_id": turn.parent_id,
-        "history": record.history,
-        "response": record.response,
-        "instructions": record.instructions and record.instructions.digest,
-        "tools": record.tools and record.tools.digest,
-    }
-    writer.execute(QUERIES["save"], row)
+    if not is_erased(writer, turn.owner, turn.id):
+        for part in (record.instructions, record.tools):
+            if part is not None:
+                writer.execute(QUERIES["save_part"], {"owner": turn.owner, **part._asdict()})
+        row = {
+            "owner": turn.owner,
+            "id": turn.id,
+            "parent_id": turn.parent_id,
+            "history": record.history,
+            "response": record.response,
+            "instructions": record.instructions and record.instructions.digest,
+            "tools": record.tools and record.tools.digest,
+            "worker": worker,
+            "now": int(time.time()),
+        }
+        writer.execute(QUERIES["save"], row)
     if entry is not None:
         write_usage(writer, [msgspec.structs.asdict(entry)])
+
+
+def is_erased(connection: sqlite3.Connection, owner: Owner, turn_id: str) -> bool:
+    """Whether a turn of this name was deleted."""
+    key = {"owner": owner, "id": turn_id}
+    return connection.execute(QUERIES["is_erased"], key).fetchone() is not None
 
 
 def write_usage(writer: sqlite3.Connection, rows: list[dict[str, object]]) -> None:
@@ -111,23 +259,79 @@ def write_usage(writer: sqlite3.Connection, rows: list[dict[str, object]]) -> No
 def load_chain(reader: sqlite3.Connection, query: str, owner: Owner, turn_id: str) -> Turn | None:
     """The turns that the query finds, linked from the oldest on."""
     found = reader.execute(query, {"owner": owner, "id": turn_id})
-    rows: dict[str | None, Row] = {row[0]: row for row in found}
-    chain: list[Row] = []
-    above: str | None = turn_id
-    while (row := rows.pop(above, None)) is not None:
-        chain.append(row)
-        above = row[1]
-    part = cache(partial(load_part, reader, owner))
-    turn: Turn | None = None
-    for found_id, parent_id, history, response, instructions, tools in reversed(chain):
-        record = Record(history, response, part(instructions), part(tools))
-        turn = unpack((owner, found_id, parent_id, record), turn, is_whole=above is None)
-    return turn
+    rows: list[Row[int]] = [Row(*row) for row in found]
+    return link(owner, turn_id, rows, cache(partial(load_part, reader, owner)))
 
 
-def load_part(reader: sqlite3.Connection, owner: Owner, part_id: int | None) -> Part | None:
+def load_part(reader: sqlite3.Connection, owner: Owner, part_id: int) -> Part:
     """A part by the number that a turn has for it."""
-    if part_id is None:
-        return None
     row = reader.execute(QUERIES["part"], {"owner": owner, "id": part_id}).fetchone()
     return Part(row[0], row[1])
+
+
+def write_events(writer: sqlite3.Connection, row: dict[str, str | int | bytes]) -> None:
+    """One batch."""
+    if not is_erased(writer, str(row["owner"]), str(row["turn_id"])):
+        writer.execute(QUERIES["append"], row | {"now": int(time.time())})
+
+
+def write_claim(writer: sqlite3.Connection, claim: Claim, worker: str) -> Claim:
+    """Take the key or find out who has it. One process writes at a time, so nobody comes between."""
+    now = int(time.time())
+    row = {
+        "owner": claim.owner,
+        "key": digest_key(claim.key),
+        "turn_id": claim.turn_id,
+        "digest": claim.digest,
+        "worker": worker,
+        "now": now,
+        "expired": now - CLAIM_S,
+    }
+    writer.execute(QUERIES["claim"], row)
+    turn_id, digest = writer.execute(QUERIES["holder"], row).fetchone()
+    return msgspec.structs.replace(claim, turn_id=turn_id, digest=digest)
+
+
+def end_some(writer: sqlite3.Connection, worker: str) -> int:
+    """End as failed some of the turns that this dead process left; how many. Its keys for turns that
+    never were are free again."""
+    key = {"worker": worker, "count_max": BATCH}
+    left = writer.execute(QUERIES["abandoned"], key).fetchall()
+    for owner, turn_id, packed in left:
+        response, entry = abandon(owner, packed)
+        row = {"owner": owner, "id": turn_id, "response": response, "now": int(time.time())}
+        writer.execute(QUERIES["end"], row | key)
+        write_usage(writer, [msgspec.structs.asdict(entry)])
+    writer.execute(QUERIES["release_claims"], key)
+    return len(left)
+
+
+def sweep_some(
+    writer: sqlite3.Connection, retention: Retention, below: tuple[int, int]
+) -> tuple[tuple[int, int], bool]:
+    """Erase a few old rows of each kind; how far down it came, and whether there is more to see."""
+    now = int(time.time())
+    gone = 0
+    for query, age_s in (
+        ("delete_old_events", retention.events_s),
+        ("delete_old_claims", CLAIM_S),
+        ("delete_old_erased", ERASED_S),
+    ):
+        if age_s:
+            key = {"before": now - age_s, "count_max": BATCH}
+            gone = max(gone, writer.execute(QUERIES[query], key).rowcount)
+    seen = sweep_turns(writer, now - retention.turns_s, below) if retention.turns_s else []
+    is_more = BATCH in (gone, len(seen))
+    return (seen[-1] if len(seen) == BATCH else HIGHEST), is_more
+
+
+def sweep_turns(
+    writer: sqlite3.Connection, before: int, below: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """Erase those of a few old turns that nobody goes on from; all that were looked at."""
+    key = {"before": before, "below_at": below[0], "below_seq": below[1], "count_max": BATCH}
+    old: list[tuple[int, int, str, str]] = writer.execute(QUERIES["old_turns"], key).fetchall()
+    for _, seq, owner, turn_id in old:
+        if writer.execute(QUERIES["delete_tip"], {"seq": seq}).rowcount:
+            writer.execute(QUERIES["forget_erased"], {"owner": owner, "id": turn_id})
+    return [(saved_at, seq) for saved_at, seq, _, _ in old]

@@ -41,6 +41,8 @@ class Limits:
     # What may wait for a slow reader before the model is slowed down.
     outbox_bytes_max: int = 1024 * 1024
     is_websocket_on: bool = True
+    # How long what a lost connection remembered can be found by the next one; 0: not at all.
+    reconnect_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -236,6 +236,8 @@ class HttpApp:
                 param="stream",
             )
         running = self._running(exchange)
+        if running is None or running.is_ended:
+            sink.end()
         try:
             async with listening(exchange):
                 await self._write(exchange, sink)

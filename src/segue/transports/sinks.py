@@ -52,9 +52,10 @@ class SseSink:
 
     def end(self) -> None:
         """Nothing follows."""
-        self._chunks.append(DONE)
-        self._is_ended = True
-        self._wake.set()
+        if not self._is_ended:
+            self._chunks.append(DONE)
+            self._is_ended = True
+            self._wake.set()
 
     async def take(self) -> bytes:
         """Everything that is ready, as one write of whole events."""

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import math
 import random
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +34,7 @@ from segue.errors import (
 )
 from segue.ids import new_id
 from segue.session.lanes import Lane, Lanes, Ticket
-from segue.transports.desk import LOCAL, Desk
+from segue.transports.desk import LOCAL, Desk, NearTurns
 from segue.transports.socket import Closed, Refusal, Socket
 from segue.turn.assemble import Assembler, steer_failed
 from segue.turn.prepare import Asker, decode_items
@@ -66,6 +66,8 @@ PATHS = frozenset({"/v1/responses", "/v1/responses/"})
 AGE_JITTER = 0.05
 # Steers that may wait for one response (protocol.md 9 row 11).
 STEERS_MAX = 16
+# Caches of lost connections; beyond this the oldest goes.
+LOST_MAX = 256
 # Turns that are over and still known by name to those who would steer them.
 OVER_MAX = 32
 
@@ -128,9 +130,10 @@ class LaneSink:
 class Session:
     """One connection: a listener of its socket."""
 
-    def __init__(self, desk: Desk, sessions: set[Session], owner: Owner) -> None:
+    def __init__(self, desk: Desk, lobby: Lobby, owner: Owner) -> None:
         self._desk = desk
-        self._sessions = sessions
+        self._sessions = lobby.sessions
+        self._lost = lobby.lost
         self.owner = owner
         self._lanes: Lanes[Asked, Turn, HeldSteer] = Lanes()
         self._near, self._turns = desk.open_cache(owner)
@@ -237,6 +240,8 @@ class Session:
                 self._desk.runner.write_down(running)
         self._sinks.clear()
         self._over.clear()
+        if how.is_lost:
+            self._lost.keep(self.owner, self._near)
 
     # --- steering (protocol.md 6.10) ---
 
@@ -299,6 +304,16 @@ class Session:
             )
         return running
 
+    def _learn(self, running: Running) -> None:
+        """The turn may have begun on another connection, and been repeated here: this one can go on from it too."""
+        if running.turn is not None and self._near.held(self.owner, running.id) is None:
+            self._spawn(self._near.save(running.turn))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _pass_on(self, sink: LaneSink) -> None:
         """The steers of a turn that is over wait for the create that continues it: the client's, or our own."""
         running, ticket = sink.running, sink.ticket
@@ -344,9 +359,7 @@ class Session:
         if sink is None:
             raise response_not_found(frame.response_id)
         sink.ticket.request.tally.bytes_received += size
-        task = asyncio.create_task(self._append(sink, frame))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._spawn(self._append(sink, frame))
 
     async def _append(self, sink: LaneSink, frame: AppendFrame) -> None:
         """Give a waiting rollout what it asked for, or say what is wrong; then it goes on waiting."""
@@ -388,6 +401,7 @@ class Session:
         if len(self._over) > OVER_MAX:
             self._over.popitem(last=False)
         self._pass_on(sink)
+        self._learn(sink.running)
         has_failed = last.type == "response.failed"
         made = None if has_failed else sink.running.id
         self._free(sink.ticket, made=made, has_failed=has_failed)
@@ -402,9 +416,7 @@ class Session:
         for ticket in self._lanes.start():
             appended = self._appends.pop(ticket, None)
             if appended is None:
-                task = asyncio.create_task(self._serve(ticket))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._spawn(self._serve(ticket))
             else:
                 running = next(one.running for one in self._sinks if one.ticket is ticket)
                 running.tell(appended)
@@ -418,16 +430,13 @@ class Session:
             create = with_input_before(create, [item for one in held for item in one.steer.items])
         known = ticket.pin
         if known is None and parent_id is not None:
-            known = self._near.held(self.owner, parent_id)
+            known = self._near.held(self.owner, parent_id) or self._lost.find(self.owner, parent_id)
         lane = f"{id(self)}/{ticket.lane or ''}"
         asker = Asker(self.owner, self._turns, known, lane)
         sink = LaneSink(self, ticket)
         try:
             _refuse_background(create)
-            running = await self._desk.runner.begin(create, asker, asked.tally, sink, "websocket")
-            if running.turn is not None:
-                # A repeat of a turn that another connection has heard: this one may go on from it too.
-                await self._near.save(running.turn)
+            await self._desk.runner.begin(create, asker, asked.tally, sink, "websocket")
         except Exception as fault:
             error = (
                 fault if isinstance(fault, ApiError) else ServerFault("The server had an error.")
@@ -511,12 +520,55 @@ def _lane_of_error(text: bytes, lane: Lane) -> Lane:
         return None
 
 
+class LostCaches:
+    """What connections remembered that were lost a moment ago, for whoever comes back (product.md 3; off by default).
+
+    In memory only, and only for the same owner.
+    """
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._caches: deque[tuple[Owner, NearTurns]] = deque()
+
+    @property
+    def bytes(self) -> int:
+        """What is held."""
+        return sum(cache.bytes for _, cache in self._caches)
+
+    def keep(self, owner: Owner, cache: NearTurns) -> None:
+        """Keep a lost connection's cache for a moment."""
+        if self._keep_s > 0 and cache.bytes:
+            if len(self._caches) >= LOST_MAX:
+                self._caches.popleft()
+            kept = (owner, cache)
+            self._caches.append(kept)
+            asyncio.get_running_loop().call_later(self._keep_s, self._drop, kept)
+
+    def find(self, owner: Owner, turn_id: str) -> Turn | None:
+        """A turn that a lost connection of this owner remembered."""
+        for whose, cache in self._caches:
+            if whose == owner and (turn := cache.held(owner, turn_id)) is not None:
+                return turn
+        return None
+
+    async def erase(self, owner: Owner, turn_id: str) -> None:
+        """A turn was deleted."""
+        for whose, cache in tuple(self._caches):
+            if whose == owner:
+                await cache.delete(owner, turn_id)
+
+    def _drop(self, kept: tuple[Owner, NearTurns]) -> None:
+        if kept in self._caches:
+            self._caches.remove(kept)
+
+
 class Lobby:
     """Accepts upgrades: every session of the process begins here."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.sessions: set[Session] = set()
+        self.lost = LostCaches(desk.limits.reconnect_s)
 
     def accept(self, request: Request) -> Session | Refusal:
         """A session for this upgrade, or the status that refuses it before the handshake."""
@@ -533,7 +585,7 @@ class Lobby:
         elif self._desk.runner.is_draining:
             error = Unavailable("The server is shutting down. Please retry.")
         else:
-            return Session(self._desk, self.sessions, LOCAL)
+            return Session(self._desk, self, LOCAL)
         self._desk.note_refusal("websocket", error.code)
         wait_s = error.wait_s
         headers = () if wait_s is None else (("retry-after", str(math.ceil(wait_s))),)
@@ -543,6 +595,7 @@ class Lobby:
         """Make every connection forget a deleted turn."""
         for session in tuple(self.sessions):
             await session.erase(owner, turn_id)
+        await self.lost.erase(owner, turn_id)
 
     def leave(self) -> None:
         """Close all sockets: the process is going away."""

@@ -217,14 +217,13 @@ class Runner:
         if written is None:
             return False
         running = self.find(owner, turn_id)
-        if running is None:
-            if not written or not written[-1].is_terminal:
-                return False
-            sink.deliver(written)
-            return True
+        if running is not None:
+            return bool(written) and running.attach_behind(sink, written)
+        if written and not written[-1].is_terminal:
+            return False
         if written:
             sink.deliver(written)
-        return running.attach(sink, after=written[-1].number if written else after)
+        return True
 
     def _keep(self, running: Running) -> None:
         self._ended[running.id] = running

@@ -17,9 +17,11 @@ from segue.turn.values import (
     Owner,
     Piece,
     Rendered,
+    Retention,
     Said,
     Scene,
     Turn,
+    Used,
 )
 from segue.wire.events import Event
 from segue.wire.items import Item
@@ -46,6 +48,9 @@ class Ledger(Protocol):
 
     async def settle(self, entries: Sequence[Entry]) -> None:
         """Record these turns, each at most once however often it is told."""
+
+    async def report(self, owner: Owner | None, since: int) -> Sequence[Used]:
+        """What was used since then, by day, owner and model; of everybody if no owner is named."""
 
 
 class EventLog(Protocol):
@@ -79,6 +84,19 @@ class Seals(Protocol):
 
     def open(self, owner: Owner, sealed: str) -> bytes | None:
         """The bytes; None if this is not ours, not this owner's, or under a key that is gone."""
+
+
+class Upkeep(Protocol):
+    """What a store does beside its turns, so that nothing runs, lies or is served there for ever."""
+
+    async def recover(self) -> int:
+        """Say that this process lives, and end as failed what dead ones left running; how many."""
+
+    async def erasures(self) -> Sequence[tuple[Owner, str]]:
+        """Turns that anybody has erased since the last call; some may be told twice."""
+
+    async def sweep(self, retention: Retention) -> bool:
+        """Erase a few of those that are too old; False when this pass has seen them all."""
 
 
 class Engine(Protocol):

@@ -343,6 +343,25 @@ class Entry(Struct, frozen=True):
     ended_at: int
 
 
+class Used(Struct, frozen=True):
+    """What one owner used of one model on one day (of UTC): how many turns, how many tokens."""
+
+    day: str
+    owner: Owner
+    model: str
+    turns: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class Retention(Struct, frozen=True):
+    """How long things are kept, in seconds; 0: until they are deleted."""
+
+    turns_s: int = 0
+    events_s: int = 0
+
+
 class Claim(Struct, frozen=True):
     """An idempotency key as a turn holds it: the digest tells a repeat from another request with the same key."""
 

@@ -24,9 +24,10 @@ INSERT INTO parts (owner, digest, body) VALUES (:owner, :digest, :body)
 ON CONFLICT (owner, digest) DO NOTHING;
 
 -- name: save
-INSERT INTO turns (owner, id, parent_id, history, response, instructions, tools)
+INSERT INTO turns
+    (owner, id, parent_id, history, response, worker, saved_at, instructions, tools)
 VALUES (
-    :owner, :id, :parent_id, :history, :response,
+    :owner, :id, :parent_id, :history, :response, :worker, :now,
     (SELECT id FROM parts WHERE owner = :owner AND digest = :instructions),
     (SELECT id FROM parts WHERE owner = :owner AND digest = :tools)
 )
@@ -34,11 +35,16 @@ ON CONFLICT (owner, id) DO UPDATE SET
     parent_id = excluded.parent_id,
     history = excluded.history,
     response = excluded.response,
+    worker = excluded.worker,
+    saved_at = excluded.saved_at,
     instructions = excluded.instructions,
     tools = excluded.tools;
 
 -- name: delete
 DELETE FROM turns WHERE owner = :owner AND id = :id;
+
+-- name: is_erased
+SELECT 1 FROM erased WHERE owner = :owner AND turn_id = :id;
 
 -- name: settle
 INSERT INTO usage
@@ -46,6 +52,106 @@ INSERT INTO usage
 VALUES
     (:turn_id, :owner, :model, :status, :input_tokens, :cached_tokens, :output_tokens, :ended_at)
 ON CONFLICT (turn_id) DO NOTHING;
+
+-- name: report
+-- Days are those of UTC.
+SELECT
+    date(ended_at, 'unixepoch') AS day, owner, model, count(*),
+    sum(input_tokens), sum(cached_tokens), sum(output_tokens)
+FROM usage
+WHERE ended_at >= :since AND (:owner IS NULL OR owner = :owner)
+GROUP BY day, owner, model
+ORDER BY day, owner, model;
+
+-- name: append
+-- A batch that is told again, perhaps with more in it, replaces itself.
+INSERT INTO events (owner, turn_id, first, last, body, logged_at)
+VALUES (:owner, :turn_id, :first, :last, :body, :now)
+ON CONFLICT (owner, turn_id, first) DO UPDATE SET
+    last = excluded.last,
+    body = excluded.body,
+    logged_at = excluded.logged_at
+WHERE excluded.last > events.last;
+
+-- name: events_after
+SELECT body FROM events
+WHERE owner = :owner AND turn_id = :turn_id AND last > :number
+ORDER BY first;
+
+-- name: has_events
+SELECT 1 FROM events WHERE owner = :owner AND turn_id = :turn_id LIMIT 1;
+
+-- name: delete_events
+DELETE FROM events WHERE owner = :owner AND turn_id = :turn_id;
+
+-- name: claim
+-- Whoever is first holds the key until it has expired.
+INSERT INTO claims (owner, key, turn_id, digest, worker, claimed_at)
+VALUES (:owner, :key, :turn_id, :digest, :worker, :now)
+ON CONFLICT (owner, key) DO UPDATE SET
+    turn_id = excluded.turn_id,
+    digest = excluded.digest,
+    worker = excluded.worker,
+    claimed_at = excluded.claimed_at
+WHERE claims.claimed_at < :expired;
+
+-- name: holder
+SELECT turn_id, digest FROM claims WHERE owner = :owner AND key = :key;
+
+-- name: workers
+-- Everybody who runs a turn.
+SELECT DISTINCT worker FROM turns WHERE worker IS NOT NULL;
+
+-- name: abandoned
+SELECT owner, id, response FROM turns WHERE worker = :worker LIMIT :count_max;
+
+-- name: end
+UPDATE turns SET response = :response, worker = NULL, saved_at = :now
+WHERE owner = :owner AND id = :id AND worker = :worker;
+
+-- name: release
+DELETE FROM claims WHERE owner = :owner AND turn_id = :turn_id;
+
+-- name: release_claims
+-- Keys of turns that never were: their process died before it had saved one.
+DELETE FROM claims
+WHERE worker = :worker
+    AND NOT EXISTS (SELECT 1 FROM turns WHERE owner = claims.owner AND id = claims.turn_id);
+
+-- name: erasures
+SELECT owner, turn_id FROM erased WHERE erased_at >= :since;
+
+-- name: old_turns
+-- From the newest of the old ones on, so that children come before their parents.
+SELECT saved_at, seq, owner, id FROM turns
+WHERE saved_at < :before AND worker IS NULL AND (saved_at, seq) < (:below_at, :below_seq)
+ORDER BY saved_at DESC, seq DESC
+LIMIT :count_max;
+
+-- name: delete_tip
+-- By its number, unless it has got a child.
+DELETE FROM turns WHERE seq = :seq
+    AND NOT EXISTS (SELECT 1 FROM turns AS child
+        WHERE child.owner = turns.owner AND child.parent_id = turns.id);
+
+-- name: forget_erased
+-- What is swept runs no more, so no late save is to be feared.
+DELETE FROM erased WHERE (owner, turn_id) = (:owner, :id);
+
+-- name: delete_old_events
+DELETE FROM events WHERE id IN (
+    SELECT id FROM events WHERE logged_at < :before LIMIT :count_max
+);
+
+-- name: delete_old_claims
+DELETE FROM claims WHERE (owner, key) IN (
+    SELECT owner, key FROM claims WHERE claimed_at < :before LIMIT :count_max
+);
+
+-- name: delete_old_erased
+DELETE FROM erased WHERE (owner, turn_id) IN (
+    SELECT owner, turn_id FROM erased WHERE erased_at < :before LIMIT :count_max
+);
 
 -- name: version
 PRAGMA user_version;

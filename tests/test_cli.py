@@ -1,0 +1,73 @@
+"""The `segue` command, as far as it serves nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from segue.cli import main
+from segue.stores.database import SqliteDatabase
+from segue.stores.sqlite import SqliteLedger
+from segue.turn.values import Entry
+
+NOW = int(time.time())
+ENTRIES = [
+    Entry("a", "ada", "tiny", "completed", 1_000, 400, 20, NOW),
+    Entry("b", "ada", "tiny", "cancelled", 500, 0, 5, NOW),
+    Entry("c", "eve", "large", "failed", 7, 0, 0, NOW),
+    Entry("d", "ada", "tiny", "completed", 9_999, 9, 9, NOW - 40 * 86_400),
+]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> str:
+    path = tmp_path / "segue.db"
+    database = await SqliteDatabase.open(path)
+    await SqliteLedger(database).settle(ENTRIES)
+    await database.close()
+    return f"sqlite:///{path}"
+
+
+def test_usage_is_a_table_with_totals(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["usage", "--store", store]) == 0
+    printed = capsys.readouterr().out
+    for word in ("ada", "eve", "tiny", "large", "1,500", "400", "1,507", "25"):
+        assert word in printed
+    assert "9,999" not in printed
+
+
+def test_usage_of_one_owner_as_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["usage", "--store", store, "--owner", "ada", "--days", "60", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["model"], row["turns"], row["cached_tokens"]) for row in rows] == [
+        ("tiny", 1, 9),
+        ("tiny", 2, 400),
+    ]
+
+
+def test_usage_without_a_store_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "none.db"
+    assert main(["usage", "--store", f"sqlite:///{missing}"]) == 2
+    assert "there is no file" in capsys.readouterr().err
+    assert not missing.exists()
+    assert main(["usage", "--store", "memory"]) == 2
+    assert "memory" in capsys.readouterr().err
+    assert main(["usage", "--store", "mysql://me:secret@host/x"]) == 2
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_unreachable_store_is_said_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("segue.stores.pool.PATIENCE_S", 0.1)
+    for url in (
+        "postgresql://me:s3cret@127.0.0.1:1/x",
+        "postgresql://127.0.0.1:1/x?password=s3cret",
+    ):
+        assert main(["usage", "--store", url]) == 2
+        printed = capsys.readouterr()
+        assert "127.0.0.1:1/x" in printed.err
+        assert "s3cret" not in printed.err + printed.out
