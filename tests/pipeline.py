@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.engines.scripted import Script, ScriptedEngine
+from segue.stores.conversations import MemoryConversations
 from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryEventLog, MemoryRepeats, MemoryTurns
@@ -185,7 +186,9 @@ async def staged(
         store = LayeredTurns(MemoryTurns(BUDGET, stored_only=True), wrap(SqliteTurns(database)))
         settled: list[Settled] = []
         afterwards = Afterwards(SqliteLedger(database), [settled.append])
-        records = Records(afterwards, MemoryEventLog(BUDGET), MemoryRepeats())
+        records = Records(
+            afterwards, MemoryEventLog(BUDGET), MemoryRepeats(), MemoryConversations(BUDGET)
+        )
         async with Runner(
             {"m": model, "alias": model},
             records,

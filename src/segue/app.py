@@ -25,6 +25,7 @@ from segue.errors import ApiError, Misconfigured
 from segue.metrics import Metrics
 from segue.models import build_models
 from segue.settings import Settings, seal_path
+from segue.stores.conversations import MemoryConversations, SqliteConversations
 from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
 from segue.stores.memory import (
@@ -50,7 +51,7 @@ from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.websocket import Lobby
 from segue.turn.recall import RenderCache
 from segue.turn.run import Records, Runner
-from segue.turn.seams import EventLog, Ledger, Repeats, Turns, Upkeep
+from segue.turn.seams import Conversations, EventLog, Ledger, Repeats, Turns, Upkeep
 from segue.turn.settle import Afterwards
 from segue.turn.values import Owner, Retention, Used
 
@@ -85,6 +86,7 @@ class Store:
     ledger: Ledger
     events: EventLog
     repeats: Repeats
+    conversations: Conversations
     upkeep: Upkeep
     is_ready: Callable[[], Awaitable[bool]]
     # What of it this process holds in memory.
@@ -109,7 +111,8 @@ async def _open_memory(settings: Settings) -> AsyncIterator[Store]:
     on_erase = [log.erase, repeats.erase]
     near = MemoryTurns(budget, stored_only=True, ledger=ledger, on_erase=on_erase)
     upkeep = MemoryUpkeep(near, log, repeats)
-    yield Store(near, ledger, log, repeats, upkeep, _always, near)
+    conversations = MemoryConversations(budget // 4)
+    yield Store(near, ledger, log, repeats, conversations, upkeep, _always, near)
 
 
 @asynccontextmanager
@@ -126,6 +129,7 @@ async def _open_sqlite(settings: Settings) -> AsyncIterator[Store]:
             ledger=SqliteLedger(database),
             events=SqliteEventLog(database),
             repeats=LayeredRepeats(MemoryRepeats(), SqliteRepeats(database)),
+            conversations=SqliteConversations(database),
             upkeep=LayeredUpkeep(near, SqliteUpkeep(database)),
             is_ready=database.is_ready,
             state=near,
@@ -139,6 +143,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
     # Imported here: a server without PostgreSQL needs neither its client nor the time to load it.
     from segue.stores.pool import PostgresDatabase
     from segue.stores.postgres import (
+        PostgresConversations,
         PostgresEventLog,
         PostgresLedger,
         PostgresRepeats,
@@ -159,6 +164,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
             ledger=PostgresLedger(database),
             events=PostgresEventLog(database),
             repeats=LayeredRepeats(MemoryRepeats(), PostgresRepeats(database)),
+            conversations=PostgresConversations(database),
             upkeep=LayeredUpkeep(near, PostgresUpkeep(database)),
             is_ready=database.is_ready,
             state=near,
@@ -223,7 +229,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
         async with (
             Runner(
                 models,
-                Records(afterwards, store.events, store.repeats),
+                Records(afterwards, store.events, store.repeats, store.conversations),
                 _open_seals(settings),
                 heartbeat_s=settings.heartbeat_s,
                 append_s_max=settings.append_s_max,
@@ -234,6 +240,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             desk = Desk(
                 runner=runner,
                 turns=store.turns,
+                conversations=store.conversations,
                 erase=erase,
                 open_cache=open_cache,
                 is_ready=is_ready,

@@ -145,6 +145,15 @@ def response_not_found(response_id: str) -> NotFound:
     )
 
 
+def conversation_not_found(conversation_id: str) -> NotFound:
+    """The same words for an absent and for a foreign conversation."""
+    return NotFound(
+        f"Conversation with id '{conversation_id[:ID_CHARS_MAX]}' not found.",
+        code="conversation_not_found",
+        param="conversation",
+    )
+
+
 def context_overflow(tokens: int, tokens_max: int) -> InvalidRequest:
     """The prompt does not fit the model; said as a failed response once the turn has started."""
     return InvalidRequest(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from segue.stores.conversations import MemoryConversations, SqliteConversations
 from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
 from segue.stores.memory import (
@@ -23,6 +24,7 @@ from segue.stores.memory import (
 )
 from segue.stores.pool import PostgresDatabase
 from segue.stores.postgres import (
+    PostgresConversations,
     PostgresEventLog,
     PostgresLedger,
     PostgresRepeats,
@@ -36,7 +38,7 @@ from segue.stores.sqlite import (
     SqliteTurns,
     SqliteUpkeep,
 )
-from segue.turn.seams import EventLog, Ledger, Repeats, Turns, Upkeep
+from segue.turn.seams import Conversations, EventLog, Ledger, Repeats, Turns, Upkeep
 from segue.turn.values import Entry
 from tests.postgres import PostgresServer
 
@@ -68,6 +70,7 @@ class Stores:
     ledger: Ledger
     log: EventLog
     repeats: Repeats
+    conversations: Conversations
     upkeep: Upkeep
     entries: Callable[[], Awaitable[list[Entry]]]
     age: Callable[[int], Awaitable[None]]
@@ -131,7 +134,8 @@ def in_memory() -> Stores:
         raise AssertionError("memory dies with its process")
 
     upkeep = MemoryUpkeep(turns, log, repeats, clock)
-    return Stores(turns, ledger, log, repeats, upkeep, entries, age, crash, clock)
+    conversations = MemoryConversations(PLENTY)
+    return Stores(turns, ledger, log, repeats, conversations, upkeep, entries, age, crash, clock)
 
 
 def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stores:
@@ -167,6 +171,7 @@ def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stor
         SqliteLedger(database),
         SqliteEventLog(database),
         repeats,
+        SqliteConversations(database),
         upkeep,
         entries,
         age,
@@ -193,6 +198,7 @@ def in_postgres(database: PostgresDatabase, server: PostgresServer, url: str) ->
         PostgresLedger(database),
         PostgresEventLog(database),
         PostgresRepeats(database),
+        PostgresConversations(database),
         PostgresUpkeep(database),
         entries,
         age,

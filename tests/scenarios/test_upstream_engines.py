@@ -11,6 +11,7 @@ from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.routes import RoutedEngine
 from segue.engines.vllm import VllmEngine
+from segue.stores.conversations import MemoryConversations
 from segue.stores.memory import MemoryEventLog, MemoryLedger, MemoryRepeats, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue.turn.admit import Model
@@ -34,7 +35,9 @@ async def staged(engine: Engine, dialect: Dialect) -> AsyncIterator[Stage]:
     model = Model("m", recording, dialect, CONTEXT_TOKENS)
     ledger = MemoryLedger()
     store = MemoryTurns(BUDGET, stored_only=True, ledger=ledger)
-    records = Records(Afterwards(ledger, []), MemoryEventLog(BUDGET), MemoryRepeats())
+    records = Records(
+        Afterwards(ledger, []), MemoryEventLog(BUDGET), MemoryRepeats(), MemoryConversations(BUDGET)
+    )
     async with Runner({"m": model}, records, RingSeals([new_key()])) as runner:
         yield Stage(runner, records, store, recording, dialect, [])
 

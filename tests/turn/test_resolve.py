@@ -313,7 +313,6 @@ def test_turns_of_the_parent_are_counted_in() -> None:
     "fields, code, param",
     [
         ({"background": True, "store": False}, "unsupported_value", "store"),
-        ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
         ({"prompt": {"id": "p"}}, "unsupported_parameter", "prompt"),
         (
             {"context_management": [{"type": "clearing"}]},

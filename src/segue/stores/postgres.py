@@ -15,6 +15,8 @@ from typing import cast
 import msgspec
 
 from segue.errors import StoreFailed
+from segue.stores.conversations import Row as ConversationRow
+from segue.stores.conversations import from_row, pack_shelved, unpack_shelved
 from segue.stores.pool import (
     COLLIDING,
     LEASE_S,
@@ -37,7 +39,16 @@ from segue.stores.records import (
 )
 from segue.stores.upkeep import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.turn.settle import entry_of
-from segue.turn.values import Claim, Entry, Owner, Retention, Turn, Used
+from segue.turn.values import (
+    Claim,
+    Conversation,
+    Entry,
+    Owner,
+    Retention,
+    Shelved,
+    Turn,
+    Used,
+)
 from segue.wire.events import Event
 
 # Parts that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.
@@ -222,6 +233,67 @@ class PostgresRepeats:
         await self._database.run(
             lambda connection: connection.execute(QUERIES["release"], claim.owner, claim.turn_id)
         )
+
+
+class PostgresConversations:
+    """Conversations in a PostgreSQL database."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+
+    async def find(self, owner: Owner, conversation_id: str) -> Conversation | None:
+        """The conversation without its items."""
+        row = await self._database.run(
+            lambda connection: connection.fetchrow(
+                QUERIES["find_conversation"], owner, conversation_id
+            )
+        )
+        return (
+            None if row is None else from_row(owner, conversation_id, cast("ConversationRow", row))
+        )
+
+    async def read(self, owner: Owner, conversation_id: str, since: int = 0) -> Sequence[Shelved]:
+        """Its items from this place on."""
+        rows = await self._database.run(
+            lambda connection: connection.fetch(
+                QUERIES["read_shelved"], owner, conversation_id, since
+            )
+        )
+        with border():
+            return [unpack_shelved(*row) for row in cast("Sequence[tuple[str, bytes]]", rows)]
+
+    async def save(self, conversation: Conversation, added: Sequence[Shelved] = ()) -> bool:
+        """Write it down with these items at its end, in one statement."""
+        with border():
+            ids, bodies = [one.id for one in added], [pack_shelved(one) for one in added]
+        key, tip = (
+            (conversation.owner, conversation.id),
+            (
+                msgspec.json.encode(conversation.metadata),
+                conversation.tip_id,
+                conversation.tip_items,
+            ),
+        )
+        if conversation.version:
+            values = (*key, *tip, conversation.version, ids, bodies)
+            row = await self._database.run(
+                lambda connection: connection.fetchrow(QUERIES["update_conversation"], *values)
+            )
+            return row is not None
+        made = (*key, conversation.created_at, *tip, ids, bodies)
+        await self._database.run(
+            lambda connection: connection.execute(QUERIES["create_conversation"], *made)
+        )
+        return True
+
+    async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
+        """Erase it with all its items, or one of them."""
+        query = "delete_conversation" if item_id is None else "unshelve"
+        values = (owner, conversation_id) if item_id is None else (owner, conversation_id, item_id)
+        status = await self._database.run(
+            lambda connection: connection.execute(QUERIES[query], *values)
+        )
+        return touched(status) > 0
 
 
 class PostgresUpkeep:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from segue.turn.run import Runner
-from segue.turn.seams import Turns
+from segue.turn.seams import Conversations, Turns
 from segue.turn.values import Owner, Turn
 
 # Keys come with their own issue of who may do what; until then everybody on the loopback is one owner.
@@ -52,6 +52,7 @@ class Desk:
     runner: Runner
     # The durable store, as HTTP uses it; a connection puts its own cache in front.
     turns: Turns
+    conversations: Conversations
     # Erases a turn everywhere: in the store, and in the caches of all connections.
     erase: Callable[[Owner, str], Awaitable[bool]]
     # A fresh cache for a connection, and its `Turns` in front of the durable one.

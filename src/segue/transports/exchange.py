@@ -7,6 +7,7 @@ the client is still there is known here, and nowhere else in the HTTP transport.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
@@ -16,7 +17,7 @@ from urllib.parse import parse_qs
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from segue.errors import ApiError, Refused, too_large
+from segue.errors import ApiError, InvalidRequest, Refused, too_large
 from segue.ids import new_id
 from segue.transports.inflate import inflate
 from segue.turn.running import Running, Sink
@@ -88,6 +89,10 @@ class Exchange:
         encoding = self.header(b"content-encoding").strip().lower()
         return await inflate(b"".join(chunks), encoding, bytes_max)
 
+    async def text(self, bytes_max: int) -> bytes:
+        """The whole body, if it is text at all."""
+        return checked(await self.body(bytes_max))
+
     @property
     def _declared_bytes(self) -> int:
         return int(self.header(b"content-length") or 0)
@@ -144,6 +149,18 @@ class Exchange:
             headers.append((b"retry-after", str(math.ceil(error.wait_s)).encode()))
         await self._discard_rest()
         await self.answer(error.status, encode_error_body(error), headers)
+
+
+def checked(body: bytes) -> bytes:
+    """The body, if it is text at all: undecoded parts of it are kept as bytes."""
+    try:
+        codecs.utf_8_decode(body, "strict", True)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"We could not parse the JSON of your request: it is not valid UTF-8 at byte {error.start}.",
+            code="invalid_json",
+        ) from None
+    return body
 
 
 @asynccontextmanager

@@ -7,10 +7,9 @@ that drops its request has cancelled it (product.md 3). Every answer carries `x-
 from __future__ import annotations
 
 import asyncio
-import codecs
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from msgspec import UNSET, structs
 
@@ -25,6 +24,7 @@ from segue.errors import (
     response_not_found,
 )
 from segue.ids import given_id, new_id
+from segue.transports.conversations import ConversationRoutes
 from segue.transports.desk import LOCAL, Desk
 from segue.transports.exchange import (
     ClientGone,
@@ -35,13 +35,14 @@ from segue.transports.exchange import (
     heard_by,
     listening,
 )
+from segue.transports.pages import page_of
 from segue.transports.sinks import LastSink, SseSink
 from segue.turn.admit import Model
 from segue.turn.compact import window
 from segue.turn.prepare import Asker
 from segue.turn.running import Running
 from segue.turn.values import Cancel, Owner, Tally, Turn
-from segue.wire.codec import decode_create, encode, list_object, listed_item
+from segue.wire.codec import decode_create, encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
 
@@ -55,8 +56,6 @@ SSE_HEADERS = (
 )
 # As long as `idempotency_key` in a body may be.
 KEY_CHARS_MAX = 255
-PAGE_MAX = 100
-PAGE_DEFAULT = 20
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -66,7 +65,10 @@ class HttpApp:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        talks = ConversationRoutes(desk)
         one = r"/v1/responses/(?P<id>[^/]+)"
+        talk = r"/v1/conversations/(?P<id>[^/]+)"
+        said = talk + r"/items/(?P<item_id>[^/]+)"
         routes: list[tuple[str, str, Handler]] = [
             ("GET", r"/", self._welcome),
             ("GET", r"/health", self._health),
@@ -79,6 +81,14 @@ class HttpApp:
             ("DELETE", one, self._delete),
             ("POST", one + r"/cancel", self._cancel),
             ("GET", one + r"/input_items", self._input_items),
+            ("POST", r"/v1/conversations", talks.create),
+            ("GET", talk, talks.get),
+            ("POST", talk, talks.update),
+            ("DELETE", talk, talks.delete),
+            ("GET", talk + r"/items", talks.list_items),
+            ("POST", talk + r"/items", talks.add_items),
+            ("GET", said, talks.get_item),
+            ("DELETE", said, talks.delete_item),
             ("GET", r"/v1/models", self._models),
             ("GET", r"/v1/models/(?P<id>.+)", self._model),
         ]
@@ -123,8 +133,8 @@ class HttpApp:
         )
 
     async def _decode(self, exchange: Exchange) -> tuple[Create, Tally]:
-        body = await exchange.body(self._desk.limits.body_bytes_max)
-        return decode_create(_checked(body)), Tally(bytes_received=len(body))
+        body = await exchange.text(self._desk.limits.body_bytes_max)
+        return decode_create(body), Tally(bytes_received=len(body))
 
     def _asker(self, exchange: Exchange) -> Asker:
         return Asker(exchange.owner, self._desk.turns)
@@ -280,7 +290,8 @@ class HttpApp:
 
     async def _input_items(self, exchange: Exchange) -> None:
         turn = await self._read(exchange.owner, exchange.arguments["id"])
-        await exchange.answer(200, page_of(turn, exchange.query))
+        named = [(_item_id(turn, index, item), item) for index, item in enumerate(turn.given)]
+        await exchange.answer(200, page_of(named, exchange.query))
 
     async def _read(self, owner: Owner, turn_id: str) -> Turn:
         turn = await self._desk.turns.read(owner, turn_id)
@@ -319,44 +330,8 @@ class HttpApp:
         await exchange.answer(200, text.encode(), [(b"content-type", b"text/plain; charset=utf-8")])
 
 
-def _checked(body: bytes) -> bytes:
-    """The body, if it is text at all: undecoded parts of it are kept as bytes."""
-    try:
-        codecs.utf_8_decode(body, "strict", True)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"We could not parse the JSON of your request: it is not valid UTF-8 at byte {error.start}.",
-            code="invalid_json",
-        ) from None
-    return body
-
-
 def _model_object(name: str, model: Model) -> dict[str, str | int]:
     return {"id": name, "object": "model", "created": model.created_at, "owned_by": "segue"}
-
-
-def page_of(turn: Turn, query: Mapping[str, str]) -> bytes:
-    """A page of a turn's input items (protocol.md 1)."""
-    limit = query.get("limit", str(PAGE_DEFAULT))
-    order = query.get("order", "desc")
-    if not re.fullmatch("[0-9]{1,3}", limit) or not 1 <= int(limit) <= PAGE_MAX:
-        raise InvalidRequest(f"'limit' must be from 1 to {PAGE_MAX}.", param="limit")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
-    named = [(_item_id(turn, index, item), item) for index, item in enumerate(turn.given)]
-    if order == "desc":
-        named.reverse()
-    ids = [item_id for item_id, _ in named]
-    after = query.get("after")
-    if after is not None and after not in ids:
-        raise InvalidRequest(f"No item with id '{after[:128]}' found.", param="after")
-    start = 0 if after is None else ids.index(after) + 1
-    page = named[start : start + int(limit)]
-    return list_object(
-        [listed_item(item, item_id) for item_id, item in page],
-        [item_id for item_id, _ in page],
-        has_more=start + len(page) < len(named),
-    )
 
 
 def _item_id(turn: Turn, index: int, item: Item) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from msgspec import Raw, Struct, structs
+from msgspec import UNSET, Raw, Struct, structs
 
 from segue.errors import InvalidRequest, model_not_found
 from segue.turn.compact import Kind
@@ -20,7 +20,7 @@ from segue.turn.values import Head, Owner, Sampling, Tally
 from segue.wire.codec import encode
 from segue.wire.items import CompactionTrigger, count_media
 from segue.wire.requests import Create
-from segue.wire.response import ReasoningEcho, Response
+from segue.wire.response import Named, ReasoningEcho, Response
 from segue.wire.tools import forced_offers, has_grammar
 
 ReasoningView = Literal["text", "summary", "hidden"]
@@ -216,7 +216,8 @@ def _first_snapshot(
         max_tool_calls=create.max_tool_calls,
         model=resolved.model,
         parallel_tool_calls=head.parallel_tool_calls,
-        previous_response_id=resolved.parent.id if resolved.parent else None,
+        previous_response_id=create.previous_response_id,
+        conversation=Named(create.conversation_id) if create.conversation_id else UNSET,
         prompt_cache_key=create.prompt_cache_key,
         reasoning=ReasoningEcho(head.reasoning.effort, head.reasoning.summary),
         safety_identifier=create.safety_identifier,

@@ -16,6 +16,7 @@ from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, parent_not_foun
 from segue.ids import given_id, new_id, turn_of
 from segue.turn.admit import Models, Plan, admit
 from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
+from segue.turn.join import Joined
 from segue.turn.resolve import resolve
 from segue.turn.seams import Seals, Turns
 from segue.turn.values import Owner, Round, Tally, Turn
@@ -46,12 +47,16 @@ class Asker:
     known: Turn | None = None
     # The lane and connection that wait; nothing for a request of its own.
     lane: str = ""
+    # The conversation that the turn joins, if any.
+    joined: Joined | None = None
 
 
 async def prepare(create: Create, asker: Asker, tally: Tally, models: Models, seals: Seals) -> Plan:
     """A plan for this request."""
     began = time.perf_counter()
     given = await _decode_given(create, tally)
+    if asker.joined is not None:
+        given = (*asker.joined.unseen, *given)
     tally.mark("validated")
     validated = time.perf_counter()
     parent = await _find_parent(create, asker, tally)
@@ -172,18 +177,16 @@ async def _decode_given(create: Create, tally: Tally) -> tuple[Item, ...]:
             return await decode_items(raws, tally)
 
 
-async def decode_items(raws: Sequence[Raw], tally: Tally) -> tuple[Item, ...]:
+async def decode_items(raws: Sequence[Raw], tally: Tally, path: str = "input") -> tuple[Item, ...]:
     """New items, decoded in slices so that a large input holds nobody up for long."""
     if len(raws) > ITEMS_MAX:
-        raise InvalidRequest(
-            f"Too many input items: {len(raws)}, at most {ITEMS_MAX}.", param="input"
-        )
+        raise InvalidRequest(f"Too many input items: {len(raws)}, at most {ITEMS_MAX}.", param=path)
     tally.items_validated += len(raws)
     items: list[Item] = []
     held = 0
     for index, raw in enumerate(raws):
         held += memoryview(raw).nbytes
-        items.append(decode_item(raw, f"input[{index}]"))
+        items.append(decode_item(raw, f"{path}[{index}]"))
         if held > SLICE_BYTES:
             held = 0
             await asyncio.sleep(0)
@@ -192,6 +195,8 @@ async def decode_items(raws: Sequence[Raw], tally: Tally) -> tuple[Item, ...]:
 
 async def _find_parent(create: Create, asker: Asker, tally: Tally) -> Turn | None:
     """The parent that the request names, unless the caller knows it already; or a refusal."""
+    if asker.joined is not None:
+        return asker.joined.tip
     parent_id = create.previous_response_id
     if parent_id is None:
         return None

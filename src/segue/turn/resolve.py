@@ -31,7 +31,7 @@ from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceN
 from segue.wire.tools import NO_TOOLS, Tools
 
 # Each of these asks for something that is not built; a clear word is better than half of it.
-UNSUPPORTED = ("conversation", "prompt")
+UNSUPPORTED = ("prompt",)
 # The least that a history may be compacted at (protocol.md 2).
 THRESHOLD_MIN = 1_000
 

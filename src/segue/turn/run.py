@@ -15,18 +15,19 @@ from hashlib import blake2b
 
 from msgspec import UNSET, structs
 
-from segue.errors import Conflict, TooMany, Unavailable
+from segue.errors import ID_CHARS_MAX, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
 from segue.turn.admit import Models, Plan
 from segue.turn.assemble import Assembler
 from segue.turn.compact import Kind
 from segue.turn.compose import count
+from segue.turn.join import JoinedTurns, join
 from segue.turn.perform import perform
 from segue.turn.prepare import Asker, prepare
 from segue.turn.recall import RenderCache
 from segue.turn.running import Running, Sink
 from segue.turn.scribe import Scribe
-from segue.turn.seams import EventLog, Repeats, Seals, Turns
+from segue.turn.seams import Conversations, EventLog, Repeats, Seals, Turns
 from segue.turn.settle import Afterwards, Settled, commit, entry_of
 from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally
 from segue.wire.codec import encode
@@ -54,6 +55,7 @@ class Records:
     afterwards: Afterwards
     log: EventLog
     repeats: Repeats
+    conversations: Conversations
 
 
 class Runner:
@@ -78,6 +80,8 @@ class Runner:
         self._recall = recall or RenderCache(0)
         self._runnings: dict[str, Running] = {}
         self._ended: OrderedDict[str, Running] = OrderedDict()
+        # Which turn speaks in which conversation.
+        self._speaking: dict[str, tuple[Owner, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
 
@@ -109,18 +113,52 @@ class Runner:
     ) -> Running:
         """A turn for this request, heard by this sink; or the turn that its key stands for already."""
         if create.idempotency_key is None:
-            plan = await self.prepare(create, asker, tally)
-            return await self._start(plan, asker.turns, sink, transport)
+            return await self._begin(create, asker, tally, sink, transport, new_id("resp"))
         claim = claim_of(create, asker.owner)
         held = await self._records.repeats.claim(claim)
         if held.turn_id != claim.turn_id:
             return await self._repeat(held, claim, asker.turns, sink)
         try:
-            plan = await self.prepare(create, asker, tally, turn_id=claim.turn_id)
-            return await self._start(plan, asker.turns, sink, transport)
+            return await self._begin(create, asker, tally, sink, transport, claim.turn_id)
         except BaseException:
             await self._records.repeats.release(claim)
             raise
+
+    async def _begin(
+        self, create: Create, asker: Asker, tally: Tally, sink: Sink, transport: str, turn_id: str
+    ) -> Running:
+        place = (asker.owner, create.conversation_id or "")
+        if place[1]:
+            self._take_place(place, turn_id)
+        try:
+            asker = await self._joining(create, asker)
+            plan = await self.prepare(create, asker, tally, turn_id=turn_id)
+            return await self._start(plan, asker.turns, sink, transport)
+        except BaseException:
+            self._leave_place(turn_id)
+            raise
+
+    async def _joining(self, create: Create, asker: Asker) -> Asker:
+        """Who asks, with the conversation that the request names."""
+        conversations = self._records.conversations
+        joined = await join(create, asker.owner, asker.turns, conversations)
+        if joined is None:
+            return asker
+        turns = JoinedTurns(asker.turns, conversations, joined)
+        return replace(asker, turns=turns, joined=joined)
+
+    def _take_place(self, place: tuple[Owner, str], turn_id: str) -> None:
+        """One turn at a time speaks in a conversation."""
+        if place in self._speaking.values():
+            raise Conflict(
+                f"Another response runs in the conversation '{place[1][:ID_CHARS_MAX]}'.",
+                code="conversation_locked",
+                param="conversation",
+            )
+        self._speaking[turn_id] = place
+
+    def _leave_place(self, turn_id: str) -> None:
+        self._speaking.pop(turn_id, None)
 
     async def prepare(
         self,
@@ -194,6 +232,7 @@ class Runner:
             await perform(plan, running, turns, self._recall)
         finally:
             pulse.stop()
+            self._leave_place(plan.id)
             running.publish([running.assembler.end()])
             plan.tally.mark("sent")
             if running.scribe is not None:

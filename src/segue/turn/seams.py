@@ -11,6 +11,7 @@ from typing import Protocol
 
 from segue.turn.values import (
     Claim,
+    Conversation,
     Entry,
     IdArray,
     Job,
@@ -20,6 +21,7 @@ from segue.turn.values import (
     Retention,
     Said,
     Scene,
+    Shelved,
     Turn,
     Used,
 )
@@ -74,6 +76,22 @@ class Repeats(Protocol):
 
     async def release(self, claim: Claim) -> None:
         """Let go of a key whose turn was refused before it began."""
+
+
+class Conversations(Protocol):
+    """Rows of items by name. Their items are never read where a turn already knows them."""
+
+    async def find(self, owner: Owner, conversation_id: str) -> Conversation | None:
+        """The conversation without its items."""
+
+    async def read(self, owner: Owner, conversation_id: str, since: int = 0) -> Sequence[Shelved]:
+        """Its items in order, but for the first so many that were ever added."""
+
+    async def save(self, conversation: Conversation, added: Sequence[Shelved] = ()) -> bool:
+        """Write it down with these items at its end; False if it is gone or was written by another meanwhile."""
+
+    async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
+        """Erase it, or one of its items; False if there was nothing to erase."""
 
 
 class Seals(Protocol):

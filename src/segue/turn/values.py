@@ -372,6 +372,28 @@ class Claim(Struct, frozen=True):
     is_stored: bool
 
 
+class Conversation(Struct, frozen=True):
+    """A row of items that responses read and add to, by name (protocol.md 1)."""
+
+    id: str
+    owner: Owner
+    created_at: int
+    metadata: dict[str, str]
+    # The turn that has seen the first so many of its items, and can be continued instead of reading them again.
+    tip_id: str | None = None
+    tip_items: int = 0
+    # How many items were ever added; and how often it was written, so that two who write at once notice.
+    count: int = 0
+    version: int = 0
+
+
+class Shelved(Struct, frozen=True):
+    """An item of a conversation, under its name there."""
+
+    id: str
+    item: Item
+
+
 class Cancel(Struct, frozen=True):
     """The client has left or has asked us to stop."""
 

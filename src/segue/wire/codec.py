@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from segue.errors import ApiError, InvalidRequest
 from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbered
 from segue.wire.items import Item, ItemReference, Message, Value
-from segue.wire.requests import AppendFrame, Create, SteerFrame
+from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
 from segue.wire.response import Response
 from segue.wire.tools import (
     ALIASES,
@@ -61,6 +61,8 @@ _encoder = msgspec.json.Encoder()
 _create = msgspec.json.Decoder(Create)
 _steer = msgspec.json.Decoder(SteerFrame)
 _append = msgspec.json.Decoder(AppendFrame)
+_conversation = msgspec.json.Decoder(NewConversation)
+_added = msgspec.json.Decoder(AddedItems)
 _peek = msgspec.json.Decoder(Peek)
 _envelope = msgspec.json.Decoder(Envelope)
 _string = msgspec.json.Decoder(str)
@@ -110,6 +112,16 @@ def decode_steered(raw: Raw) -> tuple[Item, ...]:
 
 def _bad_steer(message: str) -> InvalidRequest:
     return InvalidRequest(message, code="invalid_input", param="input")
+
+
+def decode_conversation(body: bytes) -> NewConversation:
+    """What a conversation begins with, or is changed to."""
+    return _decode(_conversation, body or b"{}", "")
+
+
+def decode_added(body: bytes) -> AddedItems:
+    """Items for a conversation, still raw."""
+    return _decode(_added, body, "")
 
 
 def decode_append(frame: bytes) -> AppendFrame:

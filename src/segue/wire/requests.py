@@ -76,6 +76,7 @@ class Compact(Struct, frozen=True):
 
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 
 
 class Create(Struct, frozen=True, kw_only=True):
@@ -114,7 +115,7 @@ class Create(Struct, frozen=True, kw_only=True):
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: str | None = None
     service_tier: str | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     user: str | None = None
     moderation: Json = UNSET
@@ -123,12 +124,31 @@ class Create(Struct, frozen=True, kw_only=True):
     rollout: bool | None = None
 
     @property
+    def conversation_id(self) -> str | None:
+        """The conversation that this request joins, if any."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationRef) else named
+
+    @property
     def generates(self) -> bool:
         """Whether the model is to speak; a warm-up only prepares (protocol.md 6.7)."""
         is_prewarm = self.prompt_cache_options is not None and bool(
             self.prompt_cache_options.prewarm
         )
         return self.generate is not False and not is_prewarm
+
+
+class NewConversation(Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/conversations`, and of an update, which has no items."""
+
+    items: list[Raw] | None = None
+    metadata: Metadata | None = None
+
+
+class AddedItems(Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/conversations/{id}/items`."""
+
+    items: list[Raw]
 
 
 class SteerFrame(Struct, frozen=True, kw_only=True):

@@ -48,6 +48,10 @@ class ReasoningEcho(Struct, frozen=True):
     summary: str | None = None
 
 
+class Named(Struct, frozen=True):
+    id: str
+
+
 class Response(Struct, frozen=True, kw_only=True):
     """One response as the client sees it; a snapshot, replaced as the turn goes on."""
 
@@ -83,3 +87,4 @@ class Response(Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     user: str | None
     metadata: dict[str, str]
+    conversation: Named | UnsetType = UNSET

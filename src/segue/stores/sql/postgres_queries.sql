@@ -201,3 +201,54 @@ INSERT INTO migrations (number) VALUES ($1);
 
 -- name: ready
 SELECT 1;
+
+-- name: find_conversation
+SELECT created_at, metadata, tip_id, tip_items, count, version
+FROM conversations WHERE owner = $1 AND id = $2;
+
+-- name: create_conversation
+-- $1 owner, $2 id, $3 created, $4 metadata, $5 tip, $6 items of the tip, $7 item ids, $8 bodies.
+WITH made AS (
+    INSERT INTO conversations (owner, id, created_at, metadata, tip_id, tip_items, count, version)
+    VALUES ($1, $2, $3, $4, $5, $6, cardinality($7::text[]), 1)
+    ON CONFLICT DO NOTHING
+    RETURNING owner, id
+)
+INSERT INTO shelved (owner, conversation_id, position, item_id, body)
+SELECT made.owner, made.id, item.place - 1, item.item_id, item.body
+FROM made, unnest($7::text[], $8::bytea[]) WITH ORDINALITY AS item (item_id, body, place);
+
+-- name: update_conversation
+-- $1 owner, $2 id, $3 metadata, $4 tip, $5 items of the tip, $6 version, $7 item ids, $8 bodies. One row at least tells that it
+-- was done.
+WITH moved AS (
+    UPDATE conversations SET
+        metadata = $3,
+        tip_id = $4,
+        tip_items = $5,
+        count = count + cardinality($7::text[]),
+        version = version + 1
+    WHERE owner = $1 AND id = $2 AND version = $6
+    RETURNING owner, id, count - cardinality($7::text[]) AS place
+), added AS (
+    INSERT INTO shelved (owner, conversation_id, position, item_id, body)
+    SELECT moved.owner, moved.id, moved.place + item.place - 1, item.item_id, item.body
+    FROM moved, unnest($7::text[], $8::bytea[]) WITH ORDINALITY AS item (item_id, body, place)
+)
+SELECT place FROM moved;
+
+-- name: read_shelved
+SELECT item_id, body FROM shelved
+WHERE owner = $1 AND conversation_id = $2 AND position >= $3
+ORDER BY position;
+
+-- name: delete_conversation
+DELETE FROM conversations WHERE owner = $1 AND id = $2;
+
+-- name: unshelve
+WITH gone AS (
+    DELETE FROM shelved WHERE owner = $1 AND conversation_id = $2 AND item_id = $3
+    RETURNING owner, conversation_id
+)
+UPDATE conversations SET tip_id = NULL, tip_items = 0, version = version + 1
+FROM gone WHERE conversations.owner = gone.owner AND conversations.id = gone.conversation_id;

@@ -175,3 +175,43 @@ PRAGMA busy_timeout = 5000;
 
 -- name: empty_log
 PRAGMA wal_checkpoint(TRUNCATE);
+
+-- name: find_conversation
+SELECT created_at, metadata, tip_id, tip_items, count, version
+FROM conversations WHERE owner = :owner AND id = :id;
+
+-- name: create_conversation
+INSERT INTO conversations (owner, id, created_at, metadata, tip_id, tip_items, count, version)
+VALUES (:owner, :id, :created_at, :metadata, :tip_id, :tip_items, :added, 1)
+ON CONFLICT DO NOTHING;
+
+-- name: update_conversation
+UPDATE conversations SET
+    metadata = :metadata,
+    tip_id = :tip_id,
+    tip_items = :tip_items,
+    count = count + :added,
+    version = version + 1
+WHERE owner = :owner AND id = :id AND version = :version;
+
+-- name: shelve
+INSERT INTO shelved (owner, conversation_id, position, item_id, body)
+VALUES (:owner, :id, :position, :item_id, :body);
+
+-- name: read_shelved
+SELECT item_id, body FROM shelved
+WHERE owner = :owner AND conversation_id = :id AND position >= :since
+ORDER BY position;
+
+-- name: delete_conversation
+DELETE FROM conversations WHERE owner = :owner AND id = :id;
+
+-- name: unshelve
+DELETE FROM shelved WHERE owner = :owner AND conversation_id = :id AND item_id = :item_id;
+
+-- name: unshelve_all
+DELETE FROM shelved WHERE owner = :owner AND conversation_id = :id;
+
+-- name: unlink_tip
+UPDATE conversations SET tip_id = NULL, tip_items = 0, version = version + 1
+WHERE owner = :owner AND id = :id;

@@ -1,0 +1,35 @@
+"""How does a long list leave by HTTP? In pages (protocol.md 1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from segue.errors import InvalidRequest
+from segue.wire.codec import list_object, listed_item
+from segue.wire.items import Item
+
+PAGE_MAX = 100
+PAGE_DEFAULT = 20
+
+
+def page_of(named: Sequence[tuple[str, Item]], query: Mapping[str, str]) -> bytes:
+    """The page of these items, oldest first and each under its name, that the query asks for."""
+    limit = query.get("limit", str(PAGE_DEFAULT))
+    order = query.get("order", "desc")
+    if not re.fullmatch("[0-9]{1,3}", limit) or not 1 <= int(limit) <= PAGE_MAX:
+        raise InvalidRequest(f"'limit' must be from 1 to {PAGE_MAX}.", param="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
+    rows = named if order == "asc" else named[::-1]
+    ids = [item_id for item_id, _ in rows]
+    after = query.get("after")
+    if after is not None and after not in ids:
+        raise InvalidRequest(f"No item with id '{after[:128]}' found.", param="after")
+    start = 0 if after is None else ids.index(after) + 1
+    page = rows[start : start + int(limit)]
+    return list_object(
+        [listed_item(item, item_id) for item_id, item in page],
+        [item_id for item_id, _ in page],
+        has_more=start + len(page) < len(rows),
+    )

@@ -1,0 +1,91 @@
+"""What every `Conversations` promises: items keep their places, and two who write at once notice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from segue.turn.seams import Conversations
+from segue.turn.values import Conversation, Shelved
+from tests.contracts.stores import KINDS, open_stores
+from tests.contracts.turns import OWNER, said
+
+
+@pytest.fixture(params=[kind for kind in KINDS if kind != "layered"])
+async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Conversations]:
+    async with open_stores(request.param, request, tmp_path) as open_one:
+        yield (await open_one()).conversations
+
+
+def new(name: str = "conv_1", owner: str = OWNER) -> Conversation:
+    return Conversation(name, owner, 1_700_000_000, {"a": "b"})
+
+
+def shelf(*names: str) -> list[Shelved]:
+    return [Shelved(name, said(f"This is {name}.")) for name in names]
+
+
+async def found(kept: Conversations, name: str = "conv_1", owner: str = OWNER) -> Conversation:
+    conversation = await kept.find(owner, name)
+    assert conversation is not None
+    return conversation
+
+
+async def test_conversation_is_found_as_it_was_saved(kept: Conversations) -> None:
+    assert await kept.save(new(), shelf("a", "b"))
+    conversation = await found(kept)
+    assert conversation == structs.replace(new(), count=2, version=1)
+    assert list(await kept.read(OWNER, "conv_1")) == shelf("a", "b")
+
+
+async def test_items_are_read_from_a_place_on(kept: Conversations) -> None:
+    await kept.save(new(), shelf("a", "b"))
+    assert await kept.save(await found(kept), shelf("c"))
+    assert list(await kept.read(OWNER, "conv_1", 2)) == shelf("c")
+    assert list(await kept.read(OWNER, "conv_1", 3)) == []
+
+
+async def test_erased_item_leaves_its_place_empty_and_the_tip_unknown(kept: Conversations) -> None:
+    await kept.save(new(), shelf("a", "b", "c"))
+    tipped = structs.replace(await found(kept), tip_id="resp_1", tip_items=3)
+    assert await kept.save(tipped)
+    assert await kept.delete(OWNER, "conv_1", "b")
+    assert not await kept.delete(OWNER, "conv_1", "b")
+    conversation = await found(kept)
+    assert (conversation.tip_id, conversation.tip_items) == (None, 0)
+    assert list(await kept.read(OWNER, "conv_1")) == shelf("a", "c")
+    await kept.save(conversation, shelf("d"))
+    assert list(await kept.read(OWNER, "conv_1", 3)) == shelf("d")
+
+
+async def test_of_two_who_write_at_once_one_is_told(kept: Conversations) -> None:
+    await kept.save(new())
+    same = await found(kept)
+    written = await asyncio.gather(kept.save(same, shelf("a")), kept.save(same, shelf("b")))
+    assert sorted(written) == [False, True]
+    assert len(await kept.read(OWNER, "conv_1")) == 1
+
+
+async def test_erased_conversation_is_gone_with_its_items(kept: Conversations) -> None:
+    await kept.save(new(), shelf("a"))
+    same = await found(kept)
+    assert await kept.delete(OWNER, "conv_1")
+    assert not await kept.delete(OWNER, "conv_1")
+    assert await kept.find(OWNER, "conv_1") is None
+    assert list(await kept.read(OWNER, "conv_1")) == []
+    assert not await kept.save(same, shelf("b"))
+
+
+async def test_owners_never_meet(kept: Conversations) -> None:
+    await kept.save(new(), shelf("a"))
+    await kept.save(new(owner="bob"), shelf("b"))
+    assert not await kept.delete("eve", "conv_1")
+    assert not await kept.delete("eve", "conv_1", "a")
+    assert await kept.find("eve", "conv_1") is None
+    assert list(await kept.read("bob", "conv_1")) == shelf("b")
+    assert await kept.delete("bob", "conv_1")
+    assert list(await kept.read(OWNER, "conv_1")) == shelf("a")
