@@ -62,7 +62,7 @@ async def prepare(create: Create, asker: Asker, tally: Tally, models: Models, se
     parent = await _find_parent(create, asker, tally)
     unsealed = unseal(await follow(given, parent, asker), asker.owner, seals)
     resolved = resolve(create, unsealed.given, parent, unsealed.earlier)
-    tally.tool_decodes += resolved.did_decode_tools
+    tally.tool_decodes += resolved.tool_decodes
     plan = admit(
         resolved,
         models,
