@@ -107,8 +107,9 @@ PREFIX = {
     "tool_search": "tsc",
 }
 # Calls whose fields are known only when their arguments are whole: they are added when they are done.
-HELD = ("local_shell", "apply_patch", "tool_search")
+HELD = ("local_shell", "apply_patch")
 LOCAL = Raw(b'{"type":"local"}')
+NO_ARGUMENTS = Raw(b"{}")
 
 DELTA_EVENT = {
     "message": "response.output_text.delta",
@@ -353,7 +354,7 @@ class Assembler:
         item.pieces.append(text)
         if item.commands is not None:
             events.extend(self._command_events(item, item.commands.feed(text)))
-        if item.delta is not None:
+        elif item.delta is not None:
             number = self._number
             self._number = number + 1
             events.append(item.delta.event(number, text))
@@ -601,7 +602,7 @@ def _value(
                 status=status,
                 call_id=item.call_id or None,
                 execution=opened.execution or "server",
-                arguments=search_arguments(text),
+                arguments=NO_ARGUMENTS if is_added else search_arguments(text),
             )
         case _:
             assert_never(opened.kind)
