@@ -1,7 +1,7 @@
 """Tools in every shape, told with real sockets: over JSON, SSE and WebSocket the client gets the same calls.
 
-Every kind of call is played by the scripted engine, its events are checked against the contract and against the types of
-the official client, and the next turn goes on from its output.
+Every kind of call is played by the scripted engine, its events are checked against the contract and against the types
+of the official client, and the next turn goes on from its output.
 """
 
 from __future__ import annotations
@@ -159,12 +159,11 @@ def answer_to(call: Body, answer: Body) -> Body:
     return {**answer, "call_id": call["call_id"]}
 
 
-@ways
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_client_runs_a_tool_of_each_shape(shape: str, way: str, tmp_path: Path) -> None:
+async def run_tool(shape: str, way: str, folder: Path) -> list[Body]:
+    """A turn with a call, a turn with its output, and all of it sent again by a client that keeps its own history."""
     tool, turn, wanted, answer = SHAPES[shape]
     async with (
-        scripted(tmp_path, turn, {"text": "Thanks."}, check_rendering=True) as served,
+        scripted(folder, turn, {"text": "Thanks."}, check_rendering=True) as served,
         asking(served, way) as ask,
     ):
         told = await ask({"input": "Go", "tools": [tool]})
@@ -177,36 +176,62 @@ async def test_client_runs_a_tool_of_each_shape(shape: str, way: str, tmp_path: 
         after = await ask({"input": [output], "tools": [tool], "previous_response_id": first["id"]})
         chained = response_of(after)
         assert chained["output"][0]["content"][0]["text"] == "Thanks."
-        # A client that keeps its own history sends the item back as it got it.
         history = [{"role": "user", "content": "Go"}, call, output]
         resent = await ask({"input": history, "tools": [tool], "store": False})
         assert response_of(resent)["usage"]["input_tokens"] == chained["usage"]["input_tokens"]
-    assert misfits([*told, *after, *resent]) == []
+    return [*told, *after, *resent]
+
+
+@pytest.mark.parametrize("way", ["json", "websocket"])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_client_runs_a_tool_of_each_shape(shape: str, way: str, tmp_path: Path) -> None:
+    await run_tool(shape, way, tmp_path)
+
+
+async def test_calls_of_each_shape_fit_the_types_of_the_official_client(tmp_path: Path) -> None:
+    """Also where a call was forced, and where it was cut off."""
+    told: list[Body] = []
+    for shape in SHAPES:
+        told += await run_tool(shape, "sse", tmp_path)
+    for shape in ("shell", "apply_patch"):
+        told += await force(shape, "sse")
+    told += await cut_off(tmp_path)
+    assert misfits(told) == []
+
+
+async def force(shape: str, way: str) -> list[Body]:
+    body = {"input": "Go", "tools": [WEATHER, {"type": shape}], "tool_choice": {"type": shape}}
+    async with serving() as served, asking(served, way) as ask:
+        told: list[Body] = await ask(body)
+    return told
 
 
 @ways
 @pytest.mark.parametrize("shape", ["shell", "apply_patch"])
-async def test_client_forces_a_builtin(shape: str, way: str, tmp_path: Path) -> None:
-    tool = SHAPES[shape][0]
-    async with serving() as served, asking(served, way) as ask:
-        told = await ask({"input": "Go", "tools": [WEATHER, tool], "tool_choice": {"type": shape}})
-    (call,) = response_of(told)["output"]
+async def test_client_forces_a_builtin(shape: str, way: str) -> None:
+    (call,) = response_of(await force(shape, way))["output"]
     assert call["type"] == f"{shape}_call"
-    assert misfits(told) == []
 
 
-async def test_client_is_told_of_a_call_that_is_cut_off(tmp_path: Path) -> None:
-    long = "echo " + "word " * 100
+LONG = "echo " + "word " * 100
+
+
+async def cut_off(folder: Path) -> list[Body]:
     async with (
-        scripted(tmp_path, calling("shell", commands=["ls", long])) as served,
+        scripted(folder, calling("shell", commands=["ls", LONG])) as served,
         asking(served, "sse") as ask,
     ):
-        told = await ask({"input": "Go", "tools": [{"type": "shell"}], "max_output_tokens": 60})
-    (call,) = response_of(told)["output"]
+        told: list[Body] = await ask(
+            {"input": "Go", "tools": [{"type": "shell"}], "max_output_tokens": 60}
+        )
+    return told
+
+
+async def test_call_that_is_cut_off_has_what_was_written_of_it(tmp_path: Path) -> None:
+    (call,) = response_of(await cut_off(tmp_path))["output"]
     assert call["status"] == "incomplete"
     assert call["action"]["commands"][0] == "ls"
-    assert long.startswith(call["action"]["commands"][1])
-    assert misfits(told) == []
+    assert LONG.startswith(call["action"]["commands"][1])
 
 
 @ways
@@ -390,8 +415,14 @@ async def test_secrets_are_neither_echoed_nor_kept(tmp_path: Path) -> None:
     assert answer["output"][0]["name"] == "get_weather"
     assert listed.json["data"][-1]["tools"][0]["server_label"] == "x"
     assert "hush" not in json.dumps(told) + listed.body.decode()
-    for file in tmp_path.glob("turns.db*"):
-        assert b"hush" not in file.read_bytes()
+    assert b"hush" not in stored_bytes(tmp_path)
+
+
+def stored_bytes(folder: Path) -> bytes:
+    """Everything that a database has written."""
+    files = list(folder.glob("turns.db*"))
+    assert files
+    return b"".join(file.read_bytes() for file in files)
 
 
 HISTORY = [

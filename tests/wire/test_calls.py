@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -38,11 +39,7 @@ def scan(text: str, cuts: list[int]) -> tuple[list[str], list[str], str]:
     """The commands, each one as it was told to be whole, and all that was told of them on the way."""
     scanner = CommandScanner()
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    said = [
-        one
-        for begin, end in zip(places, places[1:], strict=False)
-        for one in scanner.feed(text[begin:end])
-    ]
+    said = [one for begin, end in pairwise(places) for one in scanner.feed(text[begin:end])]
     said += scanner.close()
     whole = [text for what, _, text in said if what == "whole"]
     return scanner.commands, whole, "".join(text for what, _, text in said if what == "more")

@@ -140,8 +140,8 @@ def test_model_is_offered_what_the_client_can_run_with_namespaces_opened() -> No
         ("apply_patch", "apply_patch"),
         ("local_shell", "local_shell"),
     ]
-    assert decoded.deferred == (Offer(namespace.tools[0], "crm"),)
-    assert offer_named(decoded.offers, "crm.b") == Offer(namespace.tools[1], "crm")
+    assert decoded.deferred == (Offer(namespace.tools[0], "crm", "…"),)
+    assert offer_named(decoded.offers, "crm.b") == Offer(namespace.tools[1], "crm", "…")
     assert offer_named(decoded.offers, "b") is None
 
 

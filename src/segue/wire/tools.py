@@ -187,6 +187,8 @@ class Offer(Struct, frozen=True):
 
     tool: FunctionTool | CustomTool
     namespace: str | None = None
+    # What its namespace is for.
+    about: str = ""
     # Which tool of the contract's own this function stands for.
     builtin: Builtin | None = None
     # Who searches, where this is the search for tools.
@@ -265,7 +267,7 @@ def _opened(tool: Tool) -> list[Offer]:
         case FunctionTool() | CustomTool():
             return [Offer(tool)]
         case NamespaceTool():
-            return [Offer(inner, tool.name) for inner in tool.tools]
+            return [Offer(inner, tool.name, tool.description or "") for inner in tool.tools]
         case _:
             return []
 
