@@ -351,6 +351,122 @@ async def test_settings_of_an_item_hold_along_the_chain_until_the_next(way: str)
         assert told["text"]["format"] == {"type": "text"}
 
 
+PAY = {
+    "type": "function",
+    "name": "pay",
+    "description": "Pays a bill.",
+    "parameters": {"type": "object", "properties": {"amount": {"type": "integer"}}},
+    "defer_loading": True,
+}
+SEARCHABLE = [PAY, CRM, {"type": "tool_search"}]
+FIND = calling("tool_search", query="pay a bill")
+
+
+@ways
+async def test_server_searches_and_the_model_goes_on_in_the_same_response(
+    way: str, tmp_path: Path
+) -> None:
+    turns = [FIND, calling("pay", amount=7), {"text": "Paid."}]
+    async with (
+        scripted(tmp_path, *turns, check_rendering=True) as served,
+        asking(served, way) as ask,
+    ):
+        told = await ask({"input": "Pay my bill", "tools": SEARCHABLE})
+        first = response_of(told)
+        search, found, call = first["output"]
+        assert (search["type"], search["execution"]) == ("tool_search_call", "server")
+        assert (search["call_id"], search["arguments"]) == (None, {"query": "pay a bill"})
+        assert (found["type"], found["call_id"]) == ("tool_search_output", None)
+        assert found["tools"] == [{**PAY, "strict": None}]
+        assert (call["type"], call["name"]) == ("function_call", "pay")
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
+        follow = {"input": [output], "tools": SEARCHABLE, "previous_response_id": first["id"]}
+        last = response_of(await ask(follow))
+        assert last["output"][0]["content"][0]["text"] == "Paid."
+        # What we have answered ourselves is output, and nothing that the client sent.
+        path = f"/v1/responses/{first['id']}/input_items"
+        listed = (await fetch(served, "GET", path)).json
+        assert [one["type"] for one in listed["data"]] == ["message"]
+        # A client that keeps its own history sends all of it back, and the model reads the same.
+        history = [{"role": "user", "content": "Pay my bill"}, *first["output"], output]
+        resent = response_of(await ask({"input": history, "tools": SEARCHABLE, "store": False}))
+        assert resent["usage"]["input_tokens"] == last["usage"]["input_tokens"]
+        assert resent["output"][0]["content"][0]["text"] == "Paid."
+    if way == "sse":
+        assert misfits(told) == []
+
+
+async def test_search_beside_a_call_leaves_both_answered(tmp_path: Path) -> None:
+    """The call is the client's to answer, so the response ends; what was found is there for the next one."""
+    both = {"calls": [*FIND["calls"], {"name": "crm.note", "input": "x"}]}
+    crm = {**CRM, "tools": [CRM["tools"][0], {"type": "custom", "name": "note"}]}
+    tools = [PAY, crm, {"type": "tool_search"}]
+    turns = [both, calling("pay", amount=7)]
+    async with (
+        scripted(tmp_path, *turns, check_rendering=True) as served,
+        asking(served, "websocket") as ask,
+    ):
+        first = response_of(await ask({"input": "Pay and note", "tools": tools}))
+        kinds = [one["type"] for one in first["output"]]
+        assert kinds == ["tool_search_call", "custom_tool_call", "tool_search_output"]
+        call_id = first["output"][1]["call_id"]
+        output = {"type": "custom_tool_call_output", "call_id": call_id, "output": "ok"}
+        body = {"input": [output], "tools": tools, "previous_response_id": first["id"]}
+        second = response_of(await ask(body))
+        assert second["output"][0]["name"] == "pay"
+
+
+async def test_model_that_searches_in_circles_comes_to_an_end(tmp_path: Path) -> None:
+    async with scripted(tmp_path, FIND) as served, asking(served, "sse") as ask:
+        told = response_of(await ask({"input": "Pay", "tools": SEARCHABLE}))
+        found = [one["tools"] for one in told["output"] if one["type"] == "tool_search_output"]
+        assert told["status"] == "completed"
+        assert len(found) == 16
+        limited = response_of(await ask({"input": "Pay", "tools": SEARCHABLE, "max_tool_calls": 1}))
+        found = [one["tools"] for one in limited["output"] if one["type"] == "tool_search_output"]
+        assert [bool(tools) for tools in found] == [True, *[False] * 15]
+
+
+async def test_search_that_is_cut_off_is_not_made(tmp_path: Path) -> None:
+    long = calling("tool_search", query="word " * 100)
+    async with scripted(tmp_path, long) as served, asking(served, "sse") as ask:
+        told = await ask({"input": "Pay", "tools": SEARCHABLE, "max_output_tokens": 40})
+    (search,) = response_of(told)["output"]
+    assert (search["type"], search["status"]) == ("tool_search_call", "incomplete")
+
+
+async def test_what_was_found_is_known_after_a_restart(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'turns.db'}"
+    turns = [FIND, {"text": "Found."}, calling("crm.find")]
+    crm = {**CRM, "tools": CRM["tools"][:1]}
+    tools = [crm, {"type": "tool_search"}]
+    ask_for = calling("tool_search", query="crm")
+    async with (
+        scripted(tmp_path, ask_for, *turns[1:], store=store) as served,
+        asking(served, "json") as ask,
+    ):
+        first = response_of(await ask({"input": "Look", "tools": tools}))
+        assert first["output"][1]["tools"][0]["name"] == "crm"
+    async with (
+        scripted(tmp_path, ask_for, *turns[1:], store=store) as served,
+        asking(served, "json") as ask,
+    ):
+        again = await fetch(served, "GET", f"/v1/responses/{first['id']}")
+        assert again.json["output"] == first["output"]
+        # The search itself is not offered any more: what it found still is.
+        told = response_of(await ask({"input": "Go", "previous_response_id": first["id"]}))
+        (call,) = told["output"]
+        assert (call["namespace"], call["name"]) == ("crm", "find")
+
+
+async def test_forced_search_is_over_after_its_first_time() -> None:
+    body = {"input": "Go", "tools": SEARCHABLE, "tool_choice": {"type": "tool_search"}}
+    async with serving() as served, asking(served, "json") as ask:
+        told = response_of(await ask(body))
+    kinds = [one["type"] for one in told["output"]]
+    assert kinds == ["tool_search_call", "tool_search_output", "message"]
+
+
 MCP = {
     "type": "mcp",
     "server_label": "x",

@@ -84,6 +84,7 @@ from segue.wire.items import (
     Status,
     SummaryText,
     ToolSearchCall,
+    ToolSearchOutput,
     Value,
     required_by,
 )
@@ -265,6 +266,20 @@ class Assembler:
         self.items.append(done)
         self.ids.append(NO_IDS)
         return [encode_event(event)]
+
+    def add(self, output: Item) -> list[Event]:
+        """What one of our own tools has answered: an item that no model wrote."""
+        self._require("open")
+        value = output.value
+        assert isinstance(value, ToolSearchOutput), "nothing else answers here"
+        begun = msgspec.structs.replace(value, status="in_progress", tools=[])
+        added = self._added_event(begun)
+        done = OutputItemDone(
+            sequence_number=self._next(), output_index=len(self.items), item=Raw(output.raw)
+        )
+        self.items.append(output)
+        self.ids.append(NO_IDS)
+        return [added, encode_event(done)]
 
     def heartbeat(self) -> Event:
         """A sign of life: an ordinary numbered event that every client may ignore."""

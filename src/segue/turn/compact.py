@@ -70,8 +70,8 @@ def stand_in(compacted: Compacted) -> tuple[Item, ...]:
 
 
 def worth_keeping(rounds: Iterable[Round], given: Sequence[Item], bytes_max: int) -> list[Item]:
-    """What goes on word for word: what the developer said, tools and settings that items have brought, and of the user's
-    messages the newest that fit.
+    """What goes on word for word: what the developer said, tools and settings that items have brought, and of the
+    user's messages the newest that fit.
 
     The very last message of the user is always among them, because it may be still to be answered.
     """

@@ -103,7 +103,7 @@ async def _kept_item(item_id: str, asker: Asker) -> Item | None:
     turn = await asker.turns.read(asker.owner, turn_id) if turn_id else None
     if turn is None:
         return None
-    written = [item for one in turn.rounds for item in one.wrote]
+    written = [item for one in turn.rounds for item in (*one.wrote, *one.given)]
     given = {given_id(turn.id, index): item for index, item in enumerate(turn.given)}
     return given.get(item_id) or next((one for one in written if one.value.id == item_id), None)
 

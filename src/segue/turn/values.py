@@ -203,8 +203,11 @@ class Turn:
 
     @property
     def given(self) -> tuple[Item, ...]:
-        """What the client sent for this turn, all of it: a rollout is given more as it goes on."""
-        return tuple(item for one in self.rounds if not one.is_fresh for item in one.given)
+        """What the client sent for this turn, all of it: a rollout is given more as it goes on. What our own tools have
+        answered is output."""
+        ours = {bytes(raw) for raw in self.response.output} if len(self.rounds) > 1 else set()
+        sent = (item for one in self.rounds if not one.is_fresh for item in one.given)
+        return tuple(item for item in sent if item.raw not in ours)
 
     @property
     def above(self) -> Turn | None:
