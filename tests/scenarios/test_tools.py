@@ -416,6 +416,40 @@ async def test_search_beside_a_call_leaves_both_answered(tmp_path: Path) -> None
         assert second["output"][0]["name"] == "pay"
 
 
+async def test_rollout_waits_for_the_client_and_never_for_our_own_search(tmp_path: Path) -> None:
+    both = {"calls": [*FIND["calls"], *calling("shell", commands=["ls"])["calls"]]}
+    turns = [FIND, both, calling("pay", amount=7), {"text": "Paid."}]
+    tools = [*SEARCHABLE, {"type": "shell"}]
+    kinds = ["shell_call_output", "function_call_output"]
+    told: list[Body] = []
+    async with (
+        scripted(tmp_path, *turns, check_rendering=True) as served,
+        wire(served) as socket,
+    ):
+        await socket.create(input="Pay", tools=tools, rollout=True)
+        while not told or told[-1]["type"] != "response.completed":
+            told.append(await socket.next())
+            if told[-1]["type"] != "response.done":
+                continue
+            (owed,) = told[-1]["required_input"]
+            assert owed["type"] == kinds.pop(0)
+            answer = SHAPES["shell" if owed["type"] == "shell_call_output" else "namespace"][3]
+            output = {**answer, "call_id": owed["call_id"]}
+            response_id = told[-1]["response_id"]
+            await socket.send(
+                {"type": "response.append", "response_id": response_id, "input": [output]}
+            )
+    assert [one["type"] for one in check_turn(told)["output"]] == [
+        "tool_search_call",
+        "tool_search_output",
+        "tool_search_call",
+        "shell_call",
+        "tool_search_output",
+        "function_call",
+        "message",
+    ]
+
+
 async def test_model_that_searches_in_circles_comes_to_an_end(tmp_path: Path) -> None:
     async with scripted(tmp_path, FIND) as served, asking(served, "sse") as ask:
         told = response_of(await ask({"input": "Pay", "tools": SEARCHABLE}))
