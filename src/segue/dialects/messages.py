@@ -43,8 +43,9 @@ from segue.turn.values import (
     Wrote,
     since_fresh,
 )
-from segue.wire.items import InputImage, Item, Message
-from segue.wire.tools import CustomTool, Offer, plain_name
+from segue.wire.items import InputImage, Item, Logprob, Message
+from segue.wire.requests import ToolChoiceName
+from segue.wire.tools import CustomTool, Offer, allowed_offers, plain_name
 
 # A change of this file that changes what is written needs a new number.
 VERSION = "messages1"
@@ -240,7 +241,10 @@ class MessagesReader:
         self._said: list[Said] = []
         self._open: Opened | None = None
         self._blank = ""
+        self._blank_logprobs: tuple[Logprob, ...] = ()
         self._has_thought = False
+        # Whether the one call that there may be is whole.
+        self.is_over = False
         self._index: int | None = None
         self._closed_indexes: set[int] = set()
         self._input = ""
@@ -249,18 +253,20 @@ class MessagesReader:
         """What has become certain with this delta."""
         assert isinstance(piece, Delta), "this dialect reads deltas"
         said = self._said = []
+        if self.is_over:
+            return said
         if piece.reasoning:
             self._think(piece.reasoning)
         if piece.text:
-            self._talk(piece.text)
-        if piece.call_index is not None:
+            self._talk(piece.text, piece.logprobs)
+        if piece.call_index is not None and not self.is_over:
             self._call(piece.call_index, piece.call_name, piece.call_arguments)
         return said
 
     def close(self, *, is_cut: bool) -> list[Said]:
         """Close what is open."""
         said = self._said = []
-        self._close(is_cut=is_cut)
+        self._close(is_cut=is_cut and not self.is_over)
         said.append(Sealed(NO_IDS))
         return said
 
@@ -269,20 +275,24 @@ class MessagesReader:
             if not text.strip():
                 return
             self._begin(Opened("reasoning"))
+            if self.is_over:
+                return
             self._has_thought = True
             text = text.lstrip("\n")
         self._said.append(Wrote(text))
 
-    def _talk(self, text: str) -> None:
+    def _talk(self, text: str, logprobs: tuple[Logprob, ...]) -> None:
         if self._open is None or self._open.kind != "message":
-            text = self._blank + text
+            text, logprobs = self._blank + text, self._blank_logprobs + logprobs
             if not text.strip():
-                self._blank = text
+                self._blank, self._blank_logprobs = text, logprobs
                 return
             # Newlines behind a thought belong to its mark; at the very beginning they are the model's own.
             text = text.lstrip("\n") if self._has_thought else text
             self._begin(Opened("message"))
-        self._said.append(Wrote(text))
+            if self.is_over:
+                return
+        self._said.append(Wrote(text, logprobs))
 
     def _call(self, index: int, name: str, arguments: str) -> None:
         if index != self._index:
@@ -290,7 +300,12 @@ class MessagesReader:
                 raise EngineFailed("The engine mixed the arguments of two calls.")
             if not name:
                 raise EngineFailed("The engine sent arguments for a call without a name.")
-            self._begin(_opened(_offer(self._scene, name), name))
+            offer = _offer(self._scene, name)
+            if not _may_call(self._scene, offer):
+                raise EngineFailed("The engine called a tool that it was not allowed to call.")
+            self._begin(_opened(offer, name))
+            if self.is_over:
+                return
             self._index = index
         if not arguments:
             return
@@ -302,13 +317,17 @@ class MessagesReader:
 
     def _begin(self, opened: Opened) -> None:
         self._close()
+        if self.is_over:
+            return
         self._open = opened
         self._said.append(opened)
 
     def _close(self, *, is_cut: bool = False) -> None:
-        self._blank = ""
+        self._blank, self._blank_logprobs = "", ()
         if self._open is None:
             return
+        is_call = self._open.kind in ("function", "custom")
+        self.is_over = is_call and not self._scene.head.parallel_tool_calls
         if self._open.kind == "custom" and (text := _input(self._input)):
             self._said.append(Wrote(text))
         self._said.append(Closed(NO_IDS, is_cut))
@@ -337,6 +356,14 @@ def _offer(scene: Scene, name: str) -> Offer | None:
         if offer is not None:
             return offer
     return None
+
+
+def _may_call(scene: Scene, offer: Offer | None) -> bool:
+    """Whether `tool_choice` allows it; not every endpoint that takes the wish honours it."""
+    choice = scene.head.tool_choice
+    if not isinstance(choice, ToolChoiceName):
+        return choice != "none"
+    return offer is not None and bool(allowed_offers(choice, (offer,)))
 
 
 def _named(offers: Sequence[Offer], name: str) -> Offer | None:

@@ -14,11 +14,13 @@ from msgspec import UNSET, Raw
 
 from segue.turn.values import Head, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
+from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import (
     CustomTool,
     FunctionTool,
     NamespaceTool,
     Offer,
+    allowed_offers,
     forced_offers,
     offer_named,
     offers_of,
@@ -86,6 +88,15 @@ def offer_in(scene: Scene, name: str) -> Offer | None:
     return None
 
 
+def may_call(scene: Scene, name: str) -> bool:
+    """Whether `tool_choice` lets the model call the tool of this name; if it names none, also one that nobody knows."""
+    choice = scene.head.tool_choice
+    if not isinstance(choice, ToolChoiceName):
+        return choice != "none"
+    offer = offer_in(scene, name)
+    return offer is not None and bool(allowed_offers(choice, (offer,)))
+
+
 # --- forced answers -------------------------------------------------------------------------------
 
 
@@ -116,7 +127,7 @@ def format_schema(scene: Scene, arguments_key: str | None = None) -> bytes | Non
     schema = OBJECT if wanted.schema is UNSET else msgspec.json.decode(wanted.schema)
     if wanted.type == "json_object":
         schema = OBJECT
-    offers = scene.head.tools.offers if scene.head.tool_choice != "none" else ()
+    offers = allowed_offers(scene.head.tool_choice, scene.head.tools.offers)
     if not offers or arguments_key is None:
         return msgspec.json.encode(schema)
     return msgspec.json.encode(_any_of([schema, *_calls(offers, arguments_key)]))

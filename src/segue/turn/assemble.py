@@ -27,7 +27,7 @@ from segue.errors import ApiError
 from segue.turn.admit import ReasoningView
 from segue.turn.decide import End
 from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Steer, Wrote
-from segue.wire.codec import DeltaTemplate, as_item, encode_event, encode_response
+from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, encode_response
 from segue.wire.events import (
     ArgumentsDone,
     Compacting,
@@ -44,6 +44,7 @@ from segue.wire.events import (
     InProgress,
     OutputItemAdded,
     OutputItemDone,
+    OutputTextDelta,
     OutputTextDone,
     Queued,
     ReasoningTextDone,
@@ -93,7 +94,7 @@ DELTA_EVENT = {
 class OpenItem:
     """The item that is being written."""
 
-    __slots__ = ("call_id", "delta", "id", "index", "opened", "pieces")
+    __slots__ = ("call_id", "delta", "id", "index", "logprobs", "opened", "pieces")
 
     def __init__(self, opened: Opened, item_id: str, call_id: str, index: int) -> None:
         self.opened = opened
@@ -101,6 +102,8 @@ class OpenItem:
         self.call_id = call_id
         self.index = index
         self.pieces: list[str] = []
+        # Of a message, where they were asked for.
+        self.logprobs: list[Raw] = []
         self.delta: DeltaTemplate | None = None
 
 
@@ -246,8 +249,10 @@ class Assembler:
         events: list[Event] = []
         for one in said:
             match one:
-                case Wrote():
+                case Wrote(logprobs=()):
                     self._write(one.text, events)
+                case Wrote():
+                    self._write_likely(one, events)
                 case Opened():
                     self._open_item(one, events)
                 case Closed():
@@ -321,6 +326,28 @@ class Assembler:
             self._number = number + 1
             events.append(item.delta.event(number, text))
 
+    def _write_likely(self, wrote: Wrote, events: list[Event]) -> None:
+        """Text with how likely its tokens were, which only messages have a place for."""
+        item = self._open
+        if item is None or item.opened.kind != "message":
+            self._write(wrote.text, events)
+            return
+        item.pieces.append(wrote.text)
+        logprobs = [Raw(encode(one)) for one in wrote.logprobs]
+        item.logprobs.extend(logprobs)
+        events.append(
+            encode_event(
+                OutputTextDelta(
+                    sequence_number=self._next(),
+                    item_id=item.id,
+                    output_index=item.index,
+                    content_index=0,
+                    delta=wrote.text,
+                    logprobs=logprobs,
+                )
+            )
+        )
+
     def _close_item(self, closed: Closed, events: list[Event]) -> None:
         item = self._open
         if item is None:
@@ -374,7 +401,7 @@ class Assembler:
         """The content part that an item of this kind wraps its text in, if it has one."""
         match item.opened.kind:
             case "message":
-                return OutputText(text=text, annotations=[], logprobs=[])
+                return OutputText(text=text, annotations=[], logprobs=item.logprobs)
             case "reasoning" if self._reasoning == "text":
                 return ReasoningText(text=text)
             case "reasoning" if self._reasoning == "summary":
@@ -419,7 +446,7 @@ class Assembler:
                         output_index=index,
                         content_index=0,
                         text=text,
-                        logprobs=[],
+                        logprobs=item.logprobs,
                     )
                 )
             case "reasoning" if self._reasoning == "summary":
@@ -473,7 +500,7 @@ def _value(
     is_async: bool | UnsetType = True if opened.is_async else UNSET
     match opened.kind:
         case "message":
-            part = OutputText(text=text, annotations=[], logprobs=[])
+            part = OutputText(text=text, annotations=[], logprobs=item.logprobs)
             return Message(
                 id=item.id, status=status, role="assistant", content=[] if is_added else [part]
             )

@@ -203,6 +203,15 @@ def forced_offers(choice: str | ToolChoiceName, offers: tuple[Offer, ...]) -> tu
     return _named(choice.tools or [], offers) if choice.mode == "required" else ()
 
 
+def allowed_offers(choice: str | ToolChoiceName, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """The tools that may be called by this choice."""
+    if not isinstance(choice, ToolChoiceName):
+        return () if choice == "none" else offers
+    if choice.type == "allowed_tools":
+        return _named(choice.tools or [], offers)
+    return _named([choice], offers) if choice.type in ("function", "custom") else offers
+
+
 def _named(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) -> tuple[Offer, ...]:
     """The tools that these choices name; one that says no namespace means any."""
     wanted = [(one.name, one.namespace) for one in choices]
@@ -217,7 +226,20 @@ def _named(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) -> tuple[
 
 def has_grammar(offer: Offer) -> bool:
     """Whether what the model gives this tool must follow a grammar."""
-    if not isinstance(offer.tool, CustomTool) or not isinstance(offer.tool.format, Raw):
-        return False
-    shape = msgspec.json.decode(offer.tool.format)
+    shape = _shape(offer)
     return isinstance(shape, dict) and shape.get("type") == "grammar"
+
+
+def grammar_of(offer: Offer) -> tuple[str, str] | None:
+    """The syntax of the grammar that this tool has, and its definition."""
+    shape = _shape(offer)
+    if not isinstance(shape, dict) or shape.get("type") != "grammar":
+        return None
+    return str(shape.get("syntax")), str(shape.get("definition") or "")
+
+
+def _shape(offer: Offer) -> object:
+    """The format of a custom tool, as it came."""
+    if not isinstance(offer.tool, CustomTool) or not isinstance(offer.tool.format, Raw):
+        return None
+    return msgspec.json.decode(offer.tool.format)
