@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from segue.dialects.offers import offer_in, opened_call
+from segue.dialects.offers import may_call, offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, part_of
 from segue.errors import EngineFailed
 from segue.turn.values import (
@@ -41,11 +41,18 @@ from segue.turn.values import (
     Wrote,
     since_fresh,
 )
-from segue.wire.items import InputImage, Item, Message
+from segue.wire.items import (
+    CustomToolCallOutput,
+    FunctionCallOutput,
+    InputImage,
+    Item,
+    Logprob,
+    Message,
+)
 from segue.wire.tools import plain_name
 
 # A change of this file that changes what is written needs a new number.
-VERSION = "messages1"
+VERSION = "messages2"
 # What goes on in the same assistant message: a model turn in the order in which a model writes it.
 JOINS = {
     ("think", "think"),
@@ -129,11 +136,15 @@ class MessagesDialect:
 
     def _messages(self, items: Sequence[Item]) -> Iterator[JsonObject]:
         spoken: list[Part] = []
+        pictures: list[InputImage] = []
         for item in items:
             part = part_of(item)
             if part.kind == "tools":
                 # The engine has a field for tools, those that items bring included.
                 continue
+            if pictures and part.kind != "response":
+                yield _shown(pictures)
+                pictures = []
             if part.kind == "think" and not (part.text and self._sends_reasoning):
                 continue
             if spoken and (spoken[-1].kind, part.kind) not in JOINS:
@@ -146,14 +157,18 @@ class MessagesDialect:
                 yield _assistant(spoken)
                 spoken = []
             yield self._told(item, part)
+            pictures += self._pictures(item) if part.call_id else []
         if spoken:
             yield _assistant(spoken)
+        if pictures:
+            yield _shown(pictures)
 
     def _told(self, item: Item, part: Part) -> JsonObject:
         """A message of its own."""
         match part.kind:
             case "response" if part.call_id:
-                return {"role": "tool", "tool_call_id": part.call_id, "content": part.text}
+                text = _output(item) if self._pictures(item) else part.text
+                return {"role": "tool", "tool_call_id": part.call_id, "content": text}
             case "response":
                 return _message("user", f"[answer: {part.text}]")
             case "call":
@@ -162,6 +177,15 @@ class MessagesDialect:
                 return _message("system", part.text)
             case _:
                 return {"role": "user", "content": self._content(item, part)}
+
+    def _pictures(self, item: Item) -> list[InputImage]:
+        """Pictures in a tool's output, where the model sees them. A tool's message has no place for them, so that they
+        follow the outputs in a message of their own."""
+        value = item.value
+        if not (self._sees_images and isinstance(value, FunctionCallOutput | CustomToolCallOutput)):
+            return []
+        parts = value.output if isinstance(value.output, list) else []
+        return [one for one in parts if isinstance(one, InputImage) and one.image_url]
 
     def _content(self, item: Item, part: Part) -> str | list[JsonObject]:
         """What a user said; with pictures in it where the model sees them."""
@@ -188,6 +212,24 @@ def _rounds(turns: Sequence[Turn]) -> list[Round]:
 
 def _message(role: str, text: str) -> JsonObject:
     return {"role": role, "content": text}
+
+
+def _output(item: Item) -> str:
+    """A tool's output with pictures in it: its words, and where a picture stands."""
+    assert isinstance(item.value, FunctionCallOutput | CustomToolCallOutput)
+    words = []
+    for one in item.value.output:
+        assert not isinstance(one, str)
+        is_shown = isinstance(one, InputImage) and bool(one.image_url)
+        said = part_of(Item(b"", Message(role="user", content=[one]))).text
+        words.append("[image: shown behind the outputs]" if is_shown else said)
+    return "\n".join(words)
+
+
+def _shown(pictures: Sequence[InputImage]) -> JsonObject:
+    content: list[JsonObject] = [{"type": "text", "text": "Images from the tool outputs:"}]
+    content += [{"type": "image_url", "image_url": _image(one)} for one in pictures]
+    return {"role": "user", "content": content}
 
 
 def _image(part: InputImage) -> JsonObject:
@@ -238,7 +280,10 @@ class MessagesReader:
         self._said: list[Said] = []
         self._open: Opened | None = None
         self._blank = ""
+        self._blank_logprobs: tuple[Logprob, ...] = ()
         self._has_thought = False
+        # Whether the one call that there may be is whole.
+        self.is_over = False
         self._index: int | None = None
         self._closed_indexes: set[int] = set()
         self._input = ""
@@ -247,18 +292,20 @@ class MessagesReader:
         """What has become certain with this delta."""
         assert isinstance(piece, Delta), "this dialect reads deltas"
         said = self._said = []
+        if self.is_over:
+            return said
         if piece.reasoning:
             self._think(piece.reasoning)
         if piece.text:
-            self._talk(piece.text)
-        if piece.call_index is not None:
+            self._talk(piece.text, piece.logprobs)
+        if piece.call_index is not None and not self.is_over:
             self._call(piece.call_index, piece.call_name, piece.call_arguments)
         return said
 
     def close(self, *, is_cut: bool) -> list[Said]:
         """Close what is open."""
         said = self._said = []
-        self._close(is_cut=is_cut)
+        self._close(is_cut=is_cut and not self.is_over)
         said.append(Sealed(NO_IDS))
         return said
 
@@ -267,20 +314,24 @@ class MessagesReader:
             if not text.strip():
                 return
             self._begin(Opened("reasoning"))
+            if self.is_over:
+                return
             self._has_thought = True
             text = text.lstrip("\n")
         self._said.append(Wrote(text))
 
-    def _talk(self, text: str) -> None:
+    def _talk(self, text: str, logprobs: tuple[Logprob, ...]) -> None:
         if self._open is None or self._open.kind != "message":
-            text = self._blank + text
+            text, logprobs = self._blank + text, self._blank_logprobs + logprobs
             if not text.strip():
-                self._blank = text
+                self._blank, self._blank_logprobs = text, logprobs
                 return
             # Newlines behind a thought belong to its mark; at the very beginning they are the model's own.
             text = text.lstrip("\n") if self._has_thought else text
             self._begin(Opened("message"))
-        self._said.append(Wrote(text))
+            if self.is_over:
+                return
+        self._said.append(Wrote(text, logprobs))
 
     def _call(self, index: int, name: str, arguments: str) -> None:
         if index != self._index:
@@ -288,7 +339,12 @@ class MessagesReader:
                 raise EngineFailed("The engine mixed the arguments of two calls.")
             if not name:
                 raise EngineFailed("The engine sent arguments for a call without a name.")
-            self._begin(opened_call(name, offer_in(self._scene, name, plain_name)))
+            offer = offer_in(self._scene, name, plain_name)
+            if not may_call(self._scene, offer):
+                raise EngineFailed("The engine called a tool that it was not allowed to call.")
+            self._begin(opened_call(name, offer))
+            if self.is_over:
+                return
             self._index = index
         if not arguments:
             return
@@ -300,13 +356,17 @@ class MessagesReader:
 
     def _begin(self, opened: Opened) -> None:
         self._close()
+        if self.is_over:
+            return
         self._open = opened
         self._said.append(opened)
 
     def _close(self, *, is_cut: bool = False) -> None:
-        self._blank = ""
+        self._blank, self._blank_logprobs = "", ()
         if self._open is None:
             return
+        is_call = self._open.is_call
+        self.is_over = is_call and not self._scene.head.parallel_tool_calls
         if self._open.kind == "custom" and (text := _input(self._input)):
             self._said.append(Wrote(text))
         self._said.append(Closed(NO_IDS, is_cut))
