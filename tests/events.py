@@ -62,6 +62,7 @@ LIFECYCLE = {"response": (dict,)}
 PLACE = {"item_id": (str,), "output_index": (int,)}
 CONTENT = {**PLACE, "content_index": (int,)}
 SUMMARY = {**PLACE, "summary_index": (int,)}
+COMMAND = {"output_index": (int,), "command_index": (int,)}
 LOGPROBS = {"logprobs": (list,)}
 
 # The fields of each event that our server sends, beside `type` and `sequence_number` (protocol.md 5.1).
@@ -86,6 +87,9 @@ EVENT_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "response.reasoning_summary_text.done": {**SUMMARY, "text": (str,)},
     "response.function_call_arguments.delta": {**PLACE, "delta": (str,)},
     "response.function_call_arguments.done": {**PLACE, "arguments": (str,)},
+    "response.shell_call_command.added": {**COMMAND, "command": (str,)},
+    "response.shell_call_command.delta": {**COMMAND, "delta": (str,)},
+    "response.shell_call_command.done": {**COMMAND, "command": (str,)},
     "response.custom_tool_call_input.delta": {**PLACE, "delta": (str,)},
     "response.custom_tool_call_input.done": {**PLACE, "input": (str,)},
     "response.compaction.compacting": PLACE,
@@ -114,13 +118,42 @@ ITEM_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "input": (str,),
     },
     "compaction": {"id": (str,), "encrypted_content": (str,)},
+    "shell_call": {
+        "id": (str,),
+        "status": (str,),
+        "call_id": (str,),
+        "action": (dict,),
+        "environment": (dict,),
+    },
+    "local_shell_call": {"id": (str,), "status": (str,), "call_id": (str,), "action": (dict,)},
+    "apply_patch_call": {"id": (str,), "status": (str,), "call_id": (str,), "operation": (dict,)},
+    "tool_search_call": {
+        "id": (str,),
+        "status": (str,),
+        "call_id": (str, NULL),
+        "execution": (str,),
+    },
+    "tool_search_output": {
+        "id": (str,),
+        "status": (str,),
+        "call_id": (str, NULL),
+        "execution": (str,),
+        "tools": (list,),
+    },
 }
+# Only a search that we run ourselves has no call_id, and says so.
+NULLABLE = {"tool_search_call", "tool_search_output"}
 PREFIXES = {
     "message": "msg_",
     "reasoning": "rs_",
     "function_call": "fc_",
     "custom_tool_call": "ctc_",
     "compaction": "cmp_",
+    "shell_call": "sh_",
+    "local_shell_call": "lsh_",
+    "apply_patch_call": "apc_",
+    "tool_search_call": "tsc_",
+    "tool_search_output": "tso_",
 }
 
 # The kinds of text that are streamed: what ends them, and the key of the whole text there.
@@ -133,6 +166,7 @@ STREAMED = {
         "arguments",
     ),
     "response.custom_tool_call_input.delta": ("response.custom_tool_call_input.done", "input"),
+    "response.shell_call_command.delta": ("response.shell_call_command.done", "command"),
 }
 DONE_OF = dict(STREAMED.values())
 # What is never the same twice.
@@ -219,10 +253,15 @@ def check_item(item: Mapping[str, Any], *, is_added: bool = False) -> None:
     assert kind in ITEM_FIELDS, f"unknown item {kind}"
     _check_fields(item, ITEM_FIELDS[kind], kind)
     assert item["id"].startswith(PREFIXES[kind]), item["id"]
-    assert None not in item.values(), f"null in {item}"
+    assert None not in item.values() or kind in NULLABLE, f"null in {item}"
     if "status" in item:
-        assert item["status"] in ({"in_progress"} if is_added else {"completed", "incomplete"})
-    if "call_id" in item:
+        done = {"completed", "incomplete"}
+        if kind == "apply_patch_call":
+            done = {"completed", "in_progress"}
+        assert item["status"] in ({"in_progress"} if is_added else done)
+    if item.get("call_id") is None and kind in NULLABLE:
+        assert item["execution"] == "server", item
+    elif "call_id" in item:
         assert item["call_id"].startswith("call_"), item["call_id"]
 
 
@@ -269,7 +308,9 @@ def _neutral(value: Any, names: dict[str, str]) -> Any:
             }
         case list():
             return [_neutral(one, names) for one in value]
-        case str() if found := re.fullmatch(r"(resp|msg|rs|fc|ctc|call)_[0-9A-Za-z]{8,}", value):
+        case str() if found := re.fullmatch(
+            r"(resp|msg|rs|fc|ctc|sh|lsh|apc|tsc|tso|call)_[0-9A-Za-z]{8,}", value
+        ):
             return names.setdefault(value, f"{found[1]} {len(names)}")
         case _:
             return value
@@ -303,7 +344,10 @@ def _check_items(events: Sequence[Event], response: Mapping[str, Any]) -> None:
         elif index is not None:
             assert index in added, f"{kind} outside of its item"
             assert index not in done, f"{kind} after its item"
-            assert event["item_id"] == added[index]["id"], f"{kind} names another item"
+            if "command_index" in event:
+                assert added[index]["type"] == "shell_call", f"{kind} outside of a shell call"
+            else:
+                assert event["item_id"] == added[index]["id"], f"{kind} names another item"
             if kind == "response.compaction.compacting":
                 continue
             _check_part(event, parts, texts, whole)
@@ -319,12 +363,18 @@ def _check_items(events: Sequence[Event], response: Mapping[str, Any]) -> None:
 
 
 def _check_same_item(added: Mapping[str, Any], done: Mapping[str, Any]) -> None:
-    for key in ("id", "type", "call_id", "name", "namespace", "role", "async"):
+    for key in ("id", "type", "call_id", "name", "namespace", "role", "async", "execution"):
         assert added.get(key) == done.get(key), f"{key} changed from added to done"
     for key in ("arguments", "input"):
-        assert added.get(key, "") == "", f"an item is added with {key}"
+        assert added.get(key, "") in ("", {}), f"an item is added with {key}"
     for key in ("content", "summary"):
         assert not added.get(key), f"an item is added with {key}"
+    if added["type"] == "shell_call":
+        assert added["action"]["commands"] == [], "an item is added with commands"
+    if added["type"] == "apply_patch_call":
+        for key in ("type", "path"):
+            assert added["operation"][key] == done["operation"][key], f"{key} changed"
+        assert not added["operation"].get("diff"), "an item is added with a diff"
 
 
 def _check_part(
@@ -337,7 +387,13 @@ def _check_part(
     inner = event.get("content_index", event.get("summary_index"))
     key = (event["output_index"], inner)
     has_part = inner is not None
-    if kind.endswith("_part.added"):
+    if "command_index" in event:
+        key = (event["output_index"], event["command_index"])
+    if kind == "response.shell_call_command.added":
+        assert key[1] == len([one for one in texts if one[0] == key[0]]), "commands out of order"
+        assert event["command"] == ""
+        assert texts.keys() == whole.keys(), "a command begins inside another"
+    elif kind.endswith("_part.added"):
         assert key not in parts, "a part is added twice"
         assert event["part"]["text"] == ""
         parts[key] = "open"
@@ -366,7 +422,12 @@ def _texts_of(item: Mapping[str, Any]) -> list[str]:
             return [part["text"] for part in (*item["summary"], *item.get("content", ()))]
         case "function_call":
             return [item["arguments"]]
-        case "compaction":
+        case "shell_call":
+            commands: list[str] = item["action"]["commands"]
+            return commands
+        case "compaction" | "local_shell_call" | "apply_patch_call":
+            return []
+        case "tool_search_call" | "tool_search_output":
             return []
         case _:
             return [item["input"]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,22 @@ def run_python(script: str, served: ServedProcess, *arguments: str) -> Any:
 def run_node(script: str, served: ServedProcess, *arguments: str) -> Any:
     """What a script of the JavaScript client prints."""
     return _run([str(NODE), "--no-warnings", str(SCRIPTS / script)], served, arguments)
+
+
+def misfits(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What in these events and responses does not fit the types of the Python client."""
+    assert PYTHON.exists(), "the clients are not installed: run `make test`"
+    done = subprocess.run(
+        [str(PYTHON), str(SCRIPTS / "python_types.py")],
+        input=json.dumps(values),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: list[str] = json.loads(done.stdout)
+    return found
 
 
 def _run(command: list[str], served: ServedProcess, arguments: tuple[str, ...]) -> Any:

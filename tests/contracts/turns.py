@@ -46,10 +46,13 @@ SAMPLES: dict[str, str] = {
         '{"type":"mcp_approval_response","approval_request_id":"a","approve":true}'
     ),
     "shell_call": '{"type":"shell_call","call_id":"c","action":{"commands":["ls"]}}',
-    "shell_call_output": '{"type":"shell_call_output","call_id":"c","output":[{"stdout":"x"}]}',
-    "local_shell_call": '{"type":"local_shell_call","call_id":"c","action":{"type":"exec"}}',
+    "shell_call_output": '{"type":"shell_call_output","call_id":"c","output":'
+    '[{"stdout":"x","stderr":"","outcome":{"type":"exit","exit_code":0}}]}',
+    "local_shell_call": '{"type":"local_shell_call","call_id":"c",'
+    '"action":{"type":"exec","command":["ls"],"env":{}}}',
     "local_shell_call_output": '{"type":"local_shell_call_output","id":"c","output":"x"}',
-    "apply_patch_call": '{"type":"apply_patch_call","call_id":"c","operation":{"type":"delete"}}',
+    "apply_patch_call": '{"type":"apply_patch_call","call_id":"c","operation":'
+    '{"type":"delete_file","path":"p"}}',
     "apply_patch_call_output": '{"type":"apply_patch_call_output","call_id":"c","status":"ok"}',
     "tool_search_call": '{"type":"tool_search_call","call_id":"c","execution":"client"}',
     "tool_search_output": '{"type":"tool_search_output","call_id":"c","tools":[]}',

@@ -14,7 +14,8 @@ from hypothesis import assume, given, settings
 from segue.dialects.chatml import SMOLLM2_SYSTEM, ChatmlDialect
 from segue.dialects.gguf import read_gguf
 from segue.dialects.vocabulary import Vocabulary, smollm2_path, vocabulary_from_gguf
-from segue.turn.values import Closed, Head, Ids, Said, Scene, Wrote
+from segue.turn.bring import bring
+from segue.turn.values import NOTHING_BROUGHT, Closed, Head, Ids, Said, Scene, Wrote
 from segue.wire.items import CustomToolCall, FunctionCall, Item, Message, Reasoning
 from tests.contracts.dialect import (
     BARE,
@@ -385,11 +386,12 @@ def test_ids_are_parted_at_the_items(vocabulary: Vocabulary, dialect: ChatmlDial
 def test_tool_that_an_earlier_item_brought_is_known(
     vocabulary: Vocabulary, dialect: ChatmlDialect
 ) -> None:
-    added = item("additional_tools", tools=[{"type": "custom", "name": "sed"}, {"type": "odd"}])
+    added = item("additional_tools", tools=[{"type": "custom", "name": "sed"}])
     past = turn_after(dialect, Scene(Head(), None, (added,)), None)
+    brought = bring(NOTHING_BROUGHT, [added])
     text = '<tool_call>\n{"name": "sed", "arguments": {"input": "s/a/b/"}}\n</tool_call>'
 
-    said = read(dialect, Scene(Head(), past, ()), [vocabulary.encode(text)])
+    said = read(dialect, Scene(Head(), past, (), brought=brought), [vocabulary.encode(text)])
 
     assert heard(said) == [Heard("custom", "s/a/b/", "sed")]
 

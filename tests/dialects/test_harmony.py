@@ -358,13 +358,14 @@ def test_ids_are_parted_at_the_messages(oracle: Any, dialect: HarmonyDialect) ->
 
 
 def test_tools_that_an_item_brings_are_declared(oracle: Any, dialect: HarmonyDialect) -> None:
-    added = item("additional_tools", tools=[{"type": "function", "name": "sed"}, {"type": "odd"}])
+    tools = [{"type": "function", "name": "sed"}, {"type": "mcp", "server_label": "x"}]
+    added = item("additional_tools", tools=tools)
 
     prompt = dialect.render(Scene(Head(), None, (message("user", "Hi"), added))).prompt
 
     text = oracle.decode(flat(prompt).tolist())
     assert "type sed = () => any;" in text
-    assert '{"type": "odd"}' in text
+    assert "mcp" not in text
 
 
 def test_namespace_is_declared_beside_functions() -> None:

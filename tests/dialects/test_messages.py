@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed
+from segue.turn.bring import bring
 from segue.turn.settle import warm_after
 from segue.turn.values import (
     NO_IDS,
+    NOTHING_BROUGHT,
     Closed,
     Delta,
     Head,
@@ -157,11 +159,9 @@ def test_call_without_an_id_is_told_in_words() -> None:
     assert not any("tool_calls" in one for one in found)
 
 
-def test_added_tools_are_told_in_words() -> None:
+def test_added_tools_are_left_to_the_engine() -> None:
     tool = {"type": "function", "name": "later", "parameters": {"type": "object"}}
-    found = messages_of(item("additional_tools", tools=[tool]))
-    assert found[0]["role"] == "system"
-    assert '"later"' in str(found[0]["content"])
+    assert messages_of(item("additional_tools", tools=[tool])) == []
 
 
 PICTURE = item(
@@ -363,7 +363,8 @@ def test_unknown_tool_is_still_a_call() -> None:
 
 def test_tool_that_an_item_has_brought_is_known() -> None:
     tool = {"type": "custom", "name": "late.r"}
-    scene = Scene(Head(), None, (item("additional_tools", tools=[tool]),))
+    given = (item("additional_tools", tools=[tool]),)
+    scene = Scene(Head(), None, given, brought=bring(NOTHING_BROUGHT, given))
     (found,) = heard(
         read(Delta(call_index=0, call_name="late__r", call_arguments='{"input":"x"}'), scene=scene)
     )

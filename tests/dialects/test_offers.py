@@ -75,7 +75,7 @@ def scene_of(choice: Any, *, can_constrain: bool = True) -> Scene:
     ],
 )  # fmt: skip
 def test_choice_says_which_tools_must_be_called(choice: Any, names: list[str]) -> None:
-    found = forced(Head(tools=TOOLS, tool_choice=choice))
+    found = forced(scene_of(choice))
 
     assert [offer.qualified_name for offer in found] == names
 

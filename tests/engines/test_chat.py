@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,7 +14,20 @@ import pytest
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.errors import EngineFailed, InvalidRequest, ServerFault, Unavailable
-from segue.turn.values import Closed, Delta, Finish, Head, Job, Opened, Sampling, Scene, Wrote
+from segue.turn.bring import bring
+from segue.turn.values import (
+    NOTHING_BROUGHT,
+    Closed,
+    Delta,
+    Finish,
+    Head,
+    Job,
+    Opened,
+    Sampling,
+    Scene,
+    Wrote,
+)
+from segue.wire.codec import decode_item
 from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
 from tests.contracts.turns import said
@@ -107,6 +120,68 @@ async def test_tools_are_functions_with_plain_names() -> None:
             "strict": True,
         },
     ]
+
+
+ADDED = decode_item(
+    json.dumps(
+        {
+            "type": "additional_tools",
+            "tools": [
+                {"type": "shell"},
+                {
+                    "type": "namespace",
+                    "name": "crm",
+                    "tools": [{"type": "function", "name": "find"}],
+                },
+                {"type": "web_search"},
+            ],
+        }
+    ).encode(),
+    "input[0]",
+)
+
+
+@pytest.mark.parametrize(
+    "choice, wanted",
+    [
+        ("auto", "auto"),
+        (ToolChoiceName(type="shell"), {"type": "function", "function": {"name": "shell"}}),
+        (
+            ToolChoiceName(type="function", name="find"),
+            {"type": "function", "function": {"name": "crm__find"}},
+        ),
+    ],
+)
+async def test_tools_that_items_bring_stand_behind_those_of_the_request(
+    choice: Any, wanted: object
+) -> None:
+    head = Head(tools=TOOLS, tool_choice=choice)
+    brought = bring(NOTHING_BROUGHT, [ADDED])
+    asked = job(head)
+    scene = msgspec.structs.replace(asked.scene, brought=brought)
+
+    sent = await sent_for(msgspec.structs.replace(asked, scene=scene))
+
+    names = [one["function"]["name"] for one in cast("list[Any]", sent["tools"])]
+    assert names == ["weather", "patch", "fs__read", "shell", "crm__find"]
+    assert sent["tool_choice"] == wanted
+
+
+async def test_settings_that_items_bring_are_handed_on() -> None:
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    update = {
+        "type": "configuration_update",
+        "reasoning": {"effort": "high"},
+        "text": {"format": schema},
+    }
+    brought = bring(NOTHING_BROUGHT, [decode_item(json.dumps(update).encode(), "input[0]")])
+    asked = job(Head(reasoning=ReasoningConfig(effort="low")))
+    scene = msgspec.structs.replace(asked.scene, brought=brought)
+
+    sent = await sent_for(msgspec.structs.replace(asked, scene=scene))
+
+    assert sent["reasoning_effort"] == "high"
+    assert cast("Any", sent["response_format"])["json_schema"]["name"] == "n"
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,12 @@ def shown(events: Sequence[Event]) -> list[dict[str, Any]]:
     return found
 
 
-kinds = st.sampled_from(["message", "reasoning", "function", "custom"])
-texts = st.lists(st.text(max_size=5), max_size=4)
+kinds = st.sampled_from(
+    ["message", "reasoning", "function", "custom", "shell", "local_shell", "apply_patch", "tool_search"]
+)  # fmt: skip
+# Anything, and pieces that may join to the arguments of a shell.
+written = st.sampled_from(['{"commands": [', '"ls', '\\n"', ', "', '"]', ', "timeout_ms": 5}', "}"])
+texts = st.lists(st.text(max_size=5) | written, max_size=6)
 
 
 @st.composite
@@ -282,6 +286,81 @@ def test_call_carries_its_namespace_and_that_it_may_stay_open() -> None:
     assert not {"namespace", "async"} & second.keys()
     assert first["call_id"].startswith("call_")
     assert first["call_id"] != second["call_id"]
+
+
+SHELL = ('{"commands": ["l', 's", "a\\', 'n"], "timeout_ms": 900}')
+
+
+def test_shell_call_tells_its_commands_as_they_are_written() -> None:
+    events = shown(tell(assembler(), [*item("shell", *SHELL), Sealed(TAIL)]))
+
+    check_turn(events)
+    inner = [
+        (event["type"].rpartition(".")[2], event["command_index"], event.get("delta"))
+        for event in events
+        if "command_index" in event
+    ]
+    assert inner == [
+        ("added", 0, None),
+        ("delta", 0, "l"),
+        ("delta", 0, "s"),
+        ("done", 0, None),
+        ("added", 1, None),
+        ("delta", 1, "a"),
+        ("delta", 1, "\n"),
+        ("done", 1, None),
+    ]
+    (call,) = events[-1]["response"]["output"]
+    assert call == {
+        "type": "shell_call",
+        "id": "sh_1",
+        "status": "completed",
+        "call_id": "call_0",
+        "action": {"commands": ["ls", "a\n"], "timeout_ms": 900, "max_output_length": None},
+        "environment": {"type": "local"},
+    }
+
+
+@pytest.mark.parametrize(
+    "kind, text, fields",
+    [
+        ("shell", '{"command": "ls"}', {"action": ["ls"]}),
+        ("shell", "ls", {"action": []}),
+        ("apply_patch", "oops", {"operation": {"type": "update_file", "path": "", "diff": "oops"}}),
+        ("tool_search", "oops", {"arguments": "oops"}),
+    ],
+)
+def test_call_that_cannot_be_read_is_still_an_item(
+    kind: str, text: str, fields: dict[str, Any]
+) -> None:
+    events = shown(tell(assembler(), [*item(kind, text), Sealed(TAIL)]))
+
+    (call,) = check_turn(events)["output"]
+    if kind == "shell":
+        call["action"] = call["action"]["commands"]
+    assert {key: call[key] for key in fields} == fields
+
+
+def test_patch_that_is_cut_off_is_still_in_progress() -> None:
+    said = item("apply_patch", '{"type": "create_file", "path": "a", "diff": "+x', is_cut=True)
+    end = End("incomplete", reason="max_output_tokens")
+
+    events = shown(tell(assembler(), [*said, Sealed(TAIL)], end))
+
+    (call,) = check_turn(events)["output"]
+    assert call["status"] == "in_progress"
+    assert call["operation"] == {"type": "create_file", "path": "a", "diff": "+x"}
+
+
+@pytest.mark.parametrize("execution, prefix", [("server", None), ("client", "call_")])
+def test_only_a_search_of_the_client_has_a_call_id(execution: str, prefix: str | None) -> None:
+    events = shown(
+        tell(assembler(), [*item("tool_search", "{}", execution=execution), Sealed(TAIL)])
+    )
+
+    (call,) = check_turn(events)["output"]
+    assert (call["execution"], call["arguments"]) == (execution, {})
+    assert call["call_id"] is None if prefix is None else call["call_id"].startswith(prefix)
 
 
 def test_cut_item_is_incomplete_and_last() -> None:

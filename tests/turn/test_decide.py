@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from segue.errors import EngineFailed, ServerFault
-from segue.turn.decide import decide
+from segue.turn.decide import Again, End, decide
 from segue.turn.values import Cancel, Drain, Finish, Notice
+from segue.wire.codec import user_message
 
 FINISHES = [Finish("stop"), Finish("length"), None]
 
@@ -41,6 +42,14 @@ def test_notice_is_stronger_than_the_engine(
 
     assert end.status == status
     assert end.is_cut
+
+
+def test_answers_of_our_own_tools_are_given_to_the_model() -> None:
+    item = user_message("Found.")
+
+    assert decide(Finish("stop"), [], answers=(item,)) == Again((item,))
+    assert isinstance(decide(Finish("length"), [], answers=(item,)), End)
+    assert isinstance(decide(Finish("stop"), [Cancel()], answers=(item,)), End)
 
 
 def test_drain_is_told_as_our_fault() -> None:

@@ -103,14 +103,14 @@ def test_first_turn_must_name_a_model() -> None:
 
 def test_unchanged_tools_are_taken_from_the_parent() -> None:
     first = bind(tools=[F])
-    assert first.did_decode_tools
+    assert first.tool_decodes == 1
     parent = replace(make_turn("resp_1"), tools=first.head.tools)
 
     second = bind(parent, tools=[F])
 
-    assert not second.did_decode_tools
+    assert second.tool_decodes == 0
     assert second.head.tools is first.head.tools
-    assert bind(parent, tools=[F, F]).did_decode_tools
+    assert bind(parent, tools=[F, F]).tool_decodes == 1
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "in_progress", "queued"])
@@ -361,6 +361,7 @@ def test_asking_for_nothing_special_is_fine(fields: dict[str, Any]) -> None:
     bind(**fields)
 
 
+LATER = {"type": "function", "name": "later", "defer_loading": True}
 CRM = {"type": "namespace", "name": "crm", "tools": [{"type": "function", "name": "inner"}]}
 
 
@@ -373,11 +374,16 @@ CRM = {"type": "namespace", "name": "crm", "tools": [{"type": "function", "name"
         ({"type": "function", "name": "f"}, [F]),
         ({"type": "function", "name": "inner"}, [CRM]),
         ({"type": "custom", "name": "c"}, [{"type": "custom", "name": "c"}]),
+        ({"type": "shell"}, [{"type": "shell"}]),
+        ({"type": "shell"}, [{"type": "shell", "environment": {"type": "local"}}]),
+        ({"type": "apply_patch"}, [{"type": "apply_patch"}]),
+        ({"type": "function", "name": "later"}, [LATER, {"type": "tool_search"}]),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "shell"}]}, [{"type": "shell"}]),
         ({"type": "allowed_tools", "mode": "auto", "tools": [F]}, [F]),
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}, [F]),
         ({"type": "allowed_tools", "mode": "required", "tools": [F]}, [F]),
     ],
-)
+)  # fmt: skip
 def test_choice_that_can_be_met_is_taken(choice: Any, tools: list[Any]) -> None:
     bind(tool_choice=choice, tools=tools)
 
@@ -391,7 +397,10 @@ def test_choice_that_can_be_met_is_taken(choice: Any, tools: list[Any]) -> None:
         ({"type": "function"}, [F]),
         ({"type": "custom", "name": "c"}, []),
         ({"type": "web_search"}, [{"type": "web_search"}]),
-        ({"type": "shell"}, [{"type": "shell"}]),
+        ({"type": "shell"}, [F]),
+        ({"type": "shell"}, [{"type": "shell", "environment": {"type": "container_auto"}}]),
+        ({"type": "apply_patch"}, [{"type": "custom", "name": "apply_patch"}]),
+        ({"type": "computer"}, [{"type": "computer"}]),
         ({"type": "mcp", "server_label": "s"}, [F]),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]},

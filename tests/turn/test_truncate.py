@@ -51,6 +51,16 @@ def test_no_output_outlives_its_call_and_the_last_item_stays(
         assert all(call_of(one.value) for one in kept.wrote)
 
 
+def test_tools_and_settings_that_items_have_brought_stay() -> None:
+    added = item(type="additional_tools", tools=[{"type": "function", "name": "f"}])
+    effort = item(type="configuration_update", reasoning={"effort": "low"})
+    given = (added, user("old " * 100), effort, user("old " * 100), user("now"))
+
+    short = truncate(Scene(Head(), None, given), 0.99)
+
+    assert short.given == (added, effort, given[-1])
+
+
 async def test_client_that_allows_truncation_is_answered_from_the_newest_items() -> None:
     history = [{"role": "user", "content": f"number {n} " * 40} for n in range(60)]
     body = {"model": MODEL, "input": history, "store": False}

@@ -252,9 +252,15 @@ DEBTS = [
     ),
     ('{"type":"custom_tool_call","call_id":"c","name":"f","input":""}', Call("c", "custom")),
     ('{"type":"computer_call","call_id":"c"}', Call("c", "computer")),
-    ('{"type":"shell_call","call_id":"c","action":{}}', Call("c", "shell")),
-    ('{"type":"local_shell_call","call_id":"c","action":{}}', Call("c", "local_shell")),
-    ('{"type":"apply_patch_call","call_id":"c","operation":{}}', Call("c", "apply_patch")),
+    ('{"type":"shell_call","call_id":"c","action":{"commands":[]}}', Call("c", "shell")),
+    (
+        '{"type":"local_shell_call","call_id":"c","action":{"type":"exec","command":["ls"]}}',
+        Call("c", "local_shell"),
+    ),
+    (
+        '{"type":"apply_patch_call","call_id":"c","operation":{"type":"delete_file","path":"p"}}',
+        Call("c", "apply_patch"),
+    ),
     (
         '{"type":"tool_search_call","call_id":"c","execution":"client"}',
         Call("c", "tool_search"),

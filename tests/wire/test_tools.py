@@ -9,8 +9,16 @@ import pytest
 
 from segue.errors import InvalidRequest
 from segue.wire.codec import TOOL_TYPES, TOOLS_MAX, decode_tools
-from segue.wire.tools import ALIASES, NO_TOOLS, NamespaceTool, Offer, Tool, Tools, offer_named
+from segue.wire.tools import NO_TOOLS, FunctionTool, NamespaceTool, Offer, Tool, Tools, offer_named
 
+# Older names of the same tools.
+ALIASES = (
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+    "computer_use",
+    "computer_use_preview",
+)
 # Every definition of protocol.md 4.1.
 EXAMPLES = [
     '{"type":"function","name":"f","description":"…","parameters":{"type":"object"},"strict":true,'
@@ -117,19 +125,77 @@ def test_no_tools_cost_nothing(raw: bytes) -> None:
     assert decode_tools(raw, known) == (NO_TOOLS, False)
 
 
-def test_model_is_offered_functions_and_custom_tools_with_namespaces_opened() -> None:
+def test_model_is_offered_what_the_client_can_run_with_namespaces_opened() -> None:
     decoded, _ = decode(*EXAMPLES)
     namespace = next(tool for tool in decoded.definitions if isinstance(tool, NamespaceTool))
 
-    assert [offer.qualified_name for offer in decoded.offers] == [
-        "f",
-        "f",
-        "apply_patch",
-        "crm.a",
-        "crm.b",
+    assert [(offer.qualified_name, offer.kind) for offer in decoded.offers] == [
+        ("f", "function"),
+        ("f", "function"),
+        ("apply_patch", "custom"),
+        ("crm.b", "custom"),
+        ("tool_search", "tool_search"),
+        ("tool_search", "tool_search"),
+        ("shell", "shell"),
+        ("apply_patch", "apply_patch"),
+        ("local_shell", "local_shell"),
     ]
-    assert offer_named(decoded.offers, "crm.a") == Offer(namespace.tools[0], "crm")
-    assert offer_named(decoded.offers, "a") is None
+    assert decoded.deferred == (Offer(namespace.tools[0], "crm", "…"),)
+    assert offer_named(decoded.offers, "crm.b") == Offer(namespace.tools[1], "crm", "…")
+    assert offer_named(decoded.offers, "b") is None
+
+
+DEFERRED = (
+    '{"type":"function","name":"pay","description":"Pays a bill.","defer_loading":true}',
+    '{"type":"namespace","name":"crm","description":"Customers.","tools":['
+    '{"type":"function","name":"find","defer_loading":true},{"type":"function","name":"list"}]}',
+)
+
+
+def test_deferred_tool_is_told_by_name_where_a_search_can_find_it() -> None:
+    decoded, _ = decode(*DEFERRED, '{"type":"tool_search"}')
+
+    assert [offer.qualified_name for offer in decoded.offers] == ["crm.list", "tool_search"]
+    assert [offer.qualified_name for offer in decoded.deferred] == ["pay", "crm.find"]
+    search = decoded.offers[-1]
+    assert (search.kind, search.execution) == ("tool_search", "server")
+    assert str(search.tool.description).splitlines()[1:] == [
+        "These can be found:",
+        "- pay: Pays a bill.",
+        "- crm (find): Customers.",
+    ]
+
+
+def test_deferred_tool_that_no_search_can_find_is_offered_at_once() -> None:
+    decoded, _ = decode(*DEFERRED)
+
+    assert [offer.qualified_name for offer in decoded.offers] == ["pay", "crm.find", "crm.list"]
+    assert decoded.deferred == ()
+
+
+def test_search_of_the_client_is_told_in_its_own_words() -> None:
+    own = '{"type":"object","properties":{"topic":{"type":"string"}}}'
+    decoded, _ = decode(
+        f'{{"type":"tool_search","execution":"client","description":"Ask.","parameters":{own}}}'
+    )
+
+    (search,) = decoded.offers
+    assert (search.execution, search.tool.description) == ("client", "Ask.")
+    assert isinstance(search.tool, FunctionTool)
+    assert bytes(search.tool.parameters).decode() == own  # type: ignore[arg-type]
+
+
+def test_shell_in_a_container_is_not_offered() -> None:
+    decoded, _ = decode('{"type":"shell","environment":{"type":"container_auto"}}')
+
+    assert decoded.offers == ()
+
+
+def test_local_shell_tells_its_skills() -> None:
+    skill = '{"name":"pdf","description":"Reads PDF.","path":"skills/pdf"}'
+    decoded, _ = decode(f'{{"type":"shell","environment":{{"type":"local","skills":[{skill}]}}}}')
+
+    assert "- pdf: Reads PDF. (skills/pdf)" in str(decoded.offers[0].tool.description)
 
 
 @pytest.mark.parametrize(

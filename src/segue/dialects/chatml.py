@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from segue.dialects.offers import (
@@ -128,7 +127,7 @@ class ChatmlDialect:
         """The prompt: head, history, what is given now, the cue, and where the answer is forced, its beginning."""
         rendered = render(self._hand, scene)
         lead, schema = self._lead(scene)
-        is_thoughtless = schema is not None or scene.head.reasoning.effort == "none"
+        is_thoughtless = schema is not None or scene.effort == "none"
         if self._family.thinks and is_thoughtless:
             lead = self._no_thought + lead
         return replace(rendered, lead=lead, schema=schema) if lead or schema else rendered
@@ -139,14 +138,14 @@ class ChatmlDialect:
 
     def reader(self, scene: Scene) -> TextReader:
         """A reader for the answer to this scene, which knows the tools by name."""
-        is_forced = scene.can_constrain and bool(forced(scene.head))
+        is_forced = scene.can_constrain and bool(forced(scene))
         return TextReader(self._speech, scene, mends=is_forced)
 
     def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
         """Our words at the beginning of a forced answer, and the schema of what follows them."""
         if not scene.can_constrain:
             return NO_IDS, None
-        offers = forced(scene.head)
+        offers = forced(scene)
         if not offers:
             return NO_IDS, format_schema(scene, "arguments")
         if len(offers) > 1:
@@ -242,7 +241,8 @@ def _blocks(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 def _parts(item: Item) -> list[Part]:
     if isinstance(item.value, AdditionalTools):
-        return [Part("tools", told_tools(added_by(item)))]
+        added = added_by(item)
+        return [Part("tools", told_tools(added))] if added else []
     return parts_of((item,))
 
 
@@ -269,7 +269,7 @@ def _written(part: Part) -> str:
             return part.text
 
 
-def told_tools(tools: Iterable[Offer | Raw], call_shown: str = CALL_SHOWN) -> str:
+def told_tools(tools: Iterable[Offer], call_shown: str = CALL_SHOWN) -> str:
     """What the system says about the tools."""
     told = "\n".join(dumps(definition_of(tool)) for tool in tools)
     return f"{TOOLS_BEFORE}{told}{TOOLS_BEHIND}{call_shown}\n{CALLED}"

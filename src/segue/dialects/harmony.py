@@ -32,9 +32,10 @@ from segue.dialects.offers import (
     forced,
     format_schema,
     offer_in,
+    opened_call,
 )
 from segue.dialects.parts import Part, part_of, text_of
-from segue.dialects.speech import input_of, opened_call
+from segue.dialects.speech import input_of
 from segue.dialects.typescript import FUNCTIONS, tools_section
 from segue.dialects.vocabulary import Vocabulary
 from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
@@ -55,7 +56,16 @@ from segue.turn.values import (
     Wrote,
     id_array,
 )
-from segue.wire.items import AdditionalTools, Item, Message, Reasoning, is_model_written
+from segue.wire.items import (
+    AdditionalTools,
+    ConfigurationUpdate,
+    Item,
+    Message,
+    Reasoning,
+    ReasoningUpdate,
+    ToolSearchOutput,
+    is_model_written,
+)
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
@@ -130,7 +140,7 @@ class HarmonyDialect:
         """The header of a forced call, or of an answer in JSON."""
         if not scene.can_constrain:
             return NO_IDS, None
-        offers = forced(scene.head)
+        offers = forced(scene)
         if len(offers) > 1:
             raise InvalidRequest(
                 "This model can be made to call one tool by name, but not one of several.",
@@ -139,7 +149,7 @@ class HarmonyDialect:
             )
         if offers:
             return self._call_header(offers[0].qualified_name), arguments_schema(offers[0])
-        if scene.head.tools.offers and scene.head.tool_choice != "none":
+        if scene.offers and scene.head.tool_choice != "none":
             # It may still want to call a tool, and a call is not in this channel.
             return NO_IDS, None
         return self._channel_header("final"), format_schema(scene)
@@ -171,15 +181,32 @@ class HarmonyDialect:
         finals = _finals(items)
         names: dict[str, str] = {}
         for n, item in enumerate(items):
-            if isinstance(item.value, AdditionalTools):
-                ids.extend(self._plain("developer", tools_section(added_by(item))))
+            if isinstance(item.value, AdditionalTools | ConfigurationUpdate):
+                ids.extend(self._told(item))
                 continue
             part = part_of(item)
             if part.kind == "call":
                 names[part.call_id] = part.name
             name = part.kind == "response" and (names.get(part.call_id) or name_of(part.call_id))
+            if isinstance(item.value, ToolSearchOutput):
+                name = "tool_search"
+                if added := added_by(item):
+                    part = part._replace(text=tools_section(added))
             ids.extend(self._part(part, name or "tool", is_final=n in finals))
         return ids
+
+    def _told(self, item: Item) -> IdArray[int]:
+        """Tools and settings that come on the way, where they come, so that nothing before them changes."""
+        match item.value:
+            case ConfigurationUpdate(reasoning=ReasoningUpdate(effort=str() as effort), text=text):
+                # As the family has it in its first message.
+                told = self._plain("system", f"Reasoning: {EFFORTS.get(effort, 'medium')}")
+                return told + self._part(part_of(item), "", is_final=False) if text else told
+            case AdditionalTools():
+                added = added_by(item)
+                return self._plain("developer", tools_section(added)) if added else NO_IDS
+            case _:
+                return self._part(part_of(item), "", is_final=False)
 
     def _part(self, part: Part, name: str, *, is_final: bool) -> IdArray[int]:
         """One message; `name` is who was called, where this is the answer."""
@@ -330,7 +357,7 @@ class HarmonyReader:
     def close(self, *, is_cut: bool) -> list[Said]:
         """Close the open item, and seal the turn."""
         said = self._said = []
-        is_call = self._body is not None and self._body.kind in ("function", "custom")
+        is_call = self._body is not None and self._body.is_call
         self._end(is_cut=is_cut and not self._is_over)
         if not self._is_ended:
             self._ids.append(self._id_of(CALL if is_call else END))

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from segue.dialects.offers import (
@@ -114,13 +113,13 @@ class Llama3Dialect:
 
     def reader(self, scene: Scene) -> TextReader:
         """A reader for the answer to this scene, which knows the tools by name."""
-        is_forced = scene.can_constrain and bool(forced(scene.head))
+        is_forced = scene.can_constrain and bool(forced(scene))
         return TextReader(self._speech, scene, mends=is_forced)
 
     def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
         if not scene.can_constrain:
             return NO_IDS, None
-        offers = forced(scene.head)
+        offers = forced(scene)
         if not offers:
             return NO_IDS, format_schema(scene, "parameters")
         if len(offers) > 1:
@@ -186,7 +185,8 @@ def _blocks(items: Sequence[Item]) -> list[list[Part]]:
 
 def _parts(item: Item) -> list[Part]:
     if isinstance(item.value, AdditionalTools):
-        return [Part("tools", TOOLS_IN_SYSTEM + _tools(added_by(item)))]
+        added = added_by(item)
+        return [Part("tools", TOOLS_IN_SYSTEM + _tools(added))] if added else []
     return parts_of((item,))
 
 
@@ -203,7 +203,7 @@ def _written(part: Part) -> str:
             return part.text.strip()
 
 
-def _tools(tools: Sequence[Offer | Raw]) -> str:
+def _tools(tools: Sequence[Offer]) -> str:
     return "".join(dumps_indented(definition_of(tool)) + "\n\n" for tool in tools)
 
 

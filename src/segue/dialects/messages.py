@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from segue.dialects.offers import added_by, definition_of
+from segue.dialects.offers import offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, part_of
 from segue.errors import EngineFailed
 from segue.turn.values import (
@@ -44,7 +42,7 @@ from segue.turn.values import (
     since_fresh,
 )
 from segue.wire.items import InputImage, Item, Message
-from segue.wire.tools import CustomTool, Offer, plain_name
+from segue.wire.tools import plain_name
 
 # A change of this file that changes what is written needs a new number.
 VERSION = "messages1"
@@ -133,6 +131,9 @@ class MessagesDialect:
         spoken: list[Part] = []
         for item in items:
             part = part_of(item)
+            if part.kind == "tools":
+                # The engine has a field for tools, those that items bring included.
+                continue
             if part.kind == "think" and not (part.text and self._sends_reasoning):
                 continue
             if spoken and (spoken[-1].kind, part.kind) not in JOINS:
@@ -157,9 +158,6 @@ class MessagesDialect:
                 return _message("user", f"[answer: {part.text}]")
             case "call":
                 return _message("assistant", f"[{part.name}: {part.text}]")
-            case "tools":
-                tools = [definition_of(tool) for tool in added_by(item)]
-                return _message("system", f"These tools can be called too: {dumps(tools)}")
             case "system":
                 return _message("system", part.text)
             case _:
@@ -290,7 +288,7 @@ class MessagesReader:
                 raise EngineFailed("The engine mixed the arguments of two calls.")
             if not name:
                 raise EngineFailed("The engine sent arguments for a call without a name.")
-            self._begin(_opened(_offer(self._scene, name), name))
+            self._begin(opened_call(name, offer_in(self._scene, name, plain_name)))
             self._index = index
         if not arguments:
             return
@@ -316,31 +314,6 @@ class MessagesReader:
         if self._index is not None:
             self._closed_indexes.add(self._index)
             self._index = None
-
-
-def _opened(offer: Offer | None, name: str) -> Opened:
-    if offer is None:
-        return Opened("function", name)
-    kind: Literal["function", "custom"]
-    kind = "custom" if isinstance(offer.tool, CustomTool) else "function"
-    return Opened(kind, offer.tool.name, offer.namespace, offer.tool.is_async is True)
-
-
-def _offer(scene: Scene, name: str) -> Offer | None:
-    """The tool of this name: of the request, or else the one that an item has brought last."""
-    offer = _named(scene.head.tools.offers, name)
-    if offer is not None:
-        return offer
-    rounds = [one.given + one.wrote for one in scene.history()]
-    for item in reversed([*chain.from_iterable(rounds), *scene.given]):
-        offer = _named([one for one in added_by(item) if isinstance(one, Offer)], name)
-        if offer is not None:
-            return offer
-    return None
-
-
-def _named(offers: Sequence[Offer], name: str) -> Offer | None:
-    return next((one for one in offers if plain_name(one.qualified_name) == name), None)
 
 
 def _input(arguments: str) -> str:

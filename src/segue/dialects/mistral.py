@@ -21,21 +21,20 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Raw
 from msgspec.structs import replace
 
 from segue.dialects.offers import (
     added_by,
     arguments_schema,
     call_schema,
-    definition_of,
     forced,
     format_schema,
     function_of,
     offer_in,
+    opened_call,
 )
 from segue.dialects.parts import Part, dumps, is_object, object_or_string, parts_of
-from segue.dialects.speech import Speech, TextReader, input_of, opened_call
+from segue.dialects.speech import Speech, TextReader, input_of
 from segue.dialects.vocabulary import Vocabulary
 from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
 from segue.turn.values import (
@@ -136,7 +135,7 @@ class MistralDialect:
     def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
         if not scene.can_constrain:
             return NO_IDS, None
-        offers = forced(scene.head)
+        offers = forced(scene)
         if not offers:
             return NO_IDS, format_schema(scene, "arguments")
         if len(offers) > 1:
@@ -208,7 +207,8 @@ def _blocks(items: Sequence[Item]) -> list[list[Part]]:
 
 def _parts(item: Item) -> list[Part]:
     if isinstance(item.value, AdditionalTools):
-        return [Part("tools", _tools(added_by(item)))]
+        added = added_by(item)
+        return [Part("tools", _tools(added))] if added else []
     return parts_of((item,))
 
 
@@ -220,14 +220,12 @@ def _is_system(item: Item) -> bool:
     return isinstance(item.value, Message) and item.value.role in ("system", "developer")
 
 
-def _tools(tools: Sequence[Offer | Raw]) -> str:
+def _tools(tools: Sequence[Offer]) -> str:
     return dumps([_definition(tool) for tool in tools])
 
 
-def _definition(tool: Offer | Raw) -> object:
+def _definition(tool: Offer) -> object:
     """As the family's library writes it: nothing is left out."""
-    if isinstance(tool, Raw):
-        return definition_of(tool)
     function = {"description": "", "parameters": {}, **function_of(tool)}
     ordered = {key: function[key] for key in ("name", "description", "parameters")}
     return {"type": "function", "function": ordered}

@@ -1,28 +1,20 @@
 """Which tools can the model call, and which must it?
 
 In: a scene. Out: its tools as JSON for the model's eyes, the tool that a name means, and where the answer is forced,
-the JSON schema that it must follow. A custom tool is to the model a function with one string, `input`.
+the JSON schema that it must follow. A custom tool is to the model a function with one string, `input`; a shell,
+patches and the search for tools are functions too. Tools that items have brought count like those of the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import UNSET, Raw
 
-from segue.turn.values import Head, Scene
+from segue.turn.values import Opened, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
-from segue.wire.tools import (
-    CustomTool,
-    FunctionTool,
-    NamespaceTool,
-    Offer,
-    forced_offers,
-    offer_named,
-    offers_of,
-)
+from segue.wire.tools import CustomTool, FunctionTool, Offer, forced_offers, offers_of
 
 OBJECT: dict[str, object] = {"type": "object"}
 
@@ -38,10 +30,8 @@ def function_of(offer: Offer) -> dict[str, object]:
     return function
 
 
-def definition_of(tool: Offer | Raw) -> object:
-    """The whole definition; of a tool that the model cannot call by name, as it came."""
-    if isinstance(tool, Raw):
-        return msgspec.json.decode(tool)
+def definition_of(tool: Offer) -> object:
+    """The whole definition."""
     return {"type": "function", "function": function_of(tool)}
 
 
@@ -56,42 +46,46 @@ def parameters_of(tool: FunctionTool | CustomTool) -> object:
     return {"type": "object", "properties": {"input": shape}, "required": ["input"]}
 
 
-def added_by(item: Item) -> list[Offer | Raw]:
-    """Tools that came in an item: those that the model can call by name, and the others as they are."""
-    if not isinstance(item.value, AdditionalTools | ToolSearchOutput):
-        return []
-    found: list[Offer | Raw] = []
-    for tool in item.value.tools:
-        try:
-            kind = msgspec.json.decode(tool, type=FunctionTool | CustomTool | NamespaceTool)
-            found.extend(offers_of((kind,)))
-        except msgspec.ValidationError:
-            found.append(tool)
-    return found
+def added_by(item: Item) -> tuple[Offer, ...]:
+    """Tools that came in an item; those that nobody here can run are not told, as in a request."""
+    match item.value:
+        case AdditionalTools(tools=tools):
+            return offers_of(tools)
+        case ToolSearchOutput(tools=tools):
+            return offers_of(tools, is_loaded=True)
+        case _:
+            return ()
 
 
-def offer_in(scene: Scene, name: str) -> Offer | None:
-    """The tool of this name: of the request, or else the one that an item has brought last.
+def offer_in(
+    scene: Scene, name: str, spelled: Callable[[str], str] = lambda name: name
+) -> Offer | None:
+    """The tool of this name: of the request, or else what items have brought, or else one that is deferred.
 
-    The items are only walked for a name that the request does not offer.
+    `spelled` is how the family writes a name.
     """
-    offer = offer_named(scene.head.tools.offers, name)
-    if offer is not None:
-        return offer
-    rounds = [round.given + round.wrote for round in scene.history()]
-    for item in reversed([*chain.from_iterable(rounds), *scene.given]):
-        offer = offer_named(tuple(o for o in added_by(item) if isinstance(o, Offer)), name)
-        if offer is not None:
+    for offer in (*scene.offers, *scene.deferred):
+        if spelled(offer.qualified_name) == name:
             return offer
     return None
+
+
+def opened_call(name: str, offer: Offer | None) -> Opened:
+    """A call of this tool; of a tool that nobody offers, a function call by its whole name."""
+    if offer is None:
+        return Opened("function", name)
+    is_async = offer.tool.is_async is True
+    return Opened(offer.kind, offer.tool.name, offer.namespace, is_async, offer.execution)
 
 
 # --- forced answers -------------------------------------------------------------------------------
 
 
-def forced(head: Head) -> tuple[Offer, ...]:
+def forced(scene: Scene) -> tuple[Offer, ...]:
     """The tools of which one must be called; none if the model may do without."""
-    return forced_offers(head.tool_choice, head.tools.offers)
+    choice = scene.head.tool_choice
+    offers = scene.offers if choice == "required" else scene.offers + scene.deferred
+    return forced_offers(choice, offers)
 
 
 def arguments_schema(offer: Offer) -> bytes:
@@ -110,13 +104,13 @@ def format_schema(scene: Scene, arguments_key: str | None = None) -> bytes | Non
     Where tools may be called too, a call is the other thing that the model may write, as a bare object; it is left out
     for a family that does not read such a call.
     """
-    wanted = scene.head.text.format
-    if wanted is None or wanted.type == "text":
+    wanted = scene.format
+    if wanted is None:
         return None
     schema = OBJECT if wanted.schema is UNSET else msgspec.json.decode(wanted.schema)
     if wanted.type == "json_object":
         schema = OBJECT
-    offers = scene.head.tools.offers if scene.head.tool_choice != "none" else ()
+    offers = scene.offers if scene.head.tool_choice != "none" else ()
     if not offers or arguments_key is None:
         return msgspec.json.encode(schema)
     return msgspec.json.encode(_any_of([schema, *_calls(offers, arguments_key)]))

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, assert_never
 
 import msgspec
+from msgspec import Raw
 
 from segue.dialects.files import text_of_file
+from segue.dialects.offers import added_by, definition_of
+from segue.wire.calls import arguments_of
 from segue.wire.items import (
     AdditionalTools,
     ApplyPatchCall,
@@ -53,14 +56,18 @@ from segue.wire.items import (
     Refusal,
     ShellCall,
     ShellCallOutput,
+    ShellExit,
+    ShellOutput,
     ToolSearchCall,
     ToolSearchOutput,
+    Value,
     WebSearchCall,
 )
 
 Kind = Literal["think", "talk", "call", "response", "user", "system", "tools"]
 # Fields of a call that say nothing to the model, or that stand elsewhere.
 UNTOLD = {"type", "id", "call_id", "status"}
+NOTHING_FOUND = "No tool was found."
 
 
 class Part(NamedTuple):
@@ -93,13 +100,12 @@ def part_of(item: Item) -> Part:
             return Part("call", value.arguments, _qualified(value), value.call_id)
         case CustomToolCall():
             return Part("call", dumps({"input": value.input}), _qualified(value), value.call_id)
-        case ShellCall() | LocalShellCall():
-            return Part("call", bytes(value.action).decode(), _bare_type(item), _call_id(value))
-        case ApplyPatchCall():
-            return Part("call", bytes(value.operation).decode(), "apply_patch", _call_id(value))
+        case ShellCall() | LocalShellCall() | ApplyPatchCall() | ToolSearchCall():
+            arguments = arguments_of(value)
+            told = arguments if isinstance(arguments, str) else dumps(arguments)
+            return Part("call", told, _bare_type(item), _call_id(value))
         case (
             ComputerCall()
-            | ToolSearchCall()
             | McpCall()
             | McpApprovalRequest()
             | WebSearchCall()
@@ -114,21 +120,24 @@ def part_of(item: Item) -> Part:
             return Part("response", _joined(value.output, "\n"), call_id=_call_id(value))
         case LocalShellCallOutput():
             return Part("response", value.output, call_id=_call_id(value))
+        case ShellCallOutput():
+            return Part(
+                "response", dumps([_printed(one) for one in value.output]), call_id=value.call_id
+            )
+        case ToolSearchOutput():
+            found = [dumps(definition_of(offer)) for offer in added_by(item)]
+            return Part("response", "\n".join(found) or NOTHING_FOUND, call_id=_call_id(value))
         case (
-            ShellCallOutput()
-            | ApplyPatchCallOutput()
-            | ComputerCallOutput()
-            | ToolSearchOutput()
-            | McpApprovalResponse()
-            | ProgramOutput()
+            ApplyPatchCallOutput() | ComputerCallOutput() | McpApprovalResponse() | ProgramOutput()
         ):
             told = dumps(_fields(item, but={"type", "id", "call_id"}))
             return Part("response", told, call_id=_call_id(value))
         case AdditionalTools():
             return Part("tools", "")
+        case ConfigurationUpdate():
+            return Part("system", _updated(value))
         case (
             McpListTools()
-            | ConfigurationUpdate()
             | Compaction()
             | CompactionSummary()
             | CompactionTrigger()
@@ -228,15 +237,49 @@ def _fields(item: Item, but: set[str]) -> object:
     return _told({key: value for key, value in fields.items() if key not in but})
 
 
+def _printed(output: ShellOutput) -> dict[str, object]:
+    """What one command printed, as the model is told."""
+    outcome = output.outcome
+    ended: dict[str, object] = (
+        {"exit_code": outcome.exit_code} if isinstance(outcome, ShellExit) else {"timed_out": True}
+    )
+    return {**ended, "stdout": output.stdout, "stderr": output.stderr}
+
+
+def _updated(value: ConfigurationUpdate) -> str:
+    """New settings in words; that they are kept is not up to the words."""
+    said: list[str] = []
+    if value.reasoning and value.reasoning.effort:
+        said.append(f"From here on the effort of reasoning is: {value.reasoning.effort}.")
+    wanted = value.text.format if value.text else None
+    if wanted is not None and isinstance(wanted.schema, Raw):
+        schema = dumps(msgspec.json.decode(wanted.schema))
+        said.append(f"From here on answers are JSON of this schema: {schema}")
+    elif wanted is not None:
+        said.append(
+            f"From here on answers are {'plain text' if wanted.type == 'text' else 'JSON'}."
+        )
+    return " ".join(said) or "The settings stay as they are."
+
+
 def _bare_type(item: Item) -> str:
     tag = type(item.value).__struct_config__.tag
     assert isinstance(tag, str)
     return tag.removesuffix("_call")
 
 
-def _call_id(value: object) -> str:
+def _call_id(value: Value) -> str:
     found = getattr(value, "call_id", None)
-    return found if isinstance(found, str) else ""
+    if isinstance(found, str):
+        return found
+    match value:
+        case LocalShellCallOutput(id=str() as named):
+            return named
+        case ToolSearchCall(id=str() as named) | ToolSearchOutput(id=str() as named):
+            # Our own search has no call_id; call and output have the same letters behind their prefix.
+            return f"search_{named.rpartition('_')[2]}"
+        case _:
+            return ""
 
 
 def _qualified(value: FunctionCall | CustomToolCall) -> str:

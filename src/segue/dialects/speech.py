@@ -25,15 +25,14 @@ from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.dialects.offers import offer_in
+from segue.dialects.offers import offer_in, opened_call
 from segue.dialects.vocabulary import Vocabulary
 from segue.turn.values import Closed, IdArray, Ids, Opened, Piece, Said, Scene, Sealed, Wrote
-from segue.wire.tools import CustomTool, Offer
+from segue.wire.tools import Offer
 
 THINK, THOUGHT = "<think>", "</think>"
 FENCE = "```"
@@ -137,9 +136,8 @@ class TextReader:
         self._flows = speech.flows
         self._scene = scene
         self._mends = mends
-        wanted = scene.head.text.format
-        is_json = wanted is not None and wanted.type != "text"
-        is_offering = bool(scene.head.tools.offers) and scene.head.tool_choice != "none"
+        is_json = scene.format is not None
+        is_offering = bool(scene.offers) and scene.head.tool_choice != "none"
         self._is_bare_read = is_offering and (not is_json or scene.can_constrain)
         self._marks = (
             *((speech.call,) if speech.call else ()),
@@ -465,15 +463,6 @@ class TextReader:
     def _end_arguments(self) -> None:
         self._write(input_of(self._input))
         self._input = ""
-
-
-def opened_call(name: str, offer: Offer | None) -> Opened:
-    """A call of this tool; of a tool that nobody offers, a function call by its whole name."""
-    if offer is None:
-        return Opened("function", name)
-    kind: Literal["function", "custom"]
-    kind = "custom" if isinstance(offer.tool, CustomTool) else "function"
-    return Opened(kind, offer.tool.name, offer.namespace, offer.tool.is_async is True)
 
 
 def _flow(data: bytes) -> Wrote | None:

@@ -192,7 +192,7 @@ class TemplateDialect:
         """A forced call is a bare object. A thought that the cue has begun is ended first."""
         if not scene.can_constrain:
             return NO_IDS, None
-        offers = forced(scene.head)
+        offers = forced(scene)
         schema = call_schema(offers, "arguments") if offers else format_schema(scene, "arguments")
         is_thinking = schema is not None and self._is_thinking
         return self._vocabulary.encode(f"\n{THOUGHT}\n\n") if is_thinking else NO_IDS, schema
@@ -303,9 +303,7 @@ class TemplateDialect:
     def _messages(self, items: Sequence[Item]) -> Chat:
         groups: list[list[Part]] = []
         for item in items:
-            is_tools = isinstance(item.value, AdditionalTools)
-            parts = [Part("system", told_tools(added_by(item)))] if is_tools else parts_of((item,))
-            for part in parts:
+            for part in _parts(item):
                 if groups and (groups[-1][-1].kind, part.kind) in JOINS:
                     groups[-1].append(part)
                 else:
@@ -361,6 +359,13 @@ class TemplateDialect:
         """The same text with every special token in it broken, and with letters escaped that mean something here."""
         clean = OURS.sub(lambda found: f"{ESCAPE}{ord(found[0]) - 0xFDD0}", text)
         return self._special.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
+
+
+def _parts(item: Item) -> list[Part]:
+    if isinstance(item.value, AdditionalTools):
+        added = added_by(item)
+        return [Part("system", told_tools(added))] if added else []
+    return parts_of((item,))
 
 
 def _scene_of(turn: Turn, head: Head, root_at: int) -> Scene:

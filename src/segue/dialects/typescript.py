@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from msgspec import Raw
 
 from segue.dialects.offers import parameters_of
-from segue.dialects.parts import dumps
 from segue.wire.tools import Offer
 
 # The namespace of tools that stand in none.
@@ -21,17 +19,12 @@ FUNCTIONS = "functions"
 Json = dict[str, object]
 
 
-def tools_section(tools: Iterable[Offer | Raw]) -> str:
-    """All tools by namespace; one that the model cannot call by name is told as JSON behind them."""
+def tools_section(tools: Iterable[Offer]) -> str:
+    """All tools by namespace."""
     spaces: dict[str, list[str]] = {}
-    others: list[str] = []
     for tool in tools:
-        if isinstance(tool, Raw):
-            others.append(dumps(msgspec.json.decode(tool)))
-        else:
-            spaces.setdefault(tool.namespace or FUNCTIONS, []).append(_declaration(tool))
-    sections = [_namespace(name, spaces[name]) for name in sorted(spaces)]
-    return "\n\n".join(["# Tools", *sections, *others])
+        spaces.setdefault(tool.namespace or FUNCTIONS, []).append(_declaration(tool))
+    return "\n\n".join(["# Tools", *(_namespace(name, spaces[name]) for name in sorted(spaces))])
 
 
 def _namespace(name: str, declarations: Sequence[str]) -> str:

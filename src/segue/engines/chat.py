@@ -14,9 +14,16 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.upstream import Stream, Upstream, read, told
 from segue.errors import InvalidRequest, ServerFault
-from segue.turn.values import Delta, Finish, Head, Job, Messages, Piece, Sampling
+from segue.turn.values import Brought, Delta, Finish, Job, Messages, Piece, Sampling, Scene
 from segue.wire.requests import TextFormat, ToolChoiceName
-from segue.wire.tools import CustomTool, Offer, Tools, plain_name
+from segue.wire.tools import (
+    CustomTool,
+    Offer,
+    Tools,
+    chosen_offers,
+    forced_offers,
+    plain_name,
+)
 
 PATH = "/v1/chat/completions"
 DONE = b"[DONE]"
@@ -82,7 +89,7 @@ class ChatEngine:
         self._model = model
         self._context_tokens = context_tokens
         self._limit = "max_tokens"
-        self._tools: tuple[Tools, bytes] | None = None
+        self._tools: tuple[Tools, Brought, bytes] | None = None
 
     @property
     def can_constrain(self) -> bool:
@@ -104,7 +111,7 @@ class ChatEngine:
             return
         reason: str | None = None
         usage = _Usage()
-        must_call = job.output_tokens_max > 0 and _must_call(job.scene.head)
+        must_call = job.output_tokens_max > 0 and _must_call(job.scene)
         async with await self._ask(job) as stream:
             async for batch in stream:
                 for data in batch:
@@ -140,39 +147,43 @@ class ChatEngine:
     def _body(self, job: Job) -> bytes:
         """The messages as they were kept, and everything else around them."""
         assert isinstance(job.prompt, Messages), "this engine takes messages"
-        head = job.scene.head
+        scene = job.scene
+        head = scene.head
         settings: dict[str, object] = {
             "model": self._model,
             "stream": True,
             "stream_options": {"include_usage": True},
             **_sampling(job.sampling),
-            **_format(head),
+            **_format(scene.format),
         }
         # Who did not ask for a limit gets the endpoint's own, which knows how much room is left.
         if job.output_tokens_max < self._context_tokens:
             settings[self._limit] = max(job.output_tokens_max, 1)
-        if head.reasoning.effort is not None:
-            settings["reasoning_effort"] = head.reasoning.effort
+        if scene.effort is not None:
+            settings["reasoning_effort"] = scene.effort
         if head.text.verbosity is not None:
             settings["verbosity"] = head.text.verbosity
-        offers = _allowed(head)
+        offers = _allowed(scene)
         tools = b""
         if offers:
-            tools = b',"tools":' + self._tools_of(head.tools, offers)
-            settings["tool_choice"] = _choice(head)
+            tools = b',"tools":' + self._tools_of(scene, offers)
+            settings["tool_choice"] = _choice(scene)
             if not head.parallel_tool_calls:
                 settings["parallel_tool_calls"] = False
         messages = b",".join(job.prompt.chunks())
         rest = msgspec.json.encode(settings)[1:]
         return b"".join((b'{"messages":[', messages, b"]", tools, b",", rest))
 
-    def _tools_of(self, tools: Tools, offers: tuple[Offer, ...]) -> bytes:
+    def _tools_of(self, scene: Scene, offers: tuple[Offer, ...]) -> bytes:
         """Agents resend the same tools each turn: they are translated once, if all of them are allowed."""
-        if len(offers) != len(tools.offers):
+        tools, brought = scene.head.tools, scene.brought
+        if len(offers) != len(tools.offers) + len(brought.offers):
             return msgspec.json.encode([_function(offer) for offer in offers])
-        if self._tools is None or self._tools[0] is not tools:
-            self._tools = (tools, msgspec.json.encode([_function(offer) for offer in offers]))
-        return self._tools[1]
+        known = self._tools
+        if known is None or known[0] is not tools or known[1] is not brought:
+            told = msgspec.json.encode([_function(offer) for offer in offers])
+            self._tools = known = (tools, brought, told)
+        return known[2]
 
 
 # --- what is asked --------------------------------------------------------------------------------
@@ -187,8 +198,7 @@ def _sampling(sampling: Sampling) -> dict[str, object]:
     return settings
 
 
-def _format(head: Head) -> dict[str, object]:
-    wanted = head.text.format
+def _format(wanted: TextFormat | None) -> dict[str, object]:
     match wanted:
         case TextFormat(type="json_object"):
             return {"response_format": {"type": "json_object"}}
@@ -205,33 +215,35 @@ def _format(head: Head) -> dict[str, object]:
             return {}
 
 
-def _allowed(head: Head) -> tuple[Offer, ...]:
-    """The tools that the endpoint is told of: a choice among some of them leaves the others out."""
-    choice, offers = head.tool_choice, head.tools.offers
-    if isinstance(choice, ToolChoiceName) and choice.type == "allowed_tools":
-        names = {one.name for one in choice.tools or []}
-        return tuple(one for one in offers if names & {one.tool.name, one.qualified_name})
-    return offers
+def _allowed(scene: Scene) -> tuple[Offer, ...]:
+    """The tools that the endpoint is told of: a choice among some of them leaves the others out, and one that is
+    deferred is told where the choice names it."""
+    choice = scene.head.tool_choice
+    if not isinstance(choice, ToolChoiceName):
+        return scene.offers
+    if choice.type == "allowed_tools":
+        return chosen_offers(choice.tools or [], scene.offers)
+    return scene.offers + chosen_offers([choice], scene.deferred)
 
 
-def _choice(head: Head) -> object:
-    choice = head.tool_choice
+def _choice(scene: Scene) -> object:
+    choice = scene.head.tool_choice
     if not isinstance(choice, ToolChoiceName):
         return choice
     if choice.type == "allowed_tools":
         return choice.mode or "auto"
-    if choice.type not in ("function", "custom") or choice.name is None:
+    forced = forced_offers(choice, _allowed(scene))
+    if not forced:
         return "auto"
-    qualified = f"{choice.namespace}.{choice.name}" if choice.namespace else choice.name
-    return {"type": "function", "function": {"name": plain_name(qualified)}}
+    return {"type": "function", "function": {"name": plain_name(forced[0].qualified_name)}}
 
 
-def _must_call(head: Head) -> bool:
+def _must_call(scene: Scene) -> bool:
     """Whether an answer without a call would be no answer. Not every endpoint that takes the wish honours it."""
-    choice = head.tool_choice
+    choice = scene.head.tool_choice
     if isinstance(choice, ToolChoiceName):
-        return _choice(head) != "auto" and bool(_allowed(head))
-    return choice == "required" and bool(head.tools.offers)
+        return _choice(scene) != "auto" and bool(_allowed(scene))
+    return choice == "required" and bool(scene.offers)
 
 
 def _function(offer: Offer) -> dict[str, object]:

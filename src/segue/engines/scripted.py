@@ -26,14 +26,16 @@ from segue.wire.items import (
     FunctionCallOutput,
     InputText,
     Item,
+    LocalShellCallOutput,
     Message,
     OutputText,
     Reasoning,
     ReasoningText,
+    ShellCallOutput,
     Value,
 )
-from segue.wire.requests import ToolChoiceName
-from segue.wire.tools import CustomTool, Offer, offer_named
+from segue.wire.requests import TextFormat, ToolChoiceName
+from segue.wire.tools import CustomTool, Offer, chosen_offers, offer_named
 
 # How many tokens leave together when there is no speed limit: enough to amortise, few enough to stay fair.
 BURST = 32
@@ -123,14 +125,20 @@ class ScriptedEngine:
         if self._script is None:
             return tuple(self._dialect.write([as_item(one) for one in improvise(job)]))
         entry = min(job.model_turns, len(self._script.turns) - 1)
-        tools = job.scene.head.tools
-        key = (entry, tools.raw)
+        scene = job.scene
+        if scene.brought.offers or scene.deferred:
+            return self._write(entry, scene)
+        key = (entry, scene.head.tools.raw)
         if key not in self._written:
             if len(self._written) >= WRITTEN_MAX:
                 self._written.clear()
-            items = _scripted_items(self._script.turns[entry], tools.offers)
-            self._written[key] = tuple(self._dialect.write(items))
+            self._written[key] = self._write(entry, scene)
         return self._written[key]
+
+    def _write(self, entry: int, scene: Scene) -> tuple[int, ...]:
+        assert self._script is not None
+        known = scene.offers + scene.deferred
+        return tuple(self._dialect.write(_scripted_items(self._script.turns[entry], known)))
 
 
 def _scripted_items(turn: ScriptedTurn, offers: tuple[Offer, ...]) -> list[Item]:
@@ -160,12 +168,12 @@ def _call(
 
 def improvise(job: Job) -> list[Value]:
     """Without a script: call a tool once if one is offered and the user has just spoken, else answer."""
-    head, last = job.scene.head, _last(job.scene)
-    offer = _chosen(head)
+    scene, last = job.scene, _last(job.scene)
+    offer = _chosen(scene)
     is_users_turn = isinstance(last, Message) and last.role == "user"
-    if offer is not None and (is_users_turn or _is_forced(head)):
+    if offer is not None and (is_users_turn or _is_forced(scene.head)):
         return [_example_call(offer)]
-    return [Message(role="assistant", content=[OutputText(text=_reply(last, head))])]
+    return [Message(role="assistant", content=[OutputText(text=_reply(last, scene.format))])]
 
 
 def _last(scene: Scene) -> Value | None:
@@ -185,17 +193,15 @@ def _is_forced(head: Head) -> bool:
     return choice == "required"
 
 
-def _chosen(head: Head) -> Offer | None:
+def _chosen(scene: Scene) -> Offer | None:
     """The offer to call: the forced one, else the first function, else the first tool that is allowed."""
-    choice, offers = head.tool_choice, head.tools.offers
+    choice, offers = scene.head.tool_choice, scene.offers
     if choice == "none":
         return None
     if isinstance(choice, ToolChoiceName):
-        allowed = {choice.name}
-        if choice.type == "allowed_tools":
-            allowed = {one.name for one in choice.tools or []}
-        offers = tuple(offer for offer in offers if offer.tool.name in allowed)
-    functions = [offer for offer in offers if not isinstance(offer.tool, CustomTool)]
+        named = choice.tools or [] if choice.type == "allowed_tools" else [choice]
+        offers = chosen_offers(named, offers + scene.deferred)
+    functions = [offer for offer in offers if offer.kind == "function"]
     return next(iter(functions or offers), None)
 
 
@@ -208,8 +214,7 @@ def _example_call(offer: Offer) -> Value:
     return FunctionCall(call_id="", name=tool.name, arguments=text, namespace=namespace)
 
 
-def _reply(last: Value | None, head: Head) -> str:
-    wanted = head.text.format
+def _reply(last: Value | None, wanted: TextFormat | None) -> str:
     if wanted is not None and wanted.type == "json_schema" and wanted.schema is not UNSET:
         return encode(example(_json(wanted.schema))).decode()
     if wanted is not None and wanted.type == "json_object":
@@ -217,8 +222,11 @@ def _reply(last: Value | None, head: Head) -> str:
     match last:
         case Message(role="user"):
             return f"I play a script, I am not a model. You said: {_text(last.content)}"
-        case FunctionCallOutput() | CustomToolCallOutput():
+        case FunctionCallOutput() | CustomToolCallOutput() | LocalShellCallOutput():
             return f"I play a script, I am not a model. The tool said: {_text(last.output)}"
+        case ShellCallOutput():
+            printed = " ".join(one.stdout for one in last.output)[:ECHO_CHARS]
+            return f"I play a script, I am not a model. The shell said: {printed}"
         case _:
             return "I play a script, I am not a model."
 

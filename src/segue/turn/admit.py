@@ -16,7 +16,7 @@ from segue.errors import InvalidRequest, model_not_found
 from segue.turn.compact import Kind
 from segue.turn.resolve import Resolved
 from segue.turn.seams import Dialect, Engine
-from segue.turn.values import Head, Owner, Sampling, Tally
+from segue.turn.values import Owner, Sampling, Tally
 from segue.wire.codec import encode
 from segue.wire.items import CompactionTrigger, count_media
 from segue.wire.requests import Create
@@ -122,7 +122,7 @@ def admit(
     model = models.get(resolved.model)
     if model is None:
         raise model_not_found(resolved.model)
-    _refuse_grammar(resolved.head, model.engine)
+    _refuse_grammar(resolved, model.engine)
     parent = resolved.parent
     _check_unseen(resolved, model, tally)
     is_stored = resolved.create.store is not False
@@ -155,12 +155,13 @@ def _threshold(create: Create, model: Model) -> int:
     return 0
 
 
-def _refuse_grammar(head: Head, engine: Engine) -> None:
+def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
     """Engines that are held to a schema are held to JSON, never to the grammar of a custom tool.
 
     A tool that is merely offered does without; one that is forced would be a promise that nobody keeps.
     """
-    forced = forced_offers(head.tool_choice, head.tools.offers)
+    head = resolved.head
+    forced = forced_offers(head.tool_choice, head.tools.offers + resolved.brought.offers)
     if engine.can_constrain and forced and all(map(has_grammar, forced)):
         raise InvalidRequest(
             "'tool_choice' forces a tool whose input has a grammar, and the engine cannot be held to a grammar.",
@@ -201,7 +202,9 @@ def _first_snapshot(
     resolved: Resolved, sampling: Sampling, turn_id: str, now: int, *, is_stored: bool
 ) -> Response:
     create, head = resolved.create, resolved.head
-    text_format = head.text.format
+    # What holds, whether the request says it or an item of its history.
+    brought = resolved.brought
+    text_format = brought.format or head.text.format
     text = TextEcho(
         PLAIN_TEXT if text_format is None else Raw(encode(text_format)),
         head.text.verbosity or "medium",
@@ -219,7 +222,7 @@ def _first_snapshot(
         previous_response_id=create.previous_response_id,
         conversation=Named(create.conversation_id) if create.conversation_id else UNSET,
         prompt_cache_key=create.prompt_cache_key,
-        reasoning=ReasoningEcho(head.reasoning.effort, head.reasoning.summary),
+        reasoning=ReasoningEcho(brought.effort or head.reasoning.effort, head.reasoning.summary),
         safety_identifier=create.safety_identifier,
         store=is_stored,
         temperature=sampling.temperature,

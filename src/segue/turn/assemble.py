@@ -27,6 +27,15 @@ from segue.errors import ApiError
 from segue.turn.admit import ReasoningView
 from segue.turn.decide import End
 from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Steer, Wrote
+from segue.wire.calls import (
+    CommandSaid,
+    CommandScanner,
+    local_shell_action,
+    other_commands,
+    patch_operation,
+    search_arguments,
+    shell_action,
+)
 from segue.wire.codec import DeltaTemplate, as_item, encode_event, encode_response
 from segue.wire.events import (
     ArgumentsDone,
@@ -47,6 +56,8 @@ from segue.wire.events import (
     OutputTextDone,
     Queued,
     ReasoningTextDone,
+    ShellCommandAdded,
+    ShellCommandDone,
     SteerAccepted,
     SteerError,
     SteerFailed,
@@ -57,17 +68,23 @@ from segue.wire.events import (
     SummaryTextDone,
 )
 from segue.wire.items import (
+    ApplyPatchCall,
     Compaction,
     CustomToolCall,
+    DeleteFile,
     FunctionCall,
     Item,
+    LocalShellCall,
     Message,
     OutputText,
     Reasoning,
     ReasoningText,
     Required,
+    ShellCall,
     Status,
     SummaryText,
+    ToolSearchCall,
+    ToolSearchOutput,
     Value,
     required_by,
 )
@@ -80,7 +97,20 @@ Seal = Callable[[bytes], str]
 # Where a text may be cut so that it reads as finished: behind a sentence or a line.
 SENTENCE_ENDS = (".", "!", "?", "\n", ":", "。", "！", "？")
 
-PREFIX = {"message": "msg", "reasoning": "rs", "function": "fc", "custom": "ctc"}
+PREFIX = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function": "fc",
+    "custom": "ctc",
+    "shell": "sh",
+    "local_shell": "lsh",
+    "apply_patch": "apc",
+    "tool_search": "tsc",
+}
+# Calls whose fields are known only when their arguments are whole: they are added when they are done.
+HELD = ("local_shell", "apply_patch")
+LOCAL = Raw(b'{"type":"local"}')
+NO_ARGUMENTS = Raw(b"{}")
 
 DELTA_EVENT = {
     "message": "response.output_text.delta",
@@ -93,7 +123,7 @@ DELTA_EVENT = {
 class OpenItem:
     """The item that is being written."""
 
-    __slots__ = ("call_id", "delta", "id", "index", "opened", "pieces")
+    __slots__ = ("call_id", "commands", "delta", "id", "index", "opened", "pieces")
 
     def __init__(self, opened: Opened, item_id: str, call_id: str, index: int) -> None:
         self.opened = opened
@@ -102,6 +132,8 @@ class OpenItem:
         self.index = index
         self.pieces: list[str] = []
         self.delta: DeltaTemplate | None = None
+        # Finds the commands of a shell call as they are written.
+        self.commands = CommandScanner() if opened.kind == "shell" else None
 
 
 class Assembler:
@@ -235,6 +267,20 @@ class Assembler:
         self.ids.append(NO_IDS)
         return [encode_event(event)]
 
+    def add(self, output: Item) -> list[Event]:
+        """What one of our own tools has answered: an item that no model wrote."""
+        self._require("open")
+        value = output.value
+        assert isinstance(value, ToolSearchOutput), "nothing else answers here"
+        begun = msgspec.structs.replace(value, status="in_progress", tools=[])
+        added = self._added_event(begun)
+        done = OutputItemDone(
+            sequence_number=self._next(), output_index=len(self.items), item=Raw(output.raw)
+        )
+        self.items.append(output)
+        self.ids.append(NO_IDS)
+        return [added, encode_event(done)]
+
     def heartbeat(self) -> Event:
         """A sign of life: an ordinary numbered event that every client may ignore."""
         self._require("open")
@@ -295,28 +341,35 @@ class Assembler:
     def _open_item(self, opened: Opened, events: list[Event]) -> None:
         if self._open is not None:
             raise AssertionError("an item is opened inside another")
-        is_call = opened.kind in ("function", "custom")
-        call_id = self._new_id("call") if is_call else ""
+        is_ours = opened.execution == "server"
+        call_id = self._new_id("call") if opened.is_call and not is_ours else ""
         item = OpenItem(opened, self._new_id(PREFIX[opened.kind]), call_id, len(self.items))
         self._open = item
-        added = as_item(_value(item, "", "in_progress", self._reasoning, is_added=True))
-        events.append(
-            encode_event(
-                OutputItemAdded(
-                    sequence_number=self._next(), output_index=item.index, item=Raw(added.raw)
-                )
-            )
-        )
+        if opened.kind in HELD:
+            return
+        added = _value(item, "", "in_progress", self._reasoning, is_added=True)
+        events.append(self._added_event(added))
         if (part := self._part(item, "")) is not None:
             events.append(self._part_event(item, part, is_done=False))
         item.delta = self._template(item)
+
+    def _added_event(self, value: Value) -> Event:
+        return encode_event(
+            OutputItemAdded(
+                sequence_number=self._next(),
+                output_index=len(self.items),
+                item=Raw(as_item(value).raw),
+            )
+        )
 
     def _write(self, text: str, events: list[Event]) -> None:
         item = self._open
         if item is None:
             raise AssertionError("text outside of any item")
         item.pieces.append(text)
-        if item.delta is not None:
+        if item.commands is not None:
+            events.extend(self._command_events(item, item.commands.feed(text)))
+        elif item.delta is not None:
             number = self._number
             self._number = number + 1
             events.append(item.delta.event(number, text))
@@ -327,6 +380,8 @@ class Assembler:
             raise AssertionError("an item is closed that is not open")
         self._open = None
         text = "".join(item.pieces)
+        if item.commands is not None:
+            events.extend(self._command_events(item, _last_commands(item.commands, text)))
         if item.delta is not None:
             if not item.pieces:
                 # Strict clients want one delta at least, even for an empty text (protocol.md 5.2 rule 5).
@@ -335,6 +390,9 @@ class Assembler:
         if (part := self._part(item, text)) is not None:
             events.append(self._part_event(item, part, is_done=True))
         status: Status = "incomplete" if closed.is_cut else "completed"
+        if item.opened.kind in HELD:
+            added = _value(item, text, "in_progress", self._reasoning, is_added=True)
+            events.append(self._added_event(added))
         value = _value(item, text, status, self._reasoning)
         if isinstance(value, Reasoning) and self._seal is not None:
             value = msgspec.structs.replace(value, encrypted_content=self._seal(text.encode()))
@@ -366,9 +424,34 @@ class Assembler:
                 )
             case "reasoning":
                 place |= {"content_index": 0}
-            case _:
+            case "function" | "custom":
                 pass
+            case _:
+                return None
         return DeltaTemplate(DELTA_EVENT[kind], place)
+
+    def _command_events(self, item: OpenItem, said: Sequence[CommandSaid]) -> list[Event]:
+        """A shell call tells its commands one by one, by their index and without the id of the item."""
+        events: list[Event] = []
+        for what, index, text in said:
+            place = {"output_index": item.index, "command_index": index}
+            match what:
+                case "begun":
+                    item.delta = DeltaTemplate("response.shell_call_command.delta", {**place})
+                    begun = ShellCommandAdded(sequence_number=self._next(), command="", **place)
+                    events.append(encode_event(begun))
+                case "more":
+                    assert item.delta is not None
+                    events.append(item.delta.event(self._next(), text))
+                case "whole":
+                    if item.delta is not None and not text:
+                        events.append(item.delta.event(self._next(), ""))
+                    item.delta = None
+                    done = ShellCommandDone(sequence_number=self._next(), command=text, **place)
+                    events.append(encode_event(done))
+                case _:
+                    assert_never(what)
+        return events
 
     def _part(self, item: OpenItem, text: str) -> ContentPart | SummaryText | None:
         """The content part that an item of this kind wraps its text in, if it has one."""
@@ -454,8 +537,8 @@ class Assembler:
                         sequence_number=number, item_id=item.id, output_index=index, input=text
                     )
                 )
-            case _:
-                assert_never(item.opened.kind)
+            case kind:
+                raise AssertionError(f"a call of kind {kind} has no text of its own")
 
 
 def steer_failed(ref: SteerRef, error: ApiError, number: int = 0) -> Event:
@@ -505,5 +588,53 @@ def _value(
                 namespace=namespace,
                 is_async=is_async,
             )
+        case "shell":
+            commands = item.commands.commands if item.commands else []
+            return ShellCall(
+                id=item.id,
+                status=status,
+                call_id=item.call_id,
+                action=shell_action(text, [] if is_added else commands),
+                environment=LOCAL,
+            )
+        case "local_shell":
+            action = local_shell_action(text)
+            return LocalShellCall(id=item.id, status=status, call_id=item.call_id, action=action)
+        case "apply_patch":
+            operation = patch_operation(text)
+            if is_added and not isinstance(operation, DeleteFile):
+                operation = msgspec.structs.replace(operation, diff="")
+            return ApplyPatchCall(
+                id=item.id,
+                # This item knows no third status: one that is not whole is still in progress.
+                status="in_progress" if status == "incomplete" else status,
+                call_id=item.call_id,
+                operation=operation,
+            )
+        case "tool_search":
+            return ToolSearchCall(
+                id=item.id,
+                status=status,
+                call_id=item.call_id or None,
+                execution=opened.execution or "server",
+                arguments=NO_ARGUMENTS if is_added else search_arguments(text),
+            )
         case _:
             assert_never(opened.kind)
+
+
+def _last_commands(scanner: CommandScanner, arguments: str) -> list[CommandSaid]:
+    """What is still to be told of the commands when the arguments are over."""
+    said = scanner.close()
+    if scanner.commands:
+        return said
+    for index, command in enumerate(other_commands(arguments)):
+        scanner.commands.append(command)
+        said.extend(
+            [
+                CommandSaid("begun", index, ""),
+                CommandSaid("more", index, command),
+                CommandSaid("whole", index, command),
+            ]
+        )
+    return said

@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 
 from segue.turn.values import Round, Turn, since_fresh
 from segue.wire.codec import decode_item, listed_item, user_message
-from segue.wire.items import Item, Message
+from segue.wire.items import AdditionalTools, ConfigurationUpdate, Item, Message
 
 Kind = Literal["window", "chain"]
 
@@ -70,14 +70,16 @@ def stand_in(compacted: Compacted) -> tuple[Item, ...]:
 
 
 def worth_keeping(rounds: Iterable[Round], given: Sequence[Item], bytes_max: int) -> list[Item]:
-    """What goes on word for word: what the developer said, and of the user's messages the newest that fit.
+    """What goes on word for word: what the developer said, tools and settings that items have brought, and of the
+    user's messages the newest that fit.
 
     The very last message of the user is always among them, because it may be still to be answered.
     """
     messages = [
         item
         for item in (*(item for one in rounds for item in one.given), *given)
-        if isinstance(item.value, Message) and item.value.role != "assistant"
+        if isinstance(item.value, AdditionalTools | ConfigurationUpdate)
+        or (isinstance(item.value, Message) and item.value.role != "assistant")
     ]
     room = bytes_max - sum(len(item.raw) for item in messages if not _is_users(item))
     kept: list[Item] = []

@@ -70,6 +70,7 @@ def set_scene(plan: Plan, recall: RenderCache) -> Scene:
         root_at=plan.root_at,
         recalled=recalled,
         can_constrain=plan.model.engine.can_constrain,
+        brought=resolved.brought,
     )
 
 

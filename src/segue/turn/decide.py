@@ -9,6 +9,7 @@ than our own leaving, and both are stronger than anything the model still wanted
     broken off          a steer waits                    ends, incomplete: steered
     broken off          nothing explains it              ends, failed
     at its length                                        ends, incomplete: max_output_tokens
+    by itself           only our own tools were called   goes on with what they answered
     by itself           a rollout owes calls             goes on with what was appended, or waits for it
     by itself                                            ends, completed
 """
@@ -51,8 +52,17 @@ class End(Struct, frozen=True):
 Decision = Again | Await | End
 
 
-def decide(finish: Finish | None, inbox: Sequence[Notice], *, is_owed: bool = False) -> Decision:
-    """What follows a round, from the engine's last word and the inbox. `is_owed`: a rollout waits for outputs."""
+def decide(
+    finish: Finish | None,
+    inbox: Sequence[Notice],
+    *,
+    is_owed: bool = False,
+    answers: tuple[Item, ...] = (),
+) -> Decision:
+    """What follows a round, from the engine's last word and the inbox.
+
+    `is_owed`: a rollout waits for outputs. `answers`: our own tools have answered, and nobody else is owed anything.
+    """
     if any(isinstance(one, Cancel) for one in inbox):
         return End("cancelled")
     if any(isinstance(one, Drain) for one in inbox):
@@ -65,6 +75,8 @@ def decide(finish: Finish | None, inbox: Sequence[Notice], *, is_owed: bool = Fa
         )
     if finish.reason == "length":
         return End("incomplete", reason="max_output_tokens")
+    if answers:
+        return Again(answers)
     if not is_owed:
         return End("completed")
     appended = next((one for one in inbox if isinstance(one, Append)), None)

@@ -18,6 +18,7 @@ from msgspec import Raw, structs
 
 from segue.errors import ApiError, EngineFailed, ServerFault
 from segue.turn.admit import Plan
+from segue.turn.bring import bring
 from segue.turn.compact import Compacted, asking, stand_in, to_bytes, worth_keeping
 from segue.turn.compose import Composed, compose, fitting, remember, set_scene
 from segue.turn.decide import Again, Await, End, decide
@@ -25,9 +26,11 @@ from segue.turn.recall import RenderCache
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.seams import Reader, Turns
+from segue.turn.search import answer
 from segue.turn.settle import calls_in, commit, warm_after
 from segue.turn.values import (
     Finish,
+    Head,
     Ids,
     Job,
     Opened,
@@ -42,7 +45,15 @@ from segue.turn.values import (
     Warm,
     Wrote,
 )
-from segue.wire.items import Call, Item, Reasoning, Required, required_by
+from segue.wire.items import (
+    Call,
+    Item,
+    Reasoning,
+    Required,
+    ToolSearchCall,
+    ToolSearchOutput,
+    required_by,
+)
 from segue.wire.requests import TextConfig
 from segue.wire.response import InputDetails, OutputDetails, Usage
 
@@ -50,6 +61,8 @@ log = logging.getLogger(__name__)
 
 # How many more pieces a text may take to come to the end of a sentence once a steer waits.
 STEER_PIECES_MAX = 64
+# How often the tools of one response are searched for: more is a model that goes round in circles.
+SEARCHES_MAX = 16
 # A summary longer than this is no summary; of a small context at most this share.
 SUMMARY_TOKENS_MAX = 2_048
 SUMMARY_SHARE = 0.25
@@ -112,19 +125,27 @@ async def _play(play: Play) -> End:
             return End("failed", error=error)
         if play.finish is not None and not plan.generates:
             return End("completed")
-        required = _required(play) if plan.is_rollout else []
-        decision = decide(play.finish, running.inbox, is_owed=bool(required))
+        required = _required(play)
+        answers = await _answer(play)
+        decision = decide(
+            play.finish,
+            running.inbox,
+            is_owed=plan.is_rollout and bool(required),
+            answers=() if required else answers,
+        )
         if isinstance(decision, Await):
             await _wait(play, required)
             decision = decide(play.finish, running.inbox, is_owed=True)
         match decision:
             case End():
+                if answers:
+                    play.rounds.append(Round(answers))
                 return decision
             case Await():
                 return End("failed", error=_too_late(plan))
             case Again(items):
                 running.take_append()
-                _go_on(play, items)
+                _go_on(play, (*answers, *items) if required else items)
             case _:
                 assert_never(decision)
 
@@ -184,6 +205,26 @@ def _note(play: Play, *, did_sample: bool) -> None:
     play.open_calls = play.open_calls | calls_in(last.wrote)
 
 
+async def _answer(play: Play) -> tuple[Item, ...]:
+    """What our own tools say to the calls of this round, told to the client as it is found."""
+    running, written = play.running, play.rounds[-1].wrote
+    if play.finish is None or play.finish.reason != "stop":
+        return ()
+    calls = [one.value for one in written if isinstance(one.value, ToolSearchCall)]
+    ours = [call for call in calls if call.execution == "server"]
+    done = sum(isinstance(item.value, ToolSearchOutput) for item in running.assembler.items)
+    if not ours or done + len(ours) > SEARCHES_MAX:
+        return ()
+    calls_max = play.plan.resolved.create.max_tool_calls
+    answers: list[Item] = []
+    for count, call in enumerate(ours, done):
+        is_allowed = calls_max is None or count < calls_max
+        offers = play.scene.deferred if is_allowed else ()
+        answers.append(await asyncio.to_thread(answer, call, offers))
+    running.publish([event for one in answers for event in running.assembler.add(one)])
+    return tuple(answers)
+
+
 def _go_on(play: Play, items: tuple[Item, ...]) -> None:
     """The next round sees this one as its past, warm."""
     plan, scene, last = play.plan, play.scene, play.rounds[-1]
@@ -200,15 +241,30 @@ def _go_on(play: Play, items: tuple[Item, ...]) -> None:
         warm=_warm(play),
         root_at=plan.root_at,
     )
-    play.scene = structs.replace(scene, past=so_far, rounds=(), given=items, recalled=None)
+    play.scene = structs.replace(
+        scene,
+        head=_after_search(scene.head),
+        past=so_far,
+        rounds=(),
+        given=items,
+        recalled=None,
+        brought=bring(scene.brought, items),
+    )
     play.open_calls = pair_calls(play.open_calls, items)
     play.given, play.is_fresh = items, False
     play.items_before = len(play.running.assembler.items)
 
 
+def _after_search(head: Head) -> Head:
+    """A search that was forced is over after its first time."""
+    is_search = getattr(head.tool_choice, "type", None) == "tool_search"
+    return structs.replace(head, tool_choice="auto") if is_search else head
+
+
 def _warm(play: Play) -> Warm | None:
-    """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm."""
-    if play.composed is None or play.composed.is_truncated:
+    """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm, and one behind
+    which something was answered is not the last."""
+    if play.composed is None or play.composed.is_truncated or _ends_with_answers(play):
         return None
     plan = play.plan
     route = play.finish.route if play.finish else None
@@ -219,6 +275,10 @@ def _warm(play: Play) -> Warm | None:
         play.rounds[-1],
         route,
     )
+
+
+def _ends_with_answers(play: Play) -> bool:
+    return play.plan.generates and not play.rounds[-1].did_sample
 
 
 # --- waiting for the client ---------------------------------------------------------------------------

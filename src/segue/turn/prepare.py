@@ -62,7 +62,7 @@ async def prepare(create: Create, asker: Asker, tally: Tally, models: Models, se
     parent = await _find_parent(create, asker, tally)
     unsealed = unseal(await follow(given, parent, asker), asker.owner, seals)
     resolved = resolve(create, unsealed.given, parent, unsealed.earlier)
-    tally.tool_decodes += resolved.did_decode_tools
+    tally.tool_decodes += resolved.tool_decodes
     plan = admit(
         resolved,
         models,
@@ -103,7 +103,7 @@ async def _kept_item(item_id: str, asker: Asker) -> Item | None:
     turn = await asker.turns.read(asker.owner, turn_id) if turn_id else None
     if turn is None:
         return None
-    written = [item for one in turn.rounds for item in one.wrote]
+    written = [item for one in turn.rounds for item in (*one.wrote, *one.given)]
     given = {given_id(turn.id, index): item for index, item in enumerate(turn.given)}
     return given.get(item_id) or next((one for one in written if one.value.id == item_id), None)
 

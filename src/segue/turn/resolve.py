@@ -11,29 +11,37 @@ from collections.abc import Sequence
 from msgspec import UNSET, Struct
 
 from segue.errors import InvalidRequest, parent_not_found
-from segue.turn.values import Head, Round, Turn
+from segue.turn.bring import bring, brought_by
+from segue.turn.values import Brought, Head, Round, Turn
 from segue.wire.codec import check_schema, decode_tools
 from segue.wire.items import (
     CALL_WORDS,
+    AdditionalTools,
     Call,
     CompactionTrigger,
+    ConfigurationUpdate,
     CustomToolCallOutput,
     FunctionCallOutput,
     InputFile,
     InputImage,
     Item,
+    LocalShellCallOutput,
     Message,
+    TextUpdate,
+    ToolSearchOutput,
     answer_of,
     call_of,
     is_model_written,
 )
 from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceName
-from segue.wire.tools import NO_TOOLS, Tools
+from segue.wire.tools import BUILTINS, NO_TOOLS, Offer, Tools, chosen_offers
 
 # Each of these asks for something that is not built; a clear word is better than half of it.
 UNSUPPORTED = ("prompt",)
 # The least that a history may be compacted at (protocol.md 2).
 THRESHOLD_MIN = 1_000
+# Items that bring tools.
+BRINGING = (AdditionalTools, ToolSearchOutput)
 
 
 class Resolved(Struct, frozen=True):
@@ -47,7 +55,10 @@ class Resolved(Struct, frozen=True):
     # How often the model has spoken before this turn.
     model_turns: int
     model: str
-    did_decode_tools: bool
+    # How many lists of tools had to be decoded: that of the request, and those that items have brought now.
+    tool_decodes: int
+    # What the items have brought, the new ones included.
+    brought: Brought
     # Rounds of this very request that come before `given`: what a compaction replaced, and what stands for it.
     earlier: tuple[Round, ...] = ()
 
@@ -72,6 +83,8 @@ def resolve(
         (NO_TOOLS, False) if create.tools is UNSET else decode_tools(create.tools, known)
     )
     shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
+    brought = bring(brought_by(parent), (*shadowed, *given))
+    _check_tool_choice(create.tool_choice or "auto", tools, brought)
     return Resolved(
         create=create,
         parent=parent,
@@ -80,7 +93,8 @@ def resolve(
         open_calls=pair_calls(parent.open_calls if parent else {}, (*shadowed, *given)),
         model_turns=(parent.model_turns if parent else 0) + count_model_turns(given),
         model=model,
-        did_decode_tools=did_decode,
+        tool_decodes=did_decode + sum(isinstance(item.value, BRINGING) for item in given),
+        brought=brought,
         earlier=earlier,
     )
 
@@ -97,7 +111,9 @@ def pair_calls(open_calls: dict[str, Call], given: Sequence[Item]) -> dict[str, 
         if call := call_of(item.value):
             pending[call.call_id] = call
         elif answer := answer_of(item.value):
-            call_id = answer.call_id or _only_open_call(pending, answer.kind, item)
+            call_id = answer.call_id
+            if call_id is None or (call_id not in pending and _may_name_item(item)):
+                call_id = _only_open_call(pending, answer.kind, item)
             if call_id is None or call_id not in pending or pending[call_id].kind != answer.kind:
                 raise InvalidRequest(
                     f"No tool call found for {CALL_WORDS[answer.kind][1]} "
@@ -127,10 +143,17 @@ def count_model_turns(items: Sequence[Item]) -> int:
     return turns
 
 
+def _may_name_item(item: Item) -> bool:
+    """The older shell's output has no call_id; some clients put the id of the call's item into its id."""
+    return isinstance(item.value, LocalShellCallOutput) and not item.value.call_id
+
+
 def _only_open_call(pending: dict[str, Call], kind: str, item: Item) -> str | None:
     """The newest types let an output leave its call_id out; then it must be clear which call is meant."""
     candidates = [call.call_id for call in pending.values() if call.kind == kind]
-    is_clear = len(candidates) == 1 and isinstance(item.value, FunctionCallOutput)
+    is_clear = len(candidates) == 1 and isinstance(
+        item.value, FunctionCallOutput | LocalShellCallOutput
+    )
     return candidates[0] if is_clear else None
 
 
@@ -162,6 +185,8 @@ def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
             )
     for index, item in enumerate(given):
         match item.value:
+            case ConfigurationUpdate(text=TextUpdate() as text):
+                _check_format(text, f"input[{index}].")
             case CompactionTrigger() if index != len(given) - 1:
                 raise InvalidRequest(
                     "'compaction_trigger' must be the last item of the input.",
@@ -194,7 +219,6 @@ def _shared(head: Head, parent: Turn | None) -> Head:
 
 def _head(create: Create, tools: Tools) -> Head:
     choice = create.tool_choice or "auto"
-    _check_tool_choice(choice, tools)
     _check_format(create.text)
     return Head(
         instructions=create.instructions,
@@ -206,34 +230,40 @@ def _head(create: Create, tools: Tools) -> Head:
     )
 
 
-def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools) -> None:
-    """A choice that cannot be met is refused now rather than quietly missed."""
+def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, brought: Brought) -> None:
+    """A choice that cannot be met is refused now rather than quietly missed. Tools that items have brought count."""
+    offers = tools.offers + brought.offers
+    # One that is deferred can be called by name, though the model has not seen all of it.
+    known: tuple[Offer, ...] = (*offers, *tools.deferred, *brought.deferred)
     match choice:
-        case "required" if not tools.offers:
+        case "required" if not offers:
             problem = "'tool_choice' is 'required', but no tool was given that can be called."
-        case ToolChoiceName(type="function" | "custom", name=name):
-            if any(offer.tool.name == name for offer in tools.offers):
-                return
-            problem = f"'tool_choice' names the tool '{name}', which is not in 'tools'."
         case ToolChoiceName(type="allowed_tools", mode="required", tools=allowed):
-            names = {one.name for one in allowed or []}
-            if any(offer.tool.name in names for offer in tools.offers):
+            if chosen_offers(allowed or [], known):
                 return
             problem = "'tool_choice' requires one of several tools, none of which is in 'tools'."
         case ToolChoiceName(type="allowed_tools"):
             return
-        case ToolChoiceName(type=kind):
-            problem = f"'tool_choice' forces '{kind}', which this server cannot run."
+        case ToolChoiceName(type=kind, name=name):
+            if chosen_offers([choice], known):
+                return
+            problem = (
+                f"'tool_choice' names the tool '{name}', which is not in 'tools'."
+                if kind in ("function", "custom")
+                else f"'tool_choice' forces '{kind}', which is not in 'tools' as something that the client runs."
+                if kind in BUILTINS
+                else f"'tool_choice' forces '{kind}', which this server cannot run."
+            )
         case _:
             return
     raise InvalidRequest(problem, code="unsupported_value", param="tool_choice")
 
 
-def _check_format(text: TextConfig | None) -> None:
+def _check_format(text: TextConfig | TextUpdate | None, of: str = "") -> None:
     """A format by schema needs its schema."""
     if text is None or text.format is None or text.format.type != "json_schema":
         return
-    path = "text.format.schema"
+    path = f"{of}text.format.schema"
     if text.format.schema is UNSET or bytes(text.format.schema) == b"null":
         raise InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
     check_schema(text.format.schema, path)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from segue.turn.admit import Plan
+from segue.turn.bring import bring
 from segue.turn.resolve import Resolved
 from segue.turn.seams import Ledger
 from segue.turn.values import Entry, Head, Owner, Rendered, Round, Tally, Tokens, Turn, Warm
@@ -54,6 +55,8 @@ def commit(
         open_calls=open_calls,
         model_turns=resolved.model_turns + sum(one.did_sample for one in rounds),
         tools=resolved.head.tools,
+        # Telling again what was given before changes nothing.
+        brought=bring(resolved.brought, (item for one in rounds for item in one.given)),
         warm=warm,
         root_at=plan.root_at,
         bytes=_measure(rounds, resolved, plan.tally.tokens_tokenized),

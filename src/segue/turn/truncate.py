@@ -1,7 +1,8 @@
 """Which items go when the history is too long? Pure: whole items, from the start, calls together with their outputs.
 
 Only where the client asked for it (`truncation: "auto"`); otherwise too long is an error. What the model wrote in one
-round goes as a whole, because its kept ids belong together. The last item stays, whatever its size.
+round goes as a whole, because its kept ids belong together. The last item stays, whatever its size, and so do tools and
+settings that items have brought: what was said under them still needs them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from segue.turn.values import Round, Scene
-from segue.wire.items import Item, answer_of, call_of
+from segue.wire.items import AdditionalTools, ConfigurationUpdate, Item, answer_of, call_of
 
 
 def truncate(scene: Scene, share: float) -> Scene:
@@ -26,7 +27,10 @@ def truncate(scene: Scene, share: float) -> Scene:
             answer = answer_of(item.value)
             is_orphan = answer is not None and answer.call_id in dropped_calls
             is_very_last = is_last and item is one.given[-1]
-            if is_orphan or (budget > 0 and not is_very_last):
+            is_needed = is_very_last or isinstance(
+                item.value, AdditionalTools | ConfigurationUpdate
+            )
+            if is_orphan or (budget > 0 and not is_needed):
                 budget -= _size(item)
                 _note(item, dropped_calls)
             else:

@@ -16,9 +16,9 @@ from typing import Literal
 from msgspec import Raw, Struct
 
 from segue.wire.items import Call, Item
-from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
+from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
-from segue.wire.tools import NO_TOOLS, Tools
+from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tools
 
 Owner = str
 IdArray = array  # of typecode "I": four bytes a token
@@ -110,6 +110,19 @@ class Head(Struct, frozen=True):
     reasoning: ReasoningConfig = ReasoningConfig()
 
 
+class Brought(Struct, frozen=True):
+    """What items of a history have brought, which holds behind them: tools, and settings that go before the head's."""
+
+    offers: tuple[Offer, ...] = ()
+    # Tools that a search can find.
+    deferred: tuple[Offer, ...] = ()
+    effort: Effort | None = None
+    format: TextFormat | None = None
+
+
+NOTHING_BROUGHT = Brought()
+
+
 class Sampling(Struct, frozen=True):
     """How the engine is to choose."""
 
@@ -178,6 +191,8 @@ class Turn:
     model_turns: int
     # The tools as decoded for this turn, so that the next one may skip that; None after a reload.
     tools: Tools | None = None
+    # What the items up to here have brought; None after a reload.
+    brought: Brought | None = None
     warm: Warm | None = None
     # When the chain began: a template that prints a date takes it from here, so that midnight changes nothing.
     root_at: int = 0
@@ -188,8 +203,11 @@ class Turn:
 
     @property
     def given(self) -> tuple[Item, ...]:
-        """What the client sent for this turn, all of it: a rollout is given more as it goes on."""
-        return tuple(item for one in self.rounds if not one.is_fresh for item in one.given)
+        """What the client sent for this turn, all of it: a rollout is given more as it goes on. What our own tools have
+        answered is output."""
+        ours = {bytes(raw) for raw in self.response.output} if len(self.rounds) > 1 else set()
+        sent = (item for one in self.rounds if not one.is_fresh for item in one.given)
+        return tuple(item for item in sent if item.raw not in ours)
 
     @property
     def above(self) -> Turn | None:
@@ -220,6 +238,29 @@ class Scene(Struct, frozen=True):
     recalled: Warm | None = None
     # Whether the engine can be held to a JSON schema; only then may a dialect begin a forced call itself.
     can_constrain: bool = False
+    # What the items have brought, those that are given now included.
+    brought: Brought = NOTHING_BROUGHT
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """The tools that the model knows: of the request, then of the items."""
+        return self.head.tools.offers + self.brought.offers
+
+    @property
+    def deferred(self) -> tuple[Offer, ...]:
+        """The tools that a search can find."""
+        return self.head.tools.deferred + self.brought.deferred
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much the model is to think, by the last word on it."""
+        return self.brought.effort or self.head.reasoning.effort
+
+    @property
+    def format(self) -> TextFormat | None:
+        """What the text must be, by the last word on it; None: plain text."""
+        wanted = self.brought.format or self.head.text.format
+        return None if wanted is None or wanted.type == "text" else wanted
 
     def history(self) -> Iterator[Round]:
         """Every finished round before `given` that the model still sees, oldest first."""
@@ -302,10 +343,17 @@ Piece = Ids | Delta | Finish
 class Opened(Struct, frozen=True):
     """The model begins an item."""
 
-    kind: Literal["message", "reasoning", "function", "custom"]
+    kind: Literal["message", "reasoning"] | CallKind
     name: str = ""
     namespace: str | None = None
     is_async: bool = False
+    # Who runs a search for tools.
+    execution: Execution | None = None
+
+    @property
+    def is_call(self) -> bool:
+        """Whether this is a call, of whatever kind."""
+        return self.kind not in ("message", "reasoning")
 
 
 class Wrote(Struct, frozen=True):

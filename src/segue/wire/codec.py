@@ -15,17 +15,25 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.errors import ApiError, InvalidRequest
 from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbered
-from segue.wire.items import Item, ItemReference, Message, Value
+from segue.wire.items import (
+    AdditionalTools,
+    Item,
+    ItemReference,
+    Message,
+    ToolSearchOutput,
+    Value,
+)
 from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
 from segue.wire.response import Response
 from segue.wire.tools import (
-    ALIASES,
     NO_TOOLS,
     FunctionTool,
     McpTool,
     NamespaceTool,
     Tool,
     Tools,
+    ToolSearchTool,
+    deferred_of,
     offers_of,
 )
 
@@ -178,6 +186,8 @@ def decode_item(raw: Raw | bytes, path: str) -> Item:
             raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")
     elif peek.type in ITEM_TYPES:
         value = _decode(_item, data, path)
+        if isinstance(value, AdditionalTools | ToolSearchOutput):
+            data = _checked_tools(data, value, path)
     else:
         raise InvalidRequest(
             f"Invalid value: '{peek.type[:64]}'. It is not an item type that this server knows.",
@@ -185,6 +195,25 @@ def decode_item(raw: Raw | bytes, path: str) -> Item:
             param=f"{path}.type",
         )
     return Item(data, value)
+
+
+def _checked_tools(data: bytes, value: AdditionalTools | ToolSearchOutput, path: str) -> bytes:
+    """The bytes of an item that brings tools, without secrets: items are kept and listed, secrets never."""
+    if len(value.tools) > TOOLS_MAX:
+        raise InvalidRequest(
+            f"Too many tools: {len(value.tools)}, at most {TOOLS_MAX}.", param=f"{path}.tools"
+        )
+    for index, tool in enumerate(value.tools):
+        _check_parameters(tool, f"{path}.tools[{index}]")
+    if not any(isinstance(tool, McpTool) for tool in value.tools):
+        return data
+    fields = _object.decode(data)
+    raws = _raws.decode(fields["tools"])
+    shown = [
+        Raw(encode(tool)) if isinstance(tool, McpTool) else raw
+        for raw, tool in zip(raws, value.tools, strict=True)
+    ]
+    return encode({**fields, "tools": shown})
 
 
 def user_message(text: str) -> Item:
@@ -212,7 +241,7 @@ def decode_tools(raw: Raw | bytes, known: Tools | None) -> tuple[Tools, bool]:
         raise InvalidRequest(f"Too many tools: {len(raws)}, at most {TOOLS_MAX}.", param="tools")
     definitions = tuple(_decode_tool(one, f"tools[{index}]") for index, one in enumerate(raws))
     echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
-    return Tools(data, definitions, echo, offers_of(definitions)), True
+    return Tools(data, definitions, echo, offers_of(definitions), deferred_of(definitions)), True
 
 
 def check_schema(raw: Raw, path: str) -> None:
@@ -226,9 +255,6 @@ def _decode_tool(raw: Raw, path: str) -> Tool:
         tool = _decode(_tool, raw, path)
         _check_parameters(tool, path)
         return tool
-    if peek.type in ALIASES:
-        fields = _object.decode(raw)
-        return _decode(_tool, encode({**fields, "type": ALIASES[peek.type]}), path)
     if peek.type is None:
         raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")
     raise InvalidRequest(
@@ -240,7 +266,10 @@ def _decode_tool(raw: Raw, path: str) -> Tool:
 
 def _check_parameters(tool: Tool, path: str) -> None:
     match tool:
-        case FunctionTool(parameters=Raw() as parameters):
+        case (
+            FunctionTool(parameters=Raw() as parameters)
+            | ToolSearchTool(parameters=Raw() as parameters)
+        ):
             check_schema(parameters, f"{path}.parameters")
         case NamespaceTool():
             for index, inner in enumerate(tool.tools):

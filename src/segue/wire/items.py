@@ -12,6 +12,9 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.wire.requests import Effort, TextFormat
+from segue.wire.tools import Execution, Tool
+
 Status = Literal["in_progress", "completed", "incomplete"]
 Text = str | None | UnsetType
 Flag = bool | None | UnsetType
@@ -186,23 +189,53 @@ class McpApprovalResponse(Body, tag="mcp_approval_response", frozen=True, kw_onl
     reason: Text = UNSET
 
 
+class ShellAction(Struct, frozen=True, kw_only=True):
+    commands: list[str]
+    timeout_ms: int | UnsetType | None = UNSET
+    max_output_length: int | UnsetType | None = UNSET
+
+
 class ShellCall(Body, tag="shell_call", frozen=True, kw_only=True):
     call_id: str
-    action: Raw
+    action: ShellAction
     environment: Json = UNSET
     status: Text = UNSET
 
 
+class ShellExit(Struct, tag_field="type", tag="exit", frozen=True):
+    exit_code: int
+
+
+class ShellTimeout(Struct, tag_field="type", tag="timeout", frozen=True):
+    pass
+
+
+class ShellOutput(Struct, frozen=True):
+    """What one command printed, and how it ended."""
+
+    stdout: str
+    stderr: str
+    outcome: ShellExit | ShellTimeout
+
+
 class ShellCallOutput(Body, tag="shell_call_output", frozen=True, kw_only=True):
     call_id: str
-    output: list[Raw]
+    output: list[ShellOutput]
     max_output_length: int | UnsetType | None = UNSET
     status: Text = UNSET
 
 
+class LocalShellAction(Struct, tag_field="type", tag="exec", frozen=True, kw_only=True):
+    command: list[str]
+    env: dict[str, str] | None = None
+    timeout_ms: int | UnsetType | None = UNSET
+    user: Text = UNSET
+    working_directory: Text = UNSET
+
+
 class LocalShellCall(Body, tag="local_shell_call", frozen=True, kw_only=True):
     call_id: str
-    action: Raw
+    action: LocalShellAction
     status: Text = UNSET
 
 
@@ -212,9 +245,26 @@ class LocalShellCallOutput(Body, tag="local_shell_call_output", frozen=True, kw_
     status: Text = UNSET
 
 
+class CreateFile(Struct, tag_field="type", tag="create_file", frozen=True):
+    path: str
+    diff: str
+
+
+class UpdateFile(Struct, tag_field="type", tag="update_file", frozen=True):
+    path: str
+    diff: str
+
+
+class DeleteFile(Struct, tag_field="type", tag="delete_file", frozen=True):
+    path: str
+
+
+Operation = CreateFile | UpdateFile | DeleteFile
+
+
 class ApplyPatchCall(Body, tag="apply_patch_call", frozen=True, kw_only=True):
     call_id: str
-    operation: Raw
+    operation: Operation
     status: Text = UNSET
 
 
@@ -226,26 +276,34 @@ class ApplyPatchCallOutput(Body, tag="apply_patch_call_output", frozen=True, kw_
 
 class ToolSearchCall(Body, tag="tool_search_call", frozen=True, kw_only=True):
     call_id: Text = UNSET
-    execution: Literal["server", "client"] | UnsetType = UNSET
+    execution: Execution | UnsetType = UNSET
     arguments: Json = UNSET
     status: Text = UNSET
 
 
 class ToolSearchOutput(Body, tag="tool_search_output", frozen=True, kw_only=True):
-    tools: list[Raw]
+    tools: list[Tool]
     call_id: Text = UNSET
-    execution: Literal["server", "client"] | UnsetType = UNSET
+    execution: Execution | UnsetType = UNSET
     status: Text = UNSET
 
 
 class AdditionalTools(Body, tag="additional_tools", frozen=True, kw_only=True):
-    tools: list[Raw]
+    tools: list[Tool]
     role: Text = UNSET
 
 
+class ReasoningUpdate(Struct, frozen=True):
+    effort: Effort | None = None
+
+
+class TextUpdate(Struct, frozen=True):
+    format: TextFormat | None = None
+
+
 class ConfigurationUpdate(Body, tag="configuration_update", frozen=True, kw_only=True):
-    reasoning: Json = UNSET
-    text: Json = UNSET
+    reasoning: ReasoningUpdate | UnsetType | None = UNSET
+    text: TextUpdate | UnsetType | None = UNSET
 
 
 class Program(Body, tag="program", frozen=True, kw_only=True):
@@ -421,6 +479,11 @@ def required_by(value: Value) -> Required | None:
         case _:
             kind = str(value.__struct_config__.tag)
             return Required(type=f"{kind}_output", call_id=call.call_id)
+
+
+def is_our_answer(value: Value) -> bool:
+    """Whether the server's own tools wrote this item."""
+    return isinstance(value, ToolSearchOutput) and value.execution == "server"
 
 
 # Written by the model, so that neighbours of these types belong to one model turn.

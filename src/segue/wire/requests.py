@@ -27,8 +27,11 @@ class ToolChoiceName(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tools: list[ToolChoiceName] | None = None
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class ReasoningConfig(Struct, frozen=True):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: str | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -22,6 +22,11 @@ _NOT_PLAIN = re.compile(r"[^a-zA-Z0-9_-]")
 Text = str | None | UnsetType
 Flag = bool | None | UnsetType
 Json = Raw | UnsetType
+Execution = Literal["server", "client"]
+# Tools of the contract's own that the model is told of as functions; each has a type of call item of its own.
+Builtin = Literal["shell", "local_shell", "apply_patch", "tool_search"]
+CallKind = Literal["function", "custom"] | Builtin
+BUILTINS: frozenset[str] = frozenset(get_args(Builtin))
 
 
 class Definition(Struct, frozen=True, tag_field="type", kw_only=True):
@@ -54,7 +59,7 @@ class NamespaceTool(Definition, tag="namespace", frozen=True, kw_only=True):
 
 
 class ToolSearchTool(Definition, tag="tool_search", frozen=True, kw_only=True):
-    execution: Literal["server", "client"] | UnsetType = UNSET
+    execution: Execution | UnsetType | None = UNSET
     description: Text = UNSET
     parameters: Json = UNSET
 
@@ -64,6 +69,23 @@ class WebSearchTool(Definition, tag="web_search", frozen=True, kw_only=True):
     external_web_access: Flag = UNSET
     filters: Json = UNSET
     user_location: Json = UNSET
+
+
+# Older names of the same tool.
+
+
+class DatedWebSearchTool(WebSearchTool, tag="web_search_2025_08_26", frozen=True, kw_only=True):
+    pass
+
+
+class WebSearchPreviewTool(WebSearchTool, tag="web_search_preview", frozen=True, kw_only=True):
+    pass
+
+
+class DatedWebSearchPreviewTool(
+    WebSearchTool, tag="web_search_preview_2025_03_11", frozen=True, kw_only=True
+):
+    pass
 
 
 class McpTool(Definition, tag="mcp", frozen=True, kw_only=True):
@@ -79,8 +101,23 @@ class McpTool(Definition, tag="mcp", frozen=True, kw_only=True):
     defer_loading: Flag = UNSET
 
 
+class Skill(Struct, frozen=True):
+    """Something that a local shell can do, and where it is written down how."""
+
+    name: Text = UNSET
+    description: Text = UNSET
+    path: Text = UNSET
+
+
+class ShellEnvironment(Struct, frozen=True):
+    """Where commands are run; `local` is at the client's."""
+
+    type: str
+    skills: list[Skill] | UnsetType | None = UNSET
+
+
 class ShellTool(Definition, tag="shell", frozen=True, kw_only=True):
-    environment: Json = UNSET
+    environment: ShellEnvironment | UnsetType | None = UNSET
 
 
 class ApplyPatchTool(Definition, tag="apply_patch", frozen=True, kw_only=True):
@@ -92,6 +129,14 @@ class LocalShellTool(Definition, tag="local_shell", frozen=True, kw_only=True):
 
 
 class ComputerTool(Definition, tag="computer", frozen=True, kw_only=True):
+    pass
+
+
+class ComputerUseTool(ComputerTool, tag="computer_use", frozen=True, kw_only=True):
+    pass
+
+
+class ComputerUsePreviewTool(ComputerTool, tag="computer_use_preview", frozen=True, kw_only=True):
     pass
 
 
@@ -120,25 +165,21 @@ Tool = (
     | NamespaceTool
     | ToolSearchTool
     | WebSearchTool
+    | DatedWebSearchTool
+    | WebSearchPreviewTool
+    | DatedWebSearchPreviewTool
     | McpTool
     | ShellTool
     | ApplyPatchTool
     | LocalShellTool
     | ComputerTool
+    | ComputerUseTool
+    | ComputerUsePreviewTool
     | ProgrammaticTool
     | FileSearchTool
     | CodeInterpreterTool
     | ImageGenerationTool
 )
-
-# Older names of the same tools.
-ALIASES = {
-    "web_search_2025_08_26": "web_search",
-    "web_search_preview": "web_search",
-    "web_search_preview_2025_03_11": "web_search",
-    "computer_use": "computer",
-    "computer_use_preview": "computer",
-}
 
 
 class Offer(Struct, frozen=True):
@@ -146,37 +187,216 @@ class Offer(Struct, frozen=True):
 
     tool: FunctionTool | CustomTool
     namespace: str | None = None
+    # What its namespace is for.
+    about: str = ""
+    # Which tool of the contract's own this function stands for.
+    builtin: Builtin | None = None
+    # Who searches, where this is the search for tools.
+    execution: Execution | None = None
 
     @property
     def qualified_name(self) -> str:
         """The one name that the model sees and writes."""
         return f"{self.namespace}.{self.tool.name}" if self.namespace else self.tool.name
 
+    @property
+    def kind(self) -> CallKind:
+        """Which type of item a call of it is."""
+        if self.builtin is not None:
+            return self.builtin
+        return "custom" if isinstance(self.tool, CustomTool) else "function"
+
 
 class Tools(Struct, frozen=True):
-    """All tools of a request: as they came, as they mean, and as the response echoes them."""
+    """All tools of a request: as they came, as they mean, and as the response echoes them.
+
+    `deferred` are those of which the model is told the name only, until a search has loaded them.
+    """
 
     raw: bytes = b"[]"
     definitions: tuple[Tool, ...] = ()
     echo: bytes = b"[]"
     offers: tuple[Offer, ...] = ()
+    deferred: tuple[Offer, ...] = ()
 
 
 NO_TOOLS = Tools()
 
 
-def offers_of(definitions: tuple[Tool, ...]) -> tuple[Offer, ...]:
-    """What the model is told it can call: functions and custom tools, namespaces opened."""
+def offers_of(definitions: Sequence[Tool], *, is_loaded: bool = False) -> tuple[Offer, ...]:
+    """What the model is told it can call: namespaces opened, and tools that the client runs as functions.
+
+    A tool that is deferred stays away while there is a search that can find it. `is_loaded`: one has.
+    """
+    is_deferring = not is_loaded and _search_in(definitions) is not None
     offers: list[Offer] = []
     for tool in definitions:
         match tool:
-            case FunctionTool() | CustomTool():
-                offers.append(Offer(tool))
-            case NamespaceTool():
-                offers.extend(Offer(inner, tool.name) for inner in tool.tools)
+            case FunctionTool() | CustomTool() | NamespaceTool():
+                opened = _opened(tool)
+                offers.extend(one for one in opened if not (is_deferring and _is_deferred(one)))
+            case ShellTool() if is_local(tool):
+                offers.append(Offer(_shell(tool), builtin="shell"))
+            case LocalShellTool():
+                offers.append(Offer(LOCAL_SHELL, builtin="local_shell"))
+            case ApplyPatchTool():
+                offers.append(Offer(APPLY_PATCH, builtin="apply_patch"))
+            case ToolSearchTool():
+                execution = tool.execution or "server"
+                search = _search(tool, definitions)
+                offers.append(Offer(search, builtin="tool_search", execution=execution))
             case _:
                 pass
     return tuple(offers)
+
+
+def deferred_of(definitions: Sequence[Tool]) -> tuple[Offer, ...]:
+    """The tools that a search of the same list can find."""
+    if _search_in(definitions) is None:
+        return ()
+    return tuple(one for tool in definitions for one in _opened(tool) if _is_deferred(one))
+
+
+def is_local(tool: ShellTool) -> bool:
+    """Whether the client runs the commands; a container would be ours to run."""
+    return not tool.environment or tool.environment.type == "local"
+
+
+def _opened(tool: Tool) -> list[Offer]:
+    match tool:
+        case FunctionTool() | CustomTool():
+            return [Offer(tool)]
+        case NamespaceTool():
+            return [Offer(inner, tool.name, tool.description or "") for inner in tool.tools]
+        case _:
+            return []
+
+
+def _is_deferred(offer: Offer) -> bool:
+    return offer.tool.defer_loading is True
+
+
+def _search_in(definitions: Sequence[Tool]) -> ToolSearchTool | None:
+    return next((tool for tool in definitions if isinstance(tool, ToolSearchTool)), None)
+
+
+# --- tools of the contract's own, as the model is told of them ------------------------------------
+
+
+def _schema(properties: dict[str, object], *required: str) -> Raw:
+    return Raw(
+        msgspec.json.encode(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": required,
+                "additionalProperties": False,
+            }
+        )
+    )
+
+
+def _list(about: str) -> dict[str, object]:
+    return {"type": "array", "items": {"type": "string"}, "minItems": 1, "description": about}
+
+
+SHELL_ABOUT = "Runs commands in a shell. Each command is run on its own, as it is written."
+SHELL_PARAMETERS = _schema(
+    {
+        "commands": _list("The commands, in order."),
+        "timeout_ms": {"type": "integer", "description": "How long all of them may take."},
+        "max_output_length": {
+            "type": "integer",
+            "description": "How many characters of what they print are wanted.",
+        },
+    },
+    "commands",
+)
+LOCAL_SHELL = FunctionTool(
+    name="local_shell",
+    description="Runs one program with its arguments.",
+    parameters=_schema(
+        {
+            "command": _list("The program, then each argument."),
+            "env": {
+                "type": "object",
+                "additionalProperties": {"type": "string"},
+                "description": "Environment variables.",
+            },
+            "timeout_ms": {"type": "integer"},
+            "user": {"type": "string", "description": "As whom to run it."},
+            "working_directory": {"type": "string"},
+        },
+        "command",
+    ),
+)
+APPLY_PATCH = FunctionTool(
+    name="apply_patch",
+    description="Creates, updates or deletes one file.",
+    parameters=_schema(
+        {
+            "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+            "path": {"type": "string"},
+            "diff": {
+                "type": "string",
+                "description": "What changes, in the form of a V4A diff: hunks after `@@`, lines with ` `, `+` or "
+                "`-` before them; of a new file every line with `+`. Empty to delete a file.",
+            },
+        },
+        "type",
+        "path",
+        "diff",
+    ),
+)
+SEARCH_ABOUT = (
+    "Finds tools that cannot be called yet, and loads them: from then on they can be. "
+    "Ask in a few words for what is needed."
+)
+SEARCH_PARAMETERS = _schema(
+    {"query": {"type": "string", "description": "Names, or words of what the tool should do."}},
+    "query",
+)
+
+
+def _shell(tool: ShellTool) -> FunctionTool:
+    skills = tool.environment.skills if tool.environment else None
+    told = [
+        f"- {skill.name or 'skill'}: {skill.description or ''} ({skill.path or ''})"
+        for skill in skills or ()
+    ]
+    about = "\n".join([SHELL_ABOUT, "Skills, each with the place of its instructions:", *told])
+    return FunctionTool(
+        name="shell", description=about if told else SHELL_ABOUT, parameters=SHELL_PARAMETERS
+    )
+
+
+def _search(search: ToolSearchTool, definitions: Sequence[Tool]) -> FunctionTool:
+    """The search, and in its description what it can find: of a lone tool what it does, of a namespace the names."""
+    about = search.description or SEARCH_ABOUT
+    has_own = isinstance(search.parameters, Raw) and bytes(search.parameters) != b"null"
+    told = [line for tool in definitions if (line := _findable(tool))]
+    return FunctionTool(
+        name="tool_search",
+        description="\n".join([about, "These can be found:", *told]) if told else about,
+        # Our own search asks for what it needs; a client's may ask for anything.
+        parameters=search.parameters
+        if has_own and search.execution == "client"
+        else SEARCH_PARAMETERS,
+    )
+
+
+def _findable(tool: Tool) -> str:
+    match tool:
+        case NamespaceTool():
+            names = [inner.name for inner in tool.tools if inner.defer_loading is True]
+            return f"- {tool.name} ({', '.join(names)}): {tool.description or ''}" if names else ""
+        case FunctionTool(defer_loading=True) | CustomTool(defer_loading=True):
+            return f"- {tool.name}: {tool.description or ''}"
+        case _:
+            return ""
+
+
+# --- names and choices ----------------------------------------------------------------------------
 
 
 def plain_name(qualified_name: str) -> str:
@@ -184,7 +404,7 @@ def plain_name(qualified_name: str) -> str:
     return _NOT_PLAIN.sub("_", qualified_name.replace(".", "__"))[:PLAIN_NAME_MAX]
 
 
-def offer_named(offers: tuple[Offer, ...], qualified_name: str) -> Offer | None:
+def offer_named(offers: Sequence[Offer], qualified_name: str) -> Offer | None:
     """The offer that the model means by this name."""
     for offer in offers:
         if offer.qualified_name == qualified_name:
@@ -192,27 +412,30 @@ def offer_named(offers: tuple[Offer, ...], qualified_name: str) -> Offer | None:
     return None
 
 
-def forced_offers(choice: str | ToolChoiceName, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+def forced_offers(choice: str | ToolChoiceName, offers: Sequence[Offer]) -> tuple[Offer, ...]:
     """The tools of which one must be called by this choice; none if the model may do without."""
     if choice == "required":
-        return offers
+        return tuple(offers)
     if not isinstance(choice, ToolChoiceName):
         return ()
     if choice.type != "allowed_tools":
-        return _named([choice], offers)
-    return _named(choice.tools or [], offers) if choice.mode == "required" else ()
+        return chosen_offers([choice], offers)
+    return chosen_offers(choice.tools or [], offers) if choice.mode == "required" else ()
 
 
-def _named(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """The tools that these choices name; one that says no namespace means any."""
-    wanted = [(one.name, one.namespace) for one in choices]
-    return tuple(
-        offer
-        for offer in offers
-        if any(
-            offer.tool.name == name and space in (None, offer.namespace) for name, space in wanted
-        )
-    )
+def chosen_offers(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """The tools that these choices mean, by name or by type."""
+    wanted = list(choices)
+    return tuple(offer for offer in offers if any(_is_meant(one, offer) for one in wanted))
+
+
+def _is_meant(choice: ToolChoiceName, offer: Offer) -> bool:
+    """A choice that says no namespace means any."""
+    if choice.type in BUILTINS or offer.builtin is not None:
+        return choice.type == offer.builtin
+    if choice.name == offer.qualified_name:
+        return True
+    return offer.tool.name == choice.name and choice.namespace in (None, offer.namespace)
 
 
 def has_grammar(offer: Offer) -> bool:
