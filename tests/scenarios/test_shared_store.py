@@ -66,7 +66,9 @@ async def test_deleted_response_leaves_the_other_servers_memory(
 async def test_stored_turns_survive_the_process_and_running_ones_end_as_failed(
     flags: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    words = [
+        word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)
+    ]
     with served_process(*words, "--tps", "2", cwd=tmp_path) as served:
         first = (await post(served, input="one", max_output_tokens=1)).json
         running = (await post(served, input="two", background=True)).json
