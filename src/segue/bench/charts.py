@@ -20,6 +20,7 @@ BAR = 16
 # Full history in warm colours, what is chained in cool ones.
 COLOURS = {
     "http-new": ("#b4540a", "#f59e4c"),
+    "http-full, bare": ("#94340a", "#e2703a"),
     "http-full, cache off": ("#dc7f2e", "#fdba74"),
     "http-full, cache on": ("#c79a13", "#fcd34d"),
     "http-chained": ("#3b6fd4", "#7aa7ff"),
@@ -102,7 +103,8 @@ def seconds_words(seconds: float) -> str:
 
 def baseline(runs: Sequence[Run]) -> Run | None:
     """What others are held against: full history over HTTP with nothing recalled."""
-    full = [run for run in runs if run.way == "http-full" and not run.render_cache]
+    full = [run for run in runs if run.way == "http-full" and run.piece_cache is not False]
+    full = [run for run in full if not run.render_cache]
     return full[0] if full else None
 
 
@@ -221,7 +223,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
     steps = [
         lead * 10.0**power
         for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        for lead in (1, 2, 5)
+        for lead in (1, 2, 3, 5, 7)
     ]
     return [step for step in steps if low <= step <= high]
 

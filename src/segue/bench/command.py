@@ -59,6 +59,7 @@ def add_verb(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="cut loops of slow models to so much; 0: never",
     )
+    add("--bare", action="store_true", help="full history also without any cache of ours")
     add("--url", default="", help="a server that runs already, instead of our own")
     add("--model", default="", help="the model to ask for there")
     add("--key", default="", help="the key to show there")
@@ -103,6 +104,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         rtt_ms=options.rtt_ms,
         tls=options.tls,
         sampling_s_max=_or(options.sampling_s_max, preset.sampling_s_max),
+        bare=options.bare,
         url=options.url,
         model=options.model,
         key=options.key,

@@ -43,6 +43,7 @@ class Run(Struct, frozen=True, kw_only=True):
     bytes_received: int
     tokens_tokenized: int | None
     render_cache: bool | None
+    piece_cache: bool | None
     repetitions: int
     total_s_each: list[float]
     ttft_ms_each: list[float]
@@ -62,8 +63,11 @@ class Run(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """What it is called in tables."""
-        cache = {True: ", cache on", False: ", cache off", None: ""}[self.render_cache]
-        return self.way + (cache if self.way == "http-full" else "")
+        if self.way != "http-full" or self.render_cache is None:
+            return self.way
+        if not self.piece_cache:
+            return "http-full, bare"
+        return f"http-full, cache {'on' if self.render_cache else 'off'}"
 
 
 def sum_up(case: Case, loops: Sequence[Loop]) -> Run:
@@ -91,7 +95,8 @@ def sum_up(case: Case, loops: Sequence[Loop]) -> Run:
         bytes_sent=middle.bytes_sent,
         bytes_received=middle.bytes_received,
         tokens_tokenized=None if counted is None else int(counted.tokens_tokenized),
-        render_cache=case.render_cache,
+        render_cache=case.caches.render,
+        piece_cache=case.caches.pieces,
         repetitions=len(loops),
         total_s_each=[_r(loop.total_s) for loop in loops],
         ttft_ms_each=[_r(statistics.median(t.ttft_s * 1e3 for t in one.turns)) for one in loops],

@@ -11,7 +11,6 @@ import os
 import socket
 import ssl
 import struct
-import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -57,20 +56,18 @@ class Address:
 
 
 class Line:
-    """A connection that counts its bytes and its own working time."""
+    """A connection that counts its bytes."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.waited_s = 0.0
         self._buffer = b""
         self._at = 0
         self._socket = self._connect()
 
     def _connect(self) -> socket.socket:
         address = self.address
-        began = time.perf_counter()
         try:
             raw = socket.create_connection((address.host, address.port), SILENCE_S_MAX)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -78,28 +75,22 @@ class Line:
                 raw = address.tls.wrap_socket(raw, server_hostname=address.host)
         except OSError as error:
             raise LineFailed(f"{address.url} cannot be reached: {error}.") from None
-        finally:
-            self.waited_s += time.perf_counter() - began
         return raw
 
     def send(self, data: bytes) -> None:
         """All of these bytes."""
-        began = time.perf_counter()
         try:
             self._socket.sendall(data)
         except OSError as error:
             raise LineFailed(f"{self.address.url} hung up: {error}.") from None
-        self.waited_s += time.perf_counter() - began
         self.bytes_sent += len(data)
 
     def _more(self) -> None:
         """Wait for more bytes and put them behind those that are not read yet."""
-        began = time.perf_counter()
         try:
             data = self._socket.recv(READ_BYTES)
         except OSError as error:
             raise LineFailed(f"{self.address.url} is silent: {error}.") from None
-        self.waited_s += time.perf_counter() - began
         if not data:
             raise LineFailed(f"{self.address.url} closed the connection.")
         self.bytes_received += len(data)

@@ -18,7 +18,18 @@ import msgspec
 from segue.bench.figures import Run, sum_up
 from segue.bench.line import Address, Line, post, read_body
 from segue.bench.loop import Loop, run_loop
-from segue.bench.plan import Case, Plan, cases, model_name, order
+from segue.bench.plan import (
+    ALL,
+    BARE,
+    NOT_RENDERED,
+    UNKNOWN,
+    Caches,
+    Case,
+    Plan,
+    cases,
+    model_name,
+    order,
+)
 from segue.bench.server import (
     NotServing,
     Peer,
@@ -64,16 +75,13 @@ class Measured:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """The servers of a run: with the render cache on and off, or one that is not ours twice."""
+Peers = dict[Caches, Peer]
 
-    cached: Peer
-    uncached: Peer
-
-    def of(self, case: Case) -> Peer:
-        """The server that this case is about."""
-        return self.uncached if case.render_cache is False else self.cached
+FLAGS: dict[Caches, tuple[str, ...]] = {
+    ALL: (),
+    NOT_RENDERED: ("--render-cache-bytes-max", "0"),
+    BARE: ("--render-cache-bytes-max", "0", "--piece-cache", "false"),
+}
 
 
 def measure(plan: Plan, watcher: Watcher) -> Measured:
@@ -83,16 +91,17 @@ def measure(plan: Plan, watcher: Watcher) -> Measured:
     loops: dict[Case, list[Loop]] = {}
     with open_peers(plan, teller) as peers:
         stories = {
-            context: _fitted(plan, teller, peers.cached.counted_at, context)
+            context: _fitted(plan, teller, next(iter(peers.values())).counted_at, context)
             for context in plan.contexts
         }
         for case in order(cases(plan), plan.repeat):
             if case.way in found.left_out:
                 continue
-            talk = _talk(plan, case, peers.of(case), stories[case.context_tokens])
+            talk = _talk(plan, case, peers[case.caches], stories[case.context_tokens])
             watcher.began(case)
             try:
-                loop = run_loop(case, talk, peers.of(case), plan.tool_ms / 1e3, watcher.advanced)
+                peer = peers[case.caches]
+                loop = run_loop(case, talk, peer, plan.tool_ms / 1e3, watcher.advanced)
             except Unknown as why:
                 found.left_out[case.way] = str(why)
                 watcher.left_out(case.way, str(why))
@@ -102,7 +111,10 @@ def measure(plan: Plan, watcher: Watcher) -> Measured:
             loops.setdefault(case, []).append(loop)
             watcher.ended(case, loop)
     found.runs = [
-        sum_up(case, loops[case]) for group in cases(plan) for case in group if case in loops
+        sum_up(case, loops[case])
+        for group in cases(plan)
+        for case in group
+        if case in loops and case.way not in found.left_out
     ]
     return found
 
@@ -151,10 +163,10 @@ def _prompt_tokens(address: Address, model: str, story: Story) -> int:
 
 @contextmanager
 def open_peers(plan: Plan, teller: Teller) -> Iterator[Peers]:
-    """The server that was named, or two of our own."""
+    """The server that was named, or one of our own for each set of caches."""
     if plan.url:
         peer = _named(plan)
-        yield Peers(peer, peer)
+        yield {UNKNOWN: peer}
         return
     models = [
         Played(
@@ -175,10 +187,8 @@ def open_peers(plan: Plan, teller: Teller) -> Iterator[Peers]:
             process = stack.enter_context(serve(Served(models, flags)))
             return stack.enter_context(_reached(plan, process, certificate))
 
-        cached = start()
-        has_uncached = any(case.render_cache is False for group in cases(plan) for case in group)
-        uncached = start("--render-cache-bytes-max", "0") if has_uncached else cached
-        yield Peers(cached, uncached)
+        wanted = dict.fromkeys(case.caches for group in cases(plan) for case in group)
+        yield {caches: start(*FLAGS[caches]) for caches in wanted}
 
 
 @contextmanager

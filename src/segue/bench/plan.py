@@ -28,7 +28,7 @@ class Preset:
     contexts: tuple[int, ...]
     turns: int
     repeat: int
-    # Slow models make long loops: a loop is cut to so much sampling, two turns at least. 0: never.
+    # Slow models make long loops: a loop is cut to so much sampling, one turn at least. 0: never.
     sampling_s_max: float
     tool_ms: float = 0.0
 
@@ -38,9 +38,9 @@ PRESETS = {
         about="the shape of codex, cut to about a minute",
         shape=CODEX,
         speeds=(65, 1_000, 4_000, 0),
-        contexts=(1_000, 100_000),
-        turns=6,
-        repeat=1,
+        contexts=(100_000,),
+        turns=5,
+        repeat=2,
         sampling_s_max=1.0,
     ),
     "codex": Preset(
@@ -81,6 +81,8 @@ class Plan:
     rtt_ms: float = 0.0
     tls: bool = False
     sampling_s_max: float = 0.0
+    # Whether full history is also asked of a server without any cache of ours.
+    bare: bool = False
     url: str = ""
     model: str = ""
     key: str = ""
@@ -90,7 +92,21 @@ class Plan:
         if not speed or not self.sampling_s_max:
             return self.turns
         fitting = int(self.sampling_s_max * speed / self.shape.output_tokens)
-        return min(self.turns, max(2, fitting))
+        return min(self.turns, max(1, fitting))
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Which caches for single requests the server has; None: it is not ours, and we do not know."""
+
+    render: bool | None = None
+    pieces: bool | None = None
+
+
+ALL = Caches(True, True)
+NOT_RENDERED = Caches(False, True)
+BARE = Caches(False, False)
+UNKNOWN = Caches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +114,7 @@ class Case:
     """One way under one set of conditions."""
 
     way: WayName
-    render_cache: bool | None
+    caches: Caches
     tokens_per_s: float | None
     context_tokens: int
     turns: int
@@ -107,23 +123,29 @@ class Case:
 def cases(plan: Plan) -> list[list[Case]]:
     """The cases, those that are compared with each other together."""
     return [
-        [Case(way, cache, speed, context, plan.turns_at(speed)) for way, cache in _variants(plan)]
+        [
+            Case(way, caches, speed, context, plan.turns_at(speed))
+            for way in plan.ways
+            # A rollout of one turn waits for nobody.
+            if way != "rollout" or plan.turns_at(speed) > 1
+            for caches in _caches(plan, way)
+        ]
         for context in plan.contexts
         for speed in plan.speeds
     ]
 
 
-def _variants(plan: Plan) -> Iterator[tuple[WayName, bool | None]]:
+def _caches(plan: Plan, way: WayName) -> tuple[Caches, ...]:
     """Full history over HTTP is asked with the render cache off and on; a foreign server has what it has."""
-    for way in plan.ways:
-        if plan.url:
-            yield way, None
-        elif way == "http-new":
-            yield way, False
-        else:
-            if way == "http-full":
-                yield way, False
-            yield way, True
+    if plan.url:
+        return (UNKNOWN,)
+    match way:
+        case "http-new":
+            return (NOT_RENDERED,)
+        case "http-full":
+            return (BARE, NOT_RENDERED, ALL) if plan.bare else (NOT_RENDERED, ALL)
+        case _:
+            return (ALL,)
 
 
 def order(groups: Sequence[Sequence[Case]], repeat: int) -> Iterator[Case]:

@@ -65,34 +65,39 @@ def groups(runs: Sequence[Run]) -> Iterator[list[Run]]:
 # --- the terminal ---------------------------------------------------------------------------------
 
 
+COLUMNS = [
+    "total",
+    "± %",
+    "vs full",
+    "turn p50",
+    "p99 ms",
+    "TTFT ms",
+    "api",
+    "inf",
+    "cli",
+    "sent kB",
+    "recv kB",
+    "tokenized",
+    "CPU ms",
+]
+
+
 def table(runs: Sequence[Run]) -> Table:
     """The one table."""
-    drawn = Table(title=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    drawn = Table(header_style="bold", pad_edge=False)
     drawn.add_column("way", no_wrap=True)
-    for name in (
-        "total",
-        "low–high s",
-        "vs full",
-        "turn p50",
-        "p99",
-        "TTFT ms",
-        "api",
-        "inf",
-        "cli",
-    ):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    for name in ("sent kB", "recv kB", "tokenized", "CPU ms"):
+    for name in COLUMNS:
         drawn.add_column(name, justify="right", no_wrap=True)
     for group in groups(runs):
-        first = group[0]
-        prompt = first.prompt_tokens_first
-        real = "" if prompt is None else f" (prompt {prompt:,})"
-        title = f"{tokens_words(first.context_tokens)}{real}, {speed_words(first.tokens_per_s)}"
+        first, held = group[0], baseline(group)
+        context = tokens_words(first.context_tokens)
         drawn.add_section()
-        drawn.add_row(f"[bold cyan]{title}, {first.turns} turns")
-        held = baseline(group)
+        drawn.add_row(f"[bold cyan]{context}, {speed_words(first.tokens_per_s)}")
         for run in group:
-            drawn.add_row(*_cells(run, held))
+            cells = _cells(run, held)
+            if cells[3].startswith("-"):
+                cells[3] = f"[green]{cells[3]}"
+            drawn.add_row(*cells)
     return drawn
 
 
@@ -100,10 +105,10 @@ def _cells(run: Run, held: Run | None) -> list[str]:
     gain = "" if held is None or held is run else f"{-shorter(run, held):+.0%}"
     shares = run.shares
     return [
-        f"  {run.name}",
+        f" {run.name}",
         seconds_words(run.total_s),
-        f"{min(run.total_s_each):.3g}–{max(run.total_s_each):.3g}",
-        f"[green]{gain}" if gain.startswith("-") else gain,
+        f"{spread_of(run):.0%}"[:-1] if run.repetitions > 1 else "–",
+        gain,
         f"{run.turn_ms_p50:.1f}",
         f"{run.turn_ms_p99:.1f}",
         f"{run.ttft_ms_p50:.1f}",
@@ -117,12 +122,18 @@ def _cells(run: Run, held: Run | None) -> list[str]:
     ]
 
 
+def spread_of(run: Run) -> float:
+    """Half of the way from the fastest repetition to the slowest, against the median."""
+    return (max(run.total_s_each) - min(run.total_s_each)) / 2 / run.total_s
+
+
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{share:.0%}"
 
 
 LEGEND = (
-    "total: the loop, median of repetitions, tool time included; vs full: against http-full with the render cache off. "
+    "total: the loop, median of repetitions, tool time included; ±: half of the spread of the repetitions; vs full: "
+    "against http-full with the render cache off. "
     "api, inf, cli: shares of a turn in the server and on the way, in the engine, in this client. "
     "sent, recv, tokenized: the whole loop. CPU: the server's, a turn."
 )
@@ -136,9 +147,13 @@ def context_line(report: Report) -> str:
     )
     network = f", rtt {asked.rtt_ms:g} ms" if asked.rtt_ms else ""
     tls = ", TLS" if asked.tls else ""
+    cut = " (fewer at slow speeds)" if any(r.turns < asked.turns for r in report.runs) else ""
+    real = [r.prompt_tokens_first for r in report.runs if r.prompt_tokens_first is not None]
+    prompts = " / ".join(f"{tokens:,}" for tokens in dict.fromkeys(real[:1] + real[-1:]))
     return (
         f"{in_words(report.machine)}. Preset {asked.preset}, {where}{network}{tls}, "
-        f"{asked.output_tokens} output tokens a turn, seed {asked.seed}, "
+        f"{asked.turns} turns{cut}, {asked.output_tokens} output tokens a turn, prompts of {prompts} tokens, "
+        f"seed {asked.seed}, "
         f"{asked.repetitions} repetition{'s' * (asked.repetitions != 1)}, ways interleaved."
     )
 
@@ -262,7 +277,7 @@ def _html_table(runs: Sequence[Run]) -> str:
         )
         rows.append(f'<tr class="head"><td colspan="{len(names)}">{title}</td></tr>')
         for run in group:
-            cells = [one.removeprefix("[green]") for one in _cells(run, held)]
+            cells = _cells(run, held)
             good = [
                 ' class="good"' if n == 3 and c.startswith("-") else "" for n, c in enumerate(cells)
             ]

@@ -21,7 +21,7 @@ Item = dict[str, object]
 CORPUS_CHARS = 4_000_000
 TOOL_NAME = "read_file"
 # What the call and the words before it take of an answer, in SmolLM2's vocabulary: the rest is padding.
-CALL_TOKENS = 35
+CALL_TOKENS = 46
 WORDS_TOKENS = 8
 # Source code in SmolLM2's vocabulary, and what a call is beside its output. Only a first guess: a probe corrects it.
 BYTES_PER_TOKEN = 3.1

@@ -106,14 +106,11 @@ class Heard:
 
     turn_s: float
     ttft_s: float
-    waited_s: float
+    # What the turn waited for this client: making the request, and reading the last event. What it does with the
+    # events before that is beside the server's work.
+    client_s: float
     events: int
     last: Last
-
-    @property
-    def client_s(self) -> float:
-        """What the client itself took of the turn."""
-        return max(0.0, self.turn_s - self.waited_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +178,15 @@ def opened(last: Last | None) -> tuple[Last, Reply]:
 class _Watch:
     """Takes the time of one turn, event by event."""
 
-    def __init__(self, line_waited_s: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.began = time.perf_counter()
-        self.waited_before = line_waited_s
+        self.ready_at = 0.0
         self.first_at = 0.0
         self.events = 0
+
+    def ready(self) -> None:
+        """The request is made and may leave."""
+        self.ready_at = time.perf_counter()
 
     def note(self, kind: bytes) -> bool:
         """Note an event; whether it is the last one."""
@@ -194,14 +195,15 @@ class _Watch:
             self.first_at = time.perf_counter()
         return kind in ENDS
 
-    def heard(self, data: bytes, line: Line) -> Heard:
+    def heard(self, data: bytes) -> Heard:
         """The turn is over."""
+        last_at = time.perf_counter()
         last = LAST.decode(data)
         ended = time.perf_counter()
         _check(last)
-        first_at = self.first_at or ended
-        waited = line.waited_s - self.waited_before
-        return Heard(ended - self.began, first_at - self.began, waited, self.events, last)
+        client = (self.ready_at - self.began) + (ended - last_at)
+        first_at = self.first_at or last_at
+        return Heard(ended - self.began, first_at - self.began, client, self.events, last)
 
 
 def _check(last: Last) -> None:
@@ -239,25 +241,30 @@ class HttpWay:
 
     def open(self) -> Heard:
         """The first request, with everything that happened so far."""
-        return self._ask(self._items, None)
+        return self._ask(lambda: self._create(self._items, None))
 
     def turn(self, output: str) -> Heard:
         """The next turn."""
+        return self._ask(lambda: self._next(output))
+
+    def _next(self, output: str) -> bytes:
         last, reply = opened(self._last)
         fresh = new_items(last, output)
         if self._is_chained:
-            return self._ask(fresh, reply.id)
+            return self._create(fresh, reply.id)
         self._items += [bytes(raw) for raw in reply.output]
         self._items += fresh
-        return self._ask(self._items, None)
+        return self._create(self._items, None)
 
-    def _ask(self, items: Sequence[bytes], parent: str | None) -> Heard:
-        line = None if self._is_new else self._line
-        watch = _Watch(line.waited_s if line else 0.0)
-        data = body(
-            self._talk, items, store=self._is_chained, parent=parent, more=b'"stream":true,'
-        )
-        line = line or self._connect()
+    def _create(self, items: Sequence[bytes], parent: str | None) -> bytes:
+        more = b'"stream":true,'
+        return body(self._talk, items, store=self._is_chained, parent=parent, more=more)
+
+    def _ask(self, make: Callable[[], bytes]) -> Heard:
+        watch = _Watch()
+        data = make()
+        watch.ready()
+        line = self._line or self._connect()
         sent, received = line.bytes_sent, line.bytes_received
         head = post(line, data, is_last=self._is_new)
         if head.status != 200:
@@ -265,7 +272,7 @@ class HttpWay:
         heard: Heard | None = None
         for kind, event in sse_events(line):
             if watch.note(kind):
-                heard = watch.heard(event, line)
+                heard = watch.heard(event)
         if heard is None:
             raise TurnFailed("the stream ended without a last event")
         self.bytes_sent += line.bytes_sent - sent
@@ -326,13 +333,15 @@ class SocketWay:
     def _ask(self, make: Callable[[], bytes]) -> Heard:
         line = self._line
         sent, received = line.bytes_sent, line.bytes_received
-        watch = _Watch(line.waited_s)
-        line.send(frame(make()))
+        watch = _Watch()
+        data = frame(make())
+        watch.ready()
+        line.send(data)
         while True:
             event = read_message(line)
             if watch.note(kind_of(event)):
                 break
-        heard = watch.heard(event, line)
+        heard = watch.heard(event)
         self.bytes_sent += line.bytes_sent - sent
         self.bytes_received += line.bytes_received - received
         self._last = heard.last
