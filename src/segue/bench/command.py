@@ -19,14 +19,13 @@ from segue.bench.loop import Loop
 from segue.bench.machine import describe
 from segue.bench.measure import measure
 from segue.bench.plan import PRESETS, Case, Plan, cases
-from segue.bench.report import LEGEND, Asked, Report, context_line, page, table, to_json
+from segue.bench.report import LEGEND, Asked, Report, context_line, page, paper, table, to_json
 from segue.bench.server import NotServing
 from segue.bench.ways import WAYS, TurnFailed, WayName
 from segue.errors import Misconfigured
 
 T = TypeVar("T")
 
-TABLE_COLUMNS_MIN = 150
 FAILED = 1
 
 
@@ -112,7 +111,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def _bench(plan: Plan, options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    console = Console()
+    console = paper()
     machine = describe()
     with ProgressBar(plan, console) as bar:
         measured = measure(plan, bar)
@@ -130,8 +129,6 @@ def _bench(plan: Plan, options: argparse.Namespace, arguments: Sequence[str]) ->
         command=" ".join(["segue bench", *_shown(arguments)]),
     )
     report = Report(machine, measured.runs, asked, measured.left_out)
-    if not console.is_terminal:
-        console = Console(width=TABLE_COLUMNS_MIN)
     console.print(table(report.runs))
     console.print(LEGEND, style="dim")
     console.print(context_line(report), style="dim")

@@ -33,6 +33,7 @@ class Pipe:
         self._flying: deque[tuple[float, bytes]] = deque()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
+        self._is_over = False
 
     async def run(self) -> None:
         """Carry bytes until one end is gone."""
@@ -44,11 +45,15 @@ class Pipe:
         loop = asyncio.get_running_loop()
         data = b"-"
         while data:
-            with suppress(OSError):
+            try:
                 data = await self._reader.read(READ_BYTES)
+            except OSError:
+                data = b""
             while len(self._flying) >= FLYING_MAX:
                 self._room.clear()
                 await self._room.wait()
+            if self._is_over:
+                break
             self._flying.append((loop.time() + self._delay_s, data))
             self._news.set()
 
@@ -64,10 +69,16 @@ class Pipe:
                 await asyncio.sleep(wait_s)
             if not data:
                 break
-            with suppress(OSError):
+            try:
                 self._writer.write(data)
                 await self._writer.drain()
+            except OSError:
+                break
         self._writer.close()
+        # The other end will hear it and hang up too; what is still on its way has nowhere to go.
+        self._is_over = True
+        self._flying.clear()
+        self._room.set()
 
 
 class Relay:

@@ -10,6 +10,7 @@ from html import escape
 
 import msgspec
 from msgspec import Struct
+from rich.console import Console
 from rich.table import Table
 
 from segue.bench.charts import (
@@ -23,6 +24,8 @@ from segue.bench.charts import (
 )
 from segue.bench.figures import Run, shorter
 from segue.bench.machine import Machine, in_words
+
+PAPER_COLUMNS = 150
 
 
 class Asked(Struct, frozen=True):
@@ -48,6 +51,12 @@ class Report(Struct, frozen=True):
     runs: list[Run]
     settings: Asked
     left_out: dict[str, str]
+
+
+def paper() -> Console:
+    """Where tables are printed; what is not a terminal has no width, so it gets enough."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PAPER_COLUMNS)
 
 
 def to_json(report: Report) -> bytes:
