@@ -206,6 +206,8 @@ async def over_websocket(port: int) -> AsyncIterator[Turn]:
                 return count
 
     yield turn
+    writer.write(b"\x88\x80\0\0\0\0")
+    await reader.read(1 << 16)
     writer.close()
 
 

@@ -14,12 +14,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from segue.bench import load
 from segue.bench.charts import speed_words, tokens_words
+from segue.bench.claims import claims
 from segue.bench.line import LineFailed
 from segue.bench.loop import Loop
 from segue.bench.machine import describe
 from segue.bench.measure import measure
 from segue.bench.plan import PRESETS, Case, Plan, cases
-from segue.bench.report import LEGEND, Asked, Report, context_line, page, paper, table, to_json
+from segue.bench.report import (
+    LEGEND,
+    Asked,
+    Report,
+    charts,
+    context_line,
+    page,
+    paper,
+    table,
+    to_json,
+)
 from segue.bench.server import NotServing
 from segue.bench.ways import WAYS, TurnFailed, WayName
 from segue.errors import Misconfigured
@@ -27,6 +38,7 @@ from segue.errors import Misconfigured
 T = TypeVar("T")
 
 FAILED = 1
+INTERRUPTED = 130
 
 
 def add_verb(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +76,9 @@ def add_verb(parser: argparse.ArgumentParser) -> None:
     add("--key", default="", help="the key to show there")
     add("--json", type=Path, metavar="FILE", help="write all figures")
     add("--html", type=Path, metavar="FILE", help="write a page with charts")
+    add(
+        "--svg", type=Path, metavar="PREFIX", help="write the charts, as PREFIX-total.svg and so on"
+    )
 
 
 def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -72,6 +87,9 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         if options.action == "load":
             return load.run(options)
         return _bench(plan_of(options), options, arguments)
+    except KeyboardInterrupt:
+        print("segue bench: stopped", file=sys.stderr)
+        return INTERRUPTED
     except (NotServing, TurnFailed, LineFailed) as error:
         print(f"segue bench: {error}", file=sys.stderr)
         return FAILED
@@ -128,14 +146,20 @@ def _bench(plan: Plan, options: argparse.Namespace, arguments: Sequence[str]) ->
         model=plan.model,
         command=" ".join(["segue bench", *_shown(arguments)]),
     )
-    report = Report(machine, measured.runs, asked, measured.left_out)
+    found = claims(measured.runs)
+    report = Report(machine, measured.runs, asked, measured.left_out, found)
     console.print(table(report.runs))
+    for claim in report.claims:
+        console.print(f"• {claim}.")
     console.print(LEGEND, style="dim")
     console.print(context_line(report), style="dim")
     if options.json:
         options.json.write_bytes(to_json(report))
     if options.html:
         options.html.write_text(page(report))
+    if options.svg:
+        for name, svg in charts(report).items():
+            options.svg.with_name(f"{options.svg.name}-{name}.svg").write_text(svg)
     return 0
 
 

@@ -51,6 +51,7 @@ class Report(Struct, frozen=True):
     runs: list[Run]
     settings: Asked
     left_out: dict[str, str]
+    claims: list[str] = []
 
 
 def paper() -> Console:
@@ -203,6 +204,9 @@ def page(report: Report) -> str:
     for context in reversed(contexts):
         parts += _context_part([r for r in report.runs if r.context_tokens == context])
     parts += [
+        "<h2>What it comes to</h2><ul>",
+        *(f"<li>{escape(claim)}</li>" for claim in report.claims),
+        "</ul>",
         "<h2>All figures</h2>",
         f'<div class="panel">{_html_table(report.runs)}</div>',
         f'<p class="soft">{escape(LEGEND)}</p>',
@@ -242,6 +246,16 @@ def _cards(runs: Sequence[Run], context: int) -> str:
         f'<div class="cards">{"".join(cards)}</div><p class="soft">WebSocket with previous_response_id '
         "against HTTP with the full history each turn, render cache off.</p>"
     )
+
+
+def charts(report: Report) -> dict[str, str]:
+    """The charts of the largest context, by name, each an SVG of its own."""
+    context = max((run.context_tokens for run in report.runs), default=0)
+    runs = [run for run in report.runs if run.context_tokens == context]
+    if not runs:
+        return {}
+    shown = detailed(runs)
+    return {"total": total_chart(runs), "along": along_chart(shown), "stages": stage_chart(shown)}
 
 
 def _context_part(runs: Sequence[Run]) -> Iterator[str]:
