@@ -152,6 +152,7 @@ async def serve_http2() -> None:
     config.loglevel = "WARNING"
     config.h2_max_inbound_frame_size = 2**18
     made = config.create_sockets()
+    made.insecure_sockets[0].listen()
     config.create_sockets = lambda: made  # type: ignore[method-assign]
     listening(made.insecure_sockets[0].getsockname()[1])
     await serve(asgi_sse, config)  # type: ignore[arg-type]
