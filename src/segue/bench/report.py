@@ -159,7 +159,9 @@ def context_line(report: Report) -> str:
     tls = ", TLS" if asked.tls else ""
     cut = " (fewer at slow speeds)" if any(r.turns < asked.turns for r in report.runs) else ""
     real = [r.prompt_tokens_first for r in report.runs if r.prompt_tokens_first is not None]
-    prompts = " / ".join(f"{tokens:,}" for tokens in dict.fromkeys(real[:1] + real[-1:]))
+    prompts = (
+        " to ".join(f"{tokens:,}" for tokens in sorted({min(real), max(real)})) if real else "?"
+    )
     return (
         f"{in_words(report.machine)}. Preset {asked.preset}, {where}{network}{tls}, "
         f"{asked.turns} turns{cut}, {asked.output_tokens} output tokens a turn, prompts of {prompts} tokens, "
@@ -192,7 +194,7 @@ th:first-child,td:first-child{text-align:left}tr.head td{font-weight:600;padding
 
 def page(report: Report) -> str:
     """One self-contained page."""
-    contexts = list(dict.fromkeys(run.context_tokens for run in report.runs))
+    contexts = sorted({run.context_tokens for run in report.runs})
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
