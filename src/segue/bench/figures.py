@@ -82,6 +82,8 @@ def sum_up(case: Case, loops: Sequence[Loop]) -> Run:
         for turn in middle.turns
         if turn.last.response is not None and turn.last.response.usage is not None
     ]
+    if case.way == "rollout":
+        prompts = []  # Its usage is the sum of all its rounds.
     return Run(
         way=case.way,
         tokens_per_s=case.tokens_per_s,
