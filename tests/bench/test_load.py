@@ -4,8 +4,9 @@ import json
 from array import array
 from pathlib import Path
 
-from segue.bench.load import LATE_STEPS, LoadRun, late_ms, note_late, summarise
+from segue.bench.load import LoadRun, summarise
 from segue.bench.machine import describe
+from segue.bench.streams import LATE_STEPS, late_ms, note_late
 from segue.cli import main
 
 

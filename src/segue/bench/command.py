@@ -19,14 +19,13 @@ from segue.bench.line import LineFailed
 from segue.bench.loop import Loop
 from segue.bench.machine import describe
 from segue.bench.measure import measure
+from segue.bench.page import charts, page
 from segue.bench.plan import PRESETS, Case, Plan, cases
 from segue.bench.report import (
     LEGEND,
     Asked,
     Report,
-    charts,
     context_line,
-    page,
     paper,
     table,
     to_json,

@@ -31,13 +31,11 @@ from segue.bench.plan import (
     order,
 )
 from segue.bench.server import (
-    NotServing,
     Peer,
     Played,
     Process,
     Served,
     make_certificate,
-    read_counters,
     relay,
     serve,
     trust,
@@ -208,8 +206,5 @@ def _reached(plan: Plan, process: Process, certificate: Path | None) -> Iterator
 def _named(plan: Plan) -> Peer:
     tls = ssl.create_default_context() if plan.url.startswith("https:") else None
     address = Address(plan.url, plan.key, tls)
-    Line(address).close()
-    if not plan.model:
-        raise NotServing("--url needs the name of a model: --model NAME.")
-    read_counters(address)
+    Line(address).close()  # Whether anybody is there is said before anything else.
     return Peer(address, address)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import ssl
 import subprocess
@@ -207,7 +208,9 @@ def spawn(command: Sequence[str], announced: str, folder: Path) -> Iterator[Proc
         )
         assert child.stdout is not None
         try:
-            found = re.search(announced, child.stdout.readline().decode("utf-8", "replace"))
+            is_up = select.select([child.stdout], [], [], START_S_MAX)[0]
+            line = child.stdout.readline() if is_up else b""
+            found = re.search(announced, line.decode("utf-8", "replace"))
             if found is None:
                 errors.seek(0)
                 said = errors.read().decode("utf-8", "replace").strip()[-LOG_TAIL:]
