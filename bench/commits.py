@@ -2,13 +2,15 @@
 
     python -m bench.commits                64 writers, delays of 0, 1 and 3 ms, then this disk
     python -m bench.commits --writers 16
+    python -m bench.commits --postgres postgresql://…    the same saves in a database that may be filled
 
 Each writer saves turns of an agent loop (2 KB of tool output, 19 KB of tools) one after another, as a
 lane does: the next save begins when the last one is durable. The same store does both; "single" is the
 store with groups of one. The time of an fsync is simulated: `durability = "relaxed"`, which does not
 wait for the disk, and a sleep of the given length in the writing thread just before each commit. The
 row "disk" has no sleep and `synchronous = FULL` on the folder for temporary files. Rounds alternate
-between the two so that a noisy machine is noisy for both; the figure is the median round.
+between the two so that a noisy machine is noisy for both; the figure is the median round. PostgreSQL
+groups the commits of its connections itself: there "single" is one connection, "grouped" the whole pool.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +30,8 @@ from msgspec import Raw
 
 from segue.ids import new_id
 from segue.stores.database import GROUP_MAX, SqliteDatabase
+from segue.stores.pool import CONNECTIONS_MAX, PostgresDatabase
+from segue.stores.postgres import PostgresTurns
 from segue.stores.sqlite import SqliteTurns
 from segue.turn.values import Round, Turn, id_array
 from segue.wire.items import Item, Value
@@ -94,21 +98,35 @@ async def saves_per_s(
         on_commit=on_commit,
         group_max=group_max,
     )
-    turns = SqliteTurns(database)
+    figure = await drive(SqliteTurns(database).save, writers, span_s)
+    await database.close()
+    return figure
+
+
+async def postgres_saves_per_s(
+    url: str, connections_max: int, writers: int, span_s: float
+) -> float:
+    """The same in PostgreSQL, over this many connections."""
+    database = await PostgresDatabase.open(url, connections_max=connections_max)
+    figure = await drive(PostgresTurns(database).save, writers, span_s)
+    await database.close()
+    return figure
+
+
+async def drive(save: Callable[[Turn], Awaitable[None]], writers: int, span_s: float) -> float:
+    """This many writers, each saving the next turn when the last one is durable."""
     start = time.perf_counter()
 
     async def write() -> int:
         saved, turn = 0, None
         while time.perf_counter() - start < span_s:
             turn = next_turn(turn)
-            await turns.save(turn)
+            await save(turn)
             saved += 1
         return saved
 
     saved = sum(await asyncio.gather(*[write() for _ in range(writers)]))
-    took_s = time.perf_counter() - start
-    await database.close()
-    return saved / took_s
+    return saved / (time.perf_counter() - start)
 
 
 def wait(delay_s: float, _: int) -> None:
@@ -130,15 +148,32 @@ def measure(delay_s: float | None, writers: int, rounds: int, span_s: float) -> 
     return statistics.median(found[1]), statistics.median(found[GROUP_MAX])
 
 
+def measure_postgres(url: str, writers: int, rounds: int, span_s: float) -> tuple[float, float]:
+    """Medians of stored turns per second: over one connection, over the pool."""
+    found: dict[int, list[float]] = {1: [], CONNECTIONS_MAX: []}
+    for _ in range(rounds):
+        for connections_max, figures in found.items():
+            run = postgres_saves_per_s(url, connections_max, writers, span_s)
+            figures.append(asyncio.run(run))
+    return statistics.median(found[1]), statistics.median(found[CONNECTIONS_MAX])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.commits", description=__doc__)
     parser.add_argument("--writers", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--span-s", type=float, default=2.0)
+    parser.add_argument("--postgres", metavar="URL", help="measure this database instead")
     given = parser.parse_args(arguments)
     print(f"stored turns/s, {given.writers} writers, median of {given.rounds} x {given.span_s:g} s")
     print(f"{'fsync':>8} {'single':>9} {'grouped':>9} {'ratio':>7}")
+    if given.postgres:
+        single, grouped = measure_postgres(
+            given.postgres, given.writers, given.rounds, given.span_s
+        )
+        print(f"{'server':>8} {single:9.0f} {grouped:9.0f} {grouped / single:6.1f}x")
+        return
     for delay_s in (*DELAYS_S, None):
         single, grouped = measure(delay_s, given.writers, given.rounds, given.span_s)
         name = "disk" if delay_s is None else f"{delay_s * 1000:g} ms"

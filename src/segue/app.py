@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,9 @@ import uvicorn
 import uvloop
 
 from segue import __version__
+from segue.dashboard.feed import Feed, Sources
+from segue.dashboard.pages import Dashboard
+from segue.dashboard.views import Memory, Replica
 from segue.engines.routes import RoutedEngine
 from segue.errors import ApiError, Misconfigured
 from segue.metrics import Metrics
@@ -49,6 +52,7 @@ from segue.transports.exchange import HttpProtocol
 from segue.transports.http import HttpApp
 from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.websocket import Lobby
+from segue.turn.admit import Models
 from segue.turn.recall import RenderCache
 from segue.turn.run import Records, Runner
 from segue.turn.seams import Conversations, EventLog, Ledger, Repeats, Turns, Upkeep
@@ -193,7 +197,32 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
     models = served.models
     metrics = Metrics()
     async with aclosing(served), open_store(settings) as store:
-        afterwards = Afterwards(store.ledger, [metrics.observe])
+        recall = RenderCache(settings.render_cache_bytes_max)
+
+        def memory() -> list[Memory]:
+            fullest = max((one.state_bytes for one in lobby.sessions), default=0)
+            return [
+                Memory("turns", store.state.bytes, settings.process_state_bytes_max),
+                Memory("recalled prompts", recall.bytes, settings.render_cache_bytes_max),
+                Memory("fullest connection", fullest, settings.connection_state_bytes_max),
+            ]
+
+        feed = Feed(
+            Sources(
+                models=list(models),
+                sessions=lambda: (one.glance() for one in lobby.sessions),
+                runnings=lambda: runner.runnings,
+                memory=memory,
+                probe=lambda: is_ready(),
+                replicas=lambda checks: _replicas(models, checks),
+                backlog=lambda: afterwards.backlog,
+            )
+        )
+        afterwards = Afterwards(store.ledger, [metrics.observe, feed.observe])
+
+        def note_refusal(transport: str, code: str) -> None:
+            metrics.note_refusal(transport, code)
+            feed.note_refusal(transport, code)
 
         def open_cache(owner: Owner) -> tuple[NearTurns, Turns]:
             near = MemoryTurns(settings.connection_state_bytes_max)
@@ -224,7 +253,6 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             await store.state.delete(owner, turn_id)
             await lobby.erase(owner, turn_id)
 
-        recall = RenderCache(settings.render_cache_bytes_max)
         retention = Retention(settings.retention_s, settings.events_retention_s)
         async with (
             Runner(
@@ -253,7 +281,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                     is_websocket_on=settings.websocket,
                     reconnect_s=settings.reconnect_s,
                 ),
-                note_refusal=metrics.note_refusal,
+                note_refusal=note_refusal,
             )
             lobby = Lobby(desk)
             _watch(
@@ -265,7 +293,21 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                     + runner.ended_bytes
                 ),
             )
-            yield App(HttpApp(desk), lobby, runner, store.turns)
+            yield App(HttpApp(desk, Dashboard(desk, feed).routes), lobby, runner, store.turns)
+
+
+def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:
+    """How the engines are: each replica where there are several, else what its engine last answered."""
+    found: list[Replica] = []
+    for name, model in {one.name: one for one in models.values()}.items():
+        if isinstance(model.engine, RoutedEngine):
+            for health in model.engine.replicas():
+                found.append(
+                    Replica(name, health.name, health.is_up, health.running, health.waiting)
+                )
+        elif f"engine:{name}" in checks:
+            found.append(Replica(name, name, checks[f"engine:{name}"]))
+    return found
 
 
 def _open_seals(settings: Settings) -> RingSeals:

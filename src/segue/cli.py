@@ -15,6 +15,7 @@ from rich.table import Table
 
 from segue import __version__
 from segue.app import read_usage, serve
+from segue.bench import command as bench
 from segue.errors import ApiError, Misconfigured
 from segue.models import add_model, list_models
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.verb == "models":
             return _models(options)
+        if options.verb == "bench":
+            return bench.run(options, (arguments or sys.argv[1:])[1:])
         settings = load_settings(vars(options))
         if options.verb == "usage":
             return _usage(options, settings)
@@ -108,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     actions.add_parser("list", help="the models that can be fetched by name")
     add = actions.add_parser("add", help="fetch a model and check it")
     add.add_argument("name", help="such as smollm2 or qwen2.5-coder-1.5b")
+    bench.add_verb(verbs.add_parser("bench", help="measure agent loops by each way of talking"))
     return parser
 
 

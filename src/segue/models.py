@@ -80,7 +80,7 @@ def build_models(settings: Settings) -> Served:
 
 def _scripted(settings: ModelSettings, served: Served) -> Model:
     path = Path(settings.tokenizer) if settings.tokenizer else find_weights(SMALL_MODEL)
-    dialect = _dialect(settings, path, load_vocabulary(path))
+    dialect = _dialect(settings, path, _vocabulary(settings, path))
     script = load_script(Path(settings.script)) if settings.script else None
     engine = ScriptedEngine(dialect, script, settings.tps)
     return _model(settings, engine, dialect, settings.context_tokens or SCRIPTED_CONTEXT_TOKENS)
@@ -88,7 +88,7 @@ def _scripted(settings: ModelSettings, served: Served) -> Model:
 
 def _embedded(settings: ModelSettings, served: Served) -> Model:
     path = find_weights(settings.weights or settings.name)
-    vocabulary = load_vocabulary(Path(settings.tokenizer) if settings.tokenizer else path)
+    vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
     dialect = _dialect(settings, path, vocabulary)
     context_tokens = settings.context_tokens or _trained_tokens(path)
     engine = EmbeddedEngine(
@@ -107,7 +107,7 @@ def _upstream(settings: ModelSettings, served: Served) -> Model:
         dialect: Dialect = MessagesDialect(sees_images=settings.sees_images)
     elif settings.tokenizer:
         path = Path(settings.tokenizer)
-        vocabulary = load_vocabulary(path)
+        vocabulary = _vocabulary(settings, path)
         dialect = _dialect(settings, path, vocabulary)
         spelling = Spelling(vocabulary) if settings.engine == "llamacpp" else None
     else:
@@ -193,6 +193,11 @@ DIALECTS: dict[str, Callable[[Vocabulary], Dialect]] = {
     "mistral": MistralDialect,
     "harmony": HarmonyDialect,
 }
+
+
+def _vocabulary(settings: ModelSettings, path: Path) -> Vocabulary:
+    vocabulary = load_vocabulary(path)
+    return vocabulary if settings.piece_cache else vocabulary.without_pieces()
 
 
 def load_vocabulary(path: Path) -> Vocabulary:

@@ -74,6 +74,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokenizer: Annotated[
         str, about("a tokenizer.json, its folder, or a GGUF file; default: SmolLM2's")
     ] = ""
+    piece_cache: Annotated[
+        bool, about("whether the ids of words are remembered; off only to measure what that gives")
+    ] = True
     script: Annotated[str, about("a JSON file for the scripted engine to play")] = ""
     tps: Annotated[
         float, Meta(ge=0, description="tokens a second of the scripted engine; 0: no limit")

@@ -76,6 +76,8 @@ class Stores:
     age: Callable[[int], Awaitable[None]]
     # Ends as a crash does: nothing is said to anybody.
     crash: Callable[[], Awaitable[None]]
+    # Damages the row of a turn.
+    spoil: Callable[[str], Awaitable[object]]
     now: Callable[[], float] = time.time
 
 
@@ -133,9 +135,14 @@ def in_memory() -> Stores:
     async def crash() -> None:
         raise AssertionError("memory dies with its process")
 
+    async def spoil(_: str) -> None:
+        raise AssertionError("memory has no rows")
+
     upkeep = MemoryUpkeep(turns, log, repeats, clock)
     conversations = MemoryConversations(PLENTY)
-    return Stores(turns, ledger, log, repeats, conversations, upkeep, entries, age, crash, clock)
+    return Stores(
+        turns, ledger, log, repeats, conversations, upkeep, entries, age, crash, spoil, clock
+    )
 
 
 def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stores:
@@ -158,6 +165,9 @@ def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stor
 
         fcntl.flock(database.lease.descriptor, fcntl.LOCK_UN)
 
+    async def spoil(turn_id: str) -> None:
+        await asyncio.to_thread(ask, f"UPDATE turns SET history = x'00ff' WHERE id = '{turn_id}'")
+
     turns: Turns = SqliteTurns(database)
     repeats: Repeats = SqliteRepeats(database)
     upkeep: Upkeep = SqliteUpkeep(database)
@@ -176,6 +186,7 @@ def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stor
         entries,
         age,
         crash,
+        spoil,
     )
 
 
@@ -193,6 +204,9 @@ def in_postgres(database: PostgresDatabase, server: PostgresServer, url: str) ->
         late = f"UPDATE workers SET seen_at = seen_at - 60 WHERE id = '{database.worker}'"
         await server.ask(late, url)
 
+    async def spoil(turn_id: str) -> None:
+        await server.ask(rf"UPDATE turns SET history = '\x00ff' WHERE id = '{turn_id}'", url)
+
     return Stores(
         PostgresTurns(database),
         PostgresLedger(database),
@@ -203,4 +217,5 @@ def in_postgres(database: PostgresDatabase, server: PostgresServer, url: str) ->
         entries,
         age,
         crash,
+        spoil,
     )

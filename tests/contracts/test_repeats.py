@@ -67,6 +67,16 @@ async def test_key_goes_with_its_turn(stores: Stores) -> None:
     assert (await stores.repeats.claim(claim("c", "other key"))).turn_id == "other"
 
 
+async def test_key_of_a_refused_turn_is_free_again(stores: Stores) -> None:
+    refused = claim("a")
+    await stores.repeats.claim(refused)
+    await stores.repeats.release(claim("b"))
+    assert (await stores.repeats.claim(claim("b"))).turn_id == "a", "only its holder lets go of it"
+    await stores.repeats.release(refused)
+    await stores.repeats.release(refused)
+    assert (await stores.repeats.claim(claim("b"))).turn_id == "b"
+
+
 @pytest.mark.parametrize("kind", SHARED)
 async def test_two_processes_agree(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path

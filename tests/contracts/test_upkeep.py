@@ -10,6 +10,7 @@ import pytest
 
 from segue.stores.upkeep import BATCH
 from segue.turn.values import Retention, Turn
+from segue.wire.events import Event
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
 from tests.contracts.turns import OWNER, make_chain, make_turn
 
@@ -70,6 +71,41 @@ async def test_turns_of_a_dead_process_end_as_failed(open_one: Open) -> None:
     entries = {entry.turn_id: entry.status for entry in await alive.entries()}
     assert len(entries) == BATCH + 2
     assert entries["t0"] == "failed"
+
+
+async def test_log_of_a_dead_process_gets_its_last_word(open_one: Open) -> None:
+    dead, alive = await open_one(), await open_one()
+    tools = b"[" + b" " * 500 + b"]"
+    await dead.turns.save(make_turn("t", wrote=[], status="in_progress", tools=tools))
+    told = [Event("response.created", 0, b"{}"), Event("response.in_progress", 1, b"{}")]
+    await dead.log.append(OWNER, "t", told)
+    await dead.crash()
+    await alive.upkeep.recover()
+    found = await alive.log.read_after(OWNER, "t", -1)
+    assert found is not None
+    assert list(found[:2]) == told
+    assert (found[2].type, found[2].number, len(found)) == ("response.failed", 2, 3)
+    turn = await alive.turns.read(OWNER, "t")
+    assert turn is not None
+    body = msgspec.json.decode(found[2].data)
+    assert body["response"] == msgspec.json.decode(msgspec.json.encode(turn.response))
+    assert bytes(turn.response.tools) == tools
+
+
+async def test_row_that_cannot_be_read_keeps_nobody_waiting(
+    open_one: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead, alive = await open_one(), await open_one()
+    for name in ("bad", "good"):
+        await dead.turns.save(make_turn(name, status="in_progress"))
+    await dead.spoil("bad")
+    await dead.crash()
+    assert await alive.upkeep.recover() == 2
+    assert await alive.upkeep.recover() == 0
+    good = await alive.turns.read(OWNER, "good")
+    assert good is not None
+    assert good.response.status == "failed"
+    assert "bad was left running" in caplog.text
 
 
 async def test_turns_of_a_living_process_are_left_alone(open_one: Open) -> None:

@@ -49,6 +49,12 @@ def test_what_cannot_be_spelt_is_replaced_and_not_dropped(
     assert all(a == b or b == "\ufffd" for a, b in zip(text, spelt, strict=True))
 
 
+@settings(deadline=None)
+@given(text=st.text(st.characters(codec="ascii")))
+def test_pieces_that_are_remembered_change_no_ids(vocabulary: Vocabulary, text: str) -> None:
+    assert vocabulary.without_pieces().encode(text) == vocabulary.encode(text)
+
+
 def test_special_tokens_are_known_by_name_only(vocabulary: Vocabulary) -> None:
     ids = [vocabulary.special(text) for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -152,6 +153,24 @@ def test_padding_adds_exactly_that_many_tokens(
 
 
 # --- speed ------------------------------------------------------------------------------------------
+
+
+def test_engine_sleeps_between_tokens_and_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timers of the server's loop count whole milliseconds; a shorter sleep there returns at once."""
+    script = Script((ScriptedTurn(text="go", pad_tokens=60),))
+    bench = Bench(ScriptedEngine(chatml(), script, 400), chatml())
+    sleeps = 0
+    sleep = asyncio.sleep
+
+    async def counted(delay: float) -> None:
+        nonlocal sleeps
+        sleeps += 1
+        await sleep(delay)
+
+    monkeypatch.setattr("segue.engines.scripted.asyncio.sleep", counted)
+    pieces = uvloop.run(sampled(bench.engine, bench.job()))
+
+    assert sleeps <= 3 * len(ids_of(pieces))
 
 
 @pytest.mark.parametrize("tokens_per_s", [65, 1_000, 4_000])

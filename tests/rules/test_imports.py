@@ -41,10 +41,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # 4: who is wired to whom?
     "metrics": INNER | {"turn", "session"} | ADAPTERS,
     "models": INNER | {"turn", "dialects", "engines"},
-    "app": INNER | {"turn", "session", "metrics", "models"} | ADAPTERS,
+    "dashboard": INNER | {"turn", "transports"},
+    "app": INNER | {"turn", "session", "metrics", "models", "dashboard"} | ADAPTERS,
     # 5: how does a person start it, measure it, look at it?
     "bench": GROUND | {"app"},
-    "dashboard": GROUND | {"app"},
     "cli": GROUND | {"app", "models", "bench", "dashboard"},
     "__main__": {"cli"},
 }

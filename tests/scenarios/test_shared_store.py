@@ -29,8 +29,14 @@ async def post(served: Server, **fields: object) -> Answer:
     return await fetch(served, "POST", "/v1/responses", {"model": MODEL, **fields})
 
 
-async def test_chain_goes_on_at_the_other_server(store: str) -> None:
-    async with serving(store=store) as here, serving(store=store) as there:
+@pytest.fixture
+def flags(store: str, tmp_path: Path) -> dict[str, str]:
+    """What two servers on one store have in common."""
+    return {"store": store, "seal_keys": str(tmp_path / "seals")}
+
+
+async def test_chain_goes_on_at_the_other_server(flags: dict[str, str]) -> None:
+    async with serving(**flags) as here, serving(**flags) as there:
         first = (await post(here, input="one")).json
         second = (await post(there, input="two", previous_response_id=first["id"])).json
         async with wire(here) as socket:
@@ -41,10 +47,10 @@ async def test_chain_goes_on_at_the_other_server(store: str) -> None:
 
 
 async def test_deleted_response_leaves_the_other_servers_memory(
-    store: str, monkeypatch: pytest.MonkeyPatch
+    flags: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "BEAT_S", 0.02)
-    async with serving(store=store) as here, serving(store=store) as there, wire(there) as socket:
+    async with serving(**flags) as here, serving(**flags) as there, wire(there) as socket:
         parent = (await post(here, input="one")).json["id"]
         child = await socket.turn(input="two", previous_response_id=parent)
         assert child["type"] == "response.completed"
@@ -57,11 +63,27 @@ async def test_deleted_response_leaves_the_other_servers_memory(
         assert again["error"]["code"] == "previous_response_not_found"
 
 
-async def test_stored_turns_survive_the_process(store: str, tmp_path: Path) -> None:
-    with served_process("--store", store, cwd=tmp_path) as served:
-        first = (await post(served, input="one")).json
+async def test_stored_turns_survive_the_process_and_running_ones_end_as_failed(
+    flags: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [
+        word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)
+    ]
+    with served_process(*words, "--tps", "2", cwd=tmp_path) as served:
+        first = (await post(served, input="one", max_output_tokens=1)).json
+        running = (await post(served, input="two", background=True)).json
+        assert running["status"] in ("queued", "in_progress")
         served.process.kill()
         served.process.wait(30)
-    async with serving(store=store) as served_again:
-        answer = await post(served_again, input="two", previous_response_id=first["id"])
+    # A lease in PostgreSQL is over after a while, by its clock; here after a moment.
+    monkeypatch.setattr("segue.stores.postgres.LEASE_S", 0)
+    monkeypatch.setattr(upkeep, "BEAT_S", 0.05)
+    async with serving(**flags) as again:
+        answer = await post(again, input="three", previous_response_id=first["id"])
         assert answer.status == 200
+        async with asyncio.timeout(20):
+            while True:
+                found = (await fetch(again, "GET", f"/v1/responses/{running['id']}")).json
+                if found["status"] == "failed":
+                    break
+        assert found["error"]["code"] == "server_error"

@@ -210,17 +210,19 @@ async def test_cancelled_save_is_still_written(url: str) -> None:
 async def test_connection_that_does_not_answer_in_time_is_thrown_away(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "STATEMENT_S", 0.2)
-    monkeypatch.setattr(pool, "PATIENCE_S", 0.3)
     async with opened(url, connections_max=1) as database:
 
-        async def ask(connection: Connection, query: str) -> object:
-            row = await connection.fetchrow(query)
+        async def ask(connection: Connection, query: str, **limits: float) -> object:
+            row = await connection.fetchrow(query, **limits)  # type: ignore[arg-type]
             return row and row[0]
 
         before = await database.run(lambda connection: ask(connection, "SELECT pg_backend_pid()"))
-        with pytest.raises(Unavailable):
-            await database.run(lambda connection: ask(connection, "SELECT pg_sleep(20)"))
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "PATIENCE_S", 0.3)
+            with pytest.raises(Unavailable):
+                await database.run(
+                    lambda connection: ask(connection, "SELECT pg_sleep(60)", timeout=0.2)
+                )
         after = await database.run(lambda connection: ask(connection, "SELECT pg_backend_pid()"))
         assert before != after
 
@@ -254,7 +256,11 @@ async def test_connections_cut_by_an_operator_are_replaced(
     assert await count(database, "turns") == 41
 
 
-async def test_server_that_comes_back_soon_is_waited_for(mortal: PostgresServer) -> None:
+async def test_server_that_comes_back_soon_is_waited_for(
+    mortal: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As long as a busy machine may take to start it.
+    monkeypatch.setattr(pool, "PATIENCE_S", 60)
     url = await mortal.make_database()
     async with opened(url) as database:
         turns = PostgresTurns(database)
@@ -272,12 +278,12 @@ async def test_server_that_comes_back_soon_is_waited_for(mortal: PostgresServer)
 async def test_server_that_stays_away_is_unavailable_and_never_not_found(
     mortal: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE_S", 0.5)
     url = await mortal.make_database()
     async with opened(url) as database:
         turns = PostgresTurns(database)
         await turns.save(make_turn("t"))
         mortal.stop()
+        monkeypatch.setattr(pool, "PATIENCE_S", 0.5)
         try:
             for attempt in (
                 turns.find(OWNER, "t"), turns.read(OWNER, "t"), turns.delete(OWNER, "t"),
@@ -289,6 +295,7 @@ async def test_server_that_stays_away_is_unavailable_and_never_not_found(
                 await PostgresDatabase.open(url)
         finally:
             await asyncio.to_thread(mortal.start)
+        monkeypatch.undo()
         assert await turns.find(OWNER, "t") is not None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -93,6 +94,12 @@ class Vocabulary:
                     known[piece] = found
             ids.extend(found)
         return ids
+
+    def without_pieces(self) -> Vocabulary:
+        """The same vocabulary that remembers no pieces: to measure what they give."""
+        bare = copy(self)
+        bare._ascii_cut = None
+        return bare
 
     def special(self, text: str) -> int:
         """The id of a special token that the dialect cannot do without."""

@@ -8,6 +8,7 @@ a claim about a model (product.md 5).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from math import log
 from pathlib import Path
@@ -42,6 +43,8 @@ from segue.wire.tools import CustomTool, Offer, chosen_offers, offer_named
 BURST = 32
 # How likely its own tokens are: from this to nearly certain, in so many steps.
 SURE, CHANCES = 0.6, 97
+# The loop's timers count whole milliseconds: a shorter sleep would return at once, and we would spin until it is time.
+TICK_S = 0.001
 # One token in every vocabulary that we know.
 FILLER = " the"
 # Entries of a script that are kept as ids, for each set of tools; a script has tens of turns.
@@ -112,14 +115,14 @@ class ScriptedEngine:
         ids = self._answer(job)
         allowed = ids[: job.output_tokens_max]
         sent = 0
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = time.perf_counter()
         while sent < len(allowed):
             if self._tokens_per_s:
                 # By the clock, not by adding up sleeps, so that the speed holds however coarse a sleep is.
-                due = int((loop.time() - began) * self._tokens_per_s)
+                passed = time.perf_counter() - began
+                due = int(passed * self._tokens_per_s)
                 if due <= sent:
-                    await asyncio.sleep((sent + 1) / self._tokens_per_s - (loop.time() - began))
+                    await asyncio.sleep(max(TICK_S, (sent + 1) / self._tokens_per_s - passed))
                     continue
             else:
                 due = sent + BURST

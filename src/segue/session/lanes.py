@@ -83,6 +83,16 @@ class Lanes(Generic[Request, Pin, Held]):
         """How many requests wait."""
         return sum(map(len, self._waiting.values()))
 
+    @property
+    def running(self) -> int:
+        """How many requests run."""
+        return len(self._running)
+
+    @property
+    def named(self) -> int:
+        """How many names were used."""
+        return len(self._names)
+
     def name(self, lane: Lane) -> None:
         """Use a lane's name; a name once used stays counted. The 33rd is refused."""
         if lane is None or lane in self._names:

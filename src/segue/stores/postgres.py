@@ -7,6 +7,7 @@ question; here are the rows. Records are the same as in SQLite.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
@@ -58,6 +59,8 @@ READS_MAX = 3
 # Below this every turn is.
 HIGHEST = (2**62, 2**62)
 NO_USAGE = (None,) * 6
+
+log = logging.getLogger(__name__)
 
 PartKey = tuple[Owner, bytes]
 UsedRow = tuple[str, Owner, str, int, int, int, int]
@@ -229,10 +232,9 @@ class PostgresRepeats:
         return msgspec.structs.replace(claim, turn_id=turn_id, digest=digest)
 
     async def release(self, claim: Claim) -> None:
-        """Let go of the key, if it is this turn's."""
-        await self._database.run(
-            lambda connection: connection.execute(QUERIES["release"], claim.owner, claim.turn_id)
-        )
+        """Let go of a key whose turn was refused before it began."""
+        values = (claim.owner, digest_key(claim.key), claim.turn_id)
+        await self._database.run(lambda connection: execute(connection, "release", *values))
 
 
 class PostgresConversations:
@@ -367,13 +369,19 @@ async def fetch_chain(
     """The rows that the query finds, and the parts that they name."""
     found = cast("Sequence[TurnRow]", await connection.fetch(query, owner, turn_id))
     rows = [Row(*row) for row in found]
+    return rows, await fetch_parts(connection, owner, rows)
+
+
+async def fetch_parts(
+    connection: Connection, owner: Owner, rows: Sequence[Row[bytes]]
+) -> dict[bytes, Part]:
+    """The parts that these turns name, as far as they are there."""
     digests = named(rows)
     if not digests:
-        return rows, {}
-    parts = await connection.fetch(QUERIES["parts"], owner, list(digests))
-    return rows, {
-        digest: Part(digest, body) for digest, body in cast("Sequence[tuple[bytes, bytes]]", parts)
-    }
+        return {}
+    found = await connection.fetch(QUERIES["parts"], owner, list(digests))
+    parts = cast("Sequence[tuple[bytes, bytes]]", found)
+    return {digest: Part(digest, body) for digest, body in parts}
 
 
 def named(rows: Sequence[Row[bytes]]) -> set[bytes]:
@@ -385,13 +393,35 @@ async def end_some(connection: Connection, *, worker: str) -> int:
     """End as failed some of the turns that this dead process left; how many. When none is left its keys for turns that
     never were are free again, and so is its place."""
     left = await connection.fetch(QUERIES["abandoned"], worker, BATCH)
-    for owner, turn_id, packed in cast("Sequence[tuple[str, str, bytes]]", left):
-        response, entry = abandon(owner, packed)
-        await execute(connection, "end", owner, turn_id, worker, response, *usage_values(entry))
+    for found in left:
+        owner, last = cast("tuple[Owner, int | None]", tuple(found)[:2])
+        row = Row(*cast("TurnRow", tuple(found)[2:]))
+        await end_one(connection, worker, owner, row, last)
     if not left:
         await execute(connection, "release_claims", worker)
         await execute(connection, "leave", worker)
     return len(left)
+
+
+async def end_one(
+    connection: Connection, worker: str, owner: Owner, row: Row[bytes], last: int | None
+) -> None:
+    """End one turn as failed. One that cannot be read must not keep the others, or a server that starts, waiting."""
+    try:
+        parts = await fetch_parts(connection, owner, [row])
+        turn = link(owner, row.id, [row], parts.__getitem__)
+        assert turn is not None
+        failed, entry, events = abandon(turn, last)
+        response = pack(failed).response
+    except (ValueError, KeyError, msgspec.MsgspecError):
+        log.exception("turn %s was left running and cannot be read", row.id)
+        await execute(connection, "give_up", owner, row.id)
+        return
+    # The event first: once the turn has ended nobody comes back to write it.
+    if events:
+        first, body = events[0].number, pack_events(events)
+        await execute(connection, "append", owner, row.id, first, first, body)
+    await execute(connection, "end", owner, row.id, worker, response, *usage_values(entry))
 
 
 async def sweep_some(

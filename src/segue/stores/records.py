@@ -12,6 +12,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar, get_args
 
@@ -20,7 +21,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.turn.settle import entry_of
 from segue.turn.values import Entry, IdArray, Owner, Round, Turn
-from segue.wire.events import Event
+from segue.wire.codec import encode_event, encode_response
+from segue.wire.events import Event, Failed
 from segue.wire.items import Call, Item, Reasoning, Value
 from segue.wire.response import Fault, Response
 
@@ -146,12 +148,17 @@ def link(
     return turn
 
 
-def abandon(owner: Owner, packed: bytes) -> tuple[bytes, Entry]:
-    """The response of a turn whose process has died, as failed, and its usage: nobody knows it."""
-    response = msgspec.structs.replace(RESPONSE.decode(packed), status="failed", error=ABANDONED)
-    entry = entry_of(owner, response)
+def abandon(turn: Turn, last: int | None) -> tuple[Turn, Entry, list[Event]]:
+    """A turn whose process has died, as failed; its usage, which nobody knows; and the last word of its events, if any
+    were written down."""
+    response = msgspec.structs.replace(turn.response, status="failed", error=ABANDONED)
+    entry = entry_of(turn.owner, response)
     assert entry is not None, "a failed turn has ended"
-    return msgspec.json.encode(response), entry
+    failed = replace(turn, response=response)
+    if last is None:
+        return failed, entry, []
+    event = Failed(sequence_number=last + 1, response=encode_response(response))
+    return failed, entry, [encode_event(event)]
 
 
 def pack_events(events: Sequence[Event]) -> bytes:

@@ -7,6 +7,7 @@ the loop is `database`'s question; here are the rows.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -30,6 +31,10 @@ from segue.stores.upkeep import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.turn.settle import entry_of
 from segue.turn.values import Claim, Entry, Owner, Retention, Turn, Used
 from segue.wire.events import Event
+
+log = logging.getLogger(__name__)
+
+EventsRow = dict[str, str | int | bytes]
 
 # Below this every turn is.
 HIGHEST = (2**62, 2**62)
@@ -108,14 +113,7 @@ class SqliteEventLog:
         """Write the next events down, as one row; not if their turn was deleted meanwhile."""
         if events:
             # Not by the writer: others would wait for it.
-            body = await asyncio.to_thread(pack_events, events)
-            row: dict[str, str | int | bytes] = {
-                "owner": owner,
-                "turn_id": turn_id,
-                "first": events[0].number,
-                "last": events[-1].number,
-                "body": body,
-            }
+            row = await asyncio.to_thread(events_row, owner, turn_id, events)
             await self._database.write(lambda writer: write_events(writer, row))
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
@@ -159,9 +157,13 @@ class SqliteRepeats:
         return await self._database.write(lambda writer: write_claim(writer, claim, worker))
 
     async def release(self, claim: Claim) -> None:
-        """Let go of the key, if it is this turn's."""
-        held = {"owner": claim.owner, "turn_id": claim.turn_id}
-        await self._database.write(lambda writer: writer.execute(QUERIES["release"], held))
+        """Let go of a key whose turn was refused before it began."""
+        key = {"owner": claim.owner, "key": digest_key(claim.key), "turn_id": claim.turn_id}
+
+        def erase(writer: sqlite3.Connection) -> None:
+            writer.execute(QUERIES["release"], key)
+
+        await self._database.write(erase)
 
 
 class SqliteUpkeep:
@@ -269,10 +271,22 @@ def load_part(reader: sqlite3.Connection, owner: Owner, part_id: int) -> Part:
     return Part(row[0], row[1])
 
 
-def write_events(writer: sqlite3.Connection, row: dict[str, str | int | bytes]) -> None:
+def events_row(owner: Owner, turn_id: str, events: Sequence[Event]) -> EventsRow:
+    """One batch of events."""
+    return {
+        "owner": owner,
+        "turn_id": turn_id,
+        "first": events[0].number,
+        "last": events[-1].number,
+        "body": pack_events(events),
+        "now": int(time.time()),
+    }
+
+
+def write_events(writer: sqlite3.Connection, row: EventsRow) -> None:
     """One batch."""
     if not is_erased(writer, str(row["owner"]), str(row["turn_id"])):
-        writer.execute(QUERIES["append"], row | {"now": int(time.time())})
+        writer.execute(QUERIES["append"], row)
 
 
 def write_claim(writer: sqlite3.Connection, claim: Claim, worker: str) -> Claim:
@@ -297,13 +311,26 @@ def end_some(writer: sqlite3.Connection, worker: str) -> int:
     never were are free again."""
     key = {"worker": worker, "count_max": BATCH}
     left = writer.execute(QUERIES["abandoned"], key).fetchall()
-    for owner, turn_id, packed in left:
-        response, entry = abandon(owner, packed)
-        row = {"owner": owner, "id": turn_id, "response": response, "now": int(time.time())}
-        writer.execute(QUERIES["end"], row | key)
-        write_usage(writer, [msgspec.structs.asdict(entry)])
+    for owner, last, *row in left:
+        end_one(writer, owner, Row(*row), last)
     writer.execute(QUERIES["release_claims"], key)
     return len(left)
+
+
+def end_one(writer: sqlite3.Connection, owner: Owner, row: Row[int], last: int | None) -> None:
+    """End one turn as failed. One that cannot be read must not keep the others, or a server that starts, waiting."""
+    try:
+        turn = link(owner, row.id, [row], partial(load_part, writer, owner))
+        assert turn is not None
+        failed, entry, events = abandon(turn, last)
+        record = pack(failed)
+    except (ValueError, KeyError, msgspec.MsgspecError):
+        log.exception("turn %s was left running and cannot be read", row.id)
+        writer.execute(QUERIES["give_up"], {"owner": owner, "id": row.id})
+        return
+    write_turn(writer, failed, record, entry, worker=None)
+    if events:
+        write_events(writer, events_row(owner, row.id, events))
 
 
 def sweep_some(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import UNSET, structs
 
@@ -63,14 +63,14 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class HttpApp:
     """The routes of the contract."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, more: Sequence[tuple[str, str, Handler]] = ()) -> None:
         self._desk = desk
         talks = ConversationRoutes(desk)
         one = r"/v1/responses/(?P<id>[^/]+)"
         talk = r"/v1/conversations/(?P<id>[^/]+)"
         said = talk + r"/items/(?P<item_id>[^/]+)"
         routes: list[tuple[str, str, Handler]] = [
-            ("GET", r"/", self._welcome),
+            *more,
             ("GET", r"/health", self._health),
             ("GET", r"/ready", self._ready),
             ("GET", r"/metrics", self._metrics),
@@ -323,11 +323,6 @@ class HttpApp:
     async def _metrics(self, exchange: Exchange) -> None:
         kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
         await exchange.answer(200, await self._desk.write_metrics(), [kind])
-
-    async def _welcome(self, exchange: Exchange) -> None:
-        names = ", ".join(self._desk.runner.models)
-        text = f"Segue serves {names} at /v1/responses. See /health, /ready and /metrics.\n"
-        await exchange.answer(200, text.encode(), [(b"content-type", b"text/plain; charset=utf-8")])
 
 
 def _model_object(name: str, model: Model) -> dict[str, str | int]:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import random
+import time
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,21 @@ class HeldSteer:
 ServedTicket = Ticket[Asked, Turn]
 
 
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What can be seen of a connection from outside."""
+
+    # The first part of the names of its lanes, as turns carry them.
+    key: str
+    owner: Owner
+    opened_at: float
+    lanes: int
+    running: int
+    waiting: int
+    turns: int
+    state_bytes: int
+
+
 class LaneSink:
     """Hears one turn and writes its events to the socket, each with the name of its lane."""
 
@@ -146,12 +162,28 @@ class Session:
         self._age_timer: asyncio.TimerHandle | None = None
         self._is_aged = False
         self._is_closed = False
+        self._opened_at = time.perf_counter()
+        self._turn_count = 0
         self.socket: Socket
 
     @property
     def state_bytes(self) -> int:
         """What the connection's cache holds."""
         return self._near.bytes
+
+    def glance(self) -> Glance:
+        """What it is doing now."""
+        lanes = self._lanes
+        return Glance(
+            key=str(id(self)),
+            owner=self.owner,
+            opened_at=self._opened_at,
+            lanes=lanes.named + 1,
+            running=lanes.running,
+            waiting=lanes.waiting,
+            turns=self._turn_count,
+            state_bytes=self._near.bytes,
+        )
 
     async def erase(self, owner: Owner, turn_id: str) -> None:
         """A turn was deleted: this connection must not remember it either."""
@@ -397,6 +429,7 @@ class Session:
         """A turn of this connection is over: free its lane, forget what must be forgotten, start the next."""
         self._sinks.discard(sink)
         self._appends.pop(sink.ticket, None)
+        self._turn_count += 1
         self._over[sink.running.id] = (sink.running.assembler, sink.ticket.lane)
         if len(self._over) > OVER_MAX:
             self._over.popitem(last=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -100,6 +101,11 @@ class Runner:
     def running_count(self) -> int:
         """How many turns run."""
         return len(self._runnings)
+
+    @property
+    def runnings(self) -> Iterable[Running]:
+        """The turns that run, the oldest first."""
+        return self._runnings.values()
 
     def find(self, owner: Owner, turn_id: str) -> Running | None:
         """A turn that runs here, if it is this owner's."""
@@ -339,7 +345,8 @@ def _gone(held: Claim) -> Conflict:
 def _settled(plan: Plan, response: Response, transport: str) -> Settled:
     entry = entry_of(plan.owner, response)
     assert entry is not None, "a turn is settled once it has ended"
-    return Settled(entry, plan.tally, transport, response.previous_response_id, plan.lane)
+    code = response.error.code if response.error else None
+    return Settled(entry, plan.tally, transport, response.previous_response_id, plan.lane, code)
 
 
 class Pulse:

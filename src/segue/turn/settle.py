@@ -120,6 +120,8 @@ class Settled:
     transport: str
     parent_id: str | None = None
     lane: str = ""
+    # Why it failed, as the client was told.
+    error: str | None = None
 
 
 Observer = Callable[[Settled], None]

@@ -495,6 +495,11 @@ def required_by(value: Value) -> Required | None:
             return Required(type=f"{kind}_output", call_id=call.call_id)
 
 
+def is_our_answer(value: Value) -> bool:
+    """Whether the server's own tools wrote this item."""
+    return isinstance(value, ToolSearchOutput) and value.execution == "server"
+
+
 # Written by the model, so that neighbours of these types belong to one model turn.
 MODEL_WRITTEN = (
     Reasoning,

@@ -103,6 +103,9 @@ ON CONFLICT (owner, key) DO UPDATE SET (turn_id, digest, worker, claimed_at) = (
 )
 RETURNING turn_id, digest;
 
+-- name: release
+DELETE FROM claims WHERE owner = $1 AND key = $2 AND turn_id = $3;
+
 -- name: beat
 INSERT INTO workers (id, seen_at) VALUES ($1, seconds_now())
 ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at;
@@ -120,7 +123,15 @@ WHERE worker IS NOT NULL AND worker <> $1
     AND NOT EXISTS (SELECT 1 FROM workers WHERE id = turns.worker);
 
 -- name: abandoned
-SELECT owner, id, response FROM turns WHERE worker = $1 ORDER BY seq LIMIT $2;
+-- With the number of the last event that was written down.
+SELECT
+    owner, (SELECT max(last) FROM events WHERE events.owner = turns.owner AND turn_id = turns.id),
+    id, parent_id, history, response, instructions, tools
+FROM turns WHERE worker = $1 ORDER BY seq LIMIT $2;
+
+-- name: give_up
+-- A row that cannot be read is left as it is.
+UPDATE turns SET worker = NULL WHERE owner = $1 AND id = $2;
 
 -- name: end
 -- $1 owner, $2 id, $3 worker, $4 response; from $5 on the usage: model, status, input, cached, output, end.
@@ -133,9 +144,6 @@ INSERT INTO usage
     (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at)
 SELECT $2, $1, $5, $6, $7, $8, $9, $10 FROM ended
 ON CONFLICT (turn_id) DO NOTHING;
-
--- name: release
-DELETE FROM claims WHERE owner = $1 AND turn_id = $2;
 
 -- name: release_claims
 -- Keys of turns that never were: their process died before it had saved one.

@@ -95,6 +95,9 @@ ON CONFLICT (owner, key) DO UPDATE SET
     claimed_at = excluded.claimed_at
 WHERE claims.claimed_at < :expired;
 
+-- name: release
+DELETE FROM claims WHERE owner = :owner AND key = :key AND turn_id = :turn_id;
+
 -- name: holder
 SELECT turn_id, digest FROM claims WHERE owner = :owner AND key = :key;
 
@@ -103,14 +106,15 @@ SELECT turn_id, digest FROM claims WHERE owner = :owner AND key = :key;
 SELECT DISTINCT worker FROM turns WHERE worker IS NOT NULL;
 
 -- name: abandoned
-SELECT owner, id, response FROM turns WHERE worker = :worker LIMIT :count_max;
+-- With the number of the last event that was written down.
+SELECT
+    owner, (SELECT max(last) FROM events WHERE events.owner = turns.owner AND turn_id = turns.id),
+    id, parent_id, history, response, instructions, tools
+FROM turns WHERE worker = :worker LIMIT :count_max;
 
--- name: end
-UPDATE turns SET response = :response, worker = NULL, saved_at = :now
-WHERE owner = :owner AND id = :id AND worker = :worker;
-
--- name: release
-DELETE FROM claims WHERE owner = :owner AND turn_id = :turn_id;
+-- name: give_up
+-- A row that cannot be read is left as it is.
+UPDATE turns SET worker = NULL WHERE owner = :owner AND id = :id;
 
 -- name: release_claims
 -- Keys of turns that never were: their process died before it had saved one.

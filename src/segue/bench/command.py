@@ -1,0 +1,264 @@
+"""What may a person ask for? The flags of `segue bench` and `segue bench load`, and what they make run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from segue.bench import load
+from segue.bench.charts import speed_words, tokens_words
+from segue.bench.claims import claims
+from segue.bench.line import LineFailed
+from segue.bench.loop import Loop
+from segue.bench.machine import describe
+from segue.bench.measure import measure
+from segue.bench.page import charts, page
+from segue.bench.plan import PRESETS, Case, Plan, cases
+from segue.bench.report import (
+    LEGEND,
+    Asked,
+    Report,
+    context_line,
+    paper,
+    table,
+    to_json,
+)
+from segue.bench.server import NotServing
+from segue.bench.ways import WAYS, TurnFailed, WayName
+from segue.errors import Misconfigured
+
+T = TypeVar("T")
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+def add_verb(parser: argparse.ArgumentParser) -> None:
+    """Give the verb its flags."""
+    parser.description = (
+        "Run the same agent loop by each way of talking to a Responses server, and say how long it took and why. "
+        "Without --url it starts servers of its own, with an engine that plays a script at a given speed."
+    )
+    actions = parser.add_subparsers(dest="action", metavar="load")
+    load.add_action(
+        actions.add_parser("load", help="many streams at once: how many does a core hold?")
+    )
+    presets = "; ".join(f"{name}: {one.about}" for name, one in PRESETS.items())
+    add = parser.add_argument
+    add("--preset", choices=tuple(PRESETS), default="quick", help=f"{presets} (default: quick)")
+    add("--ways", metavar="WAY,…", help=f"some of {','.join(WAYS)} (default: all)")
+    add("--speeds", metavar="N,…", help="tokens a second of the scripted engine; 0: unlimited")
+    add("--contexts", metavar="N,…", help="tokens of prompt before the first turn")
+    add("--turns", type=_count, metavar="N", help="tool calls of a loop")
+    add("--output-tokens", type=_count, metavar="N", help="tokens that the model writes in a turn")
+    add("--tool-ms", type=_amount, metavar="MS", help="how long a tool runs")
+    add("--rtt-ms", type=_amount, default=0.0, metavar="MS", help="a round trip on the network")
+    add("--tls", action="store_true", help="through TLS, with a certificate made for the run")
+    add("--repeat", type=_count, metavar="N", help="repetitions of every loop")
+    add("--seed", type=int, default=1, help="for the texts (default: 1)")
+    add(
+        "--sampling-s-max",
+        type=_amount,
+        metavar="S",
+        help="cut loops of slow models to so much; 0: never",
+    )
+    add("--bare", action="store_true", help="full history also without any cache of ours")
+    add("--url", default="", help="a server that runs already, instead of our own")
+    add("--model", default="", help="the model to ask for there")
+    add("--key", default="", help="the key to show there")
+    add("--json", type=Path, metavar="FILE", help="write all figures")
+    add("--html", type=Path, metavar="FILE", help="write a page with charts")
+    add(
+        "--svg", type=Path, metavar="PREFIX", help="write the charts, as PREFIX-total.svg and so on"
+    )
+
+
+def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Run the verb; the exit status says whether everything could be measured."""
+    try:
+        if options.action == "load":
+            return load.run(options)
+        return _bench(plan_of(options), options, arguments)
+    except KeyboardInterrupt:
+        print("segue bench: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except (NotServing, TurnFailed, LineFailed) as error:
+        print(f"segue bench: {error}", file=sys.stderr)
+        return FAILED
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """The preset, with what the flags change; or what is wrong with them."""
+    preset = PRESETS[options.preset]
+    shape = preset.shape
+    if options.output_tokens is not None:
+        shape = replace(shape, output_tokens=options.output_tokens)
+    if options.url and (options.tls or options.rtt_ms or options.speeds):
+        raise Misconfigured(
+            "--speeds, --tls and --rtt-ms are for our own servers; with --url leave them out."
+        )
+    if options.url and not options.model:
+        raise Misconfigured("--url needs the name of a model there: --model NAME.")
+    speeds: tuple[float | None, ...] = _numbers(options.speeds, "--speeds") or preset.speeds
+    return Plan(
+        preset=options.preset,
+        shape=shape,
+        ways=_ways(options.ways),
+        speeds=(None,) if options.url else speeds,
+        contexts=tuple(map(int, _numbers(options.contexts, "--contexts"))) or preset.contexts,
+        turns=_or(options.turns, preset.turns),
+        repeat=_or(options.repeat, preset.repeat),
+        seed=options.seed,
+        tool_ms=_or(options.tool_ms, preset.tool_ms),
+        rtt_ms=options.rtt_ms,
+        tls=options.tls,
+        sampling_s_max=_or(options.sampling_s_max, preset.sampling_s_max),
+        bare=options.bare,
+        url=options.url,
+        model=options.model,
+        key=options.key,
+    )
+
+
+def _bench(plan: Plan, options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    console = paper()
+    machine = describe()
+    with ProgressBar(plan, console) as bar:
+        measured = measure(plan, bar)
+    asked = Asked(
+        preset=plan.preset,
+        seed=plan.seed,
+        repetitions=plan.repeat,
+        turns=plan.turns,
+        output_tokens=plan.shape.output_tokens,
+        tool_ms=plan.tool_ms,
+        rtt_ms=plan.rtt_ms,
+        tls=plan.tls,
+        url=plan.url,
+        model=plan.model,
+        command=" ".join(["segue bench", *_shown(arguments)]),
+    )
+    found = claims(measured.runs)
+    report = Report(machine, measured.runs, asked, measured.left_out, found)
+    console.print(table(report.runs))
+    for claim in report.claims:
+        console.print(f"• {claim}.")
+    console.print(LEGEND, style="dim")
+    console.print(context_line(report), style="dim")
+    if options.json:
+        options.json.write_bytes(to_json(report))
+    if options.html:
+        options.html.write_text(page(report))
+    if options.svg:
+        for name, svg in charts(report).items():
+            options.svg.with_name(f"{options.svg.name}-{name}.svg").write_text(svg)
+    return 0
+
+
+def _shown(arguments: Sequence[str]) -> list[str]:
+    """The flags as they were given; the key is nobody's business."""
+    shown = list(arguments)
+    for n, word in enumerate(shown):
+        if word == "--key" and n + 1 < len(shown):
+            shown[n + 1] = "…"
+        elif word.startswith("--key="):
+            shown[n] = "--key=…"
+    return shown
+
+
+class ProgressBar:
+    """Shows how far a run is."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", justify="left"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            # Drawing is work too, and this process is the client.
+            refresh_per_second=4,
+            transient=True,
+        )
+        groups = cases(plan)
+        total = sum(case.turns for group in groups for case in group) * plan.repeat
+        self._remaining = dict.fromkeys(plan.ways, 0)
+        for group in groups:
+            for case in group:
+                self._remaining[case.way] += case.turns * plan.repeat
+        self._task = self._progress.add_task("starting", total=total)
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def began(self, case: Case) -> None:
+        """A loop begins."""
+        words = f"{case.way}, {tokens_words(case.context_tokens)}, {speed_words(case.tokens_per_s)}"
+        self._progress.update(self._task, description=f"{words:<40}")
+
+    def advanced(self) -> None:
+        """A turn is over."""
+        self._progress.advance(self._task)
+
+    def ended(self, case: Case, loop: Loop) -> None:
+        """A loop is over."""
+        self._remaining[case.way] -= case.turns
+
+    def left_out(self, way: WayName, why: str) -> None:
+        """A way cannot be measured here: say so, once."""
+        self._progress.console.print(f"{way} is left out: {why}.", highlight=False, soft_wrap=True)
+        done = self._progress.tasks[0]
+        left = (done.total or 0) - self._remaining[way]
+        self._progress.update(self._task, total=left)
+
+
+# --- reading flags --------------------------------------------------------------------------------
+
+
+def _or(given: T | None, usual: T) -> T:
+    return usual if given is None else given
+
+
+def _ways(text: str | None) -> tuple[WayName, ...]:
+    if not text:
+        return WAYS
+    asked = [word.strip() for word in text.split(",")]
+    for word in asked:
+        if word not in WAYS:
+            raise Misconfigured(f"--ways: '{word}' is not one of {', '.join(WAYS)}.")
+    return tuple(way for way in WAYS if way in asked)
+
+
+def _numbers(text: str | None, flag: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        raise Misconfigured(f"{flag}: '{text}' is not a list of numbers.") from None
+    if any(not 0 <= number <= 1e9 for number in found):
+        raise Misconfigured(f"{flag}: '{text}' has a number that cannot be.")
+    return tuple(dict.fromkeys(found))
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def _amount(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1e6:
+        raise argparse.ArgumentTypeError("must be 0 or more")
+    return number

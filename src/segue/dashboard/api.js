@@ -1,0 +1,65 @@
+// Who are we to the server? The key, plain requests and sockets, each with the key if there is one.
+
+const NAME = "segue-key";
+let key = sessionStorage.getItem(NAME) ?? "";
+
+export const hasKey = () => key !== "";
+export const setKey = (value) => {
+  key = value;
+  sessionStorage.setItem(NAME, value);
+};
+
+export class Refused extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+export const ask = async (path, options = {}) => {
+  const headers = { ...(options.headers ?? {}), ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  const answer = await fetch(path, { ...options, headers, cache: "no-store" });
+  if (answer.ok) return answer;
+  const { error } = await answer.json().catch(() => ({ error: null }));
+  throw new Refused(
+    answer.status,
+    error?.code ?? "",
+    error?.message ?? `The server answered ${answer.status}.`,
+  );
+};
+
+export const askJson = async (path) => (await ask(path)).json();
+
+// A browser cannot set a header on a socket; the key goes as a subprotocol.
+export const openSocket = () => {
+  const url = new URL("/v1/responses", location.href);
+  url.protocol = url.protocol.replace("http", "ws");
+  return key ? new WebSocket(url, ["realtime", `openai-insecure-api-key.${key}`]) : new WebSocket(url);
+};
+
+// The `data` of each event of an SSE body, as it comes; `heard` gets the size of every chunk.
+export async function* eventsOf(answer, heard = () => {}) {
+  const reader = answer.body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      heard(value.length);
+      const parts = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const data = part
+          .split("\n")
+          .filter((line) => line.startsWith("data: "))
+          .map((line) => line.slice(6))
+          .join("\n");
+        if (data) yield data;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

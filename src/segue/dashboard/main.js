@@ -1,0 +1,172 @@
+// What does the page show? Joins the stream to the drawings, and the address to a view.
+
+import { hasKey, setKey } from "./api.js";
+import { $, age, h, painter } from "./dom.js";
+import { follow } from "./feed.js";
+import { drawConnections, drawEngines, drawErrors, drawMemory, drawTiles, drawTokens } from "./live.js";
+import { Past } from "./past.js";
+import { startPlay } from "./play.js";
+import { drawRace, startRace } from "./race.js";
+import { openReader } from "./reader.js";
+import { drawTree } from "./tree.js";
+import { drawWaterfall, legend, setAxis } from "./waterfall.js";
+
+const EMPTY = {
+  totals: { turns: 0, failed: 0, tokenized: 0, reused: 0, input: 0, output: 0, bytes: 0 },
+  connections: { count: 0, lanes: 0, running: 0, waiting: 0, cells: "", rows: [] },
+  running_count: 0,
+  running: [],
+  memory: [],
+  replicas: [],
+  refusals: [],
+  backlog: null,
+};
+const VIEWS = ["live", "race", "playground"];
+
+const past = new Past();
+let picture = EMPTY;
+let process = null;
+let isOperator = true;
+
+// --- live ---
+
+const draw = painter(() => {
+  if (document.hidden || $("live").hidden) return;
+  drawTiles(past, picture);
+  drawWaterfall(past, openReader);
+  drawTokens(past);
+  drawTree(past, picture.running, openReader, draw);
+  drawConnections(picture, past.now_ms);
+  drawMemory(picture, isOperator);
+  drawEngines(picture, isOperator);
+  drawErrors(past, picture);
+});
+
+const banner = (text, kind = "", ms = 0) => {
+  const box = $("banner");
+  box.textContent = text;
+  box.dataset.kind = kind;
+  box.hidden = !text;
+  clearTimeout(banner.timer);
+  if (ms)
+    banner.timer = setTimeout(() => {
+      box.hidden = true;
+    }, ms);
+};
+
+const offer = (models) => {
+  for (const select of document.querySelectorAll('select[name="model"]')) {
+    const chosen = select.value;
+    select.replaceChildren(...models.map((name) => h("option", { value: name }, name)));
+    if (models.includes(chosen)) select.value = chosen;
+  }
+};
+
+const feed = follow({
+  hello(message) {
+    $("ask").close();
+    past.clear(message.marks);
+    picture = EMPTY;
+    if (process && process !== message.process)
+      banner("The server was restarted. Figures begin again.", "good", 8000);
+    else banner("");
+    process = message.process;
+    isOperator = message.is_operator;
+    document.body.dataset.process = process;
+    $("link").title = `Segue ${message.version}, up for ${age(Date.now() - message.started_ms)}`;
+    offer(message.models);
+    draw();
+  },
+  update(message) {
+    past.now_ms = message.now_ms;
+    past.add(message.turns);
+    past.missed += message.missed;
+    picture = message.picture ?? picture;
+    draw();
+  },
+  state(name, text) {
+    $("link").dataset.state = name;
+    $("link").querySelector("span").textContent = text;
+    if (name === "lost" && process)
+      banner(`The server cannot be reached. What you see is the past; ${text}.`);
+  },
+  denied(error) {
+    $("ask-wrong").hidden = !hasKey();
+    $("ask-wrong").textContent = `This key was not accepted: ${error.message}`;
+    $("key").hidden = false;
+    if (!$("ask").open) $("ask").showModal();
+    $("ask-form").elements.key.select();
+  },
+});
+
+// --- key ---
+
+$("ask-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setKey(event.target.elements.key.value.trim());
+  feed.retry();
+});
+$("key").addEventListener("click", () => $("ask").showModal());
+$("link").addEventListener("click", () => feed.retry());
+
+// --- views ---
+
+const show = () => {
+  const wanted = location.hash.slice(1);
+  const name = VIEWS.includes(wanted) ? wanted : "live";
+  for (const view of VIEWS) {
+    $(view).hidden = view !== name;
+    document.querySelector(`.bar nav a[href="#${view}"]`).ariaCurrent = view === name ? "page" : null;
+  }
+  draw();
+  drawRace();
+};
+
+const THEMES = { system: "as the system has them", light: "light", dark: "dark" };
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const dress = () => {
+  const chosen = localStorage.getItem("segue-theme") ?? "system";
+  document.documentElement.dataset.theme = chosen === "system" ? (dark.matches ? "dark" : "light") : chosen;
+  $("theme").setAttribute("aria-label", `Colours: ${THEMES[chosen]}`);
+  $("theme").title = `Colours: ${THEMES[chosen]}`;
+  draw();
+};
+$("theme").addEventListener("click", () => {
+  const names = Object.keys(THEMES);
+  localStorage.setItem(
+    "segue-theme",
+    names[(names.indexOf(localStorage.getItem("segue-theme") ?? "system") + 1) % names.length],
+  );
+  dress();
+});
+
+for (const button of document.querySelectorAll("[data-axis]")) {
+  const choose = () => {
+    for (const other of document.querySelectorAll("[data-axis]")) {
+      other.setAttribute("aria-checked", other === button);
+      other.tabIndex = other === button ? 0 : -1;
+    }
+    setAxis(button.dataset.axis);
+    draw();
+  };
+  button.addEventListener("click", choose);
+  button.addEventListener("keydown", (event) => {
+    if (event.key.startsWith("Arrow")) {
+      const other = button.nextElementSibling ?? button.previousElementSibling;
+      other.focus();
+      other.click();
+    }
+  });
+}
+for (const button of document.querySelectorAll("[data-close]"))
+  button.addEventListener("click", () => button.closest("dialog").close());
+
+$("legend").replaceChildren(...legend());
+startRace();
+startPlay();
+dress();
+show();
+dark.addEventListener("change", dress);
+addEventListener("hashchange", show);
+document.addEventListener("visibilitychange", draw);
+new ResizeObserver(draw).observe($("live"));

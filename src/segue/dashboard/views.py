@@ -1,0 +1,232 @@
+"""What does a watcher see? Values for the page, made from what the process knows; no content, only ids and figures.
+
+A key sees its own turns, lanes and connections. An operator sees totals of the whole process, the caches and the
+engines, and nobody's conversations but its own. On the loopback without keys there is one owner, and it is both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+
+from msgspec import Struct
+
+from segue.transports.websocket import Glance
+from segue.turn.running import Running
+from segue.turn.settle import Settled
+from segue.turn.values import Owner
+
+# The order in which a turn passes its marks; the page draws a stage between each and the next.
+MARKS = (
+    "received",
+    "validated",
+    "resolved",
+    "rendered",
+    "first_token",
+    "last_token",
+    "saved",
+    "sent",
+    "settled",
+)
+
+# What one update may carry: more is counted, but not listed.
+CONNECTIONS_LISTED_MAX = 48
+CELLS_MAX = 4_096
+RUNNING_LISTED_MAX = 64
+# A cell of the map of connections is one digit.
+CELL_MAX = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who looks: whose turns may be seen, and whether the process's totals may."""
+
+    owner: Owner
+    is_operator: bool
+
+
+class TurnRow(Struct, frozen=True):
+    """A turn that is over."""
+
+    number: int
+    id: str
+    parent: str | None
+    connection: str
+    lane: str
+    model: str
+    transport: str
+    status: str
+    error: str | None
+    # When its request was read, in milliseconds of the clock on the wall.
+    at_ms: float
+    # Milliseconds after that, in the order of MARKS.
+    marks: tuple[float | None, ...]
+    tokenized: int
+    reused: int
+    input: int
+    output: int
+    bytes: int
+    found_in: str | None
+
+
+class RunningRow(Struct, frozen=True):
+    """A turn that runs."""
+
+    id: str
+    parent: str | None
+    model: str
+    created_at: int
+
+
+class ConnectionRow(Struct, frozen=True):
+    """An open socket."""
+
+    id: str
+    opened_ms: float
+    lanes: int
+    running: int
+    waiting: int
+    turns: int
+    bytes: int
+
+
+class Connections(Struct, frozen=True):
+    """The open sockets: all of them counted, those with most to do listed, one digit of load for each."""
+
+    count: int
+    lanes: int
+    running: int
+    waiting: int
+    cells: str
+    rows: Sequence[ConnectionRow]
+
+
+class Memory(Struct, frozen=True):
+    """A cache: what it holds, and what it may hold."""
+
+    name: str
+    bytes: int
+    bytes_max: int
+
+
+class Replica(Struct, frozen=True):
+    """An engine, or one of several that serve the same model. Load is unknown where nobody counts it."""
+
+    model: str
+    name: str
+    is_up: bool
+    running: int | None = None
+    waiting: int | None = None
+
+
+class Totals(Struct):
+    """What turns came to since the start."""
+
+    turns: int = 0
+    failed: int = 0
+    tokenized: int = 0
+    reused: int = 0
+    input: int = 0
+    output: int = 0
+    bytes: int = 0
+
+    def add(self, settled: Settled) -> None:
+        """Count a turn that is over."""
+        entry, tally = settled.entry, settled.tally
+        self.turns += 1
+        self.failed += entry.status == "failed"
+        self.tokenized += tally.tokens_tokenized
+        self.reused += tally.tokens_reused
+        self.input += entry.input_tokens
+        self.output += entry.output_tokens
+        self.bytes += tally.bytes_received
+
+
+class Refusal(Struct):
+    """How often requests were refused with this code before they became turns, and when last."""
+
+    transport: str
+    code: str
+    count: int
+    at_ms: float
+
+
+def name_connection(key: str, salt: bytes) -> str:
+    """A short name for a connection: the same for all its lanes, and nothing of the process's own."""
+    return hashlib.blake2s(key.encode(), key=salt, digest_size=3).hexdigest() if key else ""
+
+
+def turn_row(number: int, settled: Settled, wall_ms: float, salt: bytes) -> TurnRow:
+    """A turn as the page gets it; `wall_ms` is the wall's clock where the process's own clock is zero."""
+    entry, tally, marks = settled.entry, settled.tally, settled.tally.marks
+    began = marks.get(MARKS[0], 0.0)
+    connection, _, lane = settled.lane.partition("/")
+    return TurnRow(
+        number=number,
+        id=entry.turn_id,
+        parent=settled.parent_id,
+        connection=name_connection(connection, salt),
+        lane=lane,
+        model=entry.model,
+        transport=settled.transport,
+        status=entry.status,
+        error=settled.error,
+        at_ms=round(wall_ms + began * 1000, 3),
+        marks=tuple(
+            round((at - began) * 1000, 3) if (at := marks.get(name)) is not None else None
+            for name in MARKS
+        ),
+        tokenized=tally.tokens_tokenized,
+        reused=tally.tokens_reused,
+        input=entry.input_tokens,
+        output=entry.output_tokens,
+        bytes=tally.bytes_received,
+        found_in=tally.found_in,
+    )
+
+
+def running_rows(runnings: Iterable[Running], viewer: Viewer) -> tuple[int, list[RunningRow]]:
+    """How many turns run, and the oldest of the viewer's own."""
+    counted = 0
+    rows: list[RunningRow] = []
+    for running in runnings:
+        is_own = running.owner == viewer.owner
+        counted += is_own or viewer.is_operator
+        if is_own and len(rows) < RUNNING_LISTED_MAX:
+            response = running.response
+            parent = response.previous_response_id
+            rows.append(RunningRow(running.id, parent, response.model, response.created_at))
+    return counted, rows
+
+
+def connections(
+    glances: Iterable[Glance], viewer: Viewer, wall_ms: float, salt: bytes
+) -> Connections:
+    """The sockets that this viewer may count, and its own as a list."""
+    seen = [one for one in glances if viewer.is_operator or one.owner == viewer.owner]
+    seen.sort(key=lambda one: one.opened_at)
+    own = (one for one in seen if one.owner == viewer.owner)
+    busiest = nlargest(
+        CONNECTIONS_LISTED_MAX, own, key=lambda one: (one.running + one.waiting, one.turns)
+    )
+    return Connections(
+        count=len(seen),
+        lanes=sum(one.lanes for one in seen),
+        running=sum(one.running for one in seen),
+        waiting=sum(one.waiting for one in seen),
+        cells="".join(str(min(one.running, CELL_MAX)) for one in seen[:CELLS_MAX]),
+        rows=[
+            ConnectionRow(
+                id=name_connection(one.key, salt),
+                opened_ms=round(wall_ms + one.opened_at * 1000),
+                lanes=one.lanes,
+                running=one.running,
+                waiting=one.waiting,
+                turns=one.turns,
+                bytes=one.state_bytes,
+            )
+            for one in busiest
+        ],
+    )

@@ -1,0 +1,28 @@
+"""Turns that are over, made by hand."""
+
+from segue.turn.settle import Settled
+from segue.turn.values import Entry, Tally
+
+
+def settled(
+    turn_id: str = "resp_1",
+    owner: str = "anna",
+    *,
+    parent: str | None = None,
+    lane: str = "",
+    status: str = "completed",
+    marks: dict[str, float] | None = None,
+) -> Settled:
+    """A turn of ten tokens, eight of them reused."""
+    entry = Entry(
+        turn_id=turn_id,
+        owner=owner,
+        model="scripted",
+        status=status,
+        input_tokens=10,
+        cached_tokens=0,
+        output_tokens=5,
+        ended_at=0,
+    )
+    tally = Tally(tokens_tokenized=2, tokens_reused=8, marks={} if marks is None else marks)
+    return Settled(entry, tally, "websocket", parent_id=parent, lane=lane)

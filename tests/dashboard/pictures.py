@@ -1,0 +1,138 @@
+"""The pictures of docs/dashboard.md, of a real server with a scripted engine: `python -m tests.dashboard.pictures`.
+
+Three agents work, one of them on three lanes; others are connected and mostly idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.dashboard.browser import Page, browsing
+from tests.support import WEATHER, Served, Wire, fetch, serving, wire
+
+DOCS = Path(__file__).parents[2] / "docs"
+# Turns of the longest conversation; what continues it is long.
+CHAIN = 19
+# What a tool takes; a client is not always as quick as a test.
+TOOL_S = 0.05
+SETTLED_S = 0.6
+HISTORY = "The project reads its settings once, and never again. " * 220
+TOOL_SAID = "12 files changed, 3 of them in the room that this question belongs to. " * 12
+
+
+def script(path: Path) -> Path:
+    """Calls and answers of an ordinary rollout; the last entry is long, so that something runs in the picture."""
+    call = {
+        "text": "I look it up.",
+        "calls": [{"name": "get_weather", "arguments": {"city": "Rome"}}],
+    }
+    turns: list[dict[str, Any]] = [
+        {**call, "pad_tokens": 20 + 17 * (step * 7 % 5)} for step in range(CHAIN)
+    ]
+    turns[-1] = {"text": "This is what I found.", "pad_tokens": 40}
+    turns.append({"text": "Let me think about it.", "pad_tokens": 6_000})
+    path.write_text(json.dumps({"turns": turns}))
+    return path
+
+
+async def go_on(
+    socket: Wire, last: dict[str, Any] | None, opening: str, lane: str | None = None
+) -> dict[str, Any]:
+    """The next turn: the outputs of all calls, or the first words."""
+    fields: dict[str, Any] = {"tools": [WEATHER], "input": opening}
+    if last is not None:
+        fields["previous_response_id"] = last["id"]
+        fields["input"] = [
+            {"type": "function_call_output", "call_id": item["call_id"], "output": TOOL_SAID}
+            for item in last["output"]
+            if item["type"] == "function_call"
+        ]
+    if lane is not None:
+        fields["stream_id"] = lane
+    await asyncio.sleep(TOOL_S)
+    response: dict[str, Any] = (await socket.turn(**fields))["response"]
+    return response
+
+
+async def work(served: Served, opened: AsyncExitStack) -> None:
+    """The past that the pictures show, and four attempts from one state that still run."""
+    sockets = [await opened.enter_async_context(wire(served)) for _ in range(64)]
+    main, second, third = sockets[:3]
+    await fetch(served, "POST", "/v1/responses", {"model": "gpt-nobody", "input": "x"})
+    await second.turn(input="x", previous_response_id="resp_of_yesterday")
+    for socket, steps in ((third, 5), (second, 9)):
+        last = None
+        for _ in range(steps):
+            last = await go_on(socket, last, HISTORY[:4000])
+    chain: list[dict[str, Any]] = []
+    for _ in range(15):
+        chain.append(await go_on(main, chain[-1] if chain else None, HISTORY))
+    for lane, start, steps in (("review", 4, 5), ("tests", 8, 4)):
+        last = chain[start]
+        for _ in range(steps):
+            last = await go_on(main, last, "", lane)
+    while len(chain) < CHAIN:
+        chain.append(await go_on(main, chain[-1], ""))
+    await asyncio.sleep(SETTLED_S)
+    for socket in sockets[12:44:9]:
+        await socket.create(input="Try it.", previous_response_id=chain[-1]["id"])
+
+
+async def look(page: Page, path: str, *, whole: bool = False) -> None:
+    """Take a picture once everything is drawn."""
+    await page.read("new Promise((resolve) => setTimeout(resolve, 350))")
+    picture = await page.picture(whole=whole)
+    await asyncio.to_thread((DOCS / path).write_bytes, picture)
+
+
+async def show_live(page: Page, served: Served) -> None:
+    async with AsyncExitStack() as opened:
+        await work(served, opened)
+        await page.until("document.querySelectorAll('#tree .node.running').length === 4")
+        await look(page, "dashboard-light.png", whole=True)
+        await page.colours("dark")
+        await look(page, "dashboard-dark.png", whole=True)
+        await page.colours("light")
+        await page.size(390, 844, scale=2, mobile=True)
+        await look(page, "dashboard-phone.png")
+        await page.size(1440, 900)
+
+
+async def show_race(page: Page) -> None:
+    await page.read("location.hash = '#race'")
+    await page.read("document.querySelector('#race-form').elements.context.value = '20000'")
+    await page.click("#race-go")
+    await page.until("document.querySelector('#race-go').textContent === 'Race again'", 60)
+    await page.read("document.activeElement.blur()")
+    await look(page, "dashboard-race.png")
+
+
+async def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        played = script(Path(folder) / "script.json")
+        store = f"sqlite:///{folder}/turns.db"
+        async with (
+            serving(tps=1000, script=str(played), store=store) as served,
+            browsing() as browser,
+        ):
+            page = await browser.page()
+            await page.size(1440, 900)
+            await page.open(f"{served.url}/")
+            await show_live(page, served)
+        async with serving() as served, browsing() as browser:
+            page = await browser.page()
+            await page.size(1440, 820)
+            await page.open(f"{served.url}/")
+            await page.until("document.querySelectorAll('#race-form option').length > 5")
+            await show_race(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

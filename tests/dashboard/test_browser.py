@@ -1,0 +1,298 @@
+"""A person looks at the dashboard, in a real browser: load, watch, open, race, talk, lose the server, give a key."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboard.browser import Browser, Page, browsing
+from tests.support import MODEL, Served, ServedProcess, Wire, fetch, serving, wire
+
+IS_LIVE = "document.querySelector('#link').dataset.state === 'live'"
+KEY = "a-key-of-somebody"
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with browsing() as one:
+        yield one
+
+
+async def look(browser: Browser, served: Served | ServedProcess, view: str = "") -> Page:
+    """The dashboard, in a fresh tab, live."""
+    page = await browser.page()
+    await page.open(f"{served.url}/{view}")
+    await page.until(IS_LIVE)
+    return page
+
+
+def number(name: str, at_least: int) -> str:
+    """A tile shows at least this."""
+    return f"parseInt(document.querySelector('[data-tile={name}] .value').textContent.replace(',', '')) >= {at_least}"
+
+
+def count(selector: str, at_least: int) -> str:
+    return f"document.querySelectorAll({json.dumps(selector)}).length >= {at_least}"
+
+
+async def rollout(socket: Wire, turns: int, **fields: Any) -> list[str]:
+    """A chain of turns; their ids."""
+    made: list[str] = []
+    for step in range(turns):
+        parent = {"previous_response_id": made[-1]} if made else {}
+        last = await socket.turn(input=f"step {step}", **parent, **fields)
+        made.append(last["response"]["id"])
+    return made
+
+
+@asynccontextmanager
+async def many_wires(served: Served, many: int) -> AsyncIterator[list[Wire]]:
+    """So many open sockets. They close side by side, because each close takes its time."""
+    stacks = [AsyncExitStack() for _ in range(many)]
+    try:
+        yield [await one.enter_async_context(wire(served)) for one in stacks]
+    finally:
+        await asyncio.gather(*(one.aclose() for one in stacks))
+
+
+async def test_person_opens_the_page_and_nothing_comes_from_elsewhere(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served)
+
+        await page.until(count(".engine.up", 1))
+        assert await page.read("document.title") == "Segue"
+        assert await page.read(count(".tile", 6))
+        assert await page.read(count("#memory .meter", 3))
+        assert {url.partition("://")[2].partition("/")[0] for url in page.fetched} == {
+            f"127.0.0.1:{served.port}"
+        }
+        assert page.faults == []
+
+
+async def test_person_watches_a_rollout_as_it_runs(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served)
+        async with wire(served) as socket:
+            made = await rollout(socket, 4)
+            await page.until(number("turns", 4))
+            fork = await socket.turn(input="x", previous_response_id=made[1], stream_id="side")
+            await page.until(number("turns", 5))
+
+            await page.until(count(".turn-row", 5))
+            await page.until(count("#tree .node", 5))
+            assert "1 fork" in await page.text("#chains")
+            assert await page.read(count("#sockets tbody tr", 1))
+            assert await page.read(number("connections", 1))
+            stages = await page.read(
+                "[...new Set([...document.querySelectorAll('.turn-row rect')].map((one) => one.className.baseVal))]"
+            )
+            assert {"sample", "settle", "first"} <= set(stages)
+            assert await page.read(
+                f"document.querySelector('#tree [data-id=\"{fork['response']['id']}\"]') !== null"
+            )
+        await page.until("!document.querySelector('#sockets tbody tr')")
+        assert page.faults == []
+
+
+async def test_person_sees_what_went_wrong(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served)
+        await fetch(
+            served,
+            "POST",
+            "/v1/responses",
+            {"model": MODEL, "input": "x", "previous_response_id": "resp_unknown"},
+        )
+
+        await page.until("document.querySelector('#errors').innerText.includes('not_found')")
+
+
+async def test_person_opens_a_conversation_with_the_keyboard_and_reads_it(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served)
+        async with wire(served) as socket:
+            await rollout(socket, 3)
+            await page.until(count("#tree .node", 3))
+            await page.read("document.querySelector('#tree .node[tabindex=\"0\"]').focus()")
+            await page.press("Enter", 13)
+
+            await page.until(count("#reader .item.user", 3))
+            text = await page.text("#reader-items")
+            assert text.index("step 0") < text.index("step 1") < text.index("step 2")
+            assert "You said: step 2" in text
+            await page.press("Escape", 27)
+            await page.until("!document.querySelector('#reader').open")
+
+
+async def test_unstored_turn_cannot_be_read_and_the_page_says_so(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served)
+        async with wire(served) as socket:
+            await rollout(socket, 2, store=False)
+            await page.until(count("#tree .node", 2))
+            await page.click("#tree .node")
+
+            await page.until("document.querySelector('#reader').innerText.includes('not kept')")
+
+
+async def test_race_runs_the_same_rollout_both_ways_and_gives_a_verdict(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served, "#race")
+        await page.read("document.querySelector('#race-form').elements.turns.value = 6")
+        await page.click("#race-go")
+
+        await page.until(
+            "document.querySelector('#race-result').innerText.startsWith('The socket')"
+        )
+        for lane in ("http", "socket"):
+            await page.until(count(f"#race-times .dot.{lane}", 6))
+        sent = await page.read(
+            "[...document.querySelectorAll('.runner .sub')].map((one) => one.innerText.match(/sent (.+?) ·/)[1])"
+        )
+        assert sent[0] != sent[1], "whole histories are more than what is new"
+        assert "times fewer bytes" in await page.text("#race-result")
+        assert page.faults == []
+
+
+async def test_race_that_is_stopped_says_so(browser: Browser) -> None:
+    async with serving(tps=50) as served:
+        page = await look(browser, served, "#race")
+        await page.click("#race-go")
+        await page.until("document.querySelector('#race-go').textContent === 'Stop'")
+        await page.until(count(".runner", 2))
+        await page.click("#race-go")
+
+        await page.until("document.querySelector('#race-result').innerText === 'Stopped.'")
+
+
+async def test_person_talks_on_the_playground_and_sees_every_event(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served, "#playground")
+        await page.click("#play-form textarea")
+        await page.type("Good morning")
+        await page.press("Enter", 13, modifiers=2)
+        await page.until(count(".foot", 1))
+        await page.type("And good night")
+        await page.click("#play-form .main")
+        await page.until(count(".foot", 2))
+
+        assert "You said: Good morning" in await page.text("#transcript")
+        await page.until(count("#events .end", 2))
+        events = await page.text("#events")
+        for name in ("response.created", "response.output_text.delta", "response.completed"):
+            assert name in events
+        assert page.faults == []
+
+
+async def test_person_steers_a_running_turn_and_sees_the_servers_answer(
+    browser: Browser, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"turns": [{"reasoning": "So." * 150, "text": "So."}]}))
+    async with serving(tps=100, script=str(script)) as served:
+        page = await look(browser, served, "#playground")
+        await page.click("#play-form textarea")
+        await page.type("Tell me everything")
+        await page.press("Enter", 13, modifiers=2)
+        await page.until("!document.querySelector('#play-steer').disabled")
+        await page.click("#play-form textarea")
+        await page.type("Keep it short")
+        await page.click("#play-steer")
+
+        await page.until("document.querySelector('#events').innerText.includes('steer.accepted')")
+        # The steered turn ends at its boundary, and its successor begins by itself.
+        await page.until(
+            "document.querySelector('#events').innerText.includes('response.incomplete')"
+        )
+        await page.until(count(".foot", 1))
+        assert "↑ response.steer" in await page.text("#events")
+        assert "Keep it short" in await page.text("#transcript")
+        assert "steered" in await page.text(".foot")
+
+
+async def test_page_survives_a_restart_of_the_server(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served)
+        async with wire(served) as socket:
+            await rollout(socket, 2)
+        await page.until(number("turns", 2))
+        process = await page.read("document.body.dataset.process")
+    await page.until("document.querySelector('#link').dataset.state === 'lost'")
+    await page.until("document.querySelector('#banner').innerText.includes('cannot be reached')")
+    assert await page.read(count(".turn-row", 2)), "the past stays in sight"
+
+    async with serving(port=served.port) as again:
+        await page.until(f"{IS_LIVE} && document.body.dataset.process !== '{process}'")
+        await page.until("document.querySelector('#banner').innerText.includes('restarted')")
+        async with wire(again) as socket:
+            await rollout(socket, 1)
+        await page.until(number("turns", 1))
+        await page.until("document.querySelectorAll('.turn-row').length === 1")
+
+
+async def test_wrong_key_is_asked_for_again_and_the_right_one_opens(browser: Browser) -> None:
+    """The answers to a wrong key are given by the browser itself, as the server words them."""
+    refusal = {"error": {"message": "Incorrect API key provided.", "code": "invalid_api_key"}}
+    async with serving() as served:
+        page = await browser.page()
+        await page.guard("*/dashboard/feed", f"Bearer {KEY}", refusal)
+        await page.open(f"{served.url}/")
+
+        await page.until("document.querySelector('#ask').open")
+        assert await page.read("document.querySelector('#ask-wrong').hidden")
+        await page.type("wrong")
+        await page.press("Enter", 13)
+        await page.until("!document.querySelector('#ask-wrong').hidden")
+        assert "Incorrect API key" in await page.text("#ask-wrong")
+        await page.type(KEY)
+        await page.press("Enter", 13)
+
+        await page.until(f"{IS_LIVE} && !document.querySelector('#ask').open")
+        assert KEY not in await page.read("document.body.innerText + location.href")
+
+
+async def test_thousand_connections_do_not_freeze_the_page(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served)
+        async with many_wires(served, 1_000) as sockets:
+            await page.until(number("connections", 1_000))
+            await asyncio.gather(
+                *(socket.turn(input="hello", store=False) for socket in sockets[::10])
+            )
+            await page.until(number("turns", 100))
+            drawn = await page.read("document.querySelectorAll('*').length")
+            assert drawn < 4_000, "what is drawn has a limit"
+            assert "1,000 open" in await page.text("#connections-sub")
+            # A frame that took this long would be felt; half of them would be a frozen page.
+            frames = await page.read(
+                """new Promise((resolve) => { const seen = []; let last = performance.now();
+                const frame = () => { const now = performance.now(); seen.push(now - last); last = now;
+                    if (seen.length < 30) requestAnimationFrame(frame); else resolve(seen); };
+                requestAnimationFrame(frame); })"""
+            )
+            assert sorted(frames)[len(frames) // 2] < 250
+        assert page.faults == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_page_fits_a_phone_and_follows_the_systems_colours(
+    browser: Browser, scheme: str
+) -> None:
+    async with serving() as served:
+        page = await browser.page()
+        await page.size(390, 844, scale=2, mobile=True)
+        await page.colours(scheme)
+        await page.open(f"{served.url}/")
+        await page.until(IS_LIVE)
+        async with wire(served) as socket:
+            await rollout(socket, 3)
+            await page.until(count(".turn-row", 3))
+            for view in ("#live", "#race", "#playground"):
+                await page.read(f"location.hash = '{view}'")
+                await page.until(f"!document.querySelector('{view}').hidden")
+                assert await page.read("document.documentElement.scrollWidth") <= 390, view
+        assert await page.read("document.documentElement.dataset.theme") == scheme

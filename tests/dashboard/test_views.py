@@ -1,0 +1,69 @@
+"""What a watcher sees is its own; an operator sees totals, and nobody's conversations."""
+
+from segue.dashboard.views import CELLS_MAX, CONNECTIONS_LISTED_MAX, Viewer, connections, turn_row
+from segue.transports.websocket import Glance
+from tests.dashboard.made import settled
+
+SALT = b"salt"
+ANNA = Viewer("anna", is_operator=False)
+OPERATOR = Viewer("operator", is_operator=True)
+
+
+def glance(number: int, owner: str = "anna", running: int = 0) -> Glance:
+    return Glance(
+        key=str(number),
+        owner=owner,
+        opened_at=float(number),
+        lanes=2,
+        running=running,
+        waiting=1,
+        turns=number,
+        state_bytes=100,
+    )
+
+
+def test_key_sees_only_its_own_connections() -> None:
+    seen = connections([glance(1), glance(2, "bert"), glance(3)], ANNA, 0.0, SALT)
+
+    assert (seen.count, seen.lanes, seen.waiting) == (2, 4, 2)
+    assert [row.turns for row in seen.rows] == [3, 1]
+
+
+def test_operator_counts_all_connections_and_lists_none_of_others() -> None:
+    seen = connections([glance(1), glance(2, "bert", running=3)], OPERATOR, 0.0, SALT)
+
+    assert (seen.count, seen.running, seen.cells) == (2, 3, "03")
+    assert seen.rows == []
+
+
+def test_thousands_of_connections_fit_one_update() -> None:
+    seen = connections((glance(n, running=n % 12) for n in range(6_000)), ANNA, 0.0, SALT)
+
+    assert seen.count == 6_000
+    assert len(seen.rows) == CONNECTIONS_LISTED_MAX
+    assert len(seen.cells) == CELLS_MAX
+    assert all(row.running == 11 for row in seen.rows), "the busiest are listed"
+
+
+def test_marks_are_milliseconds_after_the_request_was_read() -> None:
+    marks = {"received": 10.0, "validated": 10.001, "first_token": 10.25, "sent": 10.5}
+    row = turn_row(7, settled(marks=marks), wall_ms=1_000_000.0, salt=SALT)
+
+    assert row.at_ms == 1_010_000.0
+    assert row.marks == (0.0, 1.0, None, None, 250.0, None, None, 500.0, None)
+
+
+def test_turn_without_any_mark_still_has_a_row() -> None:
+    row = turn_row(1, settled(marks={}), wall_ms=0.0, salt=SALT)
+
+    assert set(row.marks) == {None}
+
+
+def test_lanes_of_a_connection_share_its_name_and_hide_what_it_is_made_of() -> None:
+    one = turn_row(1, settled(lane="140234/review"), 0.0, SALT)
+    two = turn_row(2, settled(lane="140234/"), 0.0, SALT)
+
+    assert (one.lane, two.lane) == ("review", "")
+    assert one.connection == two.connection
+    assert "140234" not in one.connection
+    assert turn_row(3, settled(lane=""), 0.0, SALT).connection == ""
