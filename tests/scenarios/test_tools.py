@@ -450,6 +450,22 @@ async def test_rollout_waits_for_the_client_and_never_for_our_own_search(tmp_pat
     ]
 
 
+async def test_what_was_found_belongs_to_the_conversation(tmp_path: Path) -> None:
+    turns = [FIND, {"text": "Found."}, calling("pay", amount=7)]
+    async with scripted(tmp_path, *turns) as served, asking(served, "json") as ask:
+        name = (await fetch(served, "POST", "/v1/conversations", {})).json["id"]
+        await ask({"input": "Look", "tools": SEARCHABLE, "conversation": name})
+        listed = await fetch(served, "GET", f"/v1/conversations/{name}/items?order=asc")
+        assert [one["type"] for one in listed.json["data"]] == [
+            "message",
+            "tool_search_call",
+            "tool_search_output",
+            "message",
+        ]
+        told = response_of(await ask({"input": "Pay", "conversation": name}))
+        assert told["output"][0]["name"] == "pay"
+
+
 async def test_model_that_searches_in_circles_comes_to_an_end(tmp_path: Path) -> None:
     async with scripted(tmp_path, FIND) as served, asking(served, "sse") as ask:
         told = response_of(await ask({"input": "Pay", "tools": SEARCHABLE}))

@@ -115,5 +115,4 @@ class JoinedTurns:
         """What this turn brings: its own input, not what the conversation gave it, and its output."""
         own = list(enumerate(turn.given))[len(self._joined.unseen) :]
         given = [Shelved(item.value.id or given_id(turn.id, index), item) for index, item in own]
-        wrote = [item for one in turn.rounds for item in one.wrote]
-        return [*given, *(Shelved(item.value.id or "", item) for item in wrote)]
+        return [*given, *(Shelved(item.value.id or "", item) for item in turn.output)]

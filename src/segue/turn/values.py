@@ -205,9 +205,19 @@ class Turn:
     def given(self) -> tuple[Item, ...]:
         """What the client sent for this turn, all of it: a rollout is given more as it goes on. What our own tools have
         answered is output."""
-        ours = {bytes(raw) for raw in self.response.output} if len(self.rounds) > 1 else set()
+        answered = _answered(self)
         sent = (item for one in self.rounds if not one.is_fresh for item in one.given)
-        return tuple(item for item in sent if item.raw not in ours)
+        return tuple(item for item in sent if item.raw not in answered)
+
+    @property
+    def output(self) -> tuple[Item, ...]:
+        """What the client was told, in order: what the model wrote, and what our own tools have answered."""
+        answered = _answered(self)
+        return tuple(
+            item
+            for one in self.rounds
+            for item in (*(given for given in one.given if given.raw in answered), *one.wrote)
+        )
 
     @property
     def above(self) -> Turn | None:
@@ -223,6 +233,11 @@ class Turn:
             node = node.parent
         found.reverse()
         return found
+
+
+def _answered(turn: Turn) -> set[bytes]:
+    """What may stand among the given items and is ours; a turn of one round has nothing like that."""
+    return {bytes(raw) for raw in turn.response.output} if len(turn.rounds) > 1 else set()
 
 
 class Scene(Struct, frozen=True):
