@@ -27,6 +27,7 @@ from segue.engines.llamacpp import LlamacppEngine
 from segue.engines.routes import RoutedEngine
 from segue.engines.scripted import ScriptedEngine, load_script
 from segue.engines.sglang import SglangEngine
+from segue.engines.spelling import Spelling
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import VllmEngine
 from segue.engines.weights import add_with_bar, find_weights, list_weights
@@ -101,11 +102,14 @@ def _upstream(settings: ModelSettings, served: Served) -> Model:
     """An engine behind one or more addresses."""
     if not settings.engine_url:
         raise Misconfigured(f"engine_url: engine '{settings.engine}' needs one or more addresses.")
+    spelling: Spelling | None = None
     if settings.engine == "chat":
         dialect: Dialect = MessagesDialect(sees_images=settings.sees_images)
     elif settings.tokenizer:
         path = Path(settings.tokenizer)
-        dialect = _dialect(settings, path, _vocabulary(settings, path))
+        vocabulary = _vocabulary(settings, path)
+        dialect = _dialect(settings, path, vocabulary)
+        spelling = Spelling(vocabulary) if settings.engine == "llamacpp" else None
     else:
         raise Misconfigured(
             f"tokenizer: engine '{settings.engine}' takes token ids, so name the model's "
@@ -118,7 +122,7 @@ def _upstream(settings: ModelSettings, served: Served) -> Model:
     for url in settings.engine_url:
         upstream = Upstream(url, settings.engine_key or None)
         served.closers.append(upstream.close)
-        replicas[url] = _replica(settings, upstream, context_tokens, digits)
+        replicas[url] = _replica(settings, upstream, context_tokens, digits, spelling)
     engine = RoutedEngine(
         replicas, parallel_max=settings.engine_parallel, asker=lambda job: (job.owner, job.lane)
     )
@@ -126,11 +130,15 @@ def _upstream(settings: ModelSettings, served: Served) -> Model:
 
 
 def _replica(
-    settings: ModelSettings, upstream: Upstream, context_tokens: int, digits: Digits
+    settings: ModelSettings,
+    upstream: Upstream,
+    context_tokens: int,
+    digits: Digits,
+    spelling: Spelling | None,
 ) -> Engine:
     match settings.engine:
         case "llamacpp":
-            return LlamacppEngine(upstream, digits)
+            return LlamacppEngine(upstream, digits, spelling)
         case "vllm":
             return VllmEngine(upstream, settings.name, digits)
         case "sglang":

@@ -17,6 +17,7 @@ from segue.turn.values import (
     Head,
     Ids,
     Job,
+    Odds,
     Piece,
     Sampling,
     Scene,
@@ -85,6 +86,10 @@ async def heard(engine: Engine, wanted: Job) -> list[Piece]:
 
 def ids_of(pieces: Sequence[Piece]) -> list[int]:
     return [id for piece in pieces if isinstance(piece, Ids) for id in piece.ids]
+
+
+def odds_of(pieces: Sequence[Piece]) -> list[Odds | None]:
+    return [one for piece in pieces if isinstance(piece, Ids) for one in piece.odds]
 
 
 def finish_of(pieces: Sequence[Piece]) -> Finish:

@@ -28,6 +28,7 @@ from segue.turn.values import (
     Wrote,
 )
 from segue.wire.codec import decode_item
+from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
 from tests.contracts.turns import said
@@ -437,3 +438,34 @@ async def test_real_endpoint_says_when_the_prompt_does_not_fit(engine: ChatEngin
     with pytest.raises(InvalidRequest) as raised:
         await heard(engine, job(Head(instructions="word " * CONTEXT_TOKENS), 5))
     assert raised.value.code == "context_length_exceeded"
+
+
+async def test_odds_come_in_the_endpoints_own_words() -> None:
+    """Also from an endpoint that leaves the bytes out, and none for what it thought."""
+    likely = {"token": "Hé", "logprob": -0.25, "bytes": None, "top_logprobs": []}
+    top = [{"token": "x", "logprob": -2.0, "bytes": [120]}]
+    thought = delta(reasoning_content="Hm")
+    thought["choices"][0]["logprobs"] = {"content": [likely]}  # type: ignore[index]
+    spoken = delta(content="Hé!")
+    spoken["choices"][0]["logprobs"] = {  # type: ignore[index]
+        "content": [likely, {"token": "!", "logprob": -1, "bytes": [33], "top_logprobs": top}]
+    }
+    fake = FakeChat(events=[thought, spoken, end()])
+    async with fake, upstream(fake.url) as address:
+        engine = ChatEngine(address, "gpt", ROOM)
+        wanted = job(sampling=Sampling(top_logprobs=2, wants_logprobs=True))
+        pieces = await heard(engine, wanted)
+        await heard(engine, job(sampling=Sampling(wants_logprobs=True)))
+        await heard(engine, job(sampling=Sampling(top_logprobs=2)))
+    assert pieces[:2] == [
+        Delta(reasoning="Hm"),
+        Delta(
+            text="Hé!",
+            logprobs=(
+                Logprob("Hé", [72, 195, 169], -0.25, []),
+                Logprob("!", [33], -1.0, [TopLogprob("x", [120], -2.0)]),
+            ),
+        ),
+    ]
+    asked = [(one.get("logprobs"), one.get("top_logprobs")) for one in fake.requests]
+    assert asked == [(True, 2), (True, None), (None, None)]

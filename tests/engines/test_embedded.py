@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import re
 import signal
 import threading
 import time
@@ -26,9 +28,26 @@ from segue.dialects.vocabulary import Vocabulary, smollm2_path, vocabulary_from_
 from segue.engines import embedded
 from segue.engines.embedded import EmbeddedEngine, check_cpu
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Misconfigured, Unavailable
-from segue.turn.values import NO_TOKENS, Finish, Ids, Job, Piece, Sampling, Tokens, Wrote, id_array
+from segue.turn.values import (
+    NO_TOKENS,
+    Finish,
+    Grammar,
+    Head,
+    Ids,
+    Job,
+    Opened,
+    Piece,
+    Sampling,
+    Scene,
+    Tokens,
+    Wrote,
+    id_array,
+)
 from segue.wire.items import Item
+from segue.wire.requests import ToolChoiceName
+from segue.wire.tools import CustomTool
 from tests.contracts import engine as contract
+from tests.contracts.dialect import tools_of
 from tests.contracts.engine import Bench, chatml, ids_of, sampled
 from tests.contracts.turns import said
 
@@ -299,6 +318,112 @@ async def test_schema_that_cannot_be_held_is_refused(
         with pytest.raises(InvalidRequest) as refused:
             await sampled(bench.engine, forced_job(bench, vocabulary, schema))
         assert refused.value.code == "unsupported_schema"
+
+
+def lark_job(bench: Bench, grammar: Grammar) -> Job:
+    """A call of a custom tool with this grammar, as the dialect begins it; temperature 1."""
+    shape = {"type": "grammar", "syntax": grammar.syntax, "definition": grammar.definition}
+    tool = CustomTool(name="run", format=msgspec.Raw(json.dumps(shape).encode()))
+    head = Head(tools=tools_of(tool), tool_choice=ToolChoiceName(type="custom", name="run"))
+    scene = Scene(head, None, (said('Run it for "Paris".'),), can_constrain=True)
+    rendered = bench.dialect.render(scene)
+    assert rendered.schema == grammar
+    return msgspec.structs.replace(
+        bench.job(),
+        prompt=rendered.prompt,
+        scene=scene,
+        schema=rendered.schema,
+        sampling=Sampling(),
+        output_tokens_max=60,
+    )
+
+
+# Each with what its inputs look like: quotes, newlines and backslashes are the grammar's own, not those of JSON.
+GRAMMARS = [
+    (
+        Grammar(
+            "lark",
+            'start: "SELECT " NAME " FROM \\"" NAME "\\"\\n" "LIMIT " /[0-9]{1,3}/\nNAME: /[a-z]{1,8}/',
+        ),
+        r'SELECT [a-z]{1,8} FROM "[a-z]{1,8}"\nLIMIT [0-9]{1,3}',
+    ),
+    (Grammar("regex", r'[a-z]{2,5}/"\d{2}"\\ (yes|no)'), r'[a-z]{2,5}/"\d{2}"\\ (yes|no)'),
+]
+
+
+@pytest.mark.parametrize("grammar, pattern", GRAMMARS, ids=["lark", "regex"])
+async def test_forced_input_follows_its_grammar_twenty_times_of_twenty(
+    bench: GreedyBench, grammar: Grammar, pattern: str
+) -> None:
+    job = lark_job(bench, grammar)
+    # One after the other: all but the first find the prompt computed.
+    answers = [await sampled(bench.engine, job) for _ in range(20)]
+
+    inputs = []
+    for pieces in answers:
+        reader = bench.dialect.reader(job.scene)
+        heard = reader.feed(Ids(bench.dialect.render(job.scene).lead))
+        heard += reader.feed(Ids(ids_of(pieces))) + reader.close(is_cut=False)
+        assert heard[0] == Opened("custom", "run")
+        inputs.append("".join(one.text for one in heard if isinstance(one, Wrote)))
+    assert [one for one in inputs if not re.fullmatch(pattern, one)] == []
+    assert [finish_of(pieces).reason for pieces in answers] == ["stop"] * 20
+    assert len(set(inputs)) > 1, "temperature 1 writes more than one"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("lark", "start: nowhere"),
+        Grammar("lark", "this is ) no grammar"),
+        Grammar("regex", "(unbalanced"),
+        Grammar("regex", "(?=ahead)a"),
+    ],
+    ids=["unknown rule", "no rule", "unbalanced", "lookahead"],
+)
+async def test_grammar_that_cannot_be_read_is_refused(bench: GreedyBench, grammar: Grammar) -> None:
+    """llama.cpp itself would answer without any constraint."""
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as refused:
+            await sampled(bench.engine, lark_job(bench, grammar))
+        assert refused.value.code == "unsupported_grammar"
+
+
+@pytest.mark.parametrize("definition", ["[a-z]*", "🦜{1,2}", "(.|\n)*"])
+async def test_grammar_that_allows_much_is_not_mistaken_for_none(
+    bench: GreedyBench, definition: str
+) -> None:
+    job = msgspec.structs.replace(
+        lark_job(bench, Grammar("regex", definition)), output_tokens_max=8
+    )
+
+    assert isinstance(finish_of(await sampled(bench.engine, job)), Finish)
+
+
+async def test_engine_says_how_likely_its_tokens_were(
+    bench: GreedyBench, vocabulary: Vocabulary
+) -> None:
+    """Of a character that took several tokens llama.cpp tells only the last one's."""
+    asked = Sampling(temperature=0.0, top_logprobs=3, wants_logprobs=True)
+    job = msgspec.structs.replace(bench.job(said("Repeat exactly: hello 🎉")), sampling=asked)
+    alone = msgspec.structs.replace(job, sampling=Sampling(temperature=0.0, wants_logprobs=True))
+
+    pieces = await sampled(bench.engine, job)
+    ids = ids_of(pieces)
+    odds = [one for piece in pieces if isinstance(piece, Ids) for one in piece.odds]
+
+    assert ids == ids_of(await sampled(bench.engine, alone))
+    assert len(odds) == len(ids)
+    for id, one in zip(ids, odds, strict=True):
+        if one is None:
+            with pytest.raises(UnicodeDecodeError):
+                vocabulary.bytes_of(id).decode()
+            continue
+        assert one.top[0] == (id, one.logprob), "the greedy take the likeliest"
+        assert len(one.top) == 3
+        assert 0 < sum(math.exp(value) for _, value in one.top) <= 1.0001
+    bare = await sampled(bench.engine, alone)
+    assert all(not one.top for p in bare if isinstance(p, Ids) for one in p.odds if one)
 
 
 async def test_characters_of_several_tokens_arrive_whole(

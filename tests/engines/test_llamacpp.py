@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import pytest
+from aiohttp import web
 
 from segue.engines.llamacpp import LlamacppEngine
+from segue.engines.spelling import Spelling
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
-from segue.turn.values import Finish, Head, Ids, Piece, Scene, Tokens, Wrote, id_array
+from segue.turn.values import (
+    Finish,
+    Grammar,
+    Head,
+    Ids,
+    Piece,
+    Sampling,
+    Scene,
+    Tokens,
+    Wrote,
+    id_array,
+)
 from tests.contracts import engine as contract
+from tests.contracts.dialect import smollm2
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said
 from tests.engines.asking import (
@@ -23,10 +39,14 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
+    odds_of,
     tokens,
     upstream,
 )
+from tests.engines.fakes.server import Fake
 from tests.engines.llama_listener import CONTEXT_TOKENS, KEY, Listener, llama_server
+
+SPELLING = Spelling(smollm2())
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +58,7 @@ def listener() -> Iterator[Listener]:
 @pytest.fixture
 async def engine(listener: Listener) -> AsyncIterator[LlamacppEngine]:
     async with upstream(listener.url, KEY) as address:
-        yield LlamacppEngine(address)
+        yield LlamacppEngine(address, spelling=SPELLING)
 
 
 def text_of(pieces: Sequence[Piece]) -> str:
@@ -141,6 +161,15 @@ async def test_cancelled_prefill_frees_the_server(engine: LlamacppEngine) -> Non
         assert finish_of(await heard(engine, job(tokens([1, 4093, 198]), 1))).reason == "length"
 
 
+async def test_characters_of_several_tokens_arrive_whole(engine: LlamacppEngine) -> None:
+    prompt = Greedy(engine, chatml()).job(said("Repeat exactly: 🎉🎉🦜 日本語 ☃")).prompt
+
+    text = text_of(await heard(engine, job(prompt, 24)))
+
+    assert any(len(character.encode()) == 4 for character in text)
+    assert "\ufffd" not in text
+
+
 async def test_server_that_is_killed_in_the_middle_is_a_failure_and_then_unavailable() -> None:
     with llama_server(slots=1) as victim:
         async with upstream(victim.url, KEY) as address:
@@ -157,3 +186,52 @@ async def test_server_that_is_killed_in_the_middle_is_a_failure_and_then_unavail
             with pytest.raises(Unavailable):
                 await heard(engine, job(tokens([1]), 1))
             assert not await engine.is_ready()
+
+
+async def test_engine_says_how_likely_its_tokens_were(engine: LlamacppEngine) -> None:
+    prompt = Greedy(engine, chatml()).job(said("What is 2+2?")).prompt
+    asked = Sampling(temperature=0, top_logprobs=3, wants_logprobs=True)
+
+    pieces = await heard(engine, job(prompt, 6, sampling=asked))
+
+    for id, one in zip(ids_of(pieces), odds_of(pieces), strict=True):
+        assert one is not None
+        assert one.top[0] == (id, one.logprob), "the greedy take the likeliest"
+        assert [value for _, value in one.top] == sorted((v for _, v in one.top), reverse=True)
+        assert len(one.top) == 3
+
+
+async def test_grammar_is_kept_and_a_broken_one_is_the_clients_error(
+    engine: LlamacppEngine,
+) -> None:
+    prompt = Greedy(engine, chatml()).job(said("Name a number.")).prompt
+    lark = Grammar("lark", 'start: "n=" /[0-9]{3}/')
+    pieces = await heard(engine, job(prompt, 20, schema=lark, stops=frozenset({0, 2})))
+    assert re.fullmatch("n=[0-9]{3}", text_of(pieces))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as raised:
+            await heard(engine, job(prompt, 20, schema=Grammar("lark", "start: nowhere")))
+        assert raised.value.code == "unsupported_grammar"
+
+
+async def test_server_without_llguidance_is_never_given_a_grammar() -> None:
+    """It would end its process. A FAKE: the one in the wheel has llguidance."""
+    async with FakeLlama() as fake, upstream(fake.url) as address:
+        with pytest.raises(InvalidRequest, match="without llguidance") as raised:
+            await heard(LlamacppEngine(address), job(tokens([1]), schema=Grammar("regex", "a")))
+        assert raised.value.code == "unsupported_grammar"
+        assert not any("grammar" in one for one in fake.requests)
+
+
+@dataclass
+class FakeLlama(Fake):
+    """Shows a JSON schema back as llama.cpp's own kind of grammar."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/completion", self._completion)]
+
+    async def _completion(self, request: web.Request) -> web.Response:
+        body = await self.body_of(request)
+        assert "json_schema" in body
+        settings = {"grammar": "root ::= object"}
+        return web.json_response({"tokens": [1], "generation_settings": settings})

@@ -9,7 +9,7 @@ import pytest
 
 from segue.engines.sglang import SglangEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
-from segue.turn.values import Finish, Sampling
+from segue.turn.values import Finish, Grammar, Odds, Sampling
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
@@ -19,6 +19,7 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
+    odds_of,
     reply,
     tokens,
     upstream,
@@ -110,3 +111,28 @@ async def test_server_that_dies_in_the_middle_is_a_failure() -> None:
     async with FakeSglang(break_at=1) as fake, upstream(fake.url) as address:
         with pytest.raises(EngineFailed):
             await heard(SglangEngine(address), job(tokens([1])))
+
+
+@WAYS
+@pytest.mark.parametrize("interval", [1, 3])
+async def test_odds_stand_beside_their_ids(is_incremental: bool, interval: int) -> None:
+    fake = FakeSglang(reply, is_incremental=is_incremental, interval=interval)
+    async with fake, upstream(fake.url) as address:
+        asked = Sampling(top_logprobs=2, wants_logprobs=True)
+        pieces = await heard(SglangEngine(address), job(tokens([1, 3]), sampling=asked))
+        alone = Sampling(wants_logprobs=True)
+        bare = await heard(SglangEngine(address), job(tokens([1, 3]), sampling=alone))
+    ids = ids_of(pieces)
+    assert odds_of(pieces) == [Odds(-id / 8, ((1, -1 / 64), (2, -2 / 64))) for id in ids]
+    assert odds_of(bare) == [Odds(-id / 8) for id in ids]
+
+
+async def test_regular_expression_is_handed_on() -> None:
+    async with FakeSglang() as fake, upstream(fake.url) as address:
+        engine = SglangEngine(address)
+        assert engine.grammars == {"regex"}
+        await heard(engine, job(tokens([1]), schema=Grammar("regex", "[0-9]+")))
+        settings = fake.requests[-1]["sampling_params"]
+        assert isinstance(settings, dict)
+        assert settings["regex"] == "[0-9]+"
+        assert "json_schema" not in settings

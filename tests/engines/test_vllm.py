@@ -6,7 +6,7 @@ import pytest
 
 from segue.engines.vllm import VllmEngine
 from segue.errors import EngineFailed, InvalidRequest
-from segue.turn.values import Finish, Sampling
+from segue.turn.values import Finish, Grammar, Odds, Sampling
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
@@ -16,12 +16,13 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
+    odds_of,
     reply,
     tokens,
     upstream,
 )
 from tests.engines.fakes.thread import elsewhere
-from tests.engines.fakes.vllm import FakeVllm
+from tests.engines.fakes.vllm import FakeVllm, logprob
 
 BOTH = pytest.mark.parametrize("is_scaled_out", [False, True])
 PATHS = {False: "/v1/completions", True: "/inference/v1/generate"}
@@ -148,3 +149,36 @@ async def test_server_that_comes_back_in_another_way_is_asked_again() -> None:
         with pytest.raises(EngineFailed):
             await heard(engine, job(tokens([1])))
         assert ids_of(await heard(engine, job(tokens([1])))) == [7, 8, 9]
+
+
+@BOTH
+async def test_odds_stand_beside_their_ids(is_scaled_out: bool) -> None:
+    """The likeliest first, though vLLM puts the sampled one before them."""
+    async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
+        engine = VllmEngine(address, "fake")
+        asked = Sampling(top_logprobs=3, wants_logprobs=True)
+        pieces = await heard(engine, job(tokens([1]), sampling=asked))
+        bare = await heard(engine, job(tokens([1]), sampling=Sampling(wants_logprobs=True)))
+        plain = await heard(engine, job(tokens([1]), sampling=Sampling(top_logprobs=3)))
+    for id, one in zip(ids_of(pieces), odds_of(pieces), strict=True):
+        assert one == Odds(logprob(id), ((1, -1 / 64), (2, -2 / 64), (id, logprob(id))))
+    assert odds_of(bare) == [Odds(logprob(id)) for id in ids_of(bare)]
+    assert odds_of(plain) == []
+
+
+@BOTH
+@pytest.mark.parametrize("version, is_new", [("0.32.0+cpu", True), ("0.10.2", False)])
+async def test_grammar_has_the_name_that_this_version_knows(
+    is_scaled_out: bool, version: str, is_new: bool
+) -> None:
+    fake = FakeVllm(is_scaled_out=is_scaled_out, version=version)
+    async with fake, upstream(fake.url) as address:
+        engine = VllmEngine(address, "fake")
+        for syntax, name in (("lark", "grammar"), ("regex", "regex")):
+            assert syntax in engine.grammars
+            await heard(engine, job(tokens([1]), schema=Grammar(syntax, 'start: "a"')))
+            sent = fake.requests[-1]
+            settings = sent["sampling_params"] if is_scaled_out else sent
+            assert isinstance(settings, dict)
+            found = settings["structured_outputs"][name] if is_new else settings[f"guided_{name}"]
+            assert found == 'start: "a"'

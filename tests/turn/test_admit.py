@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
+from segue.engines.weights import find_weights
+from tests.contracts.dialect import smollm2
 from tests.engines.fakes.chat import FakeChat, delta, end
-from tests.support import MODEL, fetch, serving, wire
+from tests.engines.fakes.vllm import FakeVllm
+from tests.support import MODEL, Served, fetch, serving, wire
 
 
 @pytest.mark.parametrize("said", [{}, {"temperature": None, "top_p": None, "top_logprobs": None}])
@@ -62,7 +67,8 @@ async def test_client_forces_a_grammar_on_an_engine_that_knows_only_json(
     """Refused before a word is said, on every transport; a tool that is merely offered does no harm."""
     name = "n__count" if "tools" in tools[-1] else tools[-1]["name"]
     called = {"index": 0, "function": {"name": name, "arguments": '{"input": "12"}'}}
-    fake = FakeChat(events=[delta(tool_calls=[called]), end("tool_calls")])
+    spoken = [delta(content="12"), end()] if choice == "none" else None
+    fake = FakeChat(events=spoken or [delta(tool_calls=[called]), end("tool_calls")])
     body = {"model": "gpt", "input": "Hello.", "store": False}
     body |= {"tools": tools, "tool_choice": choice}
     async with fake, serving(engine="chat", engine_url=(fake.url,), model=("gpt",)) as served:
@@ -73,11 +79,67 @@ async def test_client_forces_a_grammar_on_an_engine_that_knows_only_json(
         error = answer.json["error"]
         assert (answer.status, error["code"]) == (400, "unsupported_value")
         assert error["param"] == "tool_choice"
-        assert "the engine cannot be held to a grammar" in error["message"]
+        assert "the engine cannot be held to one" in error["message"]
         assert (event["type"], event["error"]) == ("error", error)
         assert not fake.requests
     else:
         assert (answer.status, event["type"]) == (200, "response.completed"), answer.body
+
+
+@asynccontextmanager
+async def serving_vllm(fake: FakeVllm | None = None) -> AsyncIterator[Served]:
+    """The whole product in front of a FAKE vLLM."""
+    weights = str(find_weights("smollm2"))
+    async with fake or FakeVllm(model="m") as found:
+        flags = {"engine": "vllm", "engine_url": (found.url,), "model": ("m",)}
+        async with serving(**flags, tokenizer=weights) as served:
+            yield served
+
+
+OTHER = {**GRAMMAR, "name": "other"}
+BROKEN = [
+    ({"type": "grammar", "syntax": "ebnf", "definition": "x"}, "neither lark nor regex"),
+    ({"type": "grammar", "syntax": "lark"}, "no 'definition'"),
+    ({"type": "grammar"}, "neither lark nor regex"),
+]
+
+
+@pytest.mark.parametrize("shape, problem", BROKEN)
+async def test_client_forces_a_grammar_that_is_none(shape: object, problem: str) -> None:
+    tool = {**GRAMMAR, "format": shape}
+    body = {"model": "m", "input": "Hi", "tools": [tool], "tool_choice": BY_NAME}
+    async with serving_vllm() as served:
+        answer = await fetch(served, "POST", "/v1/responses", body)
+    assert answer.status == 400
+    assert problem in answer.json["error"]["message"]
+
+
+async def test_client_forces_one_of_several_grammars() -> None:
+    body = {"model": "m", "input": "Hi", "tools": [GRAMMAR, OTHER], "tool_choice": "required"}
+    async with serving_vllm() as served:
+        answer = await fetch(served, "POST", "/v1/responses", body)
+    assert answer.status == 400
+    assert "can be held to one only" in answer.json["error"]["message"]
+
+
+async def test_engine_is_held_to_the_grammar_of_a_forced_tool() -> None:
+    """What is between our words is the input, as it was sampled; the next turn goes on behind it."""
+    body: dict[str, Any] = {"model": "m", "input": "Hi", "tools": [GRAMMAR]}
+    body |= {"tool_choice": BY_NAME, "max_output_tokens": 20}
+    sampled = [*smollm2().encode('12"\n'), 2]
+    fake = FakeVllm(lambda prompt: sampled, model="m")
+    async with serving_vllm(fake) as served:
+        first = (await fetch(served, "POST", "/v1/responses", body)).json
+        output = {"type": "custom_tool_call_output", "output": "ok"}
+        output["call_id"] = first["output"][0]["call_id"]
+        more = {"model": "m", "input": [output], "previous_response_id": first["id"]}
+        await fetch(served, "POST", "/v1/responses", body | more | {"tool_choice": "auto"})
+    assert first["output"][0]["input"] == '12"\n'
+    one, two = (request for request in fake.requests if "prompt" in request)
+    assert one["structured_outputs"] == {"grammar": "start: /[0-9]+/"}
+    assert "structured_outputs" not in two
+    before = [*cast("list[int]", one["prompt"]), *sampled[:-1]]
+    assert cast("list[int]", two["prompt"])[: len(before)] == before
 
 
 async def test_client_forces_a_grammar_on_the_scripted_engine() -> None:

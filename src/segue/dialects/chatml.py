@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from segue.dialects.grammar import UNQUOTE, Held, HeldReader, held_offer, named
 from segue.dialects.offers import (
     added_by,
     arguments_schema,
@@ -33,6 +34,7 @@ from segue.dialects.vocabulary import Vocabulary
 from segue.dialects.warm import Hand, NameOf, has_thought, is_alike_by_words, never, render
 from segue.turn.values import (
     NO_IDS,
+    Grammar,
     Head,
     IdArray,
     Rendered,
@@ -128,7 +130,7 @@ class ChatmlDialect:
         rendered = render(self._hand, scene)
         lead, schema = self._lead(scene)
         is_thoughtless = schema is not None or scene.effort == "none"
-        if self._family.thinks and is_thoughtless:
+        if self._family.thinks and is_thoughtless and not isinstance(schema, Grammar):
             lead = self._no_thought + lead
         return replace(rendered, lead=lead, schema=schema) if lead or schema else rendered
 
@@ -136,15 +138,28 @@ class ChatmlDialect:
         """What the model would sample behind the cue to say these items, its end mark included."""
         return self._vocabulary.encode(content_of(parts_of(items))) + self._end
 
-    def reader(self, scene: Scene) -> TextReader:
+    def reader(self, scene: Scene) -> TextReader | HeldReader:
         """A reader for the answer to this scene, which knows the tools by name."""
+        if (held := self._held(scene)) is not None:
+            return HeldReader(self._vocabulary, self._stops, held)
         is_forced = scene.can_constrain and bool(forced(scene))
         return TextReader(self._speech, scene, mends=is_forced)
 
-    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
-        """Our words at the beginning of a forced answer, and the schema of what follows them."""
+    def _held(self, scene: Scene) -> Held | None:
+        """A call that is held to a grammar, if there is to be one. It begins with an empty thought as others do."""
+        if (found := held_offer(scene)) is None:
+            return None
+        offer, grammar = found
+        begun = self._vocabulary.encode(f"{CALL}\n{named(offer.qualified_name, 'arguments')}")
+        behind = self._vocabulary.encode(f"{UNQUOTE}}}\n{CALLED}")
+        return Held(offer, grammar, self._no_thought + begun, behind, self._seal)
+
+    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | Grammar | None]:
+        """Our words at the beginning of a forced answer, and the schema or grammar of what follows them."""
         if not scene.can_constrain:
             return NO_IDS, None
+        if (held := self._held(scene)) is not None:
+            return held.lead, held.grammar
         offers = forced(scene)
         if not offers:
             return NO_IDS, format_schema(scene, "arguments")

@@ -12,6 +12,8 @@ tokens, so that no text can be mistaken for one:
     any        <|end|>, <|start|>                            closes what is open, header
     any        <|call|>, <|return|>                          the turn is over
 
+A message to a tool that `tool_choice` forbids is text. Where calls may not be parallel, the first one ends the turn.
+
 The system message says what day it is (the day on which the chain began), how much to think, and which channels there
 are; instructions and tools are the developer's message. What was thought before the last final answer is forgotten.
 """
@@ -26,11 +28,14 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
+from segue.dialects.grammar import QUOTE, UNQUOTE, Held, HeldReader, held_offer
+from segue.dialects.odds import Margin
 from segue.dialects.offers import (
     added_by,
     arguments_schema,
     forced,
     format_schema,
+    may_call,
     offer_in,
     opened_call,
 )
@@ -43,9 +48,11 @@ from segue.errors import InvalidRequest
 from segue.turn.values import (
     NO_IDS,
     Closed,
+    Grammar,
     Head,
     IdArray,
     Ids,
+    Odds,
     Opened,
     Piece,
     Rendered,
@@ -132,14 +139,26 @@ class HarmonyDialect:
         is_call = ids[-1] == self._call[0]
         return ids[:-1] + (self._call if is_call else id_array([self._vocabulary.special(RETURN)]))
 
-    def reader(self, scene: Scene) -> HarmonyReader:
+    def reader(self, scene: Scene) -> HarmonyReader | HeldReader:
         """A reader for the answer to this scene, which knows the tools by name."""
+        if (held := self._held(scene)) is not None:
+            return HeldReader(self._vocabulary, self._stops, held)
         return HarmonyReader(self._vocabulary, self._flows, scene)
 
-    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
+    def _held(self, scene: Scene) -> Held | None:
+        """A call that is held to a grammar, if there is to be one."""
+        if (found := held_offer(scene)) is None:
+            return None
+        offer, grammar = found
+        lead = self._call_header(offer.qualified_name) + self._encode(QUOTE)
+        return Held(offer, grammar, lead, self._encode(UNQUOTE), self._call)
+
+    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | Grammar | None]:
         """The header of a forced call, or of an answer in JSON."""
         if not scene.can_constrain:
             return NO_IDS, None
+        if (held := self._held(scene)) is not None:
+            return held.lead, held.grammar
         offers = forced(scene)
         if len(offers) > 1:
             raise InvalidRequest(
@@ -327,7 +346,7 @@ class HarmonyReader:
         self._said: list[Said] = []
         # Sampled since the last closed item.
         self._ids = array("I")
-        self._is_over = False
+        self._is_stopped = False
         # Whether nothing was sampled behind the last `<|end|>`.
         self._is_ended = False
         # The header so far: who speaks, and behind each mark what it says.
@@ -337,11 +356,20 @@ class HarmonyReader:
         self._body: Opened | None = None
         self._is_open = False
         self._input = ""
+        # Whether the one call that there may be is whole.
+        self.is_over = False
+        # Where odds are asked for: those of tokens whose text is not said yet.
+        self._margin: Margin | None = None
 
     def feed(self, piece: Piece) -> list[Said]:
         """What has become certain with these ids."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
         said = self._said = []
+        if piece.odds or self._margin is not None:
+            self._margin = self._margin or Margin(self._vocabulary)
+            for id, odds in zip(piece.ids, piece.odds or [None] * len(piece.ids), strict=True):
+                self._take(id, odds)
+            return said
         flows = self._flows
         for id in piece.ids:
             if self._is_flowing:
@@ -350,35 +378,38 @@ class HarmonyReader:
                     self._ids.append(id)
                     said.append(wrote)
                     continue
-            if not self._is_over:
-                self._take(id)
+            self._take(id)
         return said
 
     def close(self, *, is_cut: bool) -> list[Said]:
         """Close the open item, and seal the turn."""
         said = self._said = []
         is_call = self._body is not None and self._body.is_call
-        self._end(is_cut=is_cut and not self._is_over)
+        self._end(is_cut=is_cut and not (self._is_stopped or self.is_over))
         if not self._is_ended:
             self._ids.append(self._id_of(CALL if is_call else END))
         said.append(Sealed(self._ids))
         return said
 
-    def _take(self, id: int) -> None:
+    def _take(self, id: int, odds: Odds | None = None) -> None:
+        if self._is_done():
+            return
         mark = self._marks.get(id)
         if mark in (CALL, RETURN):
-            self._is_over = True
+            self._is_stopped = True
             self._is_flowing = False
             return
         if mark == START or (mark == CHANNEL and self._body is not None):
             # The message before it has no end of its own.
             self._end()
+            if self._is_done():
+                return
         self._ids.append(id)
         self._is_ended = mark == END
         if mark == END:
             self._end()
         elif self._body is not None:
-            self._take_text(id)
+            self._take_text(id, odds)
         elif mark == MESSAGE:
             self._open_body()
         elif mark in (CHANNEL, CONSTRAIN):
@@ -387,11 +418,17 @@ class HarmonyReader:
         else:
             self._header[self._section] += self._decode.decode(self._vocabulary.bytes_of(id))
 
-    def _take_text(self, id: int) -> None:
+    def _is_done(self) -> bool:
+        return self._is_stopped or self.is_over
+
+    def _take_text(self, id: int, odds: Odds | None) -> None:
         data = self._vocabulary.bytes_of(id)
         if id not in self._flows:
             self._flows[id] = _flow(data)
-        self._say(self._decode.decode(data))
+        text = self._decode.decode(data)
+        if self._margin is not None:
+            self._margin.take(id, odds, len(text))
+        self._say(text)
         self._is_flowing = (
             self._is_open
             and self._body is not None
@@ -403,13 +440,15 @@ class HarmonyReader:
         """The header is whole: it says what follows."""
         channel = self._header.get(CHANNEL, "")
         found = RECIPIENT.search(self._header[""]) or RECIPIENT.search(channel)
-        if found is not None and found[1] not in PEOPLE:
-            name = found[1].removeprefix(f"{FUNCTIONS}.")
+        name = "" if found is None else found[1].removeprefix(f"{FUNCTIONS}.")
+        if found is not None and found[1] not in PEOPLE and may_call(self._scene, name):
             self._body = opened_call(name, offer_in(self._scene, name))
             self._open(self._body)
         else:
             is_thought = channel.split()[:1] == ["analysis"]
             self._body = Opened("reasoning" if is_thought else "message")
+            if self._margin is not None:
+                self._margin.begin(0)
 
     def _say(self, text: str) -> None:
         assert self._body is not None
@@ -419,6 +458,8 @@ class HarmonyReader:
             self._open(self._body)
         if self._body.kind == "custom":
             self._input += text
+        elif self._margin is not None and self._body.kind == "message":
+            self._said.append(Wrote(text, self._margin.say(len(text))))
         else:
             self._said.append(Wrote(text))
 
@@ -430,9 +471,11 @@ class HarmonyReader:
         """The message is over, whether it said so or not."""
         rest = "" if is_cut else self._decode.decode(b"", final=True)
         self._decode.reset()
+        if self._margin is not None:
+            self._margin.add(len(rest))
         stray = "" if CHANNEL in self._header else self._header[""].removeprefix("assistant")
         if self._body is None and stray.strip():
-            # No message at all, only text: an untrained model, or a broken prompt.
+            # No message at all, only text: an untrained model, or a broken prompt. Nobody kept its odds.
             self._body, rest = Opened("message"), stray + rest
         if self._body is not None:
             self._say(rest)
@@ -441,6 +484,8 @@ class HarmonyReader:
                 self._said.append(Wrote(text))
             self._said.append(Closed(self._ids, is_cut))
             self._ids = array("I")
+            is_call = self._body is not None and self._body.is_call
+            self.is_over = is_call and not self._scene.head.parallel_tool_calls
         self._header, self._section, self._input = {"": ""}, "", ""
         self._body, self._is_open, self._is_flowing = None, False, False
 

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
+from segue.dialects.grammar import UNQUOTE, Held, HeldReader, held_offer, named
 from segue.dialects.offers import (
     added_by,
     arguments_schema,
@@ -29,7 +30,7 @@ from segue.dialects.parts import Part, dumps, dumps_indented, object_or_string, 
 from segue.dialects.speech import THINK, THOUGHT, Speech, TextReader
 from segue.dialects.vocabulary import Vocabulary
 from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
-from segue.turn.values import NO_IDS, Head, IdArray, Rendered, Scene, id_array
+from segue.turn.values import NO_IDS, Grammar, Head, IdArray, Rendered, Scene, id_array
 from segue.wire.items import AdditionalTools, Item, Message
 from segue.wire.tools import Offer
 
@@ -111,14 +112,26 @@ class Llama3Dialect:
         """What the model would sample behind the cue to say these items, its end mark included."""
         return self._encode("", parts_of(items)) + self._end
 
-    def reader(self, scene: Scene) -> TextReader:
+    def reader(self, scene: Scene) -> TextReader | HeldReader:
         """A reader for the answer to this scene, which knows the tools by name."""
+        if (held := self._held(scene)) is not None:
+            return HeldReader(self._vocabulary, self._stops, held)
         is_forced = scene.can_constrain and bool(forced(scene))
         return TextReader(self._speech, scene, mends=is_forced)
 
-    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
+    def _held(self, scene: Scene) -> Held | None:
+        """A call that is held to a grammar, if there is to be one."""
+        if (found := held_offer(scene)) is None:
+            return None
+        offer, grammar = found
+        lead = self._vocabulary.encode(named(offer.qualified_name, "parameters"))
+        return Held(offer, grammar, lead, self._vocabulary.encode(UNQUOTE + "}"), self._end)
+
+    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | Grammar | None]:
         if not scene.can_constrain:
             return NO_IDS, None
+        if (held := self._held(scene)) is not None:
+            return held.lead, held.grammar
         offers = forced(scene)
         if not offers:
             return NO_IDS, format_schema(scene, "parameters")

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from segue.dialects.offers import offer_in, opened_call
+from segue.dialects.offers import is_allowed, offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, part_of
 from segue.errors import EngineFailed
 from segue.turn.values import (
@@ -41,7 +41,7 @@ from segue.turn.values import (
     Wrote,
     since_fresh,
 )
-from segue.wire.items import InputImage, Item, Message
+from segue.wire.items import InputImage, Item, Logprob, Message
 from segue.wire.tools import plain_name
 
 # A change of this file that changes what is written needs a new number.
@@ -238,7 +238,10 @@ class MessagesReader:
         self._said: list[Said] = []
         self._open: Opened | None = None
         self._blank = ""
+        self._blank_logprobs: tuple[Logprob, ...] = ()
         self._has_thought = False
+        # Whether the one call that there may be is whole.
+        self.is_over = False
         self._index: int | None = None
         self._closed_indexes: set[int] = set()
         self._input = ""
@@ -247,18 +250,20 @@ class MessagesReader:
         """What has become certain with this delta."""
         assert isinstance(piece, Delta), "this dialect reads deltas"
         said = self._said = []
+        if self.is_over:
+            return said
         if piece.reasoning:
             self._think(piece.reasoning)
         if piece.text:
-            self._talk(piece.text)
-        if piece.call_index is not None:
+            self._talk(piece.text, piece.logprobs)
+        if piece.call_index is not None and not self.is_over:
             self._call(piece.call_index, piece.call_name, piece.call_arguments)
         return said
 
     def close(self, *, is_cut: bool) -> list[Said]:
         """Close what is open."""
         said = self._said = []
-        self._close(is_cut=is_cut)
+        self._close(is_cut=is_cut and not self.is_over)
         said.append(Sealed(NO_IDS))
         return said
 
@@ -267,20 +272,24 @@ class MessagesReader:
             if not text.strip():
                 return
             self._begin(Opened("reasoning"))
+            if self.is_over:
+                return
             self._has_thought = True
             text = text.lstrip("\n")
         self._said.append(Wrote(text))
 
-    def _talk(self, text: str) -> None:
+    def _talk(self, text: str, logprobs: tuple[Logprob, ...]) -> None:
         if self._open is None or self._open.kind != "message":
-            text = self._blank + text
+            text, logprobs = self._blank + text, self._blank_logprobs + logprobs
             if not text.strip():
-                self._blank = text
+                self._blank, self._blank_logprobs = text, logprobs
                 return
             # Newlines behind a thought belong to its mark; at the very beginning they are the model's own.
             text = text.lstrip("\n") if self._has_thought else text
             self._begin(Opened("message"))
-        self._said.append(Wrote(text))
+            if self.is_over:
+                return
+        self._said.append(Wrote(text, logprobs))
 
     def _call(self, index: int, name: str, arguments: str) -> None:
         if index != self._index:
@@ -288,7 +297,12 @@ class MessagesReader:
                 raise EngineFailed("The engine mixed the arguments of two calls.")
             if not name:
                 raise EngineFailed("The engine sent arguments for a call without a name.")
-            self._begin(opened_call(name, offer_in(self._scene, name, plain_name)))
+            offer = offer_in(self._scene, name, plain_name)
+            if not is_allowed(self._scene, offer):
+                raise EngineFailed("The engine called a tool that it was not allowed to call.")
+            self._begin(opened_call(name, offer))
+            if self.is_over:
+                return
             self._index = index
         if not arguments:
             return
@@ -300,13 +314,16 @@ class MessagesReader:
 
     def _begin(self, opened: Opened) -> None:
         self._close()
+        if self.is_over:
+            return
         self._open = opened
         self._said.append(opened)
 
     def _close(self, *, is_cut: bool = False) -> None:
-        self._blank = ""
+        self._blank, self._blank_logprobs = "", ()
         if self._open is None:
             return
+        self.is_over = self._open.is_call and not self._scene.head.parallel_tool_calls
         if self._open.kind == "custom" and (text := _input(self._input)):
             self._said.append(Wrote(text))
         self._said.append(Closed(NO_IDS, is_cut))

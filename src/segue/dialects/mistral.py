@@ -13,6 +13,9 @@ way to call, `[TOOL_CALLS]` and JSON, and what small models write instead:
     naming      [ARGS], or `{` behind a known name  opens a call, arguing
                 `[` or `{` at once, any other mark  it was text: talking
     arguing     any mark                            closes
+
+Where `tool_choice` forbids all calls, their marks mean nothing; a call of a tool that it forbids was text. Where calls
+may not be parallel, the first one ends the model's turn.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from segue.dialects.grammar import QUOTE, UNQUOTE, Held, HeldReader, held_offer
 from segue.dialects.offers import (
     added_by,
     arguments_schema,
@@ -30,6 +34,7 @@ from segue.dialects.offers import (
     forced,
     format_schema,
     function_of,
+    may_call,
     offer_in,
     opened_call,
 )
@@ -40,9 +45,11 @@ from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
 from segue.turn.values import (
     NO_IDS,
     Closed,
+    Grammar,
     Head,
     IdArray,
     Ids,
+    Odds,
     Opened,
     Piece,
     Rendered,
@@ -128,13 +135,25 @@ class MistralDialect:
         """What the model would sample to say these items, its end mark included."""
         return self._said(parts_of(items))
 
-    def reader(self, scene: Scene) -> MistralReader:
+    def reader(self, scene: Scene) -> MistralReader | HeldReader:
         """A reader for the answer to this scene, which knows the tools by name."""
+        if (held := self._held(scene)) is not None:
+            return HeldReader(self._vocabulary, self._stops, held)
         return MistralReader(self._speech, scene)
 
-    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
+    def _held(self, scene: Scene) -> Held | None:
+        """A call that is held to a grammar, if there is to be one."""
+        if (found := held_offer(scene)) is None:
+            return None
+        offer, grammar = found
+        lead = self._called(offer.qualified_name) + self._vocabulary.encode(QUOTE)
+        return Held(offer, grammar, lead, self._vocabulary.encode(UNQUOTE), self._end)
+
+    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | Grammar | None]:
         if not scene.can_constrain:
             return NO_IDS, None
+        if (held := self._held(scene)) is not None:
+            return held.lead, held.grammar
         offers = forced(scene)
         if not offers:
             return NO_IDS, format_schema(scene, "arguments")
@@ -241,7 +260,8 @@ class MistralReader:
         self._speech = speech
         self._vocabulary = speech.vocabulary
         self._scene = scene
-        names = [name for name in (THINK, THOUGHT, CALL, CALL_ID, ARGS, END)
+        calls = (CALL, CALL_ID, ARGS) if scene.head.tool_choice != "none" else ()
+        names = [name for name in (THINK, THOUGHT, *calls, END)
                  if self._vocabulary.has_special(name)]  # fmt: skip
         self._marks = {self._vocabulary.special(name): name for name in names}
         self._decode = getincrementaldecoder("utf-8")("replace")
@@ -252,57 +272,65 @@ class MistralReader:
         self._text: TextReader | None = None
         # Sampled since the last closed item.
         self._ids = id_array()
-        self._is_over = False
+        self._is_stopped = False
+        # Whether the one call that there may be is whole.
+        self.is_over = False
         self._open: Opened | None = None
         # A name as far as it has come, or blanks before a thought.
         self._held = ""
         # The arguments, and whether they are told as they come; None: their first letter is not here yet.
         self._arguments: list[str] = []
         self._is_told: bool | None = None
-        # From where on the ids are the name of a call.
+        # From where on the ids are the name of a call, and what their odds were.
         self._named_from = 0
+        self._named_odds: list[Odds | None] = []
 
     def feed(self, piece: Piece) -> list[Said]:
         """What has become certain with these ids."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
         self._said = []
-        if not self._state and not self._is_over and self._marks.keys().isdisjoint(piece.ids):
-            self._talk(piece.ids)
+        is_read = not (self._is_stopped or self.is_over)
+        if not self._state and is_read and self._marks.keys().isdisjoint(piece.ids):
+            self._talk(piece)
             return self._said
-        for id in piece.ids:
-            if not self._is_over:
-                self._take(id)
+        for n, id in enumerate(piece.ids):
+            if not (self._is_stopped or self.is_over):
+                self._take(id, piece.odds[n : n + 1])
         return self._said
 
     def close(self, *, is_cut: bool) -> list[Said]:
         """Close the open item, and seal the turn."""
         self._said = []
-        self._finish(is_cut=is_cut and not self._is_over)
+        self._finish(is_cut=is_cut and not (self._is_stopped or self.is_over))
         self._said.append(Sealed(self._ids + self._speech.seal))
         return self._said
 
-    def _take(self, id: int) -> None:
+    def _take(self, id: int, odds: Sequence[Odds | None]) -> None:
         mark = self._marks.get(id)
+        if self._state in (CALL, CALL_ID):
+            self._named_odds.extend(odds or [None])
         if mark == END:
             self._finish()
-            self._is_over = True
+            self._is_stopped = True
         elif mark == CALL_ID and self._state == CALL:
             self._ids.append(id)
             self._state = CALL_ID
         elif mark == ARGS and self._state in (CALL, CALL_ID) and self._held.strip():
             self._ids.append(id)
-            self._decode.reset()
-            self._begin_call(self._held.strip())
+            self._begin_call_or_text(self._held.strip())
         elif mark == THOUGHT and self._state == THINK:
             self._ids.append(id)
             self._finish()
         elif mark in (THINK, CALL):
             self._finish()
+            if self.is_over:
+                return
             self._state = mark
             self._named_from = len(self._ids)
+            self._named_odds = list(odds or [None])
             self._ids.append(id)
         elif not self._state:
-            self._talk([id])
+            self._talk(Ids([id], odds))
         else:
             self._ids.append(id)
             self._take_text(self._decode.decode(self._vocabulary.bytes_of(id)))
@@ -320,10 +348,11 @@ class MistralReader:
 
     # Talking.
 
-    def _talk(self, ids: Sequence[int]) -> None:
+    def _talk(self, piece: Ids) -> None:
         if self._text is None:
             self._text = TextReader(self._speech, self._scene)
-        self._pass(self._text.feed(Ids(ids)))
+        self._pass(self._text.feed(piece))
+        self.is_over = self._text.is_over
 
     def _pass(self, said: Sequence[Said]) -> None:
         """What the reader of text has read; the ids before it are the first item's."""
@@ -343,7 +372,7 @@ class MistralReader:
         self._ids = self._ids[: self._named_from]
         self._state, self._held = "", ""
         self._decode.reset()
-        self._talk(ids)
+        self._talk(Ids(ids, self._named_odds[: len(ids)] if any(self._named_odds) else ()))
 
     # Thinking and calling.
 
@@ -362,8 +391,16 @@ class MistralReader:
             self._was_text()
         elif brace and offer_in(self._scene, name.strip()) is not None:
             # The mark before the arguments is missing.
-            self._begin_call(name.strip())
-            self._argue(brace + rest)
+            self._begin_call_or_text(name.strip())
+            if self._open is not None and self._state == ARGS:
+                self._argue(brace + rest)
+
+    def _begin_call_or_text(self, name: str) -> None:
+        if may_call(self._scene, name):
+            self._decode.reset()
+            self._begin_call(name)
+        else:
+            self._was_text()
 
     def _begin_call(self, name: str) -> None:
         self._held, self._arguments = "", []
@@ -407,6 +444,7 @@ class MistralReader:
                 is_cut = is_cut and not is_object(arguments.strip())
             self._said.append(Closed(self._ids, is_cut))
             self._ids = id_array()
+            self.is_over = self._state == ARGS and not self._scene.head.parallel_tool_calls
         self._state, self._held, self._open = "", "", None
 
     def _untold(self, arguments: str, *, is_cut: bool) -> str:

@@ -14,7 +14,15 @@ from msgspec import UNSET, Raw
 
 from segue.turn.values import Opened, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
-from segue.wire.tools import CustomTool, FunctionTool, Offer, forced_offers, offers_of
+from segue.wire.requests import ToolChoiceName
+from segue.wire.tools import (
+    CustomTool,
+    FunctionTool,
+    Offer,
+    allowed_offers,
+    forced_offers,
+    offers_of,
+)
 
 OBJECT: dict[str, object] = {"type": "object"}
 
@@ -78,6 +86,21 @@ def opened_call(name: str, offer: Offer | None) -> Opened:
     return Opened(offer.kind, offer.tool.name, offer.namespace, is_async, offer.execution)
 
 
+def may_call(scene: Scene, name: str) -> bool:
+    """Whether `tool_choice` lets the model call the tool of this name."""
+    if not isinstance(scene.head.tool_choice, ToolChoiceName):
+        return scene.head.tool_choice != "none"
+    return is_allowed(scene, offer_in(scene, name))
+
+
+def is_allowed(scene: Scene, offer: Offer | None) -> bool:
+    """Whether `tool_choice` allows this tool; where it names none, also one that nobody knows."""
+    choice = scene.head.tool_choice
+    if not isinstance(choice, ToolChoiceName):
+        return choice != "none"
+    return offer is not None and bool(allowed_offers(choice, (offer,)))
+
+
 # --- forced answers -------------------------------------------------------------------------------
 
 
@@ -110,7 +133,7 @@ def format_schema(scene: Scene, arguments_key: str | None = None) -> bytes | Non
     schema = OBJECT if wanted.schema is UNSET else msgspec.json.decode(wanted.schema)
     if wanted.type == "json_object":
         schema = OBJECT
-    offers = scene.offers if scene.head.tool_choice != "none" else ()
+    offers = allowed_offers(scene.head.tool_choice, scene.offers)
     if not offers or arguments_key is None:
         return msgspec.json.encode(schema)
     return msgspec.json.encode(_any_of([schema, *_calls(offers, arguments_key)]))

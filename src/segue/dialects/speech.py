@@ -16,6 +16,9 @@ A call begins with the family's own mark. Where tools are offered, what small mo
 a fenced block of JSON, and a bare object as the whole answer; those count only if they call a tool that there is.
 A message stays open while heading, since what looks like a call may turn out to be text. Each token gives at
 most one `Wrote` for an item. Text is held back only where it may still be a mark, or newlines before one.
+
+What `tool_choice` forbids is no call but text, as it was written. Where calls may not be parallel, the first one ends
+the model's turn: what follows is not read.
 """
 
 from __future__ import annotations
@@ -29,9 +32,22 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.dialects.offers import offer_in, opened_call
+from segue.dialects.odds import Margin
+from segue.dialects.offers import may_call, offer_in, opened_call
 from segue.dialects.vocabulary import Vocabulary
-from segue.turn.values import Closed, IdArray, Ids, Opened, Piece, Said, Scene, Sealed, Wrote
+from segue.turn.values import (
+    Closed,
+    IdArray,
+    Ids,
+    Odds,
+    Opened,
+    Piece,
+    Said,
+    Scene,
+    Sealed,
+    Wrote,
+)
+from segue.wire.items import Logprob
 from segue.wire.tools import Offer
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -132,15 +148,16 @@ class TextReader:
         self._speech = speech
         self._vocabulary = speech.vocabulary
         self._stops = speech.stops
-        self._signal = speech.signal
+        may_call_any = scene.head.tool_choice != "none"
+        self._signal = speech.signal if may_call_any else None
         self._flows = speech.flows
         self._scene = scene
         self._mends = mends
         is_json = scene.format is not None
-        is_offering = bool(scene.offers) and scene.head.tool_choice != "none"
+        is_offering = bool(scene.offers) and may_call_any
         self._is_bare_read = is_offering and (not is_json or scene.can_constrain)
         self._marks = (
-            *((speech.call,) if speech.call else ()),
+            *((speech.call,) if speech.call and may_call_any else ()),
             *((FENCE,) if is_offering and not is_json else ()),
         )
         self._decode = getincrementaldecoder("utf-8")("replace")
@@ -165,11 +182,20 @@ class TextReader:
         self._braces = _Braces()
         self._scanned = 0
         self._input = ""
+        self._is_single = not scene.head.parallel_tool_calls
+        # Whether the one call that there may be is whole.
+        self.is_over = False
+        # Where odds are asked for: those of the token that is read, and of those whose text is not said yet.
+        self._odds: Odds | None = None
+        self._margin: Margin | None = None
 
     def feed(self, piece: Piece) -> list[Said]:
         """What has become certain with these ids."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
         said = self._said = []
+        if piece.odds or self._margin is not None:
+            self._feed_with_odds(piece)
+            return said
         flows = self._flows
         for id in piece.ids:
             if self._is_flowing:
@@ -181,13 +207,20 @@ class TextReader:
             self._take(id)
         return said
 
+    def _feed_with_odds(self, piece: Ids) -> None:
+        """The slow way for every token. The beginning of a forced answer has no odds."""
+        if self._margin is None:
+            self._margin = Margin(self._vocabulary)
+        for id, odds in zip(piece.ids, piece.odds or [None] * len(piece.ids), strict=True):
+            self._odds = odds
+            self._take(id)
+
     def close(self, *, is_cut: bool) -> list[Said]:
         """Say what was held back, close the open item, and seal the block."""
         said = self._said = []
         self._said_before = 0
-        is_cut = is_cut and self._stop is None
-        rest = "" if is_cut else self._decode.decode(b"", final=True)
-        self._read(rest)
+        is_cut = is_cut and self._stop is None and not self.is_over
+        self._read("" if is_cut else self._rest())
         self._let_go()
         is_whole_call = self._state in (self._trailing, self._ending)
         mended = self._mended()
@@ -207,7 +240,7 @@ class TextReader:
 
     def _take(self, id: int) -> None:
         """One token on the slow way."""
-        if self._stop is not None:
+        if self._stop is not None or self.is_over:
             return
         if id in self._stops:
             self._stop = id
@@ -221,6 +254,8 @@ class TextReader:
         self._ids.append(id)
         text = self._decode.decode(self._vocabulary.bytes_of(id))
         self._fresh = len(text)
+        if self._margin is not None:
+            self._margin.take(id, self._odds, len(text))
         self._said_before = len(self._said)
         self._read(text)
         self._is_flowing = (
@@ -233,14 +268,23 @@ class TextReader:
     def _take_signal(self, id: int) -> None:
         """What went before is whole, and a call follows."""
         self._said_before = len(self._said)
-        self._read(self._decode.decode(b"", final=True))
+        self._read(self._rest())
         self._let_go()
         self._close(len(self._ids))
+        if self.is_over:
+            return
         self._ids.append(id)
         self._gap = ""
         self._is_listed = False
         self._head("", "", is_certain=True)
         self._is_flowing = False
+
+    def _rest(self) -> str:
+        """What stands for a character that will not become whole."""
+        rest = self._decode.decode(b"", final=True)
+        if self._margin is not None:
+            self._margin.add(len(rest))
+        return rest
 
     def _read(self, text: str) -> None:
         rest: str | None = self._held + text
@@ -263,7 +307,7 @@ class TextReader:
             self._gap = own[: len(own) - len(bare)]
             is_certain = bool(mark) and mark == self._speech.call
             return self._head(mark, bare[len(mark) :], is_certain=is_certain)
-        self._begin(Opened("message"))
+        self._begin_message(len(own))
         self._state = self._talking
         return own
 
@@ -323,7 +367,7 @@ class TextReader:
         if header is not None:
             name = _string(header[1])
             offer = offer_in(self._scene, name)
-            if offer is None and not is_certain:
+            if (offer is None and not is_certain) or not may_call(self._scene, name):
                 return self._was_text(text)
             self._begin_call(name, offer)
             self._state = self._arguing
@@ -337,7 +381,8 @@ class TextReader:
         # Another order of keys, arguments that are no object, or no call at all.
         call = _called(text[text.find("{") : end])
         offer = offer_in(self._scene, call.name) if call is not None else None
-        if call is None or (offer is None and not is_certain):
+        is_call = call is not None and (offer is not None or is_certain)
+        if call is None or not is_call or not may_call(self._scene, call.name):
             return self._was_text(text)
         self._begin_call(call.name, offer)
         self._argue(_arguments(call))
@@ -346,9 +391,11 @@ class TextReader:
         return text[end:]
 
     def _was_text(self, text: str) -> str:
+        before = self._gap + self._mark
         if self._open is None:
-            self._begin(Opened("message"))
-        self._write(self._gap + self._mark)
+            self._begin_message(len(before) + len(text))
+        self._is_listed = False
+        self._write(before)
         self._held_from = len(self._ids)
         self._state = self._talking
         return text
@@ -381,12 +428,14 @@ class TextReader:
             self._held = bare
             return None
         self._close(len(self._ids))
-        return bare.removeprefix(closing)
+        return None if self.is_over else bare.removeprefix(closing)
 
     def _ending_in_list(self, bare: str) -> str | None:
         if not bare:
             return None
         self._close(len(self._ids))
+        if self.is_over:
+            return None
         if bare[0] == ",":
             return self._head("", bare[1:], is_certain=True)
         self._is_listed = False
@@ -408,8 +457,11 @@ class TextReader:
         elif self._state in (self._between, self._thinking, self._talking):
             if self._open is None and held.strip():
                 is_thought = self._state == self._thinking
-                self._begin(Opened("reasoning" if is_thought else "message"))
                 held = held.lstrip("\n") if is_thought or self._is_behind_mark else held
+                if is_thought:
+                    self._begin(Opened("reasoning"))
+                else:
+                    self._begin_message(len(held))
             if self._open is not None:
                 self._write(held)
 
@@ -419,6 +471,12 @@ class TextReader:
         self._open = opened
         self._said.append(opened)
 
+    def _begin_message(self, rest: int) -> None:
+        """A message begins so many characters before the end of what was decoded."""
+        if self._margin is not None:
+            self._margin.begin(rest)
+        self._begin(Opened("message"))
+
     def _begin_call(self, name: str, offer: Offer | None) -> None:
         if self._open is not None:
             self._close(self._held_from)
@@ -427,6 +485,7 @@ class TextReader:
     def _close(self, count: int, *, is_cut: bool = False) -> None:
         """Close what is open, if anything is; the first ids so far are its own."""
         if self._open is not None:
+            self.is_over = self._is_single and self._open.is_call
             self._said.append(Closed(self._ids[:count], is_cut))
             self._ids = self._ids[count:]
             self._held_from = 0
@@ -438,11 +497,14 @@ class TextReader:
         if not text:
             return
         said = self._said
+        logprobs: tuple[Logprob, ...] = ()
+        if self._margin is not None and self._open is not None and self._open.kind == "message":
+            logprobs = self._margin.say(len(text))
         last = said[-1] if len(said) > self._said_before else None
         if isinstance(last, Wrote):
-            said[-1] = Wrote(last.text + text)
+            said[-1] = Wrote(last.text + text, last.logprobs + logprobs)
         else:
-            said.append(Wrote(text))
+            said.append(Wrote(text, logprobs))
 
     def _write_but(self, text: str, held: int) -> None:
         """Write all but the end, and note with which token that end begins."""

@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import Any
 
 from segue.dialects.chatml import CALL, CALLED, JOINS, content_of, told_tools
+from segue.dialects.grammar import UNQUOTE, Held, HeldReader, held_offer, named
 from segue.dialects.offers import added_by, call_schema, definition_of, forced, format_schema
 from segue.dialects.parts import Part, dumps, is_object, parts_of
 from segue.dialects.speech import THINK, THOUGHT, Speech, TextReader
@@ -32,6 +33,7 @@ from segue.errors import InvalidRequest, ServerFault
 from segue.turn.values import (
     NO_IDS,
     NO_TOKENS,
+    Grammar,
     Head,
     IdArray,
     Rendered,
@@ -184,18 +186,33 @@ class TemplateDialect:
             text = text.removeprefix(begun) if text.startswith(begun) else f"{THOUGHT}\n\n{text}"
         return self._vocabulary.encode(text) + self._seal
 
-    def reader(self, scene: Scene) -> TextReader:
+    def reader(self, scene: Scene) -> TextReader | HeldReader:
         """A reader for the answer to this scene, which understands calls in the usual forms."""
+        if (held := self._held(scene)) is not None:
+            return HeldReader(self._vocabulary, self._stops, held)
         return TextReader(self._speech, scene, is_thinking=self._is_thinking)
 
-    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | None]:
+    def _held(self, scene: Scene) -> Held | None:
+        """A call that is held to a grammar, if there is to be one."""
+        if (found := held_offer(scene)) is None:
+            return None
+        offer, grammar = found
+        begun = self._vocabulary.encode(named(offer.qualified_name, "arguments"))
+        behind = self._vocabulary.encode(UNQUOTE + "}")
+        return Held(offer, grammar, self._thoughtless() + begun, behind, self._seal)
+
+    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | Grammar | None]:
         """A forced call is a bare object. A thought that the cue has begun is ended first."""
         if not scene.can_constrain:
             return NO_IDS, None
+        if (held := self._held(scene)) is not None:
+            return held.lead, held.grammar
         offers = forced(scene)
         schema = call_schema(offers, "arguments") if offers else format_schema(scene, "arguments")
-        is_thinking = schema is not None and self._is_thinking
-        return self._vocabulary.encode(f"\n{THOUGHT}\n\n") if is_thinking else NO_IDS, schema
+        return NO_IDS if schema is None else self._thoughtless(), schema
+
+    def _thoughtless(self) -> IdArray[int]:
+        return self._vocabulary.encode(f"\n{THOUGHT}\n\n") if self._is_thinking else NO_IDS
 
     # --- pieces ---
 

@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from segue.engines.upstream import Stream, Upstream, read, told
 from segue.errors import InvalidRequest, ServerFault
 from segue.turn.values import Brought, Delta, Finish, Job, Messages, Piece, Sampling, Scene
+from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import TextFormat, ToolChoiceName
 from segue.wire.tools import (
     CustomTool,
@@ -27,6 +28,8 @@ from segue.wire.tools import (
 
 PATH = "/v1/chat/completions"
 DONE = b"[DONE]"
+# What endpoints themselves say of a token that cannot be.
+LOGPROB_MIN = -9999.0
 # What a function without parameters takes.
 NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
 
@@ -50,8 +53,21 @@ class _Words(Struct, frozen=True):
     tool_calls: list[_Call] | None = None
 
 
+class _Likely(Struct, frozen=True):
+    token: str = ""
+    logprob: float | None = None
+    # Null where a token has none of its own; some endpoints leave it out.
+    bytes: list[int] | None = None
+    top_logprobs: list[_Likely] | None = None
+
+
+class _Logprobs(Struct, frozen=True):
+    content: list[_Likely] | None = None
+
+
 class _Choice(Struct, frozen=True):
     delta: _Words | None = None
+    logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
 
@@ -96,6 +112,11 @@ class ChatEngine:
         """Yes, by `response_format`."""
         return True
 
+    @property
+    def grammars(self) -> frozenset[str]:
+        """None: chat endpoints have no common word for it."""
+        return frozenset()
+
     async def is_ready(self) -> bool:
         """Whether the endpoint lists its models, the one question that they all answer."""
         return await self._upstream.is_up("/v1/models")
@@ -125,7 +146,7 @@ class ChatEngine:
                     for choice in event.choices[:1]:
                         reason = choice.finish_reason or reason
                         if choice.delta is not None and job.output_tokens_max:
-                            for delta in _deltas(choice.delta):
+                            for delta in _deltas(choice):
                                 must_call = must_call and delta.call_index is None
                                 yield delta
                 if stream.is_over:
@@ -195,6 +216,10 @@ def _sampling(sampling: Sampling) -> dict[str, object]:
         settings["presence_penalty"] = sampling.presence_penalty
     if sampling.frequency_penalty:
         settings["frequency_penalty"] = sampling.frequency_penalty
+    if sampling.wants_logprobs:
+        settings["logprobs"] = True
+        if sampling.top_logprobs:
+            settings["top_logprobs"] = sampling.top_logprobs
     return settings
 
 
@@ -272,13 +297,15 @@ def _input_of(tool: CustomTool) -> dict[str, object]:
 # --- what is heard --------------------------------------------------------------------------------
 
 
-def _deltas(words: _Words) -> list[Delta]:
+def _deltas(choice: _Choice) -> list[Delta]:
     """What one event says, in the order in which a model says it."""
+    words = choice.delta or _Words()
     found: list[Delta] = []
     if reasoning := words.reasoning_content or words.reasoning:
         found.append(Delta(reasoning=reasoning))
     if text := words.content or words.refusal:
-        found.append(Delta(text=text))
+        likely = (choice.logprobs and choice.logprobs.content) or ()
+        found.append(Delta(text=text, logprobs=tuple(map(_logprob, likely))))
     for n, call in enumerate(words.tool_calls or ()):
         function = call.function
         found.append(
@@ -290,6 +317,23 @@ def _deltas(words: _Words) -> list[Delta]:
             )
         )
     return found
+
+
+def _logprob(one: _Likely) -> Logprob:
+    top = [_top(other) for other in one.top_logprobs or ()]
+    return Logprob(one.token, _bytes(one), _known(one), top)
+
+
+def _top(one: _Likely) -> TopLogprob:
+    return TopLogprob(one.token, _bytes(one), _known(one))
+
+
+def _bytes(one: _Likely) -> list[int]:
+    return list(one.token.encode()) if one.bytes is None else one.bytes
+
+
+def _known(one: _Likely) -> float:
+    return LOGPROB_MIN if one.logprob is None else one.logprob
 
 
 def _finish(stream: Stream, reason: str | None, usage: _Usage) -> Finish:

@@ -24,15 +24,17 @@ import os
 import platform
 import secrets
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
 
+from segue.engines.grammars import LLGUIDANCE, forbidden_id, guidance, unreadable
+from segue.engines.odds import Likely, ids_with, odds_of_likely
 from segue.engines.spelling import Spelling, Words
 from segue.errors import (
     ApiError,
@@ -42,7 +44,7 @@ from segue.errors import (
     Unavailable,
     context_overflow,
 )
-from segue.turn.values import Finish, IdArray, Ids, Job, Piece, Tokens, id_array
+from segue.turn.values import Finish, Grammar, IdArray, Job, Odds, Piece, Tokens, id_array
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ BATCH = 32
 KEPT_MIB = 1_024
 # Jobs that may wait for a slot: what a caller sees as a long wait, not as a queue without end.
 WAITING_MAX = 1_000
-# Schemas that are known to hold; each is asked once.
+# Schemas and grammars that are known to hold; each is asked once.
 SCHEMAS_MAX = 1_000
 # More than any model's logits differ.
 CERTAIN = 1_000.0
@@ -86,6 +88,7 @@ class EmbeddedEngine:
         self._server: Server | None = load_server(
             path, context_tokens=context_tokens, parallel=parallel, threads=threads or spare_cores()
         )
+        self._words = words
         self._spelling = Spelling(words)
         self._parallel = parallel
         self._workers = ThreadPoolExecutor(parallel, thread_name_prefix="segue-embedded")
@@ -96,6 +99,11 @@ class EmbeddedEngine:
     def can_constrain(self) -> bool:
         """Yes: llama.cpp allows only tokens that go on with the schema."""
         return True
+
+    @property
+    def grammars(self) -> frozenset[str]:
+        """Both: it is built with llguidance."""
+        return LLGUIDANCE
 
     async def is_ready(self) -> bool:
         """Whether a job would be taken now."""
@@ -110,9 +118,9 @@ class EmbeddedEngine:
         answer, work = self._begin(job)
         try:
             while True:
-                ids, end = await answer.take()
+                ids, odds, end = await answer.take()
                 if ids and job.output_tokens_max:
-                    yield Ids(ids)
+                    yield ids_with(ids, odds, job)
                 if isinstance(end, Finish):
                     yield end
                     return
@@ -155,11 +163,7 @@ class EmbeddedEngine:
             return
         try:
             if job.schema is not None and not self._can_hold(server, job):
-                raise InvalidRequest(
-                    "The engine cannot hold an answer to this JSON schema: it uses a keyword that is "
-                    "not supported, or it contradicts itself.",
-                    code="unsupported_schema",
-                )
+                raise _unheld(job.schema)
             server.handle_completions(request(job), Reading(job, answer, self._spelling))
             answer.end(EngineFailed("The engine broke off."))
         except ApiError as error:
@@ -169,23 +173,38 @@ class EmbeddedEngine:
             answer.end(EngineFailed("The engine failed."))
 
     def _can_hold(self, server: Server, job: Job) -> bool:
-        """Whether the schema binds. llama.cpp drops one that it cannot read, and says so only in its log.
+        """Whether the schema or grammar binds. llama.cpp drops one that it cannot read, and says so only in its log.
 
-        So it is asked for one token while the stop is made certain: a stop means that nothing was in its way.
+        So it is asked for one token while a token is made certain that may not come: if it comes, nothing was in its
+        way. For a schema that is a stop; a grammar may allow nothing at all, so that it is a special token there.
         """
         assert job.schema is not None
-        key = blake2b(job.schema, digest_size=16).digest()
+        key = blake2b(msgspec.json.encode(job.schema), digest_size=16).digest()
         if key not in self._schemas:
+            likely = sorted(job.stops)
+            if isinstance(job.schema, Grammar):
+                id = forbidden_id(job, self._words.bytes_of)
+                likely = likely if id is None else [id]
             heard = Answer(None)
-            probe = request(job, is_probe=True)
+            probe = request(job, likely=likely)
             server.handle_completions(probe, Reading(job, heard, self._spelling))
             if len(self._schemas) >= SCHEMAS_MAX:
                 self._schemas.clear()
-            ids, end = heard.taken()
+            ids, _, end = heard.taken()
             if isinstance(end, ApiError):
                 raise end
-            self._schemas[key] = bool(ids) and ids[0] not in job.stops
+            # The first token of a grammar may be part of a character, which llama.cpp does not show yet.
+            is_silent = isinstance(job.schema, Grammar) and not ids
+            self._schemas[key] = is_silent or (bool(ids) and ids[0] not in likely)
         return self._schemas[key]
+
+
+class Taken(NamedTuple):
+    """Ids, their odds where those were asked for, and the last word if it was said."""
+
+    ids: IdArray[int]
+    odds: list[Odds | None]
+    end: Finish | ApiError | None
 
 
 class Answer:
@@ -196,31 +215,34 @@ class Answer:
         self._loop = loop
         self._lock = threading.Lock()
         self._ids = id_array()
+        self._odds: list[Odds | None] = []
         self._end: Finish | ApiError | None = None
         self._is_woken = False
         self._filled = asyncio.Event()
 
-    async def take(self) -> tuple[IdArray[int], Finish | ApiError | None]:
+    async def take(self) -> Taken:
         """Everything that is there, as soon as there is something."""
         await self._filled.wait()
         self._filled.clear()
         return self.taken()
 
-    def taken(self) -> tuple[IdArray[int], Finish | ApiError | None]:
+    def taken(self) -> Taken:
         """Everything that is there."""
         with self._lock:
             ids, self._ids = self._ids, id_array()
+            odds, self._odds = self._odds, []
             self._is_woken = False
-            return ids, self._end
+            return Taken(ids, odds, self._end)
 
     def leave(self) -> None:
         """Nobody listens any more."""
         self.is_left = True
 
-    def put(self, ids: list[int]) -> None:
-        """Say these ids."""
+    def put(self, ids: list[int], odds: list[Odds | None]) -> None:
+        """Say these ids, and where it was asked for, how likely they were."""
         with self._lock:
             self._ids.extend(ids)
+            self._odds.extend(odds)
         self._wake()
 
     def end(self, end: Finish | ApiError) -> None:
@@ -242,8 +264,13 @@ class Answer:
             self.leave()
 
 
+class Logprobs(Struct, frozen=True):
+    content: list[Likely] = []
+
+
 class Choice(Struct, frozen=True):
     text: str = ""
+    logprobs: Logprobs | None = None
     finish_reason: str | None = None
 
 
@@ -281,6 +308,7 @@ class Reading:
     def __init__(self, job: Job, answer: Answer, spelling: Spelling) -> None:
         self._stops = job.stops
         self._tokens_max = job.output_tokens_max
+        self._sampling = job.sampling
         self._answer = answer
         self._spelling = spelling
         self._count = 0
@@ -309,7 +337,7 @@ class Reading:
             return self._finish("length" if reason == "length" else "stop", count)
         ids = self._ids(chunk)
         self._count = count
-        self._answer.put(ids)
+        self._answer.put(ids, self._odds(chunk, len(ids)))
         # llama.cpp knows stops of its own; the dialect may know more.
         return ids[-1] in self._stops and self._finish("stop", count)
 
@@ -321,6 +349,14 @@ class Reading:
             return sampled.tokens
         return self._spelling.find(chunk.choices[0].text, count, sampled.tokens[-1])
 
+    def _odds(self, chunk: Chunk, count: int) -> list[Odds | None]:
+        """Of a character that took several tokens llama.cpp tells only the last one's."""
+        found = chunk.choices[0].logprobs
+        if not self._sampling.wants_logprobs or found is None:
+            return []
+        odds = [odds_of_likely(one, self._sampling) for one in found.content]
+        return [*[None] * (count - len(odds)), *odds]
+
     def _finish(self, reason: Literal["stop", "length"], count: int) -> bool:
         # Tokens at the very end that make no whole character were never seen; they are counted.
         count = min(count, self._tokens_max)
@@ -328,8 +364,9 @@ class Reading:
         return True
 
 
-def request(job: Job, *, is_probe: bool = False) -> bytes:
-    """The job in llama.cpp's words."""
+def request(job: Job, *, likely: Sequence[int] = ()) -> bytes:
+    """The job in llama.cpp's words; a probe of its constraint, if there are tokens to be made `likely`."""
+    is_probe = bool(likely)
     assert isinstance(job.prompt, Tokens), "this engine takes tokens"
     ids = job.prompt.flat().tolist()
     sampling = job.sampling
@@ -349,10 +386,15 @@ def request(job: Job, *, is_probe: bool = False) -> bytes:
         # The only cheap way to the ids.
         "verbose": True,
     }
-    if job.schema is not None and job.output_tokens_max:
+    if isinstance(job.schema, Grammar) and job.output_tokens_max:
+        fields["grammar"] = guidance(job.schema)
+    elif isinstance(job.schema, bytes) and job.output_tokens_max:
         fields["json_schema"] = constraint(job.schema)
+    if sampling.wants_logprobs:
+        # None at all would be none of the sampled token either.
+        fields["n_probs"] = max(sampling.top_logprobs, 1)
     if is_probe:
-        fields["logit_bias"] = [[id, CERTAIN] for id in sorted(job.stops)]
+        fields["logit_bias"] = [[id, CERTAIN] for id in likely]
     return msgspec.json.encode(fields)
 
 
@@ -362,6 +404,16 @@ def constraint(schema: bytes) -> object:
     if isinstance(decoded, bool):
         return decoded
     return {"x-guidance": GUIDANCE} | decoded
+
+
+def _unheld(schema: bytes | Grammar) -> InvalidRequest:
+    if isinstance(schema, Grammar):
+        return unreadable(schema)
+    return InvalidRequest(
+        "The engine cannot hold an answer to this JSON schema: it uses a keyword that is "
+        "not supported, or it contradicts itself.",
+        code="unsupported_schema",
+    )
 
 
 def failed(failure: Failure) -> ApiError:

@@ -3,6 +3,9 @@
 The server keeps the prefix of each slot and chooses the slot itself. It ends its turn at the model's own end marks and
 sends the mark's id; closing the connection frees the slot. Which other samplers it uses (top_k, min_p) is the
 choice of whoever started it.
+
+A server that was built without llguidance ends its process when it is given a Lark grammar. Whether it was is asked
+first: one that has it shows a JSON schema back as such a grammar.
 """
 
 from __future__ import annotations
@@ -13,12 +16,20 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.digits import Digits
+from segue.engines.grammars import GUIDANCE, LLGUIDANCE, guidance, unreadable
+from segue.engines.odds import Likely, ids_with, odds_of_likely
+from segue.engines.spelling import Spelling
 from segue.engines.upstream import Upstream, read, told
-from segue.turn.values import Finish, Ids, Job, Piece, Tokens
+from segue.errors import EngineFailed, InvalidRequest
+from segue.turn.values import Finish, Grammar, Job, Odds, Piece, Tokens
 
 PATH = "/completion"
 # The last event would otherwise repeat the whole prompt as text.
 LAST_FIELDS = ["stop", "stop_type", "tokens", "timings"]
+# More than any model's logits differ.
+CERTAIN = 1_000.0
+# Grammars that are known to hold; each is asked once.
+GRAMMARS_MAX = 1_000
 
 
 class _Timings(Struct, frozen=True):
@@ -26,28 +37,52 @@ class _Timings(Struct, frozen=True):
 
 
 class _Event(Struct, frozen=True):
+    content: str = ""
     tokens: list[int] = []
+    # How many by now; of a character that took several only the last one is shown.
+    tokens_predicted: int = 0
     stop: bool = False
     stop_type: str = ""
     timings: _Timings = _Timings()
+    completion_probabilities: list[Likely] = []
     error: Raw | UnsetType = UNSET
 
 
+class _Settings(Struct, frozen=True):
+    grammar: str = ""
+
+
+class _Probe(Struct, frozen=True):
+    tokens: list[int] = []
+    generation_settings: _Settings = _Settings()
+
+
+_probe = msgspec.json.Decoder(_Probe)
 _event = msgspec.json.Decoder(_Event)
 
 
 class LlamacppEngine:
-    """An `Engine` for token prompts."""
+    """An `Engine` for token prompts. Without `spelling`, characters of several tokens do not arrive whole."""
 
-    def __init__(self, upstream: Upstream, digits: Digits | None = None) -> None:
+    def __init__(
+        self, upstream: Upstream, digits: Digits | None = None, spelling: Spelling | None = None
+    ) -> None:
         self._upstream = upstream
+        self._spelling = spelling
         # Shared by all replicas of a model, where there are several.
         self._digits = digits or Digits()
+        self._has_guidance: bool | None = None
+        self._grammars: dict[Grammar, bool] = {}
 
     @property
     def can_constrain(self) -> bool:
         """Yes: it turns a JSON schema into a grammar."""
         return True
+
+    @property
+    def grammars(self) -> frozenset[str]:
+        """Both, if it was built with llguidance; that is asked when it is needed."""
+        return LLGUIDANCE
 
     async def is_ready(self) -> bool:
         """Whether the model is loaded."""
@@ -64,15 +99,23 @@ class LlamacppEngine:
             return
         is_warm_up = job.output_tokens_max == 0
         has_stopped = False
+        heard = 0
+        if isinstance(job.schema, Grammar) and not is_warm_up:
+            await self._check_grammar(job, job.schema)
         async with await self._upstream.listen(PATH, self._body(job)) as stream:
             async for batch in stream:
                 ids: list[int] = []
+                odds: list[Odds | None] = []
                 end: _Event | None = None
                 for data in batch:
                     event = read(_event, data)
                     if event.error is not UNSET:
                         raise told(event.error)
-                    ids += event.tokens
+                    ids += self._ids(event, heard)
+                    heard = event.tokens_predicted or heard
+                    likely = event.completion_probabilities[: len(ids) - len(odds)]
+                    odds += [None] * (len(ids) - len(odds) - len(likely))
+                    odds += [odds_of_likely(one, job.sampling) for one in likely]
                     if event.stop:
                         end = event
                         stream.is_over = True
@@ -84,12 +127,62 @@ class LlamacppEngine:
                         has_stopped, ids = True, ids[: n + 1]
                         break
                 if ids and not is_warm_up:
-                    yield Ids(ids)
+                    yield ids_with(ids, odds, job)
                 if end is not None:
                     is_stop = has_stopped or end.stop_type in ("eos", "word")
                     yield Finish("stop" if is_stop else "length", end.timings.cache_n)
                     return
             raise stream.broke_off()
+
+    def _ids(self, event: _Event, heard: int) -> list[int]:
+        """The ids of an event: one, or those of a character that took several."""
+        count = event.tokens_predicted - heard
+        if self._spelling is None or not event.tokens or count <= len(event.tokens):
+            return event.tokens
+        return self._spelling.find(event.content, count, event.tokens[-1])
+
+    async def _check_grammar(self, job: Job, grammar: Grammar) -> None:
+        """Refuse a grammar that this server cannot be held to."""
+        if self._has_guidance is None:
+            asked = await self._ask({"prompt": [0], "n_predict": 1, "json_schema": {}})
+            self._has_guidance = asked.generation_settings.grammar.startswith(GUIDANCE)
+        if not self._has_guidance:
+            raise InvalidRequest(
+                "The engine cannot be held to a grammar: its llama.cpp was built without llguidance.",
+                code="unsupported_grammar",
+                param="tool_choice",
+            )
+        if grammar not in self._grammars:
+            if len(self._grammars) >= GRAMMARS_MAX:
+                self._grammars.clear()
+            self._grammars[grammar] = await self._can_hold(job, grammar)
+        if not self._grammars[grammar]:
+            raise unreadable(grammar)
+
+    async def _can_hold(self, job: Job, grammar: Grammar) -> bool:
+        """Whether the grammar binds: one that it cannot read is dropped in silence.
+
+        So it is asked for one token while the first of the prompt, a special one, is made certain: that comes only if
+        nothing is in its way.
+        """
+        assert isinstance(job.prompt, Tokens)
+        first = next(id for chunk in job.prompt.chunks() for id in chunk)
+        asked = await self._ask(
+            {
+                "prompt": [first],
+                "n_predict": 1,
+                "grammar": guidance(grammar),
+                "logit_bias": [[first, CERTAIN]],
+            }
+        )
+        return first not in asked.tokens
+
+    async def _ask(self, settings: dict[str, object]) -> _Probe:
+        body = msgspec.json.encode(settings | {"return_tokens": True, "cache_prompt": False})
+        status, answer = await self._upstream.call("POST", PATH, body)
+        if status != 200:
+            raise EngineFailed("The engine could not be asked about grammars.")
+        return read(_probe, answer)
 
     def _body(self, job: Job) -> bytes:
         assert isinstance(job.prompt, Tokens), "this engine takes tokens"
@@ -106,7 +199,12 @@ class LlamacppEngine:
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
         }
-        if job.schema is not None:
+        if sampling.wants_logprobs:
+            # None at all would be none of the sampled token either.
+            settings["n_probs"] = max(sampling.top_logprobs, 1)
+        if isinstance(job.schema, Grammar):
+            settings["grammar"] = guidance(job.schema)
+        elif job.schema is not None:
             settings["json_schema"] = Raw(job.schema)
         ids = self._digits.text(job.prompt)
         return b"".join((b'{"prompt":[', ids, b"],", msgspec.json.encode(settings)[1:]))

@@ -191,6 +191,11 @@ class RoutedEngine:
         """Whether every replica can be held to a JSON schema."""
         return all(one.engine.can_constrain for one in self._replicas.values())
 
+    @property
+    def grammars(self) -> frozenset[str]:
+        """What every replica can be held to."""
+        return frozenset.intersection(*(one.engine.grammars for one in self._replicas.values()))
+
     async def is_ready(self) -> bool:
         """Ask all of them; one is enough. What they answer is remembered."""
         loop = asyncio.get_running_loop()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from math import log
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from msgspec import UNSET, Raw, Struct
 from segue.engines.example import JsonValue, example
 from segue.errors import InvalidRequest
 from segue.turn.seams import Dialect
-from segue.turn.values import Finish, Head, Ids, Job, Piece, Scene
+from segue.turn.values import Finish, Head, Ids, Job, Odds, Piece, Scene
 from segue.wire.codec import as_item, encode
 from segue.wire.items import (
     CustomToolCall,
@@ -42,6 +43,8 @@ from segue.wire.tools import CustomTool, Offer, chosen_offers, offer_named
 BURST = 32
 # The loop's timers count whole milliseconds: a shorter sleep would return at once, and we would spin until it is time.
 TICK_S = 0.001
+# How likely its own tokens are: from this to nearly certain, in so many steps.
+SURE, CHANCES = 0.6, 97
 # One token in every vocabulary that we know.
 FILLER = " the"
 # Entries of a script that are kept as ids, for each set of tools; a script has tens of turns.
@@ -98,6 +101,11 @@ class ScriptedEngine:
         """No: it reads the request and answers as asked."""
         return False
 
+    @property
+    def grammars(self) -> frozenset[str]:
+        """None: it plays its script."""
+        return frozenset()
+
     async def is_ready(self) -> bool:
         """Always: there is nothing to wait for."""
         return True
@@ -119,9 +127,14 @@ class ScriptedEngine:
             else:
                 due = sent + BURST
                 await asyncio.sleep(0)
-            yield Ids(allowed[sent:due])
+            yield Ids(allowed[sent:due], self._odds(job, allowed[sent:due]))
             sent = min(due, len(allowed))
         yield Finish("stop" if len(allowed) == len(ids) else "length")
+
+    def _odds(self, job: Job, ids: Sequence[int]) -> Sequence[Odds]:
+        """Where it is asked for, a distribution made from the id alone: the same ids have the same odds."""
+        sampling = job.sampling
+        return [_odds(id, sampling.top_logprobs) for id in ids] if sampling.wants_logprobs else ()
 
     def _answer(self, job: Job) -> tuple[int, ...]:
         """All ids of this model turn; those of a script's entry are written once."""
@@ -142,6 +155,18 @@ class ScriptedEngine:
         assert self._script is not None
         known = scene.offers + scene.deferred
         return tuple(self._dialect.write(_scripted_items(self._script.turns[entry], known)))
+
+
+def _odds(id: int, count: int) -> Odds:
+    """The id itself is the likeliest; its neighbours share the rest, each half as much as the one before."""
+    chance = SURE + (1 - SURE) * (id % CHANCES) / CHANCES
+    top = [(id, log(chance))]
+    rest = 1 - chance
+    others = range(id - 1, id - count, -1) if id >= count else range(id + 1, id + count)
+    for other in others:
+        rest /= 2
+        top.append((other, log(rest)))
+    return Odds(log(chance), tuple(top[:count]))
 
 
 def _scripted_items(turn: ScriptedTurn, offers: tuple[Offer, ...]) -> list[Item]:

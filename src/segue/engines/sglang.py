@@ -15,10 +15,11 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.digits import Digits
+from segue.engines.odds import ids_with, odds_of
 from segue.engines.upstream import Upstream, read, refusal, told
 from segue.errors import ApiError
 from segue.ids import new_id
-from segue.turn.values import Finish, Ids, Job, Piece, Tokens
+from segue.turn.values import Finish, Grammar, Job, Odds, Piece, Sampling, Tokens
 
 PATH = "/generate"
 ABORT = "/abort_request"
@@ -34,10 +35,17 @@ class _Reason(Struct, frozen=True):
     status_code: int | None = None
 
 
+# How likely a token was, its id, and its text, which nobody asks for.
+_Likely = tuple[float | None, int, str | None]
+
+
 class _Meta(Struct, frozen=True):
     finish_reason: _Reason | None = None
     completion_tokens: int = 0
     cached_tokens: int = 0
+    # As many as there are ids: all so far, or only the new ones.
+    output_token_logprobs: list[_Likely] = []
+    output_top_logprobs: list[list[_Likely] | None] | None = None
 
 
 class _Event(Struct, frozen=True):
@@ -61,6 +69,11 @@ class SglangEngine:
     def can_constrain(self) -> bool:
         """Yes, by its grammar backend."""
         return True
+
+    @property
+    def grammars(self) -> frozenset[str]:
+        """Regular expressions. Its other grammars are no Lark."""
+        return frozenset({"regex"})
 
     async def is_ready(self) -> bool:
         """Whether the server takes jobs."""
@@ -94,6 +107,7 @@ class SglangEngine:
         async with await self._upstream.listen(PATH, self._body(job, name)) as stream:
             async for batch in stream:
                 ids: list[int] = []
+                odds: list[Odds | None] = []
                 for data in batch:
                     if data == DONE:
                         stream.is_over = True
@@ -104,11 +118,12 @@ class SglangEngine:
                     new = _new_ids(event, heard)
                     heard += len(new)
                     ids += new
+                    odds += _new_odds(event.meta_info, len(new), job.sampling)
                     if event.meta_info.finish_reason is not None:
                         end = event.meta_info
                 if ids and not is_warm_up:
                     last = ids[-1]
-                    yield Ids(ids)
+                    yield ids_with(ids, odds, job)
                 if stream.is_over:
                     break
             if end is None:
@@ -132,10 +147,14 @@ class SglangEngine:
             "frequency_penalty": sampling.frequency_penalty,
             "stop_token_ids": sorted(job.stops),
         }
-        if job.schema is not None:
+        if isinstance(job.schema, Grammar):
+            settings["regex"] = job.schema.definition
+        elif job.schema is not None:
             # Here a schema is a string that holds JSON.
             settings["json_schema"] = job.schema.decode()
-        request = {"rid": name, "stream": True, "sampling_params": settings}
+        request: dict[str, object] = {"rid": name, "stream": True, "sampling_params": settings}
+        if sampling.wants_logprobs:
+            request |= {"return_logprob": True, "top_logprobs_num": sampling.top_logprobs}
         ids = self._digits.text(job.prompt)
         return b"".join((b'{"input_ids":[', ids, b"],", msgspec.json.encode(request)[1:]))
 
@@ -144,6 +163,20 @@ def _new_ids(event: _Event, heard: int) -> list[int]:
     """What this event adds: the last ones of its list, whether that holds all ids or only the new ones."""
     count = event.meta_info.completion_tokens - heard
     return event.output_ids[-count:] if count > 0 else []
+
+
+def _new_odds(meta: _Meta, count: int, sampling: Sampling) -> list[Odds | None]:
+    """Those of the new ids, which are the last ones here too; none where nobody asked."""
+    if not sampling.wants_logprobs or not count:
+        return []
+    sampled = meta.output_token_logprobs[-count:]
+    tops = (meta.output_top_logprobs or [])[-count:]
+    odds: list[Odds | None] = [None] * (count - len(sampled))
+    for n, (logprob, *_) in enumerate(sampled):
+        top = (tops[n] if len(tops) == len(sampled) else None) or []
+        pairs = ((id, value) for value, id, _ in top if value is not None)
+        odds.append(odds_of(logprob, pairs, sampling))
+    return odds
 
 
 def _why(end: _Meta, last: int | None, job: Job) -> Literal["stop", "length"]:

@@ -13,9 +13,10 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.digits import Digits
+from segue.engines.odds import Likely, id_in, ids_with, odds_of, odds_of_likely
 from segue.engines.upstream import Stream, Upstream, read, told
 from segue.errors import EngineFailed
-from segue.turn.values import Finish, Ids, Job, Piece, Tokens
+from segue.turn.values import Finish, Grammar, Job, Odds, Piece, Sampling, Tokens
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
@@ -34,10 +35,19 @@ class _Usage(Struct, frozen=True):
     prompt_tokens_details: _Details | None = None
 
 
+class _Logprobs(Struct, frozen=True):
+    """In the shape of `/inference/v1/generate`, or of `/v1/completions`, where tokens are written as `token_id:42`."""
+
+    content: list[Likely] | None = None
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
 class _Choice(Struct, frozen=True):
     # Null in a chunk that only ends; left out by a server that does not know `return_token_ids`.
     token_ids: list[int] | None = None
     text: str | None = None
+    logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     # The id of the stop that was sampled, if it is not the model's own end mark.
     stop_reason: int | str | None = None
@@ -79,6 +89,11 @@ class VllmEngine:
         """Yes, by structured outputs."""
         return True
 
+    @property
+    def grammars(self) -> frozenset[str]:
+        """Both, by structured outputs."""
+        return frozenset({"lark", "regex"})
+
     async def is_ready(self) -> bool:
         """Whether the server takes jobs."""
         return await self._upstream.is_up("/health")
@@ -102,6 +117,7 @@ class VllmEngine:
         async with await self._listen(path, self._body(job, self._ways)) as stream:
             async for batch in stream:
                 ids: list[int] = []
+                odds: list[Odds | None] = []
                 for data in batch:
                     if data == DONE:
                         stream.is_over = True
@@ -113,10 +129,12 @@ class VllmEngine:
                         cached = event.usage.prompt_tokens_details.cached_tokens or 0
                     for choice in event.choices:
                         ids += _ids(choice, job)
+                        odds += _odds(choice.logprobs, job.sampling)
+                        odds += [None] * (len(ids) - len(odds))
                         reason = choice.finish_reason or reason
                 if ids and not is_warm_up:
                     last = ids[-1]
-                    yield Ids(ids)
+                    yield ids_with(ids, odds, job)
                 if stream.is_over:
                     break
             if reason is None:
@@ -156,10 +174,10 @@ class VllmEngine:
             "frequency_penalty": sampling.frequency_penalty,
             "stop_token_ids": sorted(job.stops),
         }
-        if job.schema is not None and ways.has_structured:
-            settings["structured_outputs"] = {"json": Raw(job.schema)}
-        elif job.schema is not None:
-            settings["guided_json"] = Raw(job.schema)
+        if sampling.wants_logprobs:
+            settings["logprobs"] = sampling.top_logprobs
+        if job.schema is not None:
+            settings |= _constraint(job.schema, ways)
         request: dict[str, object] = {
             "model": self._model,
             "stream": True,
@@ -171,8 +189,33 @@ class VllmEngine:
         else:
             key = b"prompt"
             request |= settings | {"return_token_ids": True}
+            if sampling.wants_logprobs:
+                request["return_tokens_as_token_ids"] = True
         ids = self._digits.text(job.prompt)
         return b"".join((b'{"', key, b'":[', ids, b"],", msgspec.json.encode(request)[1:]))
+
+
+def _constraint(schema: bytes | Grammar, ways: Ways) -> dict[str, object]:
+    """What the answer is held to, by the names of this version."""
+    kind, value = "json", Raw(schema) if isinstance(schema, bytes) else Raw()
+    if isinstance(schema, Grammar):
+        kind = "regex" if schema.syntax == "regex" else "grammar"
+        value = Raw(msgspec.json.encode(schema.definition))
+    return (
+        {"structured_outputs": {kind: value}} if ways.has_structured else {f"guided_{kind}": value}
+    )
+
+
+def _odds(told: _Logprobs | None, sampling: Sampling) -> list[Odds | None]:
+    if told is None:
+        return []
+    if told.content is not None:
+        return [odds_of_likely(one, sampling) for one in told.content]
+    tops = told.top_logprobs or [None] * len(told.token_logprobs)
+    return [
+        odds_of(logprob, ((id_in(key), value) for key, value in (top or {}).items()), sampling)
+        for logprob, top in zip(told.token_logprobs, tops, strict=True)
+    ]
 
 
 def _ids(choice: _Choice, job: Job) -> list[int]:

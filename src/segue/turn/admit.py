@@ -21,13 +21,14 @@ from segue.wire.codec import encode
 from segue.wire.items import CompactionTrigger, count_media
 from segue.wire.requests import Create
 from segue.wire.response import Named, ReasoningEcho, Response
-from segue.wire.tools import forced_offers, has_grammar
+from segue.wire.tools import forced_offers, grammar_of, has_grammar
 
 ReasoningView = Literal["text", "summary", "hidden"]
 NULL = Raw(b"null")
 USUAL = Sampling()
 # Where a client wants compaction and does not say when: this share of the context.
 THRESHOLD_SHARE = 0.8
+LOGPROBS = "message.output_text.logprobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +157,34 @@ def _threshold(create: Create, model: Model) -> int:
 
 
 def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
-    """Engines that are held to a schema are held to JSON, never to the grammar of a custom tool.
+    """The input of a tool that must be called is held to its grammar; what the engine cannot keep is refused.
 
-    A tool that is merely offered does without; one that is forced would be a promise that nobody keeps.
+    A tool that is merely offered does without, and so does one of several: an answer is held to one thing, and that
+    is then the JSON of any of their calls.
     """
     head = resolved.head
     forced = forced_offers(head.tool_choice, head.tools.offers + resolved.brought.offers)
-    if engine.can_constrain and forced and all(map(has_grammar, forced)):
-        raise InvalidRequest(
-            "'tool_choice' forces a tool whose input has a grammar, and the engine cannot be held to a grammar.",
-            code="unsupported_value",
-            param="tool_choice",
+    if not engine.can_constrain or not forced or not all(map(has_grammar, forced)):
+        return
+    if len(forced) > 1:
+        problem = (
+            "one of several tools that all have a grammar, and an answer can be held to one only"
         )
+    else:
+        syntax, definition = grammar_of(forced[0]) or ("", "")
+        if syntax in ("lark", "regex") and not definition:
+            problem = "a tool whose grammar has no 'definition'"
+        elif syntax not in ("lark", "regex"):
+            problem = f"a tool whose grammar has the syntax '{syntax[:64]}', which is neither lark nor regex"
+        elif syntax not in engine.grammars:
+            problem = (
+                f"a tool whose input has a {syntax} grammar, and the engine cannot be held to one"
+            )
+        else:
+            return
+    raise InvalidRequest(
+        f"'tool_choice' forces {problem}.", code="unsupported_value", param="tool_choice"
+    )
 
 
 def _instructions(resolved: Resolved) -> Raw:
@@ -194,7 +211,9 @@ def _check_unseen(resolved: Resolved, model: Model, tally: Tally) -> None:
 
 def _sampling(create: Create, usual: Sampling) -> Sampling:
     """What the request says, and where it says nothing what is usual for the model."""
-    said = {name: getattr(create, name) for name in Sampling.__struct_fields__}
+    said = {name: getattr(create, name, None) for name in Sampling.__struct_fields__}
+    # As the contract has it: `include` asks for them, `top_logprobs` only says how many alternatives.
+    said["wants_logprobs"] = LOGPROBS in (create.include or ())
     return structs.replace(usual, **{name: one for name, one in said.items() if one is not None})
 
 

@@ -36,7 +36,7 @@ from segue.wire.calls import (
     search_arguments,
     shell_action,
 )
-from segue.wire.codec import DeltaTemplate, as_item, encode_event, encode_response
+from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, encode_response
 from segue.wire.events import (
     ArgumentsDone,
     Compacting,
@@ -53,6 +53,7 @@ from segue.wire.events import (
     InProgress,
     OutputItemAdded,
     OutputItemDone,
+    OutputTextDelta,
     OutputTextDone,
     Queued,
     ReasoningTextDone,
@@ -123,7 +124,7 @@ DELTA_EVENT = {
 class OpenItem:
     """The item that is being written."""
 
-    __slots__ = ("call_id", "commands", "delta", "id", "index", "opened", "pieces")
+    __slots__ = ("call_id", "commands", "delta", "id", "index", "logprobs", "opened", "pieces")
 
     def __init__(self, opened: Opened, item_id: str, call_id: str, index: int) -> None:
         self.opened = opened
@@ -131,6 +132,8 @@ class OpenItem:
         self.call_id = call_id
         self.index = index
         self.pieces: list[str] = []
+        # Of a message, where they were asked for.
+        self.logprobs: list[Raw] = []
         self.delta: DeltaTemplate | None = None
         # Finds the commands of a shell call as they are written.
         self.commands = CommandScanner() if opened.kind == "shell" else None
@@ -292,8 +295,10 @@ class Assembler:
         events: list[Event] = []
         for one in said:
             match one:
-                case Wrote():
+                case Wrote(logprobs=()):
                     self._write(one.text, events)
+                case Wrote():
+                    self._write_likely(one, events)
                 case Opened():
                     self._open_item(one, events)
                 case Closed():
@@ -373,6 +378,28 @@ class Assembler:
             number = self._number
             self._number = number + 1
             events.append(item.delta.event(number, text))
+
+    def _write_likely(self, wrote: Wrote, events: list[Event]) -> None:
+        """Text with how likely its tokens were, which only messages have a place for."""
+        item = self._open
+        if item is None or item.opened.kind != "message":
+            self._write(wrote.text, events)
+            return
+        item.pieces.append(wrote.text)
+        logprobs = [Raw(encode(one)) for one in wrote.logprobs]
+        item.logprobs.extend(logprobs)
+        events.append(
+            encode_event(
+                OutputTextDelta(
+                    sequence_number=self._next(),
+                    item_id=item.id,
+                    output_index=item.index,
+                    content_index=0,
+                    delta=wrote.text,
+                    logprobs=logprobs,
+                )
+            )
+        )
 
     def _close_item(self, closed: Closed, events: list[Event]) -> None:
         item = self._open
@@ -457,7 +484,7 @@ class Assembler:
         """The content part that an item of this kind wraps its text in, if it has one."""
         match item.opened.kind:
             case "message":
-                return OutputText(text=text, annotations=[], logprobs=[])
+                return OutputText(text=text, annotations=[], logprobs=item.logprobs)
             case "reasoning" if self._reasoning == "text":
                 return ReasoningText(text=text)
             case "reasoning" if self._reasoning == "summary":
@@ -502,7 +529,7 @@ class Assembler:
                         output_index=index,
                         content_index=0,
                         text=text,
-                        logprobs=[],
+                        logprobs=item.logprobs,
                     )
                 )
             case "reasoning" if self._reasoning == "summary":
@@ -556,7 +583,7 @@ def _value(
     is_async: bool | UnsetType = True if opened.is_async else UNSET
     match opened.kind:
         case "message":
-            part = OutputText(text=text, annotations=[], logprobs=[])
+            part = OutputText(text=text, annotations=[], logprobs=item.logprobs)
             return Message(
                 id=item.id, status=status, role="assistant", content=[] if is_added else [part]
             )

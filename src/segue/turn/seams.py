@@ -124,6 +124,10 @@ class Engine(Protocol):
     def can_constrain(self) -> bool:
         """Whether it can be held to a JSON schema."""
 
+    @property
+    def grammars(self) -> frozenset[str]:
+        """The syntaxes of grammars that it can be held to: `lark`, `regex`."""
+
     def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         """Stream what the model says, then one `Finish`. Closing the iterator frees the engine's slot."""
 
@@ -139,6 +143,10 @@ class Reader(Protocol):
 
     def close(self, *, is_cut: bool) -> list[Said]:
         """End the turn: close what is open and seal it. `is_cut`: the model was stopped in mid-sentence."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the model may say no more, though it has not stopped: what follows is not read."""
 
 
 class Dialect(Protocol):

@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Raw, Struct
 
-from segue.wire.items import Call, Item
+from segue.wire.items import Call, Item, Logprob
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
 from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tools
@@ -131,6 +131,15 @@ class Sampling(Struct, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     top_logprobs: int = 0
+    # Whether to say how likely each token of the text was, and the `top_logprobs` likeliest in its place.
+    wants_logprobs: bool = False
+
+
+class Grammar(Struct, frozen=True):
+    """What the input of a custom tool must follow, in the words of its owner."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
 
 
 class Round(Struct, frozen=True):
@@ -272,7 +281,7 @@ class Rendered(Struct, frozen=True):
     """A prompt: the context, then the cue that makes the model speak, then the words that we put into its mouth.
 
     The cue is not part of a warm-up's past. `lead` begins an answer that is forced (a tool call); the reader reads it
-    as if the model had said it. What follows must then be JSON of this `schema`.
+    as if the model had said it. What follows must then be JSON of this `schema`, or text of this grammar.
     """
 
     context: Prompt
@@ -280,7 +289,7 @@ class Rendered(Struct, frozen=True):
     tokens_tokenized: int
     tokens_reused: int
     lead: IdArray[int] = NO_IDS
-    schema: bytes | None = None
+    schema: bytes | Grammar | None = None
 
     @property
     def prompt(self) -> Prompt:
@@ -298,8 +307,8 @@ class Job(Struct, frozen=True):
     sampling: Sampling
     stops: frozenset[int]
     output_tokens_max: int
-    # The answer must be JSON of this schema.
-    schema: bytes | None = None
+    # The answer must be JSON of this schema, or text of this grammar.
+    schema: bytes | Grammar | None = None
     # For whom, and on which lane of which connection; engines that are shared are shared fairly.
     owner: Owner = ""
     lane: str = ""
@@ -309,10 +318,19 @@ class Job(Struct, frozen=True):
     model_turns: int = 0
 
 
+class Odds(Struct, frozen=True):
+    """How likely a sampled token was, and the likeliest tokens in its place, by id."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Ids(Struct, frozen=True):
-    """Tokens that an engine sampled together."""
+    """Tokens that an engine sampled together. `odds` are there only where they were asked for, one for each id; None
+    where the engine does not say."""
 
     ids: Sequence[int]
+    odds: Sequence[Odds | None] = ()
 
 
 class Delta(Struct, frozen=True):
@@ -323,6 +341,8 @@ class Delta(Struct, frozen=True):
     call_index: int | None = None
     call_name: str = ""
     call_arguments: str = ""
+    # Of the text, where they were asked for.
+    logprobs: tuple[Logprob, ...] = ()
 
 
 class Finish(Struct, frozen=True):
@@ -357,9 +377,11 @@ class Opened(Struct, frozen=True):
 
 
 class Wrote(Struct, frozen=True):
-    """The model adds to the open item: text, reasoning, arguments or input."""
+    """The model adds to the open item: text, reasoning, arguments or input. `logprobs` are those of the tokens that begin
+    in this text, where they were asked for."""
 
     text: str
+    logprobs: tuple[Logprob, ...] = ()
 
 
 class Closed(Struct, frozen=True):

@@ -48,6 +48,20 @@ class InputAudio(Part, tag="input_audio", frozen=True, kw_only=True):
     audio_url: Text = UNSET
 
 
+class TopLogprob(Struct, frozen=True):
+    """A token that could have stood there. `token` is its text as far as it is text, `bytes` is exact."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class Logprob(TopLogprob, frozen=True):
+    """A token that was sampled, and the likeliest ones in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
 class OutputText(Part, tag="output_text", frozen=True, kw_only=True):
     text: str
     annotations: list[Raw] | UnsetType | None = UNSET

@@ -423,6 +423,14 @@ def forced_offers(choice: str | ToolChoiceName, offers: Sequence[Offer]) -> tupl
     return chosen_offers(choice.tools or [], offers) if choice.mode == "required" else ()
 
 
+def allowed_offers(choice: str | ToolChoiceName, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """The tools that may be called by this choice."""
+    if not isinstance(choice, ToolChoiceName):
+        return () if choice == "none" else tuple(offers)
+    named = choice.tools or [] if choice.type == "allowed_tools" else [choice]
+    return chosen_offers(named, offers)
+
+
 def chosen_offers(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) -> tuple[Offer, ...]:
     """The tools that these choices mean, by name or by type."""
     wanted = list(choices)
@@ -440,7 +448,20 @@ def _is_meant(choice: ToolChoiceName, offer: Offer) -> bool:
 
 def has_grammar(offer: Offer) -> bool:
     """Whether what the model gives this tool must follow a grammar."""
-    if not isinstance(offer.tool, CustomTool) or not isinstance(offer.tool.format, Raw):
-        return False
-    shape = msgspec.json.decode(offer.tool.format)
+    shape = _shape(offer)
     return isinstance(shape, dict) and shape.get("type") == "grammar"
+
+
+def grammar_of(offer: Offer) -> tuple[str, str] | None:
+    """The syntax of the grammar that this tool has, and its definition."""
+    shape = _shape(offer)
+    if not isinstance(shape, dict) or shape.get("type") != "grammar":
+        return None
+    return str(shape.get("syntax")), str(shape.get("definition") or "")
+
+
+def _shape(offer: Offer) -> object:
+    """The format of a custom tool, as it came."""
+    if not isinstance(offer.tool, CustomTool) or not isinstance(offer.tool.format, Raw):
+        return None
+    return msgspec.json.decode(offer.tool.format)

@@ -73,6 +73,12 @@ class FakeSglang(Fake):
                     "status_code": 503,
                 }
             shown = ids[sent:count] if self.is_incremental else ids[:count]
+            if body.get("return_logprob"):
+                tops = cast(int, body["top_logprobs_num"])
+                meta["output_token_logprobs"] = [[-id / 8, id, None] for id in shown]
+                meta["output_top_logprobs"] = [
+                    [[-n / 64, n, None] for n in range(1, tops + 1)] or None for _ in shown
+                ]
             await response.write(event({"text": "…", "output_ids": shown, "meta_info": meta}))
             sent = count
         await response.write(DONE)

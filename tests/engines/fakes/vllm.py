@@ -59,6 +59,15 @@ class FakeVllm(Fake):
                 "finish_reason": reason if is_last else None,
                 "stop_reason": id if is_last and reason == "stop" else None,
             }
+            if (count := body.get("logprobs")) is not None:
+                assert body["return_tokens_as_token_ids"] is True
+                tops = {f"token_id:{one}": value for one, value in likeliest(id, count)}
+                choice["logprobs"] = {
+                    "text_offset": [0],
+                    "tokens": [f"token_id:{id}"],
+                    "token_logprobs": [logprob(id)],
+                    "top_logprobs": [tops],
+                }
             if body.get("return_token_ids") and self.gives_ids:
                 choice |= {"token_ids": [id], "prompt_token_ids": prompt if n == 0 else None}
             await response.write(event({**head, "choices": [choice], "usage": None}))
@@ -84,7 +93,13 @@ class FakeVllm(Fake):
         for n, id in enumerate(ids):
             await self.pause(request, n)
             is_last = n == len(ids) - 1
-            choice = {"index": 0, "token_ids": [id], "finish_reason": reason if is_last else None}
+            choice: Body = {"index": 0, "token_ids": [id]}
+            choice["finish_reason"] = reason if is_last else None
+            if (count := sampling.get("logprobs")) is not None:
+                tops = likeliest(id, count)
+                top = [{"token_id": one, "logprob": value, "rank": 1} for one, value in tops]
+                said = {"token_id": id, "logprob": logprob(id), "rank": 2, "top_logprobs": top}
+                choice["logprobs"] = {"content": [said]}
             await response.write(event({"request_id": "1", "choices": [choice]}))
         usage = _usage(prompt, ids, cached)
         await response.write(event({"request_id": "1", "choices": [], "usage": usage}))
@@ -105,6 +120,17 @@ class FakeVllm(Fake):
                 f"requested {len(prompt) + wanted} tokens. Please reduce the length of the messages.",
             )
         return None
+
+
+def logprob(id: int) -> float:
+    """What it says of a token that it sampled."""
+    return -id / 8
+
+
+def likeliest(id: int, count: object) -> list[tuple[int, float]]:
+    """The sampled token first, as vLLM has it, then those that were likelier."""
+    assert isinstance(count, int)
+    return [(id, logprob(id)), *((n, -n / 64) for n in range(1, count))][: max(count, 1)]
 
 
 def _limits(sampling: Body) -> tuple[list[int], int]:
