@@ -23,8 +23,9 @@ from typing import NamedTuple
 from rich.progress import Progress
 
 from segue.dialects.chatml import ChatmlDialect
-from segue.dialects.vocabulary import Vocabulary, smollm2_path, vocabulary_from_gguf
+from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
 from segue.engines.embedded import EmbeddedEngine
+from segue.engines.weights import find_weights
 from segue.turn.values import Head, Ids, Job, Sampling, Scene
 from segue.wire.codec import decode_tools, user_message
 
@@ -140,8 +141,7 @@ def compare(
 
 async def measure(turns: int, temperature: float) -> list[Sample]:
     """All turns, a few at a time."""
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     words = vocabulary_from_gguf(path)
     dialect = ChatmlDialect(words)
     engine = EmbeddedEngine(path, words, context_tokens=CONTEXT_TOKENS, parallel=PARALLEL)

@@ -33,10 +33,10 @@ from segue.dialects.template import Template, TemplateDialect
 from segue.dialects.vocabulary import (
     CONTROL,
     Vocabulary,
-    smollm2_path,
     vocabulary_from_harmony,
     vocabulary_from_metadata,
 )
+from segue.engines.weights import find_weights
 from segue.errors import ServerFault
 from segue.turn.seams import Dialect
 from segue.turn.settle import warm_after
@@ -81,8 +81,7 @@ def smollm2(*specials: str) -> Vocabulary:
 
 
 def _smollm2_head() -> tuple[dict[str, GgufValue], str]:
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     return read_gguf(path), path.name
 
 

@@ -20,9 +20,9 @@ from segue.dialects.vocabulary import (
     CONTROL,
     USER_DEFINED,
     Vocabulary,
-    smollm2_path,
     vocabulary_from_metadata,
 )
+from segue.engines.weights import find_weights
 from segue.turn.seams import Dialect
 from segue.turn.settle import warm_after
 from segue.turn.values import (
@@ -74,8 +74,7 @@ class Heard(NamedTuple):
 
 def smollm2(*specials: str, texts: tuple[str, ...] = ()) -> Vocabulary:
     """SmolLM2's vocabulary with the special tokens and marks of another family at its end."""
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     head = read_gguf(path)
     tokens, kinds = head["tokenizer.ggml.tokens"], head["tokenizer.ggml.token_type"]
     assert isinstance(tokens, list)

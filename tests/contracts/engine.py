@@ -15,7 +15,8 @@ from functools import cache
 import msgspec
 
 from segue.dialects.chatml import ChatmlDialect
-from segue.dialects.vocabulary import smollm2_path, vocabulary_from_gguf
+from segue.dialects.vocabulary import vocabulary_from_gguf
+from segue.engines.weights import find_weights
 from segue.turn.seams import Dialect, Engine
 from segue.turn.values import Finish, Head, Ids, Job, Piece, Sampling, Scene
 from segue.wire.items import Item
@@ -29,8 +30,7 @@ TOKENS_MAX = 4_096
 @cache
 def chatml() -> ChatmlDialect:
     """One dialect for all tests of a process: reading the vocabulary takes a moment."""
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     return ChatmlDialect(vocabulary_from_gguf(path))
 
 

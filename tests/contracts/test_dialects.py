@@ -11,7 +11,7 @@ from segue.dialects.harmony import HarmonyDialect
 from segue.dialects.llama3 import Llama3Dialect
 from segue.dialects.mistral import MistralDialect
 from segue.dialects.template import Template, TemplateDialect
-from segue.dialects.vocabulary import smollm2_path
+from segue.engines.weights import find_weights
 from segue.turn.values import Delta, Head, Scene
 from segue.wire.items import Item, Message, Value
 from tests.contracts import dialect as contract
@@ -85,8 +85,7 @@ def harmony() -> Family:
 def template() -> Family:
     """SmolLM2's own template, which knows of no tools."""
     pytest.importorskip("jinja2")
-    path = smollm2_path()
-    assert path is not None
+    path = find_weights("smollm2")
     text = read_gguf(path)["tokenizer.chat_template"]
     assert isinstance(text, str)
     vocabulary = smollm2("[TOOL_CALLS]")

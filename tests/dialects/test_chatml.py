@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings
 
 from segue.dialects.chatml import SMOLLM2_SYSTEM, ChatmlDialect
 from segue.dialects.gguf import read_gguf
-from segue.dialects.vocabulary import Vocabulary, smollm2_path, vocabulary_from_gguf
+from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
+from segue.engines.weights import find_weights
 from segue.turn.bring import bring
 from segue.turn.values import NOTHING_BROUGHT, Closed, Head, Ids, Said, Scene, Wrote
 from segue.wire.items import CustomToolCall, FunctionCall, Item, Message, Reasoning
@@ -42,8 +43,7 @@ SPECIAL = re.compile(r"(<\|im_start\|>|<\|im_end\|>)")
 
 
 def smollm2() -> Path:
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     return path
 
 

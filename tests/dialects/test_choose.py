@@ -15,11 +15,11 @@ from segue.dialects.mistral import MistralDialect
 from segue.dialects.template import TemplateDialect
 from segue.dialects.vocabulary import (
     Vocabulary,
-    smollm2_path,
     vocabulary_from_file,
     vocabulary_from_gguf,
     vocabulary_from_metadata,
 )
+from segue.engines.weights import find_weights
 from segue.errors import ServerFault
 from segue.turn.values import Head, Scene
 from tests.contracts.dialect import flat, message, smollm2
@@ -43,8 +43,7 @@ def is_chatml(dialect: object, vocabulary: Vocabulary, family: object) -> bool:
 
 
 def test_smollm2_is_known_by_its_gguf() -> None:
-    path = smollm2_path()
-    assert path is not None
+    path = find_weights("smollm2")
     vocabulary = vocabulary_from_gguf(path)
 
     assert is_chatml(choose(path, vocabulary), vocabulary, SMOLLM2)
@@ -170,8 +169,7 @@ def test_model_without_a_template_is_believed_by_its_tokens(tmp_path: Path) -> N
 
 
 def test_model_that_says_nothing_is_refused(tmp_path: Path) -> None:
-    path = smollm2_path()
-    assert path is not None
+    path = find_weights("smollm2")
     head = read_gguf(path)
     tokens = head["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 from segue.dialects.gguf import Value
@@ -9,6 +10,7 @@ from segue.dialects.vocabulary import (
     BYTE_OF_LETTER,
     CONTROL,
     Vocabulary,
+    vocabulary_from_file,
     vocabulary_from_harmony,
     vocabulary_from_metadata,
 )
@@ -19,6 +21,7 @@ FRAGMENTS = [
     "漢字", "かな", "😀", "é", "e\u0301", "/", "//\n", ".", "!?\n\n", "_", "ǅ", "ʰa", "अ", "ि", "\u00a0", "\u2028",
     "<|end|>", "<|eot_id|>", "x'Re",
 ]  # fmt: skip
+GOLDEN = Path(__file__).parents[1] / "golden"
 LETTERS = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 
 
@@ -58,6 +61,17 @@ def test_gpt_oss_is_cut_as_its_library_does() -> None:
     spelt = [theirs.bytes_of(id) for id in range(theirs.size)]
     tokens = [specials.get(id) or _letters(data) for id, data in enumerate(spelt)]
     ours = from_metadata("gpt-4o", tokens, set(specials), _merges(spelt))
+
+    assert [text for text in texts() if ours.encode(text) != theirs.encode(text)] == []
+    assert ours.fingerprint == theirs.fingerprint
+
+
+def test_mistral_is_cut_as_its_own_file_says() -> None:
+    theirs = vocabulary_from_file(GOLDEN / "mistral" / "tekken.json")
+    specials = {theirs.special(text): text for text in theirs.specials}
+    spelt = [theirs.bytes_of(id) for id in range(theirs.size)]
+    tokens = [specials.get(id) or _letters(data) for id, data in enumerate(spelt)]
+    ours = from_metadata("tekken", tokens, set(specials), _merges(spelt))
 
     assert [text for text in texts() if ours.encode(text) != theirs.encode(text)] == []
     assert ours.fingerprint == theirs.fingerprint

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from segue.dialects.vocabulary import (
     Vocabulary,
-    smollm2_path,
     vocabulary_from_file,
     vocabulary_from_gguf,
 )
+from segue.engines.weights import find_weights
 from segue.errors import ServerFault
 
 ORACLE = Path(__file__).parents[1] / "golden" / "smollm2-llamacpp-tokens.json"
@@ -21,8 +21,7 @@ ORACLE = Path(__file__).parents[1] / "golden" / "smollm2-llamacpp-tokens.json"
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     return vocabulary_from_gguf(path)
 
 
@@ -72,8 +71,7 @@ def test_vocabulary_without_a_special_token_does_not_fit(vocabulary: Vocabulary)
 
 
 def test_vocabulary_has_a_size_and_a_name_that_stay(vocabulary: Vocabulary) -> None:
-    path = smollm2_path()
-    assert path is not None
+    path = find_weights("smollm2")
 
     assert vocabulary.size == 49152
     assert vocabulary.fingerprint == vocabulary_from_gguf(path).fingerprint

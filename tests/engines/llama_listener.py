@@ -31,10 +31,9 @@ class Listener:
 @contextmanager
 def llama_server(slots: int = 2) -> Iterator[Listener]:
     """A server that is ready; ended by its own process at the end."""
-    from segue.dialects.vocabulary import smollm2_path
+    from segue.engines.weights import find_weights
 
-    model = smollm2_path()
-    assert model is not None, "the weights are not installed: make setup"
+    model = find_weights("smollm2")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -24,9 +24,10 @@ import jsonschema
 import msgspec
 import pytest
 
-from segue.dialects.vocabulary import Vocabulary, smollm2_path, vocabulary_from_gguf
+from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
 from segue.engines import embedded
 from segue.engines.embedded import EmbeddedEngine, check_cpu
+from segue.engines.weights import find_weights
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Misconfigured, Unavailable
 from segue.turn.values import (
     NO_TOKENS,
@@ -86,8 +87,7 @@ def bench(engine: EmbeddedEngine) -> GreedyBench:
 
 
 def weights() -> Path:
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     return path
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from segue.dialects.vocabulary import Vocabulary, smollm2_path, vocabulary_from_gguf
+from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
 from segue.engines.spelling import Spelling
+from segue.engines.weights import find_weights
 
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     return vocabulary_from_gguf(path)
 
 

@@ -26,7 +26,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from segue.dialects.vocabulary import Vocabulary, smollm2_path, vocabulary_from_gguf
+from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
+from segue.engines.weights import find_weights
 from segue.errors import EngineFailed
 from segue.turn.resolve import count_model_turns
 from segue.turn.values import Closed as ItemClosed
@@ -141,8 +142,7 @@ def render(head: Head, past: Node | None, given: list[dict[str, Any]]) -> tuple[
 
 @cache
 def vocabulary() -> Vocabulary:
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     return vocabulary_from_gguf(path)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from segue.dialects.vocabulary import Vocabulary, smollm2_path, vocabulary_from_gguf
+from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
+from segue.engines.weights import find_weights
 from tests.support import ServedProcess, Wire, metric, served_process, wire
 
 pytestmark = pytest.mark.xdist_group("embedded")
@@ -44,8 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
 
 @pytest.fixture(scope="module")
 def words() -> Vocabulary:
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     return vocabulary_from_gguf(path)
 
 

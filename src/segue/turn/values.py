@@ -377,8 +377,10 @@ class Opened(Struct, frozen=True):
 
 
 class Wrote(Struct, frozen=True):
-    """The model adds to the open item: text, reasoning, arguments or input. `logprobs` are those of the tokens that begin
-    in this text, where they were asked for."""
+    """The model adds to the open item: text, reasoning, arguments or input.
+
+    Where they were asked for, `logprobs` are those of the tokens that begin in this text.
+    """
 
     text: str
     logprobs: tuple[Logprob, ...] = ()
