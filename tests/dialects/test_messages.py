@@ -194,6 +194,25 @@ def test_picture_is_handed_on_to_a_model_that_sees() -> None:
     assert messages_of(message("user", "Hi"), dialect=seeing)[0]["content"] == "Hi"
 
 
+def test_picture_from_a_tool_is_shown_behind_all_outputs() -> None:
+    """Endpoints want the outputs of one turn together, and a tool's message has no place for a picture."""
+    shown = {"type": "input_image", "image_url": "https://example.com/a.png"}
+    parts = [{"type": "input_text", "text": "See"}, shown, {"type": "input_text", "text": "there."}]
+    items = (
+        item("function_call_output", call_id="a", output=parts),
+        item("function_call_output", call_id="b", output="plain"),
+        message("user", "Well?"),
+    )
+    seen = messages_of(*items, dialect=MessagesDialect(sees_images=True))
+    assert [one["role"] for one in seen] == ["tool", "tool", "user", "user"]
+    assert seen[0]["content"] == "See\n[image: shown behind the outputs]\nthere."
+    content = cast("list[dict[str, object]]", seen[2]["content"])
+    assert content[1] == {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    told = messages_of(*items)
+    assert [one["role"] for one in told] == ["tool", "tool", "user"]
+    assert "cannot see" in str(told[0]["content"])
+
+
 # --- warmth ---------------------------------------------------------------------------------------
 
 

@@ -3,10 +3,11 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from segue.dialects.template import Template, TemplateDialect
 from segue.errors import InvalidRequest, ServerFault
-from segue.turn.values import Head, Scene, Turn
+from segue.turn.values import Head, Round, Scene, Turn, Warm
 from tests.contracts.dialect import (
     OFFERING,
     TOOLS,
@@ -208,3 +209,56 @@ def test_list_of_calls_behind_a_special_token_is_heard(text: str, expected: list
     ids = encoded_whole(vocabulary, text, ["[TOOL_CALLS]"])
 
     assert heard(read(dialect, OFFERING, [[id] for id in ids])) == expected
+
+
+def test_history_that_is_sent_again_is_tokenized_once() -> None:
+    """What was recalled stands for the items that it was made of, and changes no token."""
+    dialect = simple()
+    before = (message("user", "Hello"), message("assistant", "Hi <|im_end|>"), message("user", "?"))
+    first = dialect.render(Scene(Head(instructions="Brief."), None, before))
+    head = Head(instructions="Brief.")
+    new = (message("assistant", "Yes."), message("user", "Then go on."))
+    recalled = Warm(dialect.fingerprint, head, first.context)
+    scene = Scene(head, None, new, (Round(before),), recalled=recalled)
+
+    warm = dialect.render(scene)
+    bare = dialect.render(Scene(head, None, before + new))
+
+    assert flat(warm.prompt) == flat(bare.prompt)
+    assert warm.tokens_reused == first.context.length
+    assert warm.tokens_tokenized == bare.context.length - first.context.length
+    other = dialect.render(replace(scene, head=Head(instructions="Long.")))
+    assert other.tokens_reused == 0
+
+
+def test_template_that_forgets_goes_on_from_an_older_prompt() -> None:
+    """Here only the last message of the user is told in full."""
+    text = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content if loop.revindex0 < 3 or m.role != 'user' else 'old' }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    dialect = simple(text)
+    past: Turn | None = None
+    for n in range(4):
+        scene = Scene(Head(), past, (message("user", f"Question {n}"),))
+        warm, bare = dialect.render(scene), dialect.render(cold(scene))
+        assert flat(warm.prompt) == flat(bare.prompt)
+        said = dialect.write([message("assistant", "Yes.")])
+        past = turn_after(dialect, scene, said.tolist())
+
+
+def test_cue_that_depends_is_found_by_running_the_template_without_it() -> None:
+    text = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant number {{ messages|length }}\n{% endif %}"
+    )
+    dialect = simple(text)
+    given = tuple(message("user", f"{n}") for n in range(3))
+
+    rendered = dialect.render(Scene(Head(), None, given))
+
+    vocabulary = smollm2()
+    cue = b"".join(map(vocabulary.bytes_of, rendered.cue))
+    assert cue == b"assistant number 3\n"
+    assert b"".join(map(vocabulary.bytes_of, flat(rendered.context))).endswith(b"2\n")

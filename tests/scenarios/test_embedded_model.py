@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import jsonschema
 
@@ -100,3 +102,55 @@ async def test_client_leaves_a_model_in_mid_sentence_and_the_next_one_is_served(
             served, "POST", "/v1/responses", {"model": NAME, "input": "Hi", "max_output_tokens": 2}
         )
         assert answer.status == 200
+
+
+LOOK = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+NUMBER = {
+    "type": "custom",
+    "name": "count",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "n=" /[0-9]{1,4}/'},
+}
+
+
+async def test_client_forces_a_tool_with_a_grammar_and_its_input_follows_it() -> None:
+    """The next turn goes on behind what was sampled; a broken grammar is refused in words."""
+    story: dict[str, Any] = {"model": NAME, "input": "Count.", "tools": [NUMBER]}
+    story |= {"tool_choice": {"type": "custom", "name": "count"}, "max_output_tokens": 40}
+    async with serving_smollm2() as served:
+        first = (await fetch(served, "POST", "/v1/responses", story)).json
+        call = first["output"][0]
+        assert (call["type"], call["status"]) == ("custom_tool_call", "completed")
+        assert re.fullmatch("n=[0-9]{1,4}", call["input"])
+        answer = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"}
+        more = {"input": [answer], "previous_response_id": first["id"], "tool_choice": "none"}
+        second = (await fetch(served, "POST", "/v1/responses", story | more)).json
+        shape = {**NUMBER["format"], "definition": "start: nowhere"}
+        wrong = {"tools": [{**NUMBER, "format": shape}]}
+        refused = await fetch(served, "POST", "/v1/responses", story | wrong)
+    assert all(one["type"] == "message" for one in second["output"])
+    known = first["usage"]["total_tokens"] - 1
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] >= known - 1
+    assert (refused.status, refused.json["error"]["code"]) == (400, "unsupported_grammar")
+
+
+async def test_client_asks_a_model_how_likely_its_words_were() -> None:
+    story = {"model": NAME, "input": "Say hello.", "temperature": 0, "max_output_tokens": 8}
+    story |= {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
+    async with serving_smollm2() as served:
+        part = (await fetch(served, "POST", "/v1/responses", story)).json["output"][0]["content"][0]
+    logprobs = part["logprobs"]
+    assert b"".join(bytes(one["bytes"]) for one in logprobs).decode() == part["text"]
+    for one in logprobs:
+        top = [other["logprob"] for other in one["top_logprobs"]]
+        assert top == sorted(top, reverse=True)
+        assert (one["logprob"], len(top)) == (top[0], 3)
+
+
+async def test_model_that_may_not_call_does_not() -> None:
+    """The tools stay in the prompt; what looks like a call is text."""
+    story = {"model": NAME, "input": "Look!", "tools": [LOOK], "tool_choice": "none"}
+    story |= {"max_output_tokens": 30, "instructions": "Always call the tool."}
+    async with serving_smollm2() as served:
+        for _ in range(3):
+            answer = (await fetch(served, "POST", "/v1/responses", story)).json
+            assert [one["type"] for one in answer["output"]] == ["message"]

@@ -41,11 +41,18 @@ from segue.turn.values import (
     Wrote,
     since_fresh,
 )
-from segue.wire.items import InputImage, Item, Logprob, Message
+from segue.wire.items import (
+    CustomToolCallOutput,
+    FunctionCallOutput,
+    InputImage,
+    Item,
+    Logprob,
+    Message,
+)
 from segue.wire.tools import plain_name
 
 # A change of this file that changes what is written needs a new number.
-VERSION = "messages1"
+VERSION = "messages2"
 # What goes on in the same assistant message: a model turn in the order in which a model writes it.
 JOINS = {
     ("think", "think"),
@@ -129,11 +136,15 @@ class MessagesDialect:
 
     def _messages(self, items: Sequence[Item]) -> Iterator[JsonObject]:
         spoken: list[Part] = []
+        pictures: list[InputImage] = []
         for item in items:
             part = part_of(item)
             if part.kind == "tools":
                 # The engine has a field for tools, those that items bring included.
                 continue
+            if pictures and part.kind != "response":
+                yield _shown(pictures)
+                pictures = []
             if part.kind == "think" and not (part.text and self._sends_reasoning):
                 continue
             if spoken and (spoken[-1].kind, part.kind) not in JOINS:
@@ -146,14 +157,18 @@ class MessagesDialect:
                 yield _assistant(spoken)
                 spoken = []
             yield self._told(item, part)
+            pictures += self._pictures(item) if part.call_id else []
         if spoken:
             yield _assistant(spoken)
+        if pictures:
+            yield _shown(pictures)
 
     def _told(self, item: Item, part: Part) -> JsonObject:
         """A message of its own."""
         match part.kind:
             case "response" if part.call_id:
-                return {"role": "tool", "tool_call_id": part.call_id, "content": part.text}
+                text = _output(item) if self._pictures(item) else part.text
+                return {"role": "tool", "tool_call_id": part.call_id, "content": text}
             case "response":
                 return _message("user", f"[answer: {part.text}]")
             case "call":
@@ -162,6 +177,15 @@ class MessagesDialect:
                 return _message("system", part.text)
             case _:
                 return {"role": "user", "content": self._content(item, part)}
+
+    def _pictures(self, item: Item) -> list[InputImage]:
+        """Pictures in a tool's output, where the model sees them. A tool's message has no place for them, so that they
+        follow the outputs in a message of their own."""
+        value = item.value
+        if not (self._sees_images and isinstance(value, FunctionCallOutput | CustomToolCallOutput)):
+            return []
+        parts = value.output if isinstance(value.output, list) else []
+        return [one for one in parts if isinstance(one, InputImage) and one.image_url]
 
     def _content(self, item: Item, part: Part) -> str | list[JsonObject]:
         """What a user said; with pictures in it where the model sees them."""
@@ -188,6 +212,24 @@ def _rounds(turns: Sequence[Turn]) -> list[Round]:
 
 def _message(role: str, text: str) -> JsonObject:
     return {"role": role, "content": text}
+
+
+def _output(item: Item) -> str:
+    """A tool's output with pictures in it: its words, and where a picture stands."""
+    assert isinstance(item.value, FunctionCallOutput | CustomToolCallOutput)
+    words = []
+    for one in item.value.output:
+        assert not isinstance(one, str)
+        is_shown = isinstance(one, InputImage) and bool(one.image_url)
+        said = part_of(Item(b"", Message(role="user", content=[one]))).text
+        words.append("[image: shown behind the outputs]" if is_shown else said)
+    return "\n".join(words)
+
+
+def _shown(pictures: Sequence[InputImage]) -> JsonObject:
+    content: list[JsonObject] = [{"type": "text", "text": "Images from the tool outputs:"}]
+    content += [{"type": "image_url", "image_url": _image(one)} for one in pictures]
+    return {"role": "user", "content": content}
 
 
 def _image(part: InputImage) -> JsonObject:
