@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 
 import pytest
 
 from segue.engines.vllm import VllmEngine, Ways
 from segue.errors import InvalidRequest
-from segue.turn.values import Finish, Head, Ids, Scene, Tokens, Wrote, id_array
+from segue.turn.values import (
+    Finish,
+    Grammar,
+    Head,
+    Ids,
+    Sampling,
+    Scene,
+    Tokens,
+    Wrote,
+    id_array,
+)
+from tests.contracts.dialect import smollm2
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said
 from tests.engines.asking import (
@@ -25,6 +37,7 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
+    odds_of,
     tokens,
     upstream,
 )
@@ -87,6 +100,46 @@ async def test_answer_follows_the_schema(engine: VllmEngine) -> None:
         if isinstance(piece, Ids):
             text += "".join(one.text for one in reader.feed(piece) if isinstance(one, Wrote))
     assert set(json.loads(text)) == {"city"}
+
+
+async def test_engine_says_how_likely_its_tokens_were(engine: VllmEngine) -> None:
+    prompt = Greedy(engine, chatml()).job(said("What is 2+2?")).prompt
+    asked = Sampling(temperature=0, top_logprobs=3, wants_logprobs=True)
+    pieces = await heard(engine, job(prompt, 6, sampling=asked))
+    for id, one in zip(ids_of(pieces), odds_of(pieces), strict=True):
+        assert one is not None
+        assert one.top[0] == (id, one.logprob), "the greedy take the likeliest"
+        assert len(one.top) == 3
+    alone = Sampling(temperature=0, wants_logprobs=True)
+    bare = await heard(engine, job(prompt, 6, sampling=alone))
+    assert all(one is not None and not one.top for one in odds_of(bare))
+
+
+@pytest.mark.parametrize(
+    "grammar, pattern",
+    [
+        (Grammar("lark", 'start: "n=" NUMBER\nNUMBER: /[0-9]{3}/'), "n=[0-9]{3}"),
+        (Grammar("regex", r'[a-z]{2}/"\d"'), r'[a-z]{2}/"\d"'),
+    ],
+    ids=["lark", "regex"],
+)
+async def test_answer_follows_the_grammar(
+    engine: VllmEngine, grammar: Grammar, pattern: str
+) -> None:
+    prompt = Greedy(engine, chatml()).job(said("Name a number.")).prompt
+    pieces = await heard(engine, job(prompt, 20, schema=grammar, sampling=Sampling()))
+    words = b"".join(smollm2().bytes_of(id) for id in ids_of(pieces)).decode()
+    assert re.fullmatch(pattern, words)
+
+
+@pytest.mark.parametrize(
+    "grammar", [Grammar("lark", "start: nowhere"), Grammar("regex", "(unbalanced")]
+)
+async def test_grammar_that_cannot_be_read_is_the_clients_error(
+    engine: VllmEngine, grammar: Grammar
+) -> None:
+    with pytest.raises(InvalidRequest):
+        await heard(engine, job(tokens([1, 28]), 5, schema=grammar))
 
 
 async def test_prompt_that_does_not_fit_is_the_clients_error(engine: VllmEngine) -> None:

@@ -23,10 +23,7 @@ UNKNOWN = {"image", "access_programs", "client_metadata", "multi_agent"}
 # For each ignored field a value that would change something if it were honoured.
 ASKED: dict[str, Any] = {
     "stream_options": {"include_obfuscation": True},
-    "parallel_tool_calls": False,
     "max_tool_calls": 1,
-    "top_logprobs": 5,
-    "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
     "prompt_cache_key": "key",
     "prompt_cache_retention": "24h",
     "service_tier": "priority",
