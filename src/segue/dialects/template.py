@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib import import_module
 from typing import Any
+from zlib import crc32
 
 from segue.dialects.chatml import CALL, CALLED, JOINS, content_of, told_tools
 from segue.dialects.grammar import UNQUOTE, Held, HeldReader, held_offer, named
@@ -146,7 +147,7 @@ class TemplateDialect:
         names = sorted(vocabulary.specials, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names)))
         self._cut = re.compile(
-            f"({'|'.join(map(re.escape, names))}|{KEPT_BEFORE}[0-9]+{KEPT_BEHIND})"
+            f"({'|'.join(map(re.escape, names))}|{KEPT_BEFORE}[0-9]+[.][0-9]+{KEPT_BEHIND})"
         )
         ends = [end for end in dict.fromkeys((template.end, *ENDS)) if vocabulary.has_special(end)]
         if not ends:
@@ -285,7 +286,7 @@ class TemplateDialect:
         made = 0
         for part in self._split(text):
             if part.startswith(KEPT_BEFORE):
-                ids.extend(self._said(kept[int(part[1:-1])]))
+                ids.extend(self._said(kept[int(part[1:].partition(".")[0])]))
                 continue
             new = self._encode_part(part)
             ids.extend(new)
@@ -345,7 +346,7 @@ class TemplateDialect:
         for round in (*scene.history(), Round(scene.given)):
             chat.extend(self._messages(round.given))
             if is_keeping and self._is_kept(round):
-                placeholder = f"{KEPT_BEFORE}{count}{KEPT_BEHIND}"
+                placeholder = f"{KEPT_BEFORE}{count}.{_check(round)}{KEPT_BEHIND}"
                 chat.append({"role": "assistant", "content": placeholder})
                 count += 1
             elif round.did_sample:
@@ -436,6 +437,14 @@ def _parts(item: Item) -> list[Part]:
         added = added_by(item)
         return [Part("system", told_tools(added))] if added else []
     return parts_of((item,))
+
+
+def _check(round: Round) -> int:
+    """What tells the kept ids of a round from those of others, so that equal texts are equal tokens."""
+    found = 0
+    for ids in (*round.ids, round.tail):
+        found = crc32(ids, found)
+    return found
 
 
 def _bytes(text: str) -> bytes:

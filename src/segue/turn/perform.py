@@ -63,6 +63,9 @@ log = logging.getLogger(__name__)
 STEER_PIECES_MAX = 64
 # How often the tools of one response are searched for: more is a model that goes round in circles.
 SEARCHES_MAX = 16
+# How many more pieces are awaited when the model may say no more: mostly it stops by itself, and then the engine tells
+# what it counted.
+OVER_PIECES_MAX = 8
 # A summary longer than this is no summary; of a small context at most this share.
 SUMMARY_TOKENS_MAX = 2_048
 SUMMARY_SHARE = 0.25
@@ -351,6 +354,11 @@ class Summary:
         """What the model wrote."""
         return "".join(self._pieces).strip()
 
+    @property
+    def is_over(self) -> bool:
+        """As its reader says."""
+        return self._reader.is_over
+
     def feed(self, piece: Piece) -> list[Said]:
         """Nothing for the client."""
         return self._keep(self._reader.feed(piece))
@@ -407,15 +415,16 @@ async def _sample(
     if reader is not None and composed.rendered.lead:
         running.publish(assembler.feed(reader.feed(Ids(composed.rendered.lead))))
     began = first_at = now()
-    pieces_after_steer = 0
+    pieces_after_steer = pieces_when_over = 0
+    job = _job(play, composed, tokens_max)
     try:
         async with (
             running.interruptible(),
-            aclosing(play.plan.model.engine.sample(_job(play, composed, tokens_max))) as pieces,
+            aclosing(play.plan.model.engine.sample(job)) as pieces,
         ):
             async for piece in pieces:
                 if isinstance(piece, Finish):
-                    return piece
+                    return structs.replace(piece, reason="stop") if pieces_when_over else piece
                 if first_at == began:
                     first_at = now()
                     tally.stage_s.setdefault("first_token", first_at - began)
@@ -425,6 +434,9 @@ async def _sample(
                 if reader is not None:
                     running.publish(assembler.feed(reader.feed(piece)))
                     await running.room()
+                    pieces_when_over += reader.is_over
+                    if pieces_when_over > OVER_PIECES_MAX:
+                        return Finish("stop", route=job.route)
                 if running.is_steered:
                     pieces_after_steer += 1
                     is_long = pieces_after_steer > STEER_PIECES_MAX and assembler.is_in_text
