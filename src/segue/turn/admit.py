@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, structs
 
-from segue.errors import InvalidRequest, model_not_found
+from segue.errors import InvalidRequest, cut_name, model_not_found
 from segue.turn.compact import Kind
 from segue.turn.resolve import Resolved
 from segue.turn.seams import Dialect, Engine
@@ -202,7 +202,7 @@ def _check_unseen(resolved: Resolved, model: Model, tally: Tally) -> None:
     for index, item in enumerate(resolved.given):
         if (count := count_media(item.value)) and model.unseen == "refuse":
             raise InvalidRequest(
-                f"The model '{resolved.model[:128]}' can take in neither pictures nor sound.",
+                f"The model '{cut_name(resolved.model)}' can take in neither pictures nor sound.",
                 code="unsupported_value",
                 param=f"input[{index}]",
             )

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.errors import ApiError, InvalidRequest
+from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest
 from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbered
 from segue.wire.items import (
     AdditionalTools,
@@ -48,6 +48,11 @@ STEERED_KEYS = frozenset({"type", "role", "content"})
 NULL = Raw(b"null")
 STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
 _PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`\Z")
+# The library repeats a wrong value whole; so much of it is enough.
+_LONG_VALUE = re.compile(rf"'([^']{{{NAME_CHARS_MAX}}})[^']+'")
+# How far a frame that is too deep to decode is skimmed for its lane: some milliseconds of work.
+SKIM_BYTES_MAX = 64 * 1024
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}:,]')
 
 
 class Peek(Struct, frozen=True):
@@ -151,10 +156,34 @@ def with_input_before(create: Create, items: Sequence[Item]) -> Create:
 
 def decode_envelope(frame: bytes) -> tuple[str | None, str | None]:
     """The type and the lane of a frame that cannot be read as a whole; None where they are no use."""
-    envelope = _decode(_envelope, frame, "")
+    try:
+        envelope = _envelope.decode(frame)
+    except RecursionError:
+        envelope = _skim(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None, None
     kind = _string_or_none(envelope.type)
     lane = _string_or_none(envelope.stream_id)
     return kind, lane if lane is not None and STREAM_ID.match(lane) else None
+
+
+def _skim(frame: bytes) -> Envelope:
+    """The two fields of a frame that is nested too deeply to decode, if they stand near its beginning."""
+    fields: dict[bytes, Raw] = {}
+    depth = 0
+    key = last = b""
+    for found in _TOKEN.finditer(frame, 0, SKIM_BYTES_MAX):
+        token = found[0]
+        if depth == 1:
+            if token == b":":
+                key = last
+            elif token == b",":
+                key = b""
+            elif key and token.startswith(b'"'):
+                fields[key] = Raw(token)
+        depth += (token in b"[{") - (token in b"]}")
+        last = token
+    return Envelope(fields.get(b'"type"', UNSET), fields.get(b'"stream_id"', UNSET))
 
 
 def decode_lane(create: Create) -> str | None:
@@ -405,7 +434,7 @@ def _explain(message: str, path: str) -> tuple[str, str | None]:
     found = _PATH.search(message)
     inner = found["path"] if found else ""
     param = f"{path}{inner}".lstrip(".") or None
-    text = message[: found.start()] if found else message
+    text = _LONG_VALUE.sub(r"'\1'", message[: found.start()] if found else message)
     return (f"Invalid value for '{param}': {text}." if param else f"{text}."), param
 
 
