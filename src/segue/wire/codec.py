@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -24,7 +24,7 @@ from segue.wire.items import (
     Value,
 )
 from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
-from segue.wire.response import Response
+from segue.wire.response import ItemList, Response
 from segue.wire.tools import (
     NO_TOOLS,
     FunctionTool,
@@ -38,6 +38,13 @@ from segue.wire.tools import (
 )
 
 T = TypeVar("T")
+Fields: TypeAlias = dict[str, Raw]
+
+# What a part has in a list even if the client left it out.
+PART_DEFAULTS: dict[str, Fields] = {
+    "output_text": {"annotations": Raw(b"[]"), "logprobs": Raw(b"[]")},
+    "input_image": {"detail": Raw(b'"auto"')},
+}
 
 # Far above any real request, far below what would hold the loop or fill memory (hazards.md T7).
 TOOLS_MAX = 4_096
@@ -84,7 +91,8 @@ _message = msgspec.json.Decoder(Message)
 _reference = msgspec.json.Decoder(ItemReference)
 _item: msgspec.json.Decoder[Value] = msgspec.json.Decoder(Value)
 _tool: msgspec.json.Decoder[Tool] = msgspec.json.Decoder(Tool)
-_object = msgspec.json.Decoder(dict[str, Raw])
+_object = msgspec.json.Decoder(Fields)
+_objects = msgspec.json.Decoder(list[Fields])
 _schema = msgspec.json.Decoder(dict[str, object] | None)
 
 encode = _encoder.encode
@@ -386,26 +394,49 @@ def encode_error_event(error: ApiError, lane: str | None = None) -> bytes:
 def list_object(data: Sequence[bytes], ids: Sequence[str], *, has_more: bool) -> bytes:
     """The list object of the contract around items that are already encoded."""
     return encode(
-        {
-            "object": "list",
-            "data": [Raw(one) for one in data],
-            "first_id": ids[0] if ids else None,
-            "last_id": ids[-1] if ids else None,
-            "has_more": has_more,
-        }
+        ItemList(
+            data=[Raw(one) for one in data],
+            first_id=ids[0] if ids else None,
+            last_id=ids[-1] if ids else None,
+            has_more=has_more,
+        )
     )
 
 
 def listed_item(item: Item, item_id: str, status: str | None = None) -> bytes:
-    """An input item as lists show it: verbatim, completed with the type and id that lists must have."""
-    fields: dict[str, Raw | str] = {**_object.decode(item.raw)}
-    if fields.get("type", NULL) == NULL:
+    """An input item as lists show it: as it came, completed with what clients expect in a list."""
+    given = _object.decode(item.raw)
+    fields: dict[str, Raw | str | list[Fields]] = {**given}
+    if _is_null(given.get("type")):
         fields["type"] = str(item.value.__struct_config__.tag)
-    if fields.get("id", NULL) == NULL:
+    if not item.value.id:
         fields["id"] = item_id
     if status is not None:
         fields["status"] = status
+    elif "status" in item.value.__struct_fields__ and _is_null(given.get("status")):
+        fields["status"] = "completed"
+    if isinstance(item.value, Message):
+        fields["content"] = _listed_content(item.value, given["content"])
     return encode(fields)
+
+
+def _listed_content(message: Message, content: Raw) -> list[Fields]:
+    """The parts of a message, of one part if it was a plain string, with the keys that parts must have."""
+    kind = "output_text" if message.role == "assistant" else "input_text"
+    if isinstance(message.content, str):
+        parts: list[Fields] = [{"type": Raw(encode(kind)), "text": content}]
+    else:
+        parts = _objects.decode(content)
+    return [_completed_part(part) for part in parts]
+
+
+def _completed_part(part: Fields) -> Fields:
+    usual = PART_DEFAULTS.get(_string.decode(part["type"]), {})
+    return {**part, **{name: one for name, one in usual.items() if _is_null(part.get(name))}}
+
+
+def _is_null(raw: Raw | None) -> bool:
+    return raw is None or bytes(raw) == b"null"
 
 
 def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes, path: str) -> T:
