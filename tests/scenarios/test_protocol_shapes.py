@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import jsonschema
 import pytest
 
 from segue.wire.schema import REF, SENT, WRITTEN, WRITTEN_PARTS
-from tests.clients.outside import run_python
+from tests.clients.outside import ROOT, run_python
 from tests.openresponses import OUTSIDE, check_open_event, check_open_response
 from tests.scenarios.test_transports import (
     STORIES,
@@ -240,3 +241,12 @@ def test_error_bodies_have_their_four_keys(shapes: list[Shape]) -> None:
     for body in bodies:
         assert set(body) == {"error"}
         assert set(body["error"]) == {"message", "type", "param", "code"}
+
+
+def test_page_says_of_every_event_that_we_send_that_it_is_sent(shapes: list[Shape]) -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text("utf-8")
+    unsent = set(re.findall(r"^\| `([a-z_.]+)` \|.*\| not sent[^|]*\|$", page, re.MULTILINE))
+    assert unsent
+    seen = {one.value["type"] for one in shapes if one.kind in ("sse", "socket")}
+    assert len(seen) > 20
+    assert seen & unsent == set()
