@@ -1,7 +1,7 @@
 """What Open Responses demands beyond what `tests/events.py` checks of every event (protocol.md 2.1, 5 and 8).
 
 Its schema is stricter than the official clients: its numbers are never null, absent keys are left out rather than null,
-and its union of events is closed. Two things of ours are outside of that union on purpose, and are named here.
+and its union of events is closed. What we may send beyond that union is named here.
 """
 
 from __future__ import annotations
@@ -42,13 +42,18 @@ UNION = {
     "response.reasoning.done",
     "error",
 }
-# The newest clients know these, the closed union does not: raw reasoning, which `reasoning = "summary"` avoids, and
-# custom tools, which only a request that offers one can bring about.
+# The closed union does not know these: raw reasoning, which `reasoning = "summary"` avoids, and what only a client that
+# asks for it can bring about, by offering a custom tool, a trigger, a steer or a rollout.
 OUTSIDE = {
     "response.reasoning_text.delta",
     "response.reasoning_text.done",
     "response.custom_tool_call_input.delta",
     "response.custom_tool_call_input.done",
+    "response.compaction.compacting",
+    "response.steer.accepted",
+    "response.steer.pending",
+    "response.steer.failed",
+    "response.done",
 }
 ITEMS = {"message", "function_call", "function_call_output", "reasoning", "compaction"}
 ITEMS_OUTSIDE = {"custom_tool_call"}

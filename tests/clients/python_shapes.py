@@ -14,6 +14,8 @@ import pydantic
 from openai.pagination import SyncPage
 from openai.types import Model
 from openai.types.responses import (
+    CompactedResponse,
+    InputTokenCountResponse,
     Response,
     ResponseItemList,
     ResponsesServerEvent,
@@ -25,6 +27,8 @@ TYPES: dict[str, pydantic.TypeAdapter[Any]] = {
     "sse": pydantic.TypeAdapter(ResponseStreamEvent),
     "socket": pydantic.TypeAdapter(ResponsesServerEvent),
     "ItemList": pydantic.TypeAdapter(ResponseItemList),
+    "CompactionWindow": pydantic.TypeAdapter(CompactedResponse),
+    "InputTokens": pydantic.TypeAdapter(InputTokenCountResponse),
     "ModelCard": pydantic.TypeAdapter(Model),
     "ModelList": pydantic.TypeAdapter(SyncPage[Model]),
 }

@@ -27,12 +27,9 @@ Proof = Tests | NotBuilt | NotServed
 
 BACKGROUND = NotBuilt("background")
 CANCEL = NotBuilt("cancel")
-COMPACTION = NotBuilt("compaction")
 CONVERSATIONS = NotBuilt("conversations")
 HOSTED = NotBuilt("hosted tools")
-INPUT_TOKENS = NotBuilt("input_tokens")
 KEYS = NotBuilt("keys and limits")
-STEERING = NotBuilt("steering")
 TOOLS = NotBuilt("tool shapes")
 
 # What every turn of every story is held against.
@@ -68,8 +65,12 @@ ROWS: dict[str, dict[str, Proof]] = {
             "storage::test_client_pages_through_input_items",
             "openai_python::test_python_client_pages_through_input_items_in_both_orders",
         ),
-        "POST /v1/responses/compact": COMPACTION,
-        "POST /v1/responses/input_tokens": INPUT_TOKENS,
+        "POST /v1/responses/compact": (
+            "compaction::test_window_of_the_endpoint_begins_a_new_chain",
+        ),
+        "POST /v1/responses/input_tokens": (
+            "protocol_endpoints::test_tokens_of_a_prompt_are_counted_without_generating",
+        ),
         "GET /v1/models, GET /v1/models/{id}": (
             "protocol_endpoints::test_models_are_listed_and_found_by_name",
             "openai_python::test_python_client_lists_and_retrieves_models",
@@ -119,10 +120,14 @@ ROWS: dict[str, dict[str, Proof]] = {
         ),
     },
     "1.2 compact": {
-        "model is required": COMPACTION,
-        "unknown keys are ignored": COMPACTION,
-        "retained messages, then one compaction item": COMPACTION,
-        "the window is accepted back": COMPACTION,
+        "model is required": ("compaction::test_compact_needs_a_model",),
+        "unknown keys are ignored": ("open_responses::test_open_responses_compact_response",),
+        "retained messages, then one compaction item": (
+            "compaction::test_window_of_the_endpoint_begins_a_new_chain",
+        ),
+        "the window is accepted back": (
+            "protocol_section_10::test_section_10_row_15_a_compacted_window_is_taken_back_verbatim",
+        ),
     },
     "1.3 SSE framing": {
         "event name equals type": (
@@ -203,7 +208,7 @@ ROWS: dict[str, dict[str, Proof]] = {
             ECHO,
             "turn/truncate::test_client_that_allows_truncation_is_answered_from_the_newest_items",
         ),
-        "context_management": COMPACTION,
+        "context_management": ("compaction::test_threshold_compacts_inside_a_response",),
         "prompt": ("protocol_fields::test_prompt_templates_are_refused_by_name",),
         "prompt_cache_key": (ECHO, IGNORED),
         "prompt_cache_options": (ECHO, STORIES),
@@ -241,7 +246,9 @@ ROWS: dict[str, dict[str, Proof]] = {
             "protocol_fields::test_answer_that_hits_its_limit_is_incomplete",
         ),
         "incomplete_details content_filter": NotBuilt("guards"),
-        "incomplete_details steered": STEERING,
+        "incomplete_details steered": (
+            "steering::test_client_steers_a_long_answer_and_the_successor_follows",
+        ),
         "usage with its details": (SHAPES, "turn/run::test_plain_turn_counts_what_it_used"),
         "error codes of a failed response": ("turn/assemble::test_failed_response_says_why",),
         "tools echo with nullable keys": (
@@ -281,7 +288,9 @@ ROWS: dict[str, dict[str, Proof]] = {
             "transports::test_client_sees_what_each_story_is_about",
             "openai_python::test_strict_helper_accepts_reasoning_however_it_is_shown",
         ),
-        "encrypted_content filled": COMPACTION,
+        "encrypted_content filled": (
+            "compaction::test_reasoning_comes_back_sealed_and_is_read_again",
+        ),
         "resent verbatim": (
             "protocol_section_10::test_section_10_row_15_done_items_and_reasoning_are_taken_back_verbatim",
         ),
@@ -305,10 +314,12 @@ ROWS: dict[str, dict[str, Proof]] = {
         "configuration_update is taken": (ITEMS,),
         "configuration_update changes settings": TOOLS,
         "program and its output": (ITEMS,),
-        "compaction is taken": (ITEMS,),
-        "compaction is understood": COMPACTION,
-        "compaction_trigger": COMPACTION,
-        "item_reference": TOOLS,
+        "compaction": (
+            "compaction::test_chains_compaction_that_is_resent_hides_what_is_before_it",
+            "compaction::test_foreign_compaction_is_refused",
+        ),
+        "compaction_trigger": ("compaction::test_trigger_compacts_a_chain_which_goes_on",),
+        "item_reference": ("protocol_items::test_reference_stands_for_an_item_of_the_history",),
         "multi_agent items": NotServed("the multi-agent beta is optional"),
         "items without a type": (
             "wire/items::test_untyped_item_is_a_message_by_its_role_and_a_reference_by_its_id",
@@ -390,7 +401,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         "reasoning_summary_part.added, .done": (STORIES, KNOWN),
         "reasoning_summary_text.delta, .done": (STORIES, KNOWN),
         "reasoning_text.delta, .done": (STORIES, KNOWN),
-        "compaction.compacting": COMPACTION,
+        "compaction.compacting": (KNOWN, "compaction::test_trigger_compacts_a_chain_which_goes_on"),
         "shell_call_command, shell_call_output_content": TOOLS,
         "web_search_call": HOSTED,
         "file_search_call": HOSTED,
@@ -399,7 +410,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         "mcp_list_tools, mcp_call, mcp_call_arguments": HOSTED,
         "audio": NotServed("text models do not use it"),
         "error": ("wire/events::test_error_event_is_nested_with_status_code_and_number",),
-        "steer": STEERING,
+        "steer": (KNOWN, "steering::test_client_steers_a_long_answer_and_the_successor_follows"),
         "inject": NotServed("the multi-agent beta is optional"),
         "nothing else": ("wire/events::test_every_event_of_the_contract_is_known", SHAPES),
     },
@@ -481,7 +492,7 @@ ROWS: dict[str, dict[str, Proof]] = {
             "bad_input::test_legal_lane_names_are_echoed_on_every_event",
             "bad_input::test_socket_client_hears_of_a_bad_lane_without_its_name",
         ),
-        "steer carries no stream_id": STEERING,
+        "steer carries no stream_id": ("steering::test_bad_steer_fails_and_disturbs_nothing",),
     },
     "6.3 connection cache": {
         "latest of each lane, gone at the close": (
@@ -568,14 +579,31 @@ ROWS: dict[str, dict[str, Proof]] = {
         ),
     },
     "6.10 steering": {
-        "accepted": STEERING,
-        "failed, with the input returned": STEERING,
-        "safe boundary, incomplete with reason steered": STEERING,
-        "automatic successor with inherited settings": STEERING,
-        "pending with stubs": STEERING,
-        "queued steers prepended to a matching create": STEERING,
-        "error codes": STEERING,
-        "queued steers die with the connection": STEERING,
+        "accepted": ("steering::test_client_steers_a_long_answer_and_the_successor_follows",),
+        "failed, with the input returned": ("steering::test_bad_steer_fails_and_disturbs_nothing",),
+        "safe boundary, incomplete with reason steered": (
+            "steering::test_client_steers_a_long_answer_and_the_successor_follows",
+        ),
+        "automatic successor with inherited settings": (
+            "steering::test_client_steers_a_long_answer_and_the_successor_follows",
+            "steering::test_successor_goes_before_a_create_of_another_chain",
+        ),
+        "pending with stubs": (
+            "steering::test_steer_waits_for_what_the_client_owes_and_goes_first_into_its_next_create",
+        ),
+        "queued steers prepended to a matching create": (
+            "steering::test_steer_waits_for_what_the_client_owes_and_goes_first_into_its_next_create",
+            "steering::test_create_that_waits_already_takes_the_steer_along",
+        ),
+        "error codes": (
+            "steering::test_bad_steer_fails_and_disturbs_nothing",
+            "steering::test_steer_needs_a_running_response_of_this_connection",
+            "steering::test_too_many_steers_are_refused_and_the_rest_is_applied",
+            "steering::test_warm_up_and_rollout_cannot_be_steered",
+        ),
+        "queued steers die with the connection": (
+            "steering::test_steers_that_wait_die_with_the_connection",
+        ),
     },
     "6.11 framing": {
         "text frames, one object each": (
@@ -588,9 +616,14 @@ ROWS: dict[str, dict[str, Proof]] = {
         ),
     },
     "6.12 compaction": {
-        "context_management": COMPACTION,
-        "compaction_trigger": COMPACTION,
-        "the window starts a new chain": COMPACTION,
+        "context_management": (
+            "compaction::test_threshold_compacts_inside_a_response",
+            "compaction::test_chain_outgrows_its_context_and_goes_on_compacted",
+        ),
+        "compaction_trigger": ("compaction::test_trigger_compacts_a_chain_which_goes_on",),
+        "the window starts a new chain": (
+            "compaction::test_window_of_the_endpoint_begins_a_new_chain",
+        ),
     },
     "6.13 recovery": {
         "stored parent on a new socket, else full input": (
@@ -598,9 +631,6 @@ ROWS: dict[str, dict[str, Proof]] = {
         ),
     },
     "8.2 compliance suite": {
-        "compact-response": COMPACTION,
-        "compact-missing-model": COMPACTION,
-        "websocket-compact-new-chain": COMPACTION,
         "file-search, offline-web-search": HOSTED,
         "response-output-phase-schema": (OPEN,),
         **{
@@ -624,6 +654,9 @@ ROWS: dict[str, dict[str, Proof]] = {
                 "websocket-previous-response-not-found",
                 "websocket-failed-continuation-evicts-cache",
                 "websocket-generate-false",
+                "compact-response",
+                "compact-missing-model",
+                "websocket-compact-new-chain",
             )
         },
     },
@@ -632,7 +665,12 @@ ROWS: dict[str, dict[str, Proof]] = {
 # What product.md promises beside the contract.
 ROWS["beside the contract"] = {
     "Idempotency-Key, idempotency_key": NotBuilt("idempotency"),
-    "rollout: response.done, response.append": NotBuilt("rollout"),
+    "rollout: response.done, response.append": (
+        "rollout::test_thirty_calls_are_one_response_prepared_once",
+        "rollout::test_bad_append_is_refused_and_the_rollout_goes_on_waiting",
+        "rollout::test_tool_that_never_answers_ends_the_rollout",
+        "rollout::test_rollout_ends_when_its_socket_goes",
+    ),
     "heartbeats are numbered events": (
         "transports::test_heartbeats_are_numbered_events_of_the_turn_on_each_transport",
     ),
@@ -652,6 +690,5 @@ ROWS["beside the contract"] = {
     ),
 }
 
-# The rows of section 10 bear their numbers in the names of their tests; the second half of row 15 waits.
+# The rows of section 10 bear their numbers in the names of their tests.
 SECTION_10 = 15
-ROWS["10 checklist"] = {"15 compact output is taken back": COMPACTION}

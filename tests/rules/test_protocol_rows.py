@@ -17,15 +17,11 @@ NODE = re.compile(r"(?:(?P<room>\w+)/)?(?P<file>\w+)::(?P<name>test_\w+)\Z")
 WAITING = {
     "background",
     "cancel",
-    "compaction",
     "conversations",
     "guards",
     "hosted tools",
     "idempotency",
-    "input_tokens",
     "keys and limits",
-    "rollout",
-    "steering",
     "tool shapes",
 }
 

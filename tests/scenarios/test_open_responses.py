@@ -236,6 +236,45 @@ async def test_open_responses_websocket_generate_false(served: Served) -> None:
         await turn(socket, input=[], previous_response_id=ready["id"], store=False)
 
 
+async def compacted(served: Served) -> dict[str, Any]:
+    """A window, made from a history as the suite sends it."""
+    history = [
+        user("My favourite colour is teal."),
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I will remember that."}],
+        },
+    ]
+    body = {"model": MODEL, "input": history, "prompt_cache_key": "key", "tools": [], "text": {}}
+    answer = await fetch(served, "POST", "/v1/responses/compact", body)
+    assert answer.status == 200, answer.body
+    window: dict[str, Any] = answer.json
+    return window
+
+
+async def test_open_responses_compact_response(served: Served) -> None:
+    window = await compacted(served)
+    assert window.keys() == {"id", "object", "created_at", "output", "usage"}
+    assert window["object"] == "response.compaction"
+    assert [item["type"] for item in window["output"]].count("compaction") == 1
+    assert window["output"][-1].keys() >= {"id", "type", "encrypted_content"}
+
+
+async def test_open_responses_compact_missing_model(served: Served) -> None:
+    body = {"input": [user("Hello")]}
+    answer = await fetch(served, "POST", "/v1/responses/compact", body)
+    assert answer.status in (400, 422)
+
+
+async def test_open_responses_websocket_compact_new_chain(served: Served) -> None:
+    window = await compacted(served)
+    async with wire(served) as socket:
+        given = [*window["output"], user("Which colour?")]
+        response = await turn(socket, input=given, store=False)
+        assert response["previous_response_id"] is None
+
+
 async def test_open_responses_suite_starts_everything_at_once(served: Served) -> None:
     """Some sixteen requests arrive together; a queue that is full would fail the suite."""
     itself = "test_open_responses_suite_starts_everything_at_once"

@@ -51,6 +51,23 @@ async def test_models_are_listed_and_found_by_name() -> None:
         assert (missing.status, missing.json["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_tokens_of_a_prompt_are_counted_without_generating() -> None:
+    """The count is what the same request then uses; nothing is kept of the question."""
+    async with serving() as served:
+        for more in ({}, {"instructions": "Be brief.", "tools": [WEATHER], "tool_choice": "none"}):
+            body = {"model": MODEL, "input": "How long is this?", **more}
+            counted = await fetch(served, "POST", "/v1/responses/input_tokens", body)
+            assert counted.status == 200, counted.body
+            assert counted.json.keys() == {"object", "input_tokens"}
+            assert counted.json["object"] == "response.input_tokens"
+            response = await made(served, "json", **body)
+            assert counted.json["input_tokens"] == response["usage"]["input_tokens"]
+        body = {"model": MODEL, "previous_response_id": response["id"], "input": "And now?"}
+        counted = await fetch(served, "POST", "/v1/responses/input_tokens", body)
+        child = await made(served, "json", **body)
+        assert counted.json["input_tokens"] == child["usage"]["input_tokens"]
+
+
 async def test_every_answer_names_its_request() -> None:
     async with serving() as served:
         paths = ("/", "/health", "/ready", "/metrics", "/v1/models", "/openapi.json", "/nowhere")

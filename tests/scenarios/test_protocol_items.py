@@ -30,7 +30,9 @@ def is_alone(raw: str) -> bool:
     """Whether an item can stand alone: it neither opens a debt, nor pays one, nor points elsewhere."""
     value = decode_item(raw.encode(), "x").value
     kind = str(value.__struct_config__.tag)
-    if kind in ("item_reference", "compaction_trigger") or '"file_id"' in raw:
+    if kind in ("item_reference", "compaction_trigger", "compaction", "compaction_summary"):
+        return False  # They mean something only where they were made.
+    if '"file_id"' in raw:
         return False
     call = call_of(value)
     return (call is None or call.is_async) and answer_of(value) is None
@@ -260,3 +262,15 @@ async def test_async_call_may_be_answered_in_any_later_request(
     third = await made(served, way, input=[output], previous_response_id=second["id"])
     again = await refused(served, way, input=[output], previous_response_id=third["id"])
     assert again[1] == "invalid_function_call_output"
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_reference_stands_for_an_item_of_the_history(served: ServedProcess, way: str) -> None:
+    """By its id alone, or with its type; one that nobody knows is not found."""
+    first = await made(served, way, input="The word is heron.")
+    item_id = first["output"][0]["id"]
+    for reference in ({"type": "item_reference", "id": item_id}, {"id": item_id}):
+        told = await ask(served, way, input=[reference, {"role": "user", "content": "Again?"}])
+        assert told.status == 200, told.error
+    found = await refused(served, way, input=[{"type": "item_reference", "id": "msg_nobody"}])
+    assert found == (404, "item_not_found", "input[0].id")

@@ -13,6 +13,7 @@ import websockets
 from segue.settings import load_settings
 from tests.events import check_refusal, check_turn
 from tests.support import (
+    MODEL,
     TERMINAL,
     WEATHER,
     Wire,
@@ -321,3 +322,16 @@ async def test_section_10_row_15_done_items_and_reasoning_are_taken_back_verbati
         told = await ask(served, way, **{**asked, "input": history})
     assert told.status == 200, told.error
     assert told.text == "Rain."
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_section_10_row_15_a_compacted_window_is_taken_back_verbatim(way: str) -> None:
+    async with serving() as served:
+        first = await made(served, way, input="The code word is heron.")
+        body = {"model": MODEL, "previous_response_id": first["id"], "input": []}
+        answer = await fetch(served, "POST", "/v1/responses/compact", body)
+        assert answer.status == 200, answer.body
+        given = [*answer.json["output"], {"role": "user", "content": "Which word?"}]
+        told = await ask(served, way, input=given, store=False)
+        assert told.status == 200, told.error
+        assert told.text

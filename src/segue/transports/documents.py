@@ -13,7 +13,7 @@ from functools import cache
 
 from segue import __version__
 from segue.wire.codec import encode
-from segue.wire.requests import Create
+from segue.wire.requests import AppendFrame, Create, SteerFrame
 from segue.wire.schema import Json, Schema, event_names, ref, schemas
 
 JSON = "application/json"
@@ -21,7 +21,11 @@ SSE = "text/event-stream"
 PLAIN = "text/plain"
 
 # What a WebSocket client may send, by event type.
-CLIENT_EVENTS = {"response.create": Create.__name__}
+CLIENT_EVENTS = {
+    "response.create": Create.__name__,
+    "response.steer": SteerFrame.__name__,
+    "response.append": AppendFrame.__name__,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,23 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         gives={JSON: "Response", SSE: "Event"},
         takes=Create.__name__,
     ),
+    ("POST", "/v1/responses/compact"): Operation(
+        "Compact a conversation; the output is the input of a new chain.",
+        gives={JSON: "CompactionWindow"},
+        takes=Create.__name__,
+    ),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        "Count the tokens of a prompt; nothing is generated.",
+        gives={JSON: "InputTokens"},
+        takes=Create.__name__,
+    ),
     ("GET", "/v1/responses/{id}"): Operation(
-        "Retrieve a stored response.", gives={JSON: "Response"}, query=("stream",)
+        "Retrieve a stored response; with `stream` its events, from any number on.",
+        gives={JSON: "Response", SSE: "Event"},
+        query=("stream", "starting_after"),
+    ),
+    ("POST", "/v1/responses/{id}/cancel"): Operation(
+        "Cancel a response that runs in the background.", gives={JSON: "Response"}
     ),
     ("DELETE", "/v1/responses/{id}"): Operation(
         "Delete a stored response.", gives={JSON: "Deleted"}
@@ -67,6 +86,10 @@ QUERY: dict[str, tuple[Schema, str]] = {
     "after": ({"type": "string"}, "The id of the item before the page."),
     "limit": ({"type": "integer", "minimum": 1, "maximum": 100, "default": 20}, "At most so many."),
     "order": ({"enum": ["asc", "desc"], "default": "desc"}, "Oldest or newest first."),
+    "starting_after": (
+        {"type": "integer", "minimum": 0},
+        "With `stream`: the number of the last event that was heard.",
+    ),
     "stream": ({"type": "boolean", "default": False}, "As a stream of events."),
 }
 

@@ -46,7 +46,13 @@ from segue.turn.values import Cancel, Owner, Tally, Turn
 from segue.wire.codec import decode_create, encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
-from segue.wire.response import Deleted, ModelCard, ModelList
+from segue.wire.response import (
+    CompactionWindow,
+    Deleted,
+    InputTokens,
+    ModelCard,
+    ModelList,
+)
 
 log = logging.getLogger(__name__)
 
@@ -202,13 +208,12 @@ class HttpApp:
             raise running.error
         resolved, response = plan.resolved, running.response
         kept = window(resolved.parent, resolved.given, plan.model.context_tokens, new_id)
-        answer = {
-            "id": response.id,
-            "object": "response.compaction",
-            "created_at": response.created_at,
-            "output": [*kept, *response.output],
-            "usage": response.usage,
-        }
+        answer = CompactionWindow(
+            id=response.id,
+            created_at=response.created_at,
+            output=[*kept, *response.output],
+            usage=response.usage,
+        )
         await exchange.answer(200, encode(answer))
 
     async def _input_tokens(self, exchange: Exchange) -> None:
@@ -216,9 +221,7 @@ class HttpApp:
         create, tally = await self._decode(exchange)
         plan = await self._desk.runner.prepare(create, self._asker(exchange), tally)
         count = await self._desk.runner.count_tokens(plan)
-        await exchange.answer(
-            200, encode({"object": "response.input_tokens", "input_tokens": count})
-        )
+        await exchange.answer(200, encode(InputTokens(input_tokens=count)))
 
     async def _retrieve(self, exchange: Exchange) -> None:
         turn_id, query = exchange.arguments["id"], exchange.query

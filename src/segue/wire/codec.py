@@ -52,7 +52,6 @@ TOOLS_MAX = 4_096
 STEERED_ITEMS_MAX = 64
 STEERED_KEYS = frozenset({"type", "role", "content"})
 
-NULL = Raw(b"null")
 STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
 _PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`\Z")
 # The library repeats a wrong value whole; so much of it is enough.

@@ -129,3 +129,20 @@ class Deleted(Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+class CompactionWindow(Struct, frozen=True, kw_only=True):
+    """What a compacted conversation goes on from: the user's messages that are kept, and one compaction item."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[Raw]
+    usage: Usage | None
+
+
+class InputTokens(Struct, frozen=True, kw_only=True):
+    """How long a prompt would be."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int

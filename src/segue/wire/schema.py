@@ -31,8 +31,17 @@ from segue.wire.items import (
     ToolSearchOutput,
     Value,
 )
-from segue.wire.requests import Create
-from segue.wire.response import Deleted, ItemList, ModelCard, ModelList, Response, TextEcho
+from segue.wire.requests import AppendFrame, Create, SteerFrame
+from segue.wire.response import (
+    CompactionWindow,
+    Deleted,
+    InputTokens,
+    ItemList,
+    ModelCard,
+    ModelList,
+    Response,
+    TextEcho,
+)
 from segue.wire.tools import ALIASES, Tool
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
@@ -42,9 +51,20 @@ Schemas: TypeAlias = dict[str, Schema]
 REF = "#/components/schemas/"
 
 # What a client may send; its other types are reached from here.
-TAKEN = (Create, Value, Tool)
+TAKEN = (Create, Value, Tool, SteerFrame, AppendFrame)
 # What we may send beside items.
-SENT = (Response, Typed, ErrorBody, ItemList, ModelCard, ModelList, Deleted, TextEcho)
+SENT = (
+    Response,
+    Typed,
+    ErrorBody,
+    ItemList,
+    ModelCard,
+    ModelList,
+    Deleted,
+    TextEcho,
+    CompactionWindow,
+    InputTokens,
+)
 # The items that a response may hold, with the fields that are optional only for clients (protocol.md 3).
 WRITTEN: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Message: ("id", "status"),
@@ -87,6 +107,9 @@ RAW: dict[str, Schema] = {
     "Create.input": {"anyOf": [STRING, _list_of("InputItem"), {"type": "null"}]},
     "Create.stream_id": {"type": "string", "pattern": f"^{STREAM_ID.pattern[:-2]}$"},
     "Create.tools": _or_null(_list_of("Tool")),
+    "SteerFrame.input": {"anyOf": [STRING, _list_of("InputItem")]},
+    "SteerFrame.stream_id": {"not": {}, "description": "The target's lane counts."},
+    "AppendFrame.input": _list_of("InputItem"),
     "Response.instructions": _or_null(STRING),
     "Response.output": _list_of("OutputItem"),
     "Response.text": ref("TextEcho"),
@@ -94,6 +117,7 @@ RAW: dict[str, Schema] = {
     "Response.tools": _list_of("Tool"),
     "TextEcho.format": ref("TextFormat"),
     "ItemList.data": _list_of("ListedItem"),
+    "CompactionWindow.output": _list_of("ListedItem"),
     "ToolSearchOutput.tools": _list_of("Tool"),
     "AdditionalTools.tools": _list_of("Tool"),
     "response": ref("Response"),
@@ -113,6 +137,7 @@ RAW: dict[str, Schema] = {
 # These are kept and handed on as they came, whatever they are.
 UNREAD = {
     "Create.moderation",
+    "SteerRef.input",
     "InputAudio.input_audio",
     "WebSearchCall.action",
     "FileSearchCall.results",
@@ -149,7 +174,7 @@ _SECTION = re.compile(r" \((?:protocol|product|hazards)\.md[^)]*\)")
 
 def schemas() -> Schemas:
     """Every wire type by name, and the unions `InputItem`, `OutputItem`, `ListedItem`, `Tool` and `Event`."""
-    (_, items, tools), taken = _generate(TAKEN)
+    (_, items, tools, *_), taken = _generate(TAKEN)
     (_, event, *_), sent = _generate((*SENT, *WRITTEN))
     named: dict[str, Json] = {name: f"Written{name}" if name in taken else name for name in sent}
     extra = {kind.__name__: fields for kind, fields in WRITTEN.items()} | WRITTEN_PARTS
