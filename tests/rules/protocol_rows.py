@@ -25,8 +25,6 @@ class NotServed(NamedTuple):
 Tests = tuple[str, ...]
 Proof = Tests | NotBuilt | NotServed
 
-BACKGROUND = NotBuilt("background")
-CANCEL = NotBuilt("cancel")
 CONVERSATIONS = NotBuilt("conversations")
 HOSTED = NotBuilt("hosted tools")
 KEYS = NotBuilt("keys and limits")
@@ -55,12 +53,18 @@ ROWS: dict[str, dict[str, Proof]] = {
             "protocol_endpoints::test_client_creates_retrieves_lists_and_deletes_a_response",
             "openai_python::test_python_client_retrieves_what_it_created",
         ),
-        "GET /v1/responses/{id}, stream and starting_after": BACKGROUND,
+        "GET /v1/responses/{id}, stream and starting_after": (
+            "background::test_client_comes_back_for_a_background_response",
+            "background::test_stored_response_of_a_lost_socket_is_replayed_without_gap_or_repeat",
+        ),
         "DELETE /v1/responses/{id}": (
             "protocol_endpoints::test_client_creates_retrieves_lists_and_deletes_a_response",
             "storage::test_deleted_turn_is_erased_and_its_descendants_end_there",
         ),
-        "POST /v1/responses/{id}/cancel": CANCEL,
+        "POST /v1/responses/{id}/cancel": (
+            "background::test_client_cancels_a_background_response",
+            "background::test_only_background_responses_are_cancelled_by_name",
+        ),
         "GET /v1/responses/{id}/input_items": (
             "storage::test_client_pages_through_input_items",
             "openai_python::test_python_client_pages_through_input_items_in_both_orders",
@@ -70,6 +74,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         ),
         "POST /v1/responses/input_tokens": (
             "protocol_endpoints::test_tokens_of_a_prompt_are_counted_without_generating",
+            "background::test_input_tokens_are_those_of_the_response",
         ),
         "GET /v1/models, GET /v1/models/{id}": (
             "protocol_endpoints::test_models_are_listed_and_found_by_name",
@@ -183,7 +188,10 @@ ROWS: dict[str, dict[str, Proof]] = {
             IGNORED,
             "protocol_section_10::test_section_10_row_2_words_of_other_transports_are_ignored_on_the_socket",
         ),
-        "background": BACKGROUND,
+        "background": (
+            "background::test_client_comes_back_for_a_background_response",
+            "background::test_background_belongs_to_http_and_to_stored_responses",
+        ),
         "tools": (ECHO, LISTED),
         "tool_choice": (
             ECHO,
@@ -238,7 +246,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         "status incomplete": (STORIES,),
         "status failed": (STORIES,),
         "status in_progress": (STORIES,),
-        "status queued": BACKGROUND,
+        "status queued": ("background::test_client_comes_back_for_a_background_response",),
         "status cancelled": (
             "connections::test_close_frame_cancels_a_stored_turn_and_keeps_its_finished_items",
         ),
@@ -319,7 +327,10 @@ ROWS: dict[str, dict[str, Proof]] = {
             "compaction::test_foreign_compaction_is_refused",
         ),
         "compaction_trigger": ("compaction::test_trigger_compacts_a_chain_which_goes_on",),
-        "item_reference": ("protocol_items::test_reference_stands_for_an_item_of_the_history",),
+        "item_reference": (
+            "protocol_items::test_reference_stands_for_an_item_of_the_history",
+            "background::test_client_names_items_that_the_server_keeps",
+        ),
         "multi_agent items": NotServed("the multi-agent beta is optional"),
         "items without a type": (
             "wire/items::test_untyped_item_is_a_message_by_its_role_and_a_reference_by_its_id",
@@ -389,7 +400,7 @@ ROWS: dict[str, dict[str, Proof]] = {
     },
     "5.1 events": {
         "created, in_progress": (STORIES, KNOWN),
-        "queued": BACKGROUND,
+        "queued": (KNOWN, "background::test_client_comes_back_for_a_background_response"),
         "completed, failed, incomplete": (STORIES, KNOWN),
         "output_item.added, output_item.done": (STORIES, KNOWN),
         "content_part.added, content_part.done": (STORIES, KNOWN),
@@ -664,7 +675,11 @@ ROWS: dict[str, dict[str, Proof]] = {
 
 # What product.md promises beside the contract.
 ROWS["beside the contract"] = {
-    "Idempotency-Key, idempotency_key": NotBuilt("idempotency"),
+    "Idempotency-Key, idempotency_key": (
+        "background::test_model_runs_once_for_one_key",
+        "background::test_key_of_a_stored_response_survives_a_restart",
+        "background::test_refused_request_does_not_spend_its_key",
+    ),
     "rollout: response.done, response.append": (
         "rollout::test_thirty_calls_are_one_response_prepared_once",
         "rollout::test_bad_append_is_refused_and_the_rollout_goes_on_waiting",

@@ -15,12 +15,9 @@ TESTS = Path(__file__).parents[1]
 NODE = re.compile(r"(?:(?P<room>\w+)/)?(?P<file>\w+)::(?P<name>test_\w+)\Z")
 # What is being built; a feature that nothing waits for any more is to be taken out here.
 WAITING = {
-    "background",
-    "cancel",
     "conversations",
     "guards",
     "hosted tools",
-    "idempotency",
     "keys and limits",
     "tool shapes",
 }

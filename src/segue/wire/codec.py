@@ -406,15 +406,18 @@ def listed_item(item: Item, item_id: str, status: str | None = None) -> bytes:
     """An input item as lists show it: as it came, completed with what clients expect in a list."""
     given = _object.decode(item.raw)
     fields: dict[str, Raw | str | list[Fields]] = {**given}
+    kind = str(item.value.__struct_config__.tag)
     if _is_null(given.get("type")):
-        fields["type"] = str(item.value.__struct_config__.tag)
+        fields["type"] = kind
     if not item.value.id:
         fields["id"] = item_id
+    # A compaction means a message to the model, but it is shown as what it is.
+    is_itself = _string_or_none(given.get("type", UNSET)) in (None, kind)
     if status is not None:
         fields["status"] = status
-    elif "status" in item.value.__struct_fields__ and _is_null(given.get("status")):
+    elif is_itself and "status" in item.value.__struct_fields__ and _is_null(given.get("status")):
         fields["status"] = "completed"
-    if isinstance(item.value, Message):
+    if is_itself and isinstance(item.value, Message):
         fields["content"] = _listed_content(item.value, given["content"])
     return encode(fields)
 
