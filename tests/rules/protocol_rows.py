@@ -25,10 +25,8 @@ class NotServed(NamedTuple):
 Tests = tuple[str, ...]
 Proof = Tests | NotBuilt | NotServed
 
-CONVERSATIONS = NotBuilt("conversations")
 HOSTED = NotBuilt("hosted tools")
 KEYS = NotBuilt("keys and limits")
-TOOLS = NotBuilt("tool shapes")
 
 # What every turn of every story is held against.
 STORIES = "transports::test_client_is_told_the_same_story_on_every_transport"
@@ -80,10 +78,17 @@ ROWS: dict[str, dict[str, Proof]] = {
             "protocol_endpoints::test_models_are_listed_and_found_by_name",
             "openai_python::test_python_client_lists_and_retrieves_models",
         ),
-        "POST /v1/conversations": CONVERSATIONS,
-        "GET/POST/DELETE /v1/conversations/{id}": CONVERSATIONS,
-        "GET/POST /v1/conversations/{id}/items": CONVERSATIONS,
-        "GET/DELETE /v1/conversations/{id}/items/{item_id}": CONVERSATIONS,
+        "POST /v1/conversations": ("conversations::test_responses_read_and_add_to_a_conversation",),
+        "GET/POST/DELETE /v1/conversations/{id}": (
+            "conversations::test_metadata_is_changed_and_the_conversation_erased",
+        ),
+        "GET/POST /v1/conversations/{id}/items": (
+            "conversations::test_items_are_added_listed_and_erased",
+        ),
+        "GET/DELETE /v1/conversations/{id}/items/{item_id}": (
+            "conversations::test_items_are_added_listed_and_erased",
+            "conversations::test_erased_item_is_not_shown_to_the_model_again",
+        ),
         "GET /v1/responses with an upgrade": (
             "walk::test_client_walks_a_tool_loop_over_websocket",
             "openai_python::test_python_client_runs_a_loop_of_thirty_turns",
@@ -168,7 +173,11 @@ ROWS: dict[str, dict[str, Proof]] = {
             ECHO,
             "transports::test_client_carries_one_chain_over_all_transports",
         ),
-        "conversation": CONVERSATIONS,
+        "conversation": (
+            "conversations::test_responses_read_and_add_to_a_conversation",
+            "conversations::test_conversation_is_spoken_on_the_socket_too",
+            "conversations::test_what_a_conversation_cannot_do_is_refused",
+        ),
         "store": (
             ECHO,
             "storage::test_unstored_content_touches_no_disk_and_no_log",
@@ -318,9 +327,13 @@ ROWS: dict[str, dict[str, Proof]] = {
         "apply_patch_call and its output": (PAIRS,),
         "tool_search_call and its output": (PAIRS,),
         "additional_tools is taken": (ITEMS,),
-        "additional_tools makes tools available": TOOLS,
+        "additional_tools makes tools available": (
+            "tools::test_client_brings_its_tools_as_an_item",
+        ),
         "configuration_update is taken": (ITEMS,),
-        "configuration_update changes settings": TOOLS,
+        "configuration_update changes settings": (
+            "tools::test_settings_of_an_item_hold_along_the_chain_until_the_next",
+        ),
         "program and its output": (ITEMS,),
         "compaction": (
             "compaction::test_chains_compaction_that_is_resent_hides_what_is_before_it",
@@ -358,17 +371,23 @@ ROWS: dict[str, dict[str, Proof]] = {
         "file_search": (LISTED, FORCED),
         "code_interpreter": (LISTED, FORCED),
         "image_generation": (LISTED, FORCED),
-        "shell, apply_patch and local_shell called by the model": TOOLS,
+        "shell, apply_patch and local_shell called by the model": (
+            "tools::test_client_runs_a_tool_of_each_shape",
+        ),
     },
     "4.2 namespaces, deferral, tool search": {
         "calls carry their namespace": (
             STORIES,
             "transports::test_client_sees_what_each_story_is_about",
         ),
-        "defer_loading": TOOLS,
-        "server execution": TOOLS,
-        "client execution": TOOLS,
-        "no top-level tools": TOOLS,
+        "defer_loading": (
+            "tools::test_server_searches_and_the_model_goes_on_in_the_same_response",
+        ),
+        "server execution": (
+            "tools::test_server_searches_and_the_model_goes_on_in_the_same_response",
+        ),
+        "client execution": ("tools::test_client_runs_a_tool_of_each_shape",),
+        "no top-level tools": ("tools::test_client_brings_its_tools_as_an_item",),
     },
     "4.3 tool_choice": {
         "none, auto, required": (
@@ -381,7 +400,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         ),
         "custom": (ECHO,),
         "mcp and hosted tools": (FORCED,),
-        "apply_patch, shell": TOOLS,
+        "apply_patch, shell": ("tools::test_client_forces_a_builtin",),
         "allowed_tools": (
             ECHO,
             "turn/resolve::test_allowed_tools_are_checked_before_anything_starts",
@@ -413,7 +432,8 @@ ROWS: dict[str, dict[str, Proof]] = {
         "reasoning_summary_text.delta, .done": (STORIES, KNOWN),
         "reasoning_text.delta, .done": (STORIES, KNOWN),
         "compaction.compacting": (KNOWN, "compaction::test_trigger_compacts_a_chain_which_goes_on"),
-        "shell_call_command, shell_call_output_content": TOOLS,
+        "shell_call_command": (KNOWN, "tools::test_client_runs_a_tool_of_each_shape"),
+        "shell_call_output_content": HOSTED,
         "web_search_call": HOSTED,
         "file_search_call": HOSTED,
         "code_interpreter_call, code_interpreter_call_code": HOSTED,

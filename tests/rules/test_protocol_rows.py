@@ -15,11 +15,9 @@ TESTS = Path(__file__).parents[1]
 NODE = re.compile(r"(?:(?P<room>\w+)/)?(?P<file>\w+)::(?P<name>test_\w+)\Z")
 # What is being built; a feature that nothing waits for any more is to be taken out here.
 WAITING = {
-    "conversations",
     "guards",
     "hosted tools",
     "keys and limits",
-    "tool shapes",
 }
 
 

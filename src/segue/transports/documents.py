@@ -13,7 +13,7 @@ from functools import cache
 
 from segue import __version__
 from segue.wire.codec import encode
-from segue.wire.requests import AppendFrame, Create, SteerFrame
+from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
 from segue.wire.schema import Json, Schema, event_names, ref, schemas
 
 JSON = "application/json"
@@ -71,6 +71,38 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "List the input items of a stored response.",
         gives={JSON: "ItemList"},
         query=("after", "limit", "order"),
+    ),
+    ("POST", "/v1/conversations"): Operation(
+        "Create a conversation.",
+        gives={JSON: "ConversationObject"},
+        takes=NewConversation.__name__,
+    ),
+    ("GET", "/v1/conversations/{id}"): Operation(
+        "One conversation.", gives={JSON: "ConversationObject"}
+    ),
+    ("POST", "/v1/conversations/{id}"): Operation(
+        "Change the metadata of a conversation.",
+        gives={JSON: "ConversationObject"},
+        takes=NewConversation.__name__,
+    ),
+    ("DELETE", "/v1/conversations/{id}"): Operation(
+        "Delete a conversation.", gives={JSON: "ConversationDeleted"}
+    ),
+    ("GET", "/v1/conversations/{id}/items"): Operation(
+        "List the items of a conversation.",
+        gives={JSON: "ItemList"},
+        query=("after", "limit", "order"),
+    ),
+    ("POST", "/v1/conversations/{id}/items"): Operation(
+        "Add items to a conversation.",
+        gives={JSON: "ItemList"},
+        takes=AddedItems.__name__,
+    ),
+    ("GET", "/v1/conversations/{id}/items/{item_id}"): Operation(
+        "One item of a conversation.", gives={JSON: "ListedItem"}
+    ),
+    ("DELETE", "/v1/conversations/{id}/items/{item_id}"): Operation(
+        "Delete an item of a conversation.", gives={JSON: "ConversationObject"}
     ),
     ("GET", "/v1/models"): Operation("List the models.", gives={JSON: "ModelList"}),
     ("GET", "/v1/models/{id}"): Operation("One model.", gives={JSON: "ModelCard"}),

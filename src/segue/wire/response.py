@@ -146,3 +146,20 @@ class InputTokens(Struct, frozen=True, kw_only=True):
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
+
+
+class ConversationObject(Struct, frozen=True, kw_only=True):
+    """A conversation as the client sees it, without its items."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    metadata: dict[str, str]
+
+
+class ConversationDeleted(Struct, frozen=True, kw_only=True):
+    """A conversation is gone."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: Literal[True] = True

@@ -31,9 +31,11 @@ from segue.wire.items import (
     ToolSearchOutput,
     Value,
 )
-from segue.wire.requests import AppendFrame, Create, SteerFrame
+from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
 from segue.wire.response import (
     CompactionWindow,
+    ConversationDeleted,
+    ConversationObject,
     Deleted,
     InputTokens,
     ItemList,
@@ -42,7 +44,7 @@ from segue.wire.response import (
     Response,
     TextEcho,
 )
-from segue.wire.tools import ALIASES, Tool
+from segue.wire.tools import Tool
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 Schema: TypeAlias = dict[str, Json]
@@ -51,7 +53,7 @@ Schemas: TypeAlias = dict[str, Schema]
 REF = "#/components/schemas/"
 
 # What a client may send; its other types are reached from here.
-TAKEN = (Create, Value, Tool, SteerFrame, AppendFrame)
+TAKEN = (Create, Value, Tool, SteerFrame, AppendFrame, NewConversation, AddedItems)
 # What we may send beside items.
 SENT = (
     Response,
@@ -64,6 +66,8 @@ SENT = (
     TextEcho,
     CompactionWindow,
     InputTokens,
+    ConversationObject,
+    ConversationDeleted,
 )
 # The items that a response may hold, with the fields that are optional only for clients (protocol.md 3).
 WRITTEN: dict[type[msgspec.Struct], tuple[str, ...]] = {
@@ -110,6 +114,8 @@ RAW: dict[str, Schema] = {
     "SteerFrame.input": {"anyOf": [STRING, _list_of("InputItem")]},
     "SteerFrame.stream_id": {"not": {}, "description": "The target's lane counts."},
     "AppendFrame.input": _list_of("InputItem"),
+    "NewConversation.items": _list_of("InputItem"),
+    "AddedItems.items": _list_of("InputItem"),
     "Response.instructions": _or_null(STRING),
     "Response.output": _list_of("OutputItem"),
     "Response.text": ref("TextEcho"),
@@ -118,8 +124,6 @@ RAW: dict[str, Schema] = {
     "TextEcho.format": ref("TextFormat"),
     "ItemList.data": _list_of("ListedItem"),
     "CompactionWindow.output": _list_of("ListedItem"),
-    "ToolSearchOutput.tools": _list_of("Tool"),
-    "AdditionalTools.tools": _list_of("Tool"),
     "response": ref("Response"),
     "item": ref("OutputItem"),
     "schema": _or_null(OBJECT),
@@ -130,11 +134,10 @@ RAW: dict[str, Schema] = {
     "annotation": OBJECT,
     "ShellOutputDelta.delta": OBJECT,
     "ShellOutputDone.output": OBJECTS,
-    "ShellCallOutput.output": OBJECTS,
     "McpListTools.tools": OBJECTS,
     "variables": _or_null(OBJECT),
 }
-# These are kept and handed on as they came, whatever they are.
+# These are kept and handed on as they came, whatever they are; named in the same two ways.
 UNREAD = {
     "Create.moderation",
     "SteerRef.input",
@@ -149,21 +152,14 @@ UNREAD = {
     "ComputerCallOutput.acknowledged_safety_checks",
     "McpListTools.error",
     "McpCall.error",
-    "ShellCall.action",
     "ShellCall.environment",
-    "LocalShellCall.action",
-    "ApplyPatchCall.operation",
     "ToolSearchCall.arguments",
-    "ConfigurationUpdate.reasoning",
-    "ConfigurationUpdate.text",
     "ProgramOutput.result",
     "CustomTool.format",
-    "WebSearchTool.filters",
-    "WebSearchTool.user_location",
+    "user_location",
     "McpTool.allowed_tools",
     "McpTool.require_approval",
-    "ShellTool.environment",
-    "FileSearchTool.filters",
+    "filters",
     "FileSearchTool.ranking_options",
     "CodeInterpreterTool.container",
 }
@@ -183,8 +179,13 @@ def schemas() -> Schemas:
         for name, schema in sent.items()
     }
     outputs: list[Json] = [ref(str(named[kind.__name__])) for kind in WRITTEN]
-    unions: Schemas = {"Item": items, "OutputItem": {"anyOf": outputs}, "Event": event}
-    return {**taken, **written, **unions, **_loose_forms(taken, tools)}
+    unions: Schemas = {
+        "Item": items,
+        "OutputItem": {"anyOf": outputs},
+        "Tool": tools,
+        "Event": event,
+    }
+    return {**taken, **written, **unions, **_loose_forms(taken)}
 
 
 def event_names() -> dict[str, str]:
@@ -295,17 +296,14 @@ def _pointing(node: Json, names: Mapping[str, Json]) -> Json:
             return node
 
 
-def _loose_forms(taken: Schemas, tools: Schema) -> Schemas:
-    """What clients may write instead of a tagged item or tool, and what lists make of an item."""
+def _loose_forms(taken: Schemas) -> Schemas:
+    """What clients may write instead of a tagged item, and what lists make of an item."""
     easy: list[Json] = [ref("EasyMessage"), ref("EasyReference")]
-    old: Schema = {"type": "object", "properties": {"type": {"enum": [*ALIASES]}}}
     return {
         "EasyMessage": _untyped(taken["Message"]),
         "EasyReference": {**_untyped(taken["ItemReference"]), "required": ["id"]},
         "InputItem": {"anyOf": [ref("Item"), *easy]},
         "ListedItem": {"allOf": [ref("Item"), {"type": "object", "required": ["id", "type"]}]},
-        "OldTool": {**old, "required": ["type"], "description": "An older name of a tool."},
-        "Tool": {"anyOf": [tools, ref("OldTool")]},
     }
 
 
