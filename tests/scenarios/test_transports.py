@@ -321,7 +321,7 @@ async def test_refusal_says_the_same_on_every_transport() -> None:
             "invalid_function_call_output",
             {"input": [{"type": "function_call_output", "call_id": "call_0", "output": "x"}]},
         ),
-        (400, "unsupported_parameter", {"input": "x", "background": True}),
+        (400, "unsupported_parameter", {"input": "x", "prompt": {"id": "p"}}),
     ]
     async with serving() as served, wire(served) as socket:
         for status, code, ask in refusals:
