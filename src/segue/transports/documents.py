@@ -1,7 +1,7 @@
 """What does this server say of itself to a machine? An OpenAPI document for HTTP, an AsyncAPI document for the socket.
 
 In: the table of routes that the router itself uses, and the schemas of the wire types. Out: JSON, made once. A route
-says here what it takes and gives; one that does not is left out, and a test names it.
+says here what it takes and gives; one that does not is left out, and a test names it. Pages for people are left out.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/models"): Operation("List the models.", gives={JSON: "ModelList"}),
     ("GET", "/v1/models/{id}"): Operation("One model.", gives={JSON: "ModelCard"}),
-    ("GET", "/"): Operation("Where to find what.", gives={PLAIN: None}),
     ("GET", "/health"): Operation("Whether the process is alive."),
     ("GET", "/ready"): Operation("Whether engine and store answer.", also=(503,)),
     ("GET", "/metrics"): Operation("Counters, in Prometheus' format.", gives={PLAIN: None}),
