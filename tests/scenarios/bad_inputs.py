@@ -515,7 +515,6 @@ CONTRADICTIONS = [
             "r" * 9999,
         )
     ),
-    Bad("background unstored", body(background=True, store=False), "unsupported_value", "store"),
     Bad(
         "conversation with a parent",
         body(conversation="c", previous_response_id="r"),
