@@ -38,6 +38,8 @@ TURNS_MAX = 30
 TRIES_MAX = 6
 WAIT_S = 0.2
 BAR_CELLS = 24
+# A small model that is held to a schema can still fill a string for ever.
+FORCED_TOKENS_MAX = 200
 FORCED = ("list_files", "read_file", "edit_file", "run_tests")
 NEW_SOCKET = {"previous_response_not_found", "websocket_connection_limit_reached"}
 
@@ -72,6 +74,12 @@ class Waterfall:
         self.console = console
         self.steps: list[Step] = []
         self.began = time.monotonic()
+
+    def tell(self, step: Step) -> None:
+        """A line for each turn, where nobody sees the drawing grow."""
+        if not self.console.is_terminal:
+            took = f"{(step.ended - step.began) * 1000:.0f} ms"
+            self.console.print(f"turn {len(self.steps)}: {step.does} ({took})", markup=False)
 
     def now(self) -> float:
         return time.monotonic() - self.began
@@ -192,6 +200,7 @@ class Agent:
                 step.does = (
                     ", ".join(f"{call.name} {short(call.arguments)}" for call in calls) or "says so"
                 )
+                waterfall.tell(step)
                 if not calls:
                     return str(response.output_text)
                 outputs = [self._answer(call) for call in calls]
@@ -221,6 +230,7 @@ class Agent:
         if self._is_forced:
             name = FORCED[number] if number < len(FORCED) else None
             fields["tool_choice"] = {"type": "function", "name": name} if name else "none"
+            fields["max_output_tokens"] = FORCED_TOKENS_MAX
         events = self._line.turn(
             {
                 "model": self._model,
@@ -234,7 +244,11 @@ class Agent:
         for event in events:
             if event.type.endswith(".delta") and not step.first:
                 step.first = waterfall.now()
-            if event.type == "response.completed":
+            is_last = self._is_forced and number >= len(FORCED)
+            if event.type == "response.completed" or (
+                is_last and event.type == "response.incomplete"
+            ):
+                # The last words of a small model may be cut: they are not the work.
                 step.ended = waterfall.now()
                 usage = event.response.usage
                 step.input_tokens, step.output_tokens = usage.input_tokens, usage.output_tokens

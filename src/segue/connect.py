@@ -109,6 +109,7 @@ def _python(place: Place) -> str:
     return f'''# pip install 'openai[realtime]'
 from openai import OpenAI
 
+ENDS = {{"response.completed", "response.failed", "response.incomplete", "error"}}
 client = OpenAI(base_url="{place.base_url}", api_key="none")
 with client.responses.connect() as connection:
     parent = {{}}
@@ -117,7 +118,7 @@ with client.responses.connect() as connection:
         for event in connection:
             if event.type == "response.output_text.delta":
                 print(event.delta, end="", flush=True)
-            if event.type in ("response.completed", "response.failed", "response.incomplete", "error"):
+            if event.type in ENDS:
                 break
         print()
         parent = {{"previous_response_id": event.response.id}}'''
