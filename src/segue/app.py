@@ -78,6 +78,7 @@ class App:
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, tell the sockets."""
+        self.lobby.leave_idle()
         await self.runner.drain(grace_s)
         self.lobby.leave()
 

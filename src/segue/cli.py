@@ -6,19 +6,33 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from segue import __version__
+from segue import __version__, chat, connect, doctor
 from segue.app import read_usage, serve
 from segue.bench import command as bench
 from segue.errors import ApiError, Misconfigured
 from segue.models import add_model, list_models
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
+
+
+class ClientVerb(NamedTuple):
+    about: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+# Verbs that speak to a server that runs; the others have a server's settings.
+CLIENT_VERBS: dict[str, ClientVerb] = {
+    "connect": ClientVerb(connect.ABOUT, connect.add_arguments, connect.run),
+    "chat": ClientVerb(chat.ABOUT, chat.add_arguments, chat.run),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _models(options)
         if options.verb == "bench":
             return bench.run(options, (arguments or sys.argv[1:])[1:])
+        if options.verb in CLIENT_VERBS:
+            return CLIENT_VERBS[options.verb].run(options)
         settings = load_settings(vars(options))
         if options.verb == "usage":
             return _usage(options, settings)
@@ -39,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         # It complains about slightly broken files, which are common, and may quote from them.
         logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-        return serve(settings)
+        return doctor.run(settings) if options.verb == "doctor" else serve(settings)
     except (Misconfigured, ApiError) as error:
         print(f"segue: {error}", file=sys.stderr)
         return 2
@@ -112,7 +128,21 @@ def _parser() -> argparse.ArgumentParser:
     add = actions.add_parser("add", help="fetch a model and check it")
     add.add_argument("name", help="such as smollm2 or qwen2.5-coder-1.5b")
     bench.add_verb(verbs.add_parser("bench", help="measure agent loops by each way of talking"))
+    _add_verbs_of_clients(verbs)
     return parser
+
+
+def _add_verbs_of_clients(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """What speaks to a server that runs, and what looks whether one would."""
+    check = verbs.add_parser(
+        "doctor", help=doctor.ABOUT, description=f"{doctor.ABOUT}; takes the flags of `serve`"
+    )
+    check.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
+    for field in msgspec.structs.fields(Settings):
+        if field.name in FLAGS:
+            _add_flag(check, field)
+    for name, client in CLIENT_VERBS.items():
+        client.add_arguments(verbs.add_parser(name, help=client.about, description=client.about))
 
 
 def _add_flag(verb: argparse.ArgumentParser, field: msgspec.structs.FieldInfo) -> None:

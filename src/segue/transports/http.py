@@ -64,6 +64,8 @@ SSE_HEADERS = (
 )
 # As long as `idempotency_key` in a body may be.
 KEY_CHARS_MAX = 255
+# Agents leave the version out, or name their own product: all of it is one place.
+RESPONSES = r"(?:/v1|/v1/codex)?/responses"
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -103,7 +105,10 @@ class HttpApp:
             ("GET", r"/asyncapi\.json", self._asyncapi),
         ]
         self.routes = tuple((verb, path) for verb, path, _ in routes)
-        self._routes = [(verb, re.compile(path + r"/?\Z"), call) for verb, path, call in routes]
+        self._routes = [
+            (verb, re.compile(path.replace("/v1/responses", RESPONSES) + r"/?\Z"), call)
+            for verb, path, call in routes
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's one entry."""
