@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from segue import __version__, chat, connect, doctor
-from segue.app import read_usage, serve
+from segue.app import read_usage, rotate_seals, serve
 from segue.bench import command as bench
 from segue.errors import ApiError, Misconfigured
 from segue.models import add_model, list_models
@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings(vars(options))
         if options.verb == "usage":
             return _usage(options, settings)
+        if options.verb == "seals":
+            return _rotate_seals(settings)
         logging.basicConfig(
             level=settings.log_level.upper(),
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
@@ -66,6 +68,17 @@ def _models(options: argparse.Namespace) -> int:
         print("\n".join(list_models()))
     else:
         print(f"{options.name} is here: {add_model(options.name)}")
+    return 0
+
+
+def _rotate_seals(settings: Settings) -> int:
+    path = seal_path(settings)
+    if path is None:
+        raise Misconfigured("seal_keys: a server with the memory store keeps no keys.")
+    count = rotate_ring(path)
+    print(
+        f"{path} has {count} keys now. The new one seals from the next start on; all of them open."
+    )
     return 0
 
 
@@ -122,6 +135,12 @@ def _parser() -> argparse.ArgumentParser:
     usage.add_argument("--owner", metavar="OWNER", help="only this owner's")
     usage.add_argument("--days", type=_positive, default=30, help="how many, today included (30)")
     usage.add_argument("--json", action="store_true", help="as JSON")
+    seals = verbs.add_parser("seals", help="change the key that seals compactions and reasoning")
+    rings = seals.add_subparsers(dest="action", required=True, metavar="ACTION")
+    rotate = rings.add_parser("rotate", help="put a fresh key in front; the older ones still open")
+    rotate.add_argument("--config", metavar="FILE", help="a TOML file that names store or ring")
+    rotate.add_argument("--store", metavar="STORE", help="the store whose ring it is")
+    rotate.add_argument("--seal-keys", metavar="FILE", help="the file with the ring")
     models = verbs.add_parser("models", help="fetch and list models that can run inside")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("list", help="the models that can be fetched by name")
