@@ -72,13 +72,8 @@ def _models(options: argparse.Namespace) -> int:
 
 
 def _rotate_seals(settings: Settings) -> int:
-    path = seal_path(settings)
-    if path is None:
-        raise Misconfigured("seal_keys: a server with the memory store keeps no keys.")
-    count = rotate_ring(path)
-    print(
-        f"{path} has {count} keys now. The new one seals from the next start on; all of them open."
-    )
+    count = rotate_seals(settings)
+    print(f"The ring has {count} keys now. The new one seals from the next start on; all open.")
     return 0
 
 
