@@ -31,7 +31,7 @@ AGENTS_DONE := $(AGENTS)/.done-$(subst /,-,$(CODEX))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-vllm check format bench lock clean
+.PHONY: help setup serve test test-clients test-reliability test-vllm check format bench lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +51,9 @@ test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## drive the real agents, a
 test-vllm: $(DEV_DONE) ## test against the real vLLM named by SEGUE_TEST_VLLM_URL
 	@test -n "$$SEGUE_TEST_VLLM_URL" || { echo "name a vLLM first: SEGUE_TEST_VLLM_URL=http://127.0.0.1:8000"; exit 1; }
 	@$(VENV)/bin/python -m pytest tests/engines/test_vllm_real.py -m vllm $(ARGS)
+
+test-reliability: $(DEV_DONE) $(NPM_DONE) ## the long versions: hundreds of losses, kills and floods
+	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)
 
 check: $(DEV_DONE) ## format, lint, types and rules, without changing anything
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
