@@ -156,8 +156,8 @@ async def fetch(
 ) -> Answer:
     """One HTTP request on a connection of its own; a body that is not bytes is sent as JSON."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{served.port}", "Connection: close"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    named = {"Host": f"127.0.0.1:{served.port}", "Connection": "close", **(headers or {})}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items())]
     lines += [f"Content-Length: {len(data)}", "", ""]
     async with asyncio.timeout(WAIT_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)

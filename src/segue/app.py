@@ -89,6 +89,7 @@ class App:
     turns: Turns
     keys: Keys
     hashes: KeyHashes
+    book: Book
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, tell the sockets."""
@@ -413,6 +414,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                     store.turns,
                     store.keys,
                     hashes,
+                    book,
                 )
 
 
