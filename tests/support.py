@@ -237,7 +237,7 @@ def served_process(
         assert process.stdout is not None
         for line in process.stdout:
             printed.append(line)
-            if " at http://" in line:
+            if " at http" in line:
                 is_up.set()
         is_up.set()
 
@@ -245,7 +245,7 @@ def served_process(
     listener.start()
     try:
         assert is_up.wait(WAIT_S), "the server did not start"
-        found = re.search(r" at (http://\S+)/v1", "".join(printed))
+        found = re.search(r" at (https?://\S+)/v1", "".join(printed))
         assert found, "".join(printed)
         yield ServedProcess(found[1], process, printed)
     finally:
