@@ -500,6 +500,7 @@ def build_server(
         outbox_bytes_max=settings.outbox_bytes_max,
         write_s_max=settings.write_s_max,
         close_s_max=SERVER_STOP_S / 2,
+        message_s_max=settings.body_s_max,
         handshake_s_max=settings.handshake_s_max,
         frames_per_s=settings.frames_per_s,
         frames_burst_max=settings.frames_burst_max,

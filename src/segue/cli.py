@@ -18,7 +18,7 @@ from segue import __version__, chat, connect, doctor
 from segue.app import read_usage, rotate_seals, serve
 from segue.bench import command as bench
 from segue.errors import ApiError, Misconfigured
-from segue.keys import add_keys_verb, keys
+from segue.keys import Discreet, add_keys_verb, keys
 from segue.models import add_model, list_models
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
 
@@ -53,10 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _rotate_seals(settings)
         if options.verb == "keys":
             return keys(options, settings)
-        logging.basicConfig(
-            level=settings.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        )
+        logging.basicConfig(level=settings.log_level.upper())
+        for one in logging.getLogger().handlers:
+            one.setFormatter(Discreet("%(asctime)s %(levelname)s %(name)s %(message)s"))
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         # It complains about slightly broken files, which are common, and may quote from them.
         logging.getLogger("pypdf").setLevel(logging.CRITICAL)

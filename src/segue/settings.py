@@ -167,7 +167,8 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         Positive, about("how long the head of a request may take to arrive, in seconds")
     ] = 10.0
     body_s_max: Annotated[
-        Positive, about("how long the body of a request may take to arrive, in seconds")
+        Positive,
+        about("how long a request body or WebSocket message may take to arrive, in seconds"),
     ] = 120.0
     connections_max: Annotated[
         int, Meta(gt=0, description="open connections of the process; one more is answered 503")

@@ -1,13 +1,14 @@
 """Tenants never meet: every route, every verb, every field that carries an id, for everybody who may ask.
 
 A probe is one request that names something of Ada's. It is asked without a key, with a wrong one, with a revoked one,
-by Eve and by Ada. Eve asks twice: while the thing is there, and after Ada has deleted it. Both answers must be the same to
-the byte, because they name the same id. A route that is in the server and not in this matrix fails the test.
+by Eve and by Ada. Eve asks twice: while the thing is there, and after Ada has deleted it. Both answers must be the same
+to the byte, because they name the same id. A route that is in the server and not in this matrix fails the test.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from segue.app import give_out
 from tests.support import MODEL, Answer, Served, fetch, serving, wire
 
 ONE = r"/v1/responses/(?P<id>[^/]+)"
+TALK = r"/v1/conversations/(?P<id>[^/]+)"
+SAID = TALK + r"/items/(?P<item_id>[^/]+)"
 WRONG = "sk-segue-" + "y" * 43
 LONG = " ".join(str(number) for number in range(2_000))
 ABSENT = "resp_" + "0" * 32
@@ -27,7 +30,7 @@ ABSENT = "resp_" + "0" * 32
 
 @dataclass(frozen=True)
 class Probe:
-    """A request; `{response}`, `{item}` and `{sealed}` stand for things of Ada's."""
+    """A request; `{response}`, `{item}`, `{sealed}`, `{conversation}` and `{said}` stand for things of Ada's."""
 
     verb: str
     path: str
@@ -38,13 +41,19 @@ class Probe:
     # Whether it does not change what it names.
     is_safe: bool = True
 
+    @property
+    def names_something(self) -> bool:
+        return re.search(r"\{\w+\}", self.path + json.dumps(self.body)) is not None
+
 
 def ask(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "input": "go on", "store": False, **fields}
 
 
+SENTENCE = {"type": "message", "role": "user", "content": "my secret plan"}
 REFERENCE = {"input": [{"type": "item_reference", "id": "{item}"}]}
 SEALED = {"input": [{"type": "compaction", "encrypted_content": "{sealed}"}]}
+TALKING = {"conversation": "{conversation}", "store": True}
 PARENT = {"previous_response_id": "{response}"}
 
 # By route: a probe for each way to name something. A route without ids has probes that name nothing.
@@ -56,6 +65,9 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
         Probe("POST", "/v1/responses", ask(**PARENT, background=True, store=True), foreign=400),
         Probe("POST", "/v1/responses", ask(**REFERENCE)),
         Probe("POST", "/v1/responses", ask(**SEALED), foreign=400),
+        Probe("POST", "/v1/responses", ask(**TALKING)),
+        Probe("POST", "/responses", ask(**PARENT), foreign=400),
+        Probe("POST", "/v1/codex/responses", ask(**PARENT), foreign=400),
     ],
     ("POST", r"/v1/responses/compact"): [
         Probe("POST", "/v1/responses/compact", ask(**PARENT), foreign=400),
@@ -65,11 +77,14 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
     ("POST", r"/v1/responses/input_tokens"): [
         Probe("POST", "/v1/responses/input_tokens", ask(**PARENT), foreign=400),
         Probe("POST", "/v1/responses/input_tokens", ask(**REFERENCE)),
+        Probe("POST", "/v1/responses/input_tokens", ask(**TALKING)),
         Probe("POST", "/v1/responses/input_tokens", ask(**SEALED), foreign=400),
     ],
     ("GET", ONE): [
         Probe("GET", "/v1/responses/{response}"),
         Probe("HEAD", "/v1/responses/{response}"),
+        Probe("GET", "/responses/{response}"),
+        Probe("GET", "/v1/codex/responses/{response}"),
         Probe("GET", "/v1/responses/{response}?stream=true&starting_after=-1"),
         Probe("GET", "/v1/responses/{response}?stream=true&starting_after=3"),
     ],
@@ -81,12 +96,37 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
     # A cancel of what is over changes nothing.
     ("POST", ONE + r"/cancel"): [Probe("POST", "/v1/responses/{response}/cancel", {})],
     ("DELETE", ONE): [Probe("DELETE", "/v1/responses/{response}", is_safe=False)],
+    ("POST", r"/v1/conversations"): [Probe("POST", "/v1/conversations", {}, foreign=200)],
+    ("GET", TALK): [Probe("GET", "/v1/conversations/{conversation}")],
+    ("POST", TALK): [
+        Probe("POST", "/v1/conversations/{conversation}", {"metadata": {"mine": "yes"}}),
+    ],
+    ("GET", TALK + r"/items"): [
+        Probe("GET", "/v1/conversations/{conversation}/items"),
+        Probe("GET", "/v1/conversations/{conversation}/items?after={said}&order=asc"),
+    ],
+    ("POST", TALK + r"/items"): [
+        Probe("POST", "/v1/conversations/{conversation}/items", {"items": [SENTENCE]}),
+    ],
+    ("GET", SAID): [Probe("GET", "/v1/conversations/{conversation}/items/{said}")],
+    ("DELETE", SAID): [
+        Probe("DELETE", "/v1/conversations/{conversation}/items/{said}", is_safe=False),
+    ],
+    ("DELETE", TALK): [Probe("DELETE", "/v1/conversations/{conversation}", is_safe=False)],
+    ("GET", r"/dashboard/feed"): [Probe("GET", "/dashboard/feed", foreign=403, right=403)],
     ("GET", r"/v1/models"): [Probe("GET", "/v1/models", foreign=200)],
     ("GET", r"/v1/models/(?P<id>.+)"): [Probe("GET", f"/v1/models/{MODEL}", foreign=200)],
     ("GET", r"/metrics"): [Probe("GET", "/metrics", foreign=403, right=403)],
 }
 # Routes that anybody may ask: they name nothing and tell nothing of anybody.
-OPEN = {("GET", r"/"), ("GET", r"/health"), ("GET", r"/ready")}
+OPEN = {
+    ("GET", r"/"),
+    ("GET", r"/health"),
+    ("GET", r"/ready"),
+    ("GET", r"/dashboard/(?P<name>[a-z]+\.[a-z]+)"),
+    ("GET", r"/openapi\.json"),
+    ("GET", r"/asyncapi\.json"),
+}
 
 
 @dataclass(frozen=True)
@@ -135,7 +175,13 @@ async def make_things(served: Served, secret: str) -> dict[str, str]:
     window = {"model": MODEL, "previous_response_id": made["id"]}
     packed = (await fetch(served, "POST", "/v1/responses/compact", window, headers)).json
     sealed = next(one for one in packed["output"] if one["type"] == "compaction")
+    begun = {"items": [SENTENCE, SENTENCE]}
+    talk = (await fetch(served, "POST", "/v1/conversations", begun, headers)).json
+    path = f"/v1/conversations/{talk['id']}/items"
+    items = (await fetch(served, "GET", path, headers=headers)).json["data"]
     return {
+        "conversation": talk["id"],
+        "said": items[0]["id"],
         "response": made["id"],
         "item": done["output"][0]["id"],
         "sealed": sealed["encrypted_content"],
@@ -154,11 +200,11 @@ def all_probes() -> list[Probe]:
 
 
 async def test_every_route_is_in_the_matrix(tenants: Tenants) -> None:
-    served = {(route.verb, route.path) for route in tenants.served.app.http.routes}
+    served = {(route.verb, route.path) for route in tenants.served.app.http.table}
     assert served == set(MATRIX) | OPEN
     guarded = {
         (route.verb, route.path)
-        for route in tenants.served.app.http.routes
+        for route in tenants.served.app.http.table
         if route.scope is not None
     }
     assert guarded == set(MATRIX)
@@ -179,7 +225,7 @@ async def test_matrix_over_http(tenants: Tenants) -> None:
         assert answer.status == probe.right, (probe, answer.body)
     after = [await tenants.ask(probe, tenants.eve) for probe in probes]
     for probe, there, gone in zip(probes, before, after, strict=True):
-        if probe.path != "/v1/models" and "{" in probe.path + json.dumps(probe.body):
+        if probe.names_something:
             assert said(there) == said(gone), probe
 
 
@@ -193,10 +239,9 @@ async def test_running_response_of_another_owner_is_absent(tmp_path: Path) -> No
         headers = {"Authorization": f"Bearer {ada}"}
         asked = {"model": MODEL, "input": "my plan", "background": True}
         made = (await fetch(served, "POST", "/v1/responses", asked, headers)).json
-        tenants = Tenants(
-            served, ada, eve, "", {"response": made["id"], "item": "x", "sealed": "x"}
-        )
+        tenants = Tenants(served, ada, eve, "", {"response": made["id"]})
         probes = [one for one in all_probes() if "{response}" in one.path + json.dumps(one.body)]
+        probes = [one for one in probes if "{item}" not in one.path]
         before = [await tenants.ask(probe, eve) for probe in probes]
         async with wire(served, additional_headers={"Authorization": f"Bearer {eve}"}) as socket:
             steered = await steer(socket, made["id"])
@@ -225,6 +270,7 @@ FRAMES: list[dict[str, Any]] = [
     {"type": "response.create", **ask(**PARENT, generate=False)},
     {"type": "response.create", **ask(**REFERENCE)},
     {"type": "response.create", **ask(**SEALED)},
+    {"type": "response.create", **ask(**TALKING)},
     {"type": "response.append", "response_id": "{response}", "input": []},
     {
         "type": "response.steer",
@@ -250,8 +296,8 @@ async def test_matrix_over_sockets(tenants: Tenants) -> None:
         answer = await say(tenants, frame, tenants.ada)
         if frame["type"] not in NEVER:
             assert json.loads(answer)["type"] == "response.created", (frame, answer)
-    delete = Probe("DELETE", "/v1/responses/{response}")
-    assert (await tenants.ask(delete, tenants.ada)).status == 200
+    for path in ("/v1/responses/{response}", "/v1/conversations/{conversation}"):
+        assert (await tenants.ask(Probe("DELETE", path), tenants.ada)).status == 200
     after = [await say(tenants, frame, tenants.eve) for frame in FRAMES]
     assert before == after
 

@@ -263,7 +263,8 @@ class HttpApp:
     async def _input_tokens(self, exchange: Exchange) -> None:
         """How long a prompt would be; nothing is generated."""
         create, tally = await self._decode(exchange)
-        plan = await self._desk.runner.prepare(create, self._asker(exchange), tally)
+        asker = await self._desk.runner.joining(create, self._asker(exchange))
+        plan = await self._desk.runner.prepare(create, asker, tally)
         try:
             count = await self._desk.runner.count_tokens(plan)
         finally:

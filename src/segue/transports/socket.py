@@ -92,6 +92,9 @@ class SocketLimits:
     write_s_max: float = 30  # a stalled reader holds an engine's slot; longer than a radio gap
     ping_s: float = 20  # proxies cut silent connections, the strictest known after 60 s
     pong_s_max: float = 60  # a peer that uploads a large frame over a thin line is late, not dead
+    message_s_max: float = (
+        120  # bytes that trickle keep a connection alive, and what they are part of in memory
+    )
     handshake_s_max: float = 10  # for an upgrade to be decided, and for the answer to leave
     close_s_max: float = 5  # a live peer answers a close frame within a round trip
     frames_per_s: float = 0  # what each costs adds up, however small it is; 0: no limit
@@ -159,6 +162,7 @@ class Socket(asyncio.Protocol):
         "_state",
         "_timer",
         "_transport",
+        "_unfinished_s",
         "_write_timer",
         "request",
     )
@@ -197,6 +201,8 @@ class Socket(asyncio.Protocol):
         self._is_paused = False
         self._paused_bytes = 0
         self._silent_s = 0.0
+        # How long the same message has been on its way, in beats.
+        self._unfinished_s = 0.0
         # The heartbeat while OPEN, afterwards the limit of the ending.
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -392,6 +398,7 @@ class Socket(asyncio.Protocol):
             self._refuse("invalid", size, CloseCode.INVALID_DATA, "the text is not UTF-8")
             return
         if text is not None:
+            self._unfinished_s = 0.0
             self._listener.received(text)
 
     def _join(self, frame: Frame) -> bytes | None:
@@ -489,11 +496,16 @@ class Socket(asyncio.Protocol):
         if self._silent_s >= self._limits.pong_s_max:
             self._cut(f"no bytes for {self._limits.pong_s_max:g} s after a ping")
             return
+        if self._unfinished_s > self._limits.message_s_max:
+            self._cut(f"a message was not whole after {self._limits.message_s_max:g} s")
+            return
         wait_s = self._limits.ping_s
         if not self._is_paused:  # else the ping would wait, and the write timer watches already
             self._transport.write(_PING)
             wait_s = min(wait_s, self._limits.pong_s_max - self._silent_s)
             self._silent_s += wait_s
+        is_on_its_way = self._partial is not None or bool(self._parser.reader.buffer)
+        self._unfinished_s = self._unfinished_s + wait_s if is_on_its_way else 0.0
         self._set_timer(wait_s, self._beat)
 
     def _write_is_late(self) -> None:

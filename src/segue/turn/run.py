@@ -137,14 +137,14 @@ class Runner:
         if place[1]:
             self._take_place(place, turn_id)
         try:
-            asker = await self._joining(create, asker)
+            asker = await self.joining(create, asker)
             plan = await self.prepare(create, asker, tally, turn_id=turn_id)
             return await self._start(plan, asker.turns, sink, transport)
         except BaseException:
             self._leave_place(turn_id)
             raise
 
-    async def _joining(self, create: Create, asker: Asker) -> Asker:
+    async def joining(self, create: Create, asker: Asker) -> Asker:
         """Who asks, with the conversation that the request names."""
         conversations = self._records.conversations
         joined = await join(create, asker.owner, asker.turns, conversations)
