@@ -2,7 +2,7 @@
 
 A secret has 256 random bits, so nobody finds it from its hash. The hash is keyed as well, so that whoever can write to
 the store, but not read the ring, cannot put a key of his own there. Hashes under every key of the ring are
-looked for, so that rotating the ring takes no API key back. docs/decisions/0011 says why.
+looked for, so that rotating the ring takes no API key back. docs/decisions/0012 says why.
 """
 
 from __future__ import annotations
