@@ -133,10 +133,12 @@ def test_tables_of_the_file_set_what_is_their_own(tmp_path: Path) -> None:
         ({"dialect": "klingon"}, "dialect"),
         ({"store": "mysql://somewhere"}, "store"),
         ({"store": "sqlite://relative"}, "store"),
-        ({"host": "0.0.0.0"}, "host"),
-        ({"host": "192.0.2.1"}, "host"),
-        ({"host": "::"}, "host"),
-        ({"host": "example.com"}, "host"),
+        ({"auth": "sometimes"}, "auth"),
+        ({"tls_cert": "only.pem"}, "tls_key"),
+        ({"host": "0.0.0.0", "auth": "off"}, "host"),
+        ({"host": "192.0.2.1", "auth": "off"}, "host"),
+        ({"host": "::", "auth": "off"}, "host"),
+        ({"host": "example.com", "auth": "off"}, "host"),
     ],
 )
 def test_wrong_value_is_told_with_the_settings_name(flags: dict[str, str], word: str) -> None:

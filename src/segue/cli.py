@@ -18,6 +18,7 @@ from segue import __version__, chat, connect, doctor
 from segue.app import read_usage, rotate_seals, serve
 from segue.bench import command as bench
 from segue.errors import ApiError, Misconfigured
+from segue.keys import Discreet, add_keys_verb, keys
 from segue.models import add_model, list_models
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
 
@@ -50,10 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _usage(options, settings)
         if options.verb == "seals":
             return _rotate_seals(settings)
-        logging.basicConfig(
-            level=settings.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        )
+        if options.verb == "keys":
+            return keys(options, settings)
+        logging.basicConfig(level=settings.log_level.upper())
+        for one in logging.getLogger().handlers:
+            one.setFormatter(Discreet("%(asctime)s %(levelname)s %(name)s %(message)s"))
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         # It complains about slightly broken files, which are common, and may quote from them.
         logging.getLogger("pypdf").setLevel(logging.CRITICAL)
@@ -136,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     rotate.add_argument("--config", metavar="FILE", help="a TOML file that names store or ring")
     rotate.add_argument("--store", metavar="STORE", help="the store whose ring it is")
     rotate.add_argument("--seal-keys", metavar="FILE", help="the file with the ring")
+    add_keys_verb(verbs)
     models = verbs.add_parser("models", help="fetch and list models that can run inside")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("list", help="the models that can be fetched by name")
