@@ -54,6 +54,10 @@ from segue.stores.sqlite import (
 )
 from segue.stores.upkeep import kept_up
 from segue.transports.auth import SCOPES, Account, Book
+from segue.tools.fetch import Fetcher, Policy
+from segue.tools.index import IndexWeb, Report, build
+from segue.tools.search import JsonEngine, JsonSearch
+from segue.tools.web import LiveWeb, WebTool
 from segue.transports.desk import Desk, Limits, NearTurns
 from segue.transports.http import HttpApp
 from segue.transports.origin import gate
@@ -284,6 +288,51 @@ async def _check_public(keys: Keys, settings: Settings) -> None:
 
 async def _always() -> bool:
     return True
+
+
+def index_folder(folder: Path, into: Path, prefix: str, note: Callable[[int, int], None]) -> Report:
+    """Bring an index of documents up to date with a folder."""
+    return build(folder, into, prefix, note)
+
+
+@contextmanager
+def open_fetcher(settings: Settings) -> Iterator[Fetcher]:
+    """The one way to follow an address from outside; off unless the operator has switched it on."""
+    fetcher = Fetcher(
+        Policy(
+            settings.fetch,
+            allow=settings.fetch_allow,
+            deny=settings.fetch_deny,
+            ports=settings.fetch_port,
+            bytes_max=settings.fetch_bytes_max,
+            s_max=settings.fetch_s_max,
+        )
+    )
+    try:
+        yield fetcher
+    finally:
+        fetcher.close()
+
+
+@contextmanager
+def open_web(settings: Settings, fetcher: Fetcher) -> Iterator[WebTool | None]:
+    """The web search; None where there is neither an index nor an engine nor a page that may be opened."""
+    index = IndexWeb(Path(settings.search_index)) if settings.search_index else None
+    engine = JsonSearch(_search_engine(settings)) if settings.search_url else None
+    is_live = engine is not None or fetcher.is_on
+    live = LiveWeb(engine, fetcher) if is_live else None
+    try:
+        yield WebTool(index, live) if index is not None or is_live else None
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _search_engine(settings: Settings) -> JsonEngine:
+    url, title, text = settings.search_fields.split()
+    name, _, value = settings.search_header.partition(":")
+    headers = ((name, value.strip()),) if name else ()
+    return JsonEngine(settings.search_url, settings.search_results, (url, title, text), headers)
 
 
 @asynccontextmanager

@@ -13,11 +13,13 @@ from segue.turn.values import (
     Claim,
     Conversation,
     Entry,
+    HostedCall,
     IdArray,
     Job,
     Key,
     Owner,
     Piece,
+    Ran,
     Rendered,
     Retention,
     Said,
@@ -185,3 +187,10 @@ class Dialect(Protocol):
 
     def reader(self, scene: Scene) -> Reader:
         """A reader for the answer to this scene."""
+
+
+class Tool(Protocol):
+    """What the server may do for the model."""
+
+    async def call(self, call: HostedCall) -> Ran:
+        """Do it, within the tool's own limits. What goes wrong is told in the text and in the item."""
