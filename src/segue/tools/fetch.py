@@ -139,8 +139,9 @@ class Fetcher:
     ) -> Fetched:
         first = target.origin
         for _ in range(self.policy.redirects_max + 1):
-            sent = headers if target.origin == first else {}
-            found = await self._hop(target, accepts, sent)
+            # Gone for good once somebody else has had a say in where we are going.
+            headers = headers if target.origin == first else {}
+            found = await self._hop(target, accepts, headers)
             if isinstance(found, Fetched):
                 return found
             target = parse_next(target, found)
@@ -306,16 +307,11 @@ def _ranges(accepts: Sequence[str]) -> list[str]:
 
 
 def _url_of(target: Target) -> URL:
-    """The same parts for the HTTP library, which is not to parse anything again."""
-    url = URL.build(
-        scheme=target.scheme,
-        host=target.host,
-        port=target.port,
-        path=target.path,
-        query_string=target.query,
-        encoded=True,
-    )
-    assert (url.scheme, url.host, url.port) == target.origin, "the parts of a URL were changed"
+    """The same for the HTTP library, which must read the same in it."""
+    url = URL(target.url, encoded=True)
+    path = (url.raw_path, url.raw_query_string)
+    if (url.scheme, url.host, url.port) != target.origin or path != (target.path, target.query):
+        raise refused(target.url, "it can be read in two ways.")
     return url
 
 

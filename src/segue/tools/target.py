@@ -51,6 +51,9 @@ PRIVATE_NAMES = (
     "home",
     "lan",
     "home.arpa",
+    "svc",
+    "consul",
+    "localnet",
     "in-addr.arpa",
     "ip6.arpa",
     "test",
@@ -154,13 +157,15 @@ def parse(url: str) -> Target:
 
 
 def parse_next(before: Target, location: str) -> Target:
-    """The target of a redirect, which may be said relative to the page before."""
-    if _NEVER.search(location):
-        raise refused(location, "it is no plain URL.")
-    try:
-        return parse(urljoin(before.url, location))
-    except ValueError:
-        raise refused(location, "it is no plain URL.") from None
+    """The target of a redirect, which may be said relative to the page before.
+
+    What begins like a scheme is whole or wrong: `http:host` is a path to some and a host to others.
+    """
+    if location.startswith("//"):
+        return parse(f"{before.scheme}:{location}")
+    if _NEVER.search(location) or re.match(r"[^/?#]*:", location):
+        return parse(location)
+    return parse(urljoin(before.url, location))
 
 
 def _host(url: str, name: str | None, six: str | None) -> str:
