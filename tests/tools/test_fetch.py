@@ -93,7 +93,7 @@ def test_no_redirect_leads_inside(world: dict[str, Any]) -> None:
     assert len(world["redirected"]) >= 300
     for one in world["redirected"]:
         assert len(one["hits"]) == 1, one
-        # With a line break or a NUL in it the answer is no HTTP any more.
+        # With a NUL in it the answer is no HTTP any more.
         assert one["code"] in ("url_refused", "url_failed"), one
     assert sum(one["code"] == "url_failed" for one in world["redirected"]) < 10
 

@@ -6,6 +6,8 @@ three functions. What it writes as arguments is read kindly, for it is a model.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import msgspec
 from msgspec import Raw, Struct
 
@@ -88,8 +90,9 @@ WebAction = SearchAction | OpenPageAction | FindInPageAction
 
 
 class _Written(Struct, frozen=True):
-    """The arguments of all three functions, with the names that models mix up."""
+    """What a model may write for any of the three functions; `type` where it is an action already."""
 
+    type: str = ""
     query: str = ""
     q: str = ""
     url: str = ""
@@ -101,13 +104,16 @@ _definition = msgspec.json.Decoder(
 )
 
 
-def read_action(name: str, arguments: str) -> WebAction:
-    """What the model asks for. Arguments that cannot be read are those of nothing, which the tool then says."""
+def read_action(name: str, arguments: str | bytes) -> WebAction:
+    """What the model asks for, by the function's name and its arguments; an action that was made of them is read alike.
+
+    Arguments that cannot be read are those of nothing, which the tool then says.
+    """
     try:
         written = msgspec.json.decode(arguments or "{}", type=_Written)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         written = _Written()
-    match name:
+    match written.type or name:
         case "open_page":
             return OpenPageAction(url=written.url)
         case "find_in_page":
@@ -115,6 +121,21 @@ def read_action(name: str, arguments: str) -> WebAction:
         case _:
             query = (written.query or written.q)[:QUERY_CHARS_MAX].strip()
             return SearchAction(query=query, queries=[query] if query else [])
+
+
+def as_call(action: Raw | bytes) -> tuple[str, str]:
+    """The function and the arguments with which a model would ask for this action: what it is shown of its past."""
+    read = read_action("search", bytes(action))
+    match read:
+        case SearchAction(query=query):
+            name, asked = "search", {"query": query}
+        case OpenPageAction(url=url):
+            name, asked = "open_page", {"url": url}
+        case FindInPageAction(url=url, pattern=pattern):
+            name, asked = "find_in_page", {"url": url, "pattern": pattern}
+        case _:
+            assert_never(read)
+    return name, msgspec.json.encode(asked).decode()
 
 
 def read_definition(definition: Raw | bytes) -> WebSearchTool:
