@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -55,6 +56,7 @@ from segue.stores.sqlite import (
 from segue.stores.upkeep import kept_up
 from segue.transports.auth import SCOPES, Account, Book
 from segue.tools.fetch import Fetcher, Policy
+from segue.tools.fetch import Fetcher, Policy, read_as_data
 from segue.tools.index import IndexWeb, Report, build
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
@@ -295,8 +297,8 @@ def index_folder(folder: Path, into: Path, prefix: str, note: Callable[[int, int
     return build(folder, into, prefix, note)
 
 
-@contextmanager
-def open_fetcher(settings: Settings) -> Iterator[Fetcher]:
+@asynccontextmanager
+async def open_fetcher(settings: Settings) -> AsyncIterator[Fetcher]:
     """The one way to follow an address from outside; off unless the operator has switched it on."""
     fetcher = Fetcher(
         Policy(
@@ -314,8 +316,8 @@ def open_fetcher(settings: Settings) -> Iterator[Fetcher]:
         fetcher.close()
 
 
-@contextmanager
-def open_web(settings: Settings, fetcher: Fetcher) -> Iterator[WebTool | None]:
+@asynccontextmanager
+async def open_web(settings: Settings, fetcher: Fetcher) -> AsyncIterator[WebTool | None]:
     """The web search; None where there is neither an index nor an engine nor a page that may be opened."""
     index = IndexWeb(Path(settings.search_index)) if settings.search_index else None
     engine = JsonSearch(_search_engine(settings)) if settings.search_url else None
@@ -341,7 +343,11 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
     served = build_models(settings)
     models = served.models
     metrics = Metrics()
-    async with aclosing(served), open_store(settings) as store:
+    async with (
+        aclosing(served),
+        open_store(settings) as store,
+        open_fetcher(settings) as fetcher,
+    ):
         recall = RenderCache(settings.render_cache_bytes_max)
 
         def memory() -> list[Memory]:
@@ -414,6 +420,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 heartbeat_s=settings.heartbeat_s,
                 append_s_max=settings.append_s_max,
                 recall=recall,
+                read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
             ) as runner,
             kept_up(store.upkeep, retention, let_go),
         ):

@@ -227,7 +227,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     fetch_bytes_max: Annotated[
         int, Meta(gt=0, description="the largest page or file that is fetched")
     ] = 8 * 1024 * 1024
-    fetch_s_max: Annotated[Positive, about("how long a fetch may take, in seconds")] = 20.0
+    fetch_s_max: Annotated[Positive, about("how long a fetch may take, in seconds")] = 10.0
     search_index: Annotated[
         str, about("an index of documents for the web search, made by segue index")
     ] = ""

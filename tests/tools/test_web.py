@@ -230,15 +230,17 @@ def test_places_are_told_once_and_not_endlessly() -> None:
     "flags, is_there",
     [({}, False), ({"fetch": "public"}, True), ({"search_url": "http://127.0.0.1:9"}, True)],
 )
-def test_search_is_there_if_anything_is_behind_it(flags: dict[str, str], is_there: bool) -> None:
+async def test_search_is_there_if_anything_is_behind_it(
+    flags: dict[str, str], is_there: bool
+) -> None:
     settings = load_settings({"engine": "scripted", **flags}, {})
-    with open_fetcher(settings) as fetcher, open_web(settings, fetcher) as tool:
+    async with open_fetcher(settings) as fetcher, open_web(settings, fetcher) as tool:
         assert (tool is not None) is is_there
 
 
 async def test_pages_are_not_opened_while_fetching_is_off() -> None:
     settings = load_settings({"engine": "scripted", "search_url": "http://127.0.0.1:9"}, {})
-    with open_fetcher(settings) as fetcher, open_web(settings, fetcher) as tool:
+    async with open_fetcher(settings) as fetcher, open_web(settings, fetcher) as tool:
         assert tool is not None
         ran = await ask(tool, "open_page", url="http://1.1.1.1/")
     assert "switched off" in ran.text

@@ -1,7 +1,8 @@
 """How is something fetched whose address came from outside?
 
-In: a URL that a client, a model or a page has named. Out: its bytes, within limits, or an error in words. Pages and
-files go through here and nowhere else (hazards.md T10), and nothing does until the operator has switched it on.
+In: a URL that a client, a model or a page has named. Out: its bytes, within limits, or an error in words. Pages,
+pictures and files go through here and nowhere else (hazards.md T10), and nothing does until the operator has switched
+it on.
 
 How it holds. `target.parse` is the one parser, and the request is built from its parts. A name is looked up once, for
 each hop; addresses that are not public are dropped; the connection is offered nothing else, and the last word is had
@@ -14,6 +15,7 @@ cookies, no kept connections, no proxies, nothing from the environment. Size, in
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import socket
 import zlib
@@ -74,7 +76,7 @@ class Policy(Struct, frozen=True):
     deny: tuple[str, ...] = ()
     ports: tuple[int, ...] = (80, 443)
     bytes_max: int = 8 * 1024 * 1024
-    s_max: float = 20.0
+    s_max: float = 10.0
     redirects_max: int = 5
 
 
@@ -286,6 +288,12 @@ class _Known(AbstractResolver):
 
     async def close(self) -> None:
         """There is nothing to close."""
+
+
+async def read_as_data(fetcher: Fetcher, url: str, kind: Literal["file", "image"]) -> str:
+    """What is at an address, as a data URL: for files and pictures that stand in an input."""
+    found = await fetcher.fetch(url, FILE_KINDS if kind == "file" else IMAGE_KINDS)
+    return f"data:{found.kind};base64,{base64.b64encode(found.data).decode()}"
 
 
 def failed(url: str, why: str) -> InvalidRequest:
