@@ -68,7 +68,7 @@ def test_every_setting_can_come_from_each_place(name: str, tmp_path: Path) -> No
     elif isinstance(default, str):
         toml = f'"{default}"'
 
-    flag = load({name: [text] if isinstance(default, tuple) else text})
+    flag = load({name: text.split(",") if isinstance(default, tuple) else text})
     variable = load(**{f"SEGUE_{name.upper()}": text})
     file = load(write(tmp_path, f"{name} = {toml}\n"))
 
