@@ -154,6 +154,13 @@ class Engine(Protocol):
         """Whether a job would be taken now."""
 
 
+class Tool(Protocol):
+    """What the server may do for the model."""
+
+    async def call(self, call: HostedCall) -> Ran:
+        """Do it, and tell. What the world did wrong is told too, as a failed item; being cancelled stops the work."""
+
+
 class Reader(Protocol):
     """Reads one model turn as it is sampled. Cutting the pieces elsewhere never changes what was said."""
 
@@ -187,10 +194,3 @@ class Dialect(Protocol):
 
     def reader(self, scene: Scene) -> Reader:
         """A reader for the answer to this scene."""
-
-
-class Tool(Protocol):
-    """What the server may do for the model."""
-
-    async def call(self, call: HostedCall) -> Ran:
-        """Do it, within the tool's own limits. What goes wrong is told in the text and in the item."""

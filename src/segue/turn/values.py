@@ -418,27 +418,27 @@ class Sealed(Struct, frozen=True):
 Said = Opened | Wrote | Closed | Sealed
 
 
-class Source(Struct, frozen=True):
-    """A page that an answer may cite."""
-
-    url: str
-    title: str
-
-
 class HostedCall(Struct, frozen=True):
-    """A call of the model that the server runs itself."""
+    """A call that one of our own tools is to answer."""
 
     owner: Owner
-    # Of the item that the client sees.
+    # The id of the item that the client sees.
     item_id: str
-    # The tool as the request gave it, secrets included; never stored.
+    # The tool as the request gave it, secrets included: never stored, logged or shown.
     definition: Raw
     # Which function of it.
     name: str
-    # JSON as the model wrote it.
+    # JSON, as the model wrote it.
     arguments: str
     # How many sources earlier calls of this response have brought: those of this one are numbered behind them.
     sources_before: int = 0
+
+
+class Source(Struct, frozen=True):
+    """A place that an answer may cite."""
+
+    url: str
+    title: str
 
 
 class Ran(Struct, frozen=True):
@@ -446,9 +446,9 @@ class Ran(Struct, frozen=True):
 
     # Data for the model; never a special token.
     text: str
-    # The finished item, such as a `web_search_call`.
+    # The finished item, such as an `mcp_call`.
     item: Item
-    # What the answer may cite, in the order in which the text numbers it.
+    # What the answer may cite.
     sources: tuple[Source, ...] = ()
 
 
