@@ -54,12 +54,11 @@ from segue.stores.sqlite import (
     SqliteUpkeep,
 )
 from segue.stores.upkeep import kept_up
-from segue.transports.auth import SCOPES, Account, Book
-from segue.tools.fetch import Fetcher, Policy
 from segue.tools.fetch import Fetcher, Policy, read_as_data
 from segue.tools.index import IndexWeb, Report, build
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
+from segue.transports.auth import SCOPES, Account, Book
 from segue.transports.desk import Desk, Limits, NearTurns
 from segue.transports.http import HttpApp
 from segue.transports.origin import gate

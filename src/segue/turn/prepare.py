@@ -58,6 +58,7 @@ async def prepare(
     tally: Tally,
     models: Models,
     seals: Seals,
+    *,
     read_url: ReadUrl | None = None,
 ) -> Plan:
     """A plan for this request."""

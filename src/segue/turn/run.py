@@ -180,13 +180,12 @@ class Runner:
     ) -> Plan:
         """Everything that may be refused, before a word is said. A plan has a place; a turn that starts gives it back
         at its end, and whoever does not start one does so himself."""
-        """Everything that may be refused, before a word is said."""
-        self._refuse_if_draining()
-        plan = await prepare(create, asker, tally, self.models, self._seals, self._read_url)
         self._refuse_if_draining()
         tally.quota.hold()
         try:
-            plan = await prepare(create, asker, tally, self.models, self._seals)
+            plan = await prepare(
+                create, asker, tally, self.models, self._seals, read_url=self._read_url
+            )
             self._refuse_if_draining()
         except BaseException:
             tally.quota.release()
