@@ -62,13 +62,13 @@ def test_every_setting_can_come_from_each_place(name: str, tmp_path: Path) -> No
         default = 1
     text, toml = str(default), repr(default)
     if isinstance(default, tuple):
-        text, toml = ",".join(default) or "x", str(list(default) or ["x"])
+        text, toml = ",".join(map(str, default)) or "x", str(list(default) or ["x"])
     elif isinstance(default, bool):
         text = toml = str(default).lower()
     elif isinstance(default, str):
         toml = f'"{default}"'
 
-    flag = load({name: [text] if isinstance(default, tuple) else text})
+    flag = load({name: text.split(",") if isinstance(default, tuple) else text})
     variable = load(**{f"SEGUE_{name.upper()}": text})
     file = load(write(tmp_path, f"{name} = {toml}\n"))
 

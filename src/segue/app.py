@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -53,6 +54,10 @@ from segue.stores.sqlite import (
     SqliteUpkeep,
 )
 from segue.stores.upkeep import kept_up
+from segue.tools.fetch import Fetcher, Policy, read_as_data
+from segue.tools.index import IndexWeb, Report, build
+from segue.tools.search import JsonEngine, JsonSearch
+from segue.tools.web import LiveWeb, WebTool
 from segue.transports.auth import SCOPES, Account, Book
 from segue.transports.desk import Desk, Limits, NearTurns
 from segue.transports.http import HttpApp
@@ -286,13 +291,62 @@ async def _always() -> bool:
     return True
 
 
+def index_folder(folder: Path, into: Path, prefix: str, note: Callable[[int, int], None]) -> Report:
+    """Bring an index of documents up to date with a folder."""
+    return build(folder, into, prefix, note)
+
+
+@asynccontextmanager
+async def open_fetcher(settings: Settings) -> AsyncIterator[Fetcher]:
+    """The one way to follow an address from outside; off unless the operator has switched it on."""
+    fetcher = Fetcher(
+        Policy(
+            settings.fetch,
+            allow=settings.fetch_allow,
+            deny=settings.fetch_deny,
+            ports=settings.fetch_port,
+            bytes_max=settings.fetch_bytes_max,
+            s_max=settings.fetch_s_max,
+        )
+    )
+    try:
+        yield fetcher
+    finally:
+        fetcher.close()
+
+
+@asynccontextmanager
+async def open_web(settings: Settings, fetcher: Fetcher) -> AsyncIterator[WebTool | None]:
+    """The web search; None where there is neither an index nor an engine nor a page that may be opened."""
+    index = IndexWeb(Path(settings.search_index)) if settings.search_index else None
+    engine = JsonSearch(_search_engine(settings)) if settings.search_url else None
+    is_live = engine is not None or fetcher.is_on
+    live = LiveWeb(engine, fetcher) if is_live else None
+    try:
+        yield WebTool(index, live) if index is not None or is_live else None
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _search_engine(settings: Settings) -> JsonEngine:
+    url, title, text = settings.search_fields.split()
+    name, _, value = settings.search_header.partition(":")
+    headers = ((name, value.strip()),) if name else ()
+    return JsonEngine(settings.search_url, settings.search_results, (url, title, text), headers)
+
+
 @asynccontextmanager
 async def open_app(settings: Settings) -> AsyncIterator[App]:
     """Everything wired, running turns owned, and closed again in the right order."""
     served = build_models(settings)
     models = served.models
     metrics = Metrics()
-    async with aclosing(served), open_store(settings) as store:
+    async with (
+        aclosing(served),
+        open_store(settings) as store,
+        open_fetcher(settings) as fetcher,
+    ):
         recall = RenderCache(settings.render_cache_bytes_max)
 
         def memory() -> list[Memory]:
@@ -365,6 +419,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 heartbeat_s=settings.heartbeat_s,
                 append_s_max=settings.append_s_max,
                 recall=recall,
+                read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
             ) as runner,
             kept_up(store.upkeep, retention, let_go),
         ):

@@ -210,6 +210,39 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
             "the file with the keys of compactions and reasoning; default: beside the store's file"
         ),
     ] = ""
+    fetch: Annotated[
+        Literal["off", "public"],
+        about("whether addresses from outside are followed: off, or public ones only"),
+    ] = "off"
+    fetch_allow: Annotated[
+        tuple[str, ...], about("the only domains to fetch from; may be repeated; none: all")
+    ] = ()
+    fetch_deny: Annotated[
+        tuple[str, ...], about("domains never to fetch from; may be repeated")
+    ] = ()
+    fetch_port: Annotated[
+        tuple[Annotated[int, Meta(gt=0, le=65535)], ...],
+        about("the ports to fetch from; may be repeated"),
+    ] = (80, 443)
+    fetch_bytes_max: Annotated[
+        int, Meta(gt=0, description="the largest page or file that is fetched")
+    ] = 8 * 1024 * 1024
+    fetch_s_max: Annotated[Positive, about("how long a fetch may take, in seconds")] = 10.0
+    search_index: Annotated[
+        str, about("an index of documents for the web search, made by segue index")
+    ] = ""
+    search_url: Annotated[
+        str, about("the address of a SearXNG, or of any JSON search with {query} in it")
+    ] = ""
+    search_results: Annotated[
+        str, about("where the hits stand in that search's answer, such as web.results")
+    ] = "results"
+    search_fields: Annotated[
+        str, about("the names of address, title and words of a hit, separated by spaces")
+    ] = "url title content"
+    search_header: Annotated[
+        str, about("a header for that search, such as X-Key: …; told to nobody else")
+    ] = ""
     check_rendering: Annotated[
         bool, about("render every prompt cold as well and compare: slow, for the doubtful")
     ] = False
@@ -274,7 +307,17 @@ def _with_usual(model: ModelSettings) -> ModelSettings:
 # Settings that only a model's own table can give.
 TABLE_ONLY = frozenset({"name", "aliases", "weights", "models"})
 # Settings that may be given several times; in the environment their values are separated by commas.
-REPEATED = frozenset({"model", "engine_url", "allowed_hosts", "cors_origins"})
+REPEATED = frozenset(
+    {
+        "model",
+        "engine_url",
+        "allowed_hosts",
+        "cors_origins",
+        "fetch_allow",
+        "fetch_deny",
+        "fetch_port",
+    }
+)
 FLAGS = tuple(name for name in Settings.__struct_fields__ if name not in TABLE_ONLY)
 
 
@@ -329,6 +372,12 @@ def _check(settings: Settings) -> None:
     for model in settings.served():
         if model.dialect not in DIALECTS:
             raise Misconfigured(f"dialect: '{model.dialect}' is not one of: {', '.join(DIALECTS)}.")
+    if len(settings.search_fields.split()) != 3:
+        raise Misconfigured("search_fields: name three fields: address, title and words.")
+    if settings.search_header and not re.fullmatch(
+        r"[A-Za-z0-9-]+: *[\x21-\x7e][\x20-\x7e]*", settings.search_header
+    ):
+        raise Misconfigured("search_header: write it as NAME: VALUE.")
     if settings.store != "memory" and not settings.store.startswith(STORES):
         raise Misconfigured(
             f"store: '{settings.shown_store}' is none of sqlite:///FILE, postgresql://… and memory."

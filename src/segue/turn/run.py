@@ -20,6 +20,7 @@ from segue.errors import ID_CHARS_MAX, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
 from segue.turn.admit import Models, Plan
 from segue.turn.assemble import Assembler
+from segue.turn.attach import ReadUrl
 from segue.turn.compact import Kind
 from segue.turn.compose import count
 from segue.turn.join import JoinedTurns, join
@@ -71,11 +72,13 @@ class Runner:
         heartbeat_s: float = HEARTBEAT_S,
         append_s_max: float = APPEND_S_MAX,
         recall: RenderCache | None = None,
+        read_url: ReadUrl | None = None,
     ) -> None:
         self.models = models
         self.is_draining = False
         self._records = records
         self._seals = seals
+        self._read_url = read_url
         self._append_s_max = append_s_max
         self._heartbeat_s = heartbeat_s
         self._recall = recall or RenderCache(0)
@@ -180,7 +183,9 @@ class Runner:
         self._refuse_if_draining()
         tally.quota.hold()
         try:
-            plan = await prepare(create, asker, tally, self.models, self._seals)
+            plan = await prepare(
+                create, asker, tally, self.models, self._seals, read_url=self._read_url
+            )
             self._refuse_if_draining()
         except BaseException:
             tally.quota.release()

@@ -418,6 +418,40 @@ class Sealed(Struct, frozen=True):
 Said = Opened | Wrote | Closed | Sealed
 
 
+class HostedCall(Struct, frozen=True):
+    """A call that one of our own tools is to answer."""
+
+    owner: Owner
+    # The id of the item that the client sees.
+    item_id: str
+    # The tool as the request gave it, secrets included: never stored, logged or shown.
+    definition: Raw
+    # Which function of it.
+    name: str
+    # JSON, as the model wrote it.
+    arguments: str
+    # How many sources earlier calls of this response have brought: those of this one are numbered behind them.
+    sources_before: int = 0
+
+
+class Source(Struct, frozen=True):
+    """A place that an answer may cite."""
+
+    url: str
+    title: str
+
+
+class Ran(Struct, frozen=True):
+    """What a hosted tool has done: the words for the model, and the item that the client sees."""
+
+    # Data for the model; never a special token.
+    text: str
+    # The finished item, such as an `mcp_call`.
+    item: Item
+    # What the answer may cite.
+    sources: tuple[Source, ...] = ()
+
+
 class Entry(Struct, frozen=True):
     """One row of usage: who, which model, how much, and how it ended. Never content."""
 
