@@ -420,6 +420,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 append_s_max=settings.append_s_max,
                 recall=recall,
                 read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
+                guards=served.owners,
             ) as runner,
             kept_up(store.upkeep, retention, let_go),
         ):

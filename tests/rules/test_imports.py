@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transports": INNER | {"turn", "session"},
     # 4: who is wired to whom?
     "metrics": INNER | {"turn", "session"} | ADAPTERS,
-    "models": INNER | {"turn", "dialects", "engines"},
+    "models": INNER | {"turn", "dialects", "engines", "guards"},
     "dashboard": INNER | {"turn", "transports"},
     "app": INNER | {"turn", "session", "metrics", "models", "dashboard"} | ADAPTERS,
     # 5: how does a person start it, measure it, look at it?

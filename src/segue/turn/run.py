@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -18,7 +18,7 @@ from msgspec import UNSET, structs
 
 from segue.errors import ID_CHARS_MAX, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
-from segue.turn.admit import Models, Plan
+from segue.turn.admit import Guards, Models, Plan
 from segue.turn.assemble import Assembler
 from segue.turn.attach import ReadUrl
 from segue.turn.compact import Kind
@@ -73,6 +73,7 @@ class Runner:
         append_s_max: float = APPEND_S_MAX,
         recall: RenderCache | None = None,
         read_url: ReadUrl | None = None,
+        guards: Mapping[Owner, Guards] | None = None,
     ) -> None:
         self.models = models
         self.is_draining = False
@@ -82,6 +83,8 @@ class Runner:
         self._append_s_max = append_s_max
         self._heartbeat_s = heartbeat_s
         self._recall = recall or RenderCache(0)
+        # Owners with guards of their own.
+        self._guards = guards or {}
         self._runnings: dict[str, Running] = {}
         self._ended: OrderedDict[str, Running] = OrderedDict()
         # Which turn speaks in which conversation.
@@ -197,6 +200,7 @@ class Runner:
             response=response,
             compacts=compacts or plan.compacts,
             append_s_max=self._append_s_max,
+            guards=self._guards.get(plan.owner, plan.guards),
         )
 
     def _refuse_if_draining(self) -> None:
