@@ -22,11 +22,13 @@ from tokenizers import Tokenizer
 from segue.errors import Misconfigured
 from segue.turn.values import PASSED, Verdict
 
-# What the model was trained on at most, and how much neighbouring parts share.
-PART_TOKENS = 512
-PART_OVERLAP = 64
+# A sentence is lost in a long part: of 512 tokens the prompt guard scores an injection among fine words 0.2, of 128 it
+# scores it 1.0 (docs/guards.md). Neighbouring parts share some, so that a sentence is whole in one of them.
+PART_TOKENS = 128
+PART_OVERLAP = 32
 # A text is tokenized in parts of this many characters, so that a huge one needs no huge memory.
 TEXT_CHARS_MAX = 64 * 1024
+TEXT_OVERLAP = 1_024
 # One inference already uses the processor's vector units; more at once would starve the loop.
 THREADS = 1
 # onnxruntime warns at length about kernels that it does not need.
@@ -78,7 +80,7 @@ class ClassifierGuard:
         loop = asyncio.get_running_loop()
         for text in texts:
             for start in range(0, len(text), TEXT_CHARS_MAX):
-                part = text[max(0, start - PART_TOKENS) : start + TEXT_CHARS_MAX]
+                part = text[max(0, start - TEXT_OVERLAP) : start + TEXT_CHARS_MAX]
                 if await loop.run_in_executor(self._threads, self._is_bad, part):
                     return Verdict("it looks like an injection")
         return PASSED

@@ -346,7 +346,14 @@ class Runner:
 def claim_of(create: Create, owner: Owner) -> Claim:
     """The claim of a request on its key; how it is to be answered is no part of what it asks."""
     assert create.idempotency_key is not None
-    asked = structs.replace(create, type=UNSET, stream=None, stream_id=UNSET, stream_options=None)
+    asked = structs.replace(
+        create,
+        type=UNSET,
+        stream=None,
+        stream_id=UNSET,
+        stream_options=None,
+        client_metadata=UNSET,
+    )
     return Claim(
         owner=owner,
         key=create.idempotency_key,
