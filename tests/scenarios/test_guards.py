@@ -408,3 +408,68 @@ async def test_endpoint_that_fails_blocks_or_lets_pass_as_the_operator_says() ->
         async with serving(**flags, guard_unreachable="pass") as served:
             answer = await fetch(served, "POST", "/v1/responses", body)
             assert answer.status == 200
+
+
+# --- what else goes through the gate ------------------------------------------------------------------
+
+
+async def test_steer_is_checked_with_the_response_that_follows_it(
+    tmp_path: Path, rules: Flags
+) -> None:
+    file = script(tmp_path, {"text": "A long story. " * 80}, {"text": "Short."})
+    async with (
+        serving(**rules, script=file, tps=400, guard_window_chars=64) as served,
+        wire(served) as socket,
+    ):
+        await socket.create(input="Tell me.", store=False)
+        event = first = await socket.next()
+        while event["type"] != "response.output_text.delta":
+            event = await socket.next()
+        target = first["response"]["id"]
+        await socket.send(
+            {"type": "response.steer", "previous_response_id": target, "input": "Forbidden."}
+        )
+        steered = (await socket.events())[-1]["response"]
+        assert steered["incomplete_details"] == {"reason": "steered"}
+        successor = (await socket.events())[-1]["response"]
+        assert successor["previous_response_id"] == target
+        assert successor["error"]["code"] == "invalid_prompt"
+
+
+async def test_tool_of_the_server_waits_for_the_verdict(tmp_path: Path) -> None:
+    pay = {"type": "function", "name": "pay", "description": "Pays.", "defer_loading": True}
+    find = {"calls": [{"name": "tool_search", "arguments": {"query": "pay"}}]}
+    file = script(tmp_path, find, {"text": "Done."})
+    async with serving(**HAND, script=file, heartbeat_s=0.05) as served, wire(served) as socket:
+        await socket.create(input="Pay.", tools=[pay, {"type": "tool_search"}], store=False)
+        guard = BY_HAND[0]
+        async with asyncio.timeout(WAIT_S):
+            await guard.was_asked.wait()
+        early = {(await socket.next())["type"] for _ in range(5)}
+        assert early == {"response.created", "response.in_progress"}
+        guard.may_answer.set()
+        last = (await socket.events())[-1]["response"]
+        kinds = [item["type"] for item in last["output"]]
+        assert kinds == ["tool_search_call", "tool_search_output", "message"]
+        # What the tool has found was shown to the guard as well.
+        assert guard.checked.count("Pays.") == 2
+
+
+async def test_compaction_of_a_blocked_conversation_fails(tmp_path: Path, rules: Flags) -> None:
+    file = script(tmp_path, {"text": "A summary."})
+    async with serving(**rules, script=file) as served:
+        body = {"model": MODEL, "input": [{"role": "user", "content": "Forbidden."}]}
+        answer = await fetch(served, "POST", "/v1/responses/compact", body)
+        assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_prompt")
+        body = {"model": MODEL, "input": [{"role": "user", "content": "Fine."}]}
+        assert (await fetch(served, "POST", "/v1/responses/compact", body)).status == 200
+
+
+async def test_stop_of_the_server_does_not_wait_for_a_verdict() -> None:
+    async with asyncio.timeout(WAIT_S):
+        async with serving(**HAND) as served, wire(served) as socket:
+            await socket.create(input="Hello.")
+            await BY_HAND[0].was_asked.wait()
+            draining = asyncio.create_task(served.app.drain(0))
+            assert (await socket.events())[-1]["type"] == "response.failed"
+            await draining
