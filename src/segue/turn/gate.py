@@ -100,6 +100,8 @@ class Gate:
     def ask(self, scene: Scene, *, is_first: bool) -> None:
         """Show the guards what is new for the model in this round."""
         guards, resolved = self._guards, self._plan.resolved
+        if not guards.inputs:
+            return
         items = new_items(scene, guards.names) if is_first else [*scene.given]
         words: list[str] = []
         if is_first:
@@ -117,6 +119,7 @@ class Gate:
             self._give_up(fault)
             return
         if reason is not None:
+            log.info("turn %s: its input was blocked: %s", self._plan.id, reason)
             error = InvalidRequest(
                 f"The input was blocked by a guard of this server: {reason}.",
                 code="invalid_prompt",
