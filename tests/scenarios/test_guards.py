@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from segue.app import give_out
 from segue.errors import Misconfigured
 from segue.models import build_models
 from segue.settings import Settings, load_settings
-from segue.transports.desk import LOCAL
+from segue.transports.auth import LOCAL
 from segue.turn.values import PASSED, Verdict
 from tests.support import MODEL, WAIT_S, WEATHER, fetch, metric, serving, wire
 
@@ -360,6 +361,17 @@ async def test_each_model_and_each_owner_has_its_own_guards(tmp_path: Path) -> N
     async with serving(**configured(tmp_path, RULES + models + owners)) as served:
         body = {"model": "strict", "input": "Forbidden."}
         assert (await fetch(served, "POST", "/v1/responses", body)).status == 200
+
+
+async def test_key_has_the_guards_of_its_owner(tmp_path: Path) -> None:
+    flags = configured(tmp_path, RULES + '[guard_owners]\nada = ["rules"]\n')
+    async with serving(**flags, auth="keys") as served:
+        for owner, status in (("ada", 400), ("bob", 200)):
+            _, secret = await give_out(served.app.keys, served.app.hashes, "test", owner)
+            body = {"model": MODEL, "input": "Forbidden."}
+            headers = {"authorization": f"Bearer {secret}"}
+            answer = await fetch(served, "POST", "/v1/responses", body, headers)
+            assert answer.status == status
 
 
 @pytest.mark.parametrize(
