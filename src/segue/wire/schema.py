@@ -139,6 +139,7 @@ RAW: dict[str, Schema] = {
 }
 # These are kept and handed on as they came, whatever they are; named in the same two ways.
 UNREAD = {
+    "Create.client_metadata",
     "Create.moderation",
     "SteerRef.input",
     "InputAudio.input_audio",
