@@ -5,7 +5,18 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("turns", "events", "idle", "body", "commits", "sockets", "render", "chain", "reencode")
+NAMES = (
+    "turns",
+    "events",
+    "idle",
+    "body",
+    "commits",
+    "sockets",
+    "render",
+    "chain",
+    "reencode",
+    "guards",
+)
 FIRST = ("turns", "events")
 
 

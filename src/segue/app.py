@@ -22,6 +22,7 @@ import uvicorn
 import uvloop
 
 from segue import __version__
+from segue.audit import Audit
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.pages import Dashboard
 from segue.dashboard.views import Memory, Replica
@@ -58,6 +59,7 @@ from segue.tools.fetch import Fetcher, Policy, read_as_data
 from segue.tools.index import IndexWeb, Report, build
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
+from segue.traces import Traces
 from segue.transports.auth import SCOPES, Account, Book
 from segue.transports.desk import Desk, Limits, NearTurns
 from segue.transports.http import HttpApp
@@ -346,6 +348,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
         aclosing(served),
         open_store(settings) as store,
         open_fetcher(settings) as fetcher,
+        AsyncExitStack() as outlets,
     ):
         recall = RenderCache(settings.render_cache_bytes_max)
 
@@ -368,11 +371,20 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 backlog=lambda: afterwards.backlog,
             )
         )
-        afterwards = Afterwards(store.ledger, [metrics.observe, feed.observe])
+        observers = [metrics.observe, feed.observe]
+        refusals = [metrics.note_refusal, feed.note_refusal]
+        if settings.otel_endpoint:
+            traces = Traces(settings.otel_endpoint, settings.otel_headers)
+            observers.append((await outlets.enter_async_context(traces)).observe)
+        if settings.audit_log:
+            audit = await outlets.enter_async_context(Audit(settings.audit_log))
+            observers.append(audit.observe)
+            refusals.append(audit.note_refusal)
+        afterwards = Afterwards(store.ledger, observers)
 
         def note_refusal(transport: str, code: str) -> None:
-            metrics.note_refusal(transport, code)
-            feed.note_refusal(transport, code)
+            for note in refusals:
+                note(transport, code)
 
         hashes = open_hashes(seal_path(settings))
         await _check_ring(store.keys, hashes, settings)
@@ -422,6 +434,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 append_s_max=settings.append_s_max,
                 recall=recall,
                 read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
+                guards=served.owners,
             ) as runner,
             kept_up(store.upkeep, retention, let_go),
         ):

@@ -61,6 +61,9 @@ class Metrics:
         self._tokenized = counter("segue_tokens_tokenized_total", "Tokens made from text")
         self._reused = counter("segue_tokens_reused_total", "Tokens taken over from earlier turns")
         self._guarded = counter("segue_guard_chars_checked_total", "Characters checked by guards")
+        self._watched = counter(
+            "segue_guard_chars_watched_total", "Characters of answers watched by guards"
+        )
         self._told = counter("segue_media_told_total", "Pictures and sounds told in words")
         self._lookups = counter("segue_state_lookups_total", "Where parents were found", ("where",))
         self._stages = Histogram(
@@ -93,6 +96,8 @@ class Metrics:
         self._tools.inc(tally.tool_decodes)
         self._tokenized.inc(tally.tokens_tokenized)
         self._reused.inc(tally.tokens_reused)
+        self._guarded.inc(tally.guard_chars_checked)
+        self._watched.inc(tally.guard_chars_watched)
         self._told.inc(tally.media_told)
         if tally.found_in is not None:
             self._lookups.labels(tally.found_in).inc()

@@ -6,13 +6,15 @@ one literal dictionary here; nothing registers itself.
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from segue.dialects.chatml import FAMILIES, ChatmlDialect
 from segue.dialects.choose import choose, template_in
+from segue.dialects.files import text_of_file
 from segue.dialects.gguf import read_gguf
 from segue.dialects.harmony import HarmonyDialect
 from segue.dialects.llama3 import Llama3Dialect
@@ -32,10 +34,13 @@ from segue.engines.upstream import Upstream
 from segue.engines.vllm import VllmEngine
 from segue.engines.weights import add_with_bar, find_weights, list_weights
 from segue.errors import Misconfigured
+from segue.guards.classifier import ClassifierGuard
+from segue.guards.moderation import ModerationGuard
+from segue.guards.rules import RulesGuard
 from segue.settings import ModelSettings, Settings
-from segue.turn.admit import Model
-from segue.turn.seams import Dialect, Engine
-from segue.turn.values import Sampling
+from segue.turn.admit import Guards, Model
+from segue.turn.seams import Dialect, Engine, Guard
+from segue.turn.values import Owner, Sampling
 
 SMALL_MODEL = "smollm2"
 
@@ -53,6 +58,8 @@ class Served:
     models: dict[str, Model] = field(default_factory=dict)
     closers: list[Closer] = field(default_factory=list)
     digits: list[Digits] = field(default_factory=list)
+    # Owners with guards of their own.
+    owners: dict[Owner, Guards] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -68,14 +75,87 @@ class Served:
 def build_models(settings: Settings) -> Served:
     """Every served model under its name and its aliases."""
     served = Served()
+    guards = _Guards(settings, served.closers)
     for one in settings.served():
         model = BUILDERS[one.engine](one, served)
-        model = replace(model, checks_rendering=settings.check_rendering)
+        model = replace(
+            model, checks_rendering=settings.check_rendering, guards=guards.named(one.guard)
+        )
         for name in (one.name, *one.aliases):
             if name in served.models:
                 raise Misconfigured(f"models: two models are called '{name}'.")
             served.models[name] = model
+    served.owners = {owner: guards.named(names) for owner, names in settings.guard_owners.items()}
     return served
+
+
+class _Guards:
+    """The guards that were named, each built once for all who name it."""
+
+    def __init__(self, settings: Settings, closers: list[Closer]) -> None:
+        self._settings = settings
+        self._closers = closers
+        self._built: dict[str, Guard] = {}
+
+    def named(self, names: Sequence[str]) -> Guards:
+        """What stands in front of and behind a model."""
+        sides = self._settings.guard_sides
+        inputs = names if sides != "output" else ()
+        outputs = [name for name in names if name not in INPUT_ONLY and sides != "input"]
+        return Guards(
+            inputs=tuple(map(self._guard, inputs)),
+            outputs=tuple(map(self._guard, outputs)),
+            window_chars=self._settings.guard_window_chars,
+            read_file=text_of_file,
+        )
+
+    def _guard(self, name: str) -> Guard:
+        if name not in self._built:
+            build = GUARDS.get(name) or _imported(name)
+            self._built[name] = guard = build(self._settings)
+            if isinstance(guard, ModerationGuard | ClassifierGuard):
+                self._closers.append(guard.close)
+        return self._built[name]
+
+
+def _moderation(settings: Settings) -> Guard:
+    if not settings.guard_url:
+        raise Misconfigured("guard_url: the guard 'moderation' needs the address of an endpoint.")
+    return ModerationGuard(
+        settings.guard_url,
+        settings.guard_key,
+        settings.guard_model,
+        s_max=settings.guard_s_max,
+        unreachable=settings.guard_unreachable,
+    )
+
+
+def _classifier(settings: Settings) -> Guard:
+    if not settings.guard_classifier:
+        raise Misconfigured("guard_classifier: the guard 'classifier' needs the folder of a model.")
+    return ClassifierGuard(Path(settings.guard_classifier).expanduser(), settings.guard_threshold)
+
+
+GuardBuilder = Callable[[Settings], Guard]
+GUARDS: Mapping[str, GuardBuilder] = {
+    "rules": lambda settings: RulesGuard(settings.guard_rules),
+    "moderation": _moderation,
+    "classifier": _classifier,
+}
+# Guards that have nothing to say about answers, so that none is held back for them.
+INPUT_ONLY = frozenset({"classifier"})
+
+
+def _imported(name: str) -> GuardBuilder:
+    """A guard of the operator's own, as `package.module:name`; called with the settings it gives a `Guard`."""
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise Misconfigured(f"guard: '{name}' is not one of: {', '.join(GUARDS)}, MODULE:NAME.")
+    try:
+        found: GuardBuilder = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise Misconfigured(f"guard: '{name}' cannot be had: {error}.") from None
+    return found
 
 
 def _scripted(settings: ModelSettings, served: Served) -> Model:

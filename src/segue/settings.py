@@ -46,6 +46,29 @@ def about(text: str) -> Meta:
     return Meta(description=text)
 
 
+# What no model needs to see or to say: private keys, and tokens of well-known services.
+CREDENTIALS = (
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    r"\bAKIA[0-9A-Z]{16}\b",
+    r"\bgh[pousr]_[A-Za-z0-9]{36}\b",
+    r"\bglpat-[A-Za-z0-9_-]{20}\b",
+    r"\bsk-segue-[A-Za-z0-9_-]{16,}",
+)
+
+
+class RuleSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rules of the guard of that name: the `[guard_rules]` table of `segue.toml`."""
+
+    # Regular expressions; what one of them matches is blocked.
+    patterns: tuple[str, ...] = CREDENTIALS
+    # New input of more characters than this is blocked; 0: no limit.
+    chars_max: Annotated[int, Meta(ge=0)] = 0
+    # Addresses of these domains are blocked, and of their subdomains.
+    domains_denied: tuple[str, ...] = ()
+    # Where any are named, addresses of all other domains are blocked.
+    domains_allowed: tuple[str, ...] = ()
+
+
 class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One served model. In `segue.toml` a `[[models]]` table may set any of these for itself."""
 
@@ -105,6 +128,12 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reasoning: Annotated[
         Literal["text", "summary", "hidden"], about("how reasoning is shown: text, summary, hidden")
     ] = "text"
+    guard: Annotated[
+        tuple[str, ...],
+        about(
+            "who checks what goes in and out: rules, classifier, moderation or MODULE:NAME; may be repeated"
+        ),
+    ] = ()
 
 
 class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -204,6 +233,39 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
             description="how long unstored turns of a lost connection can still be continued; 0: not at all",
         ),
     ] = 0.0
+    guard_sides: Annotated[
+        Literal["both", "input", "output"], about("what guards look at: both, input, output")
+    ] = "both"
+    guard_window_chars: Annotated[
+        int, Meta(ge=64, description="how much of an answer is held back and checked together")
+    ] = 400
+    guard_url: Annotated[str, about("an endpoint for moderation, up to /v1/moderations")] = ""
+    guard_key: Annotated[str, about("the key that this endpoint asks for")] = ""
+    guard_model: Annotated[str, about("the model that this endpoint is to use")] = ""
+    guard_s_max: Annotated[Positive, about("how long this endpoint may take, in seconds")] = 5.0
+    guard_unreachable: Annotated[
+        Literal["block", "pass"],
+        about("what becomes of a turn if this endpoint does not answer: block (503) or pass"),
+    ] = "block"
+    guard_classifier: Annotated[
+        str, about("the classifier's folder, with model.onnx and tokenizer.json")
+    ] = ""
+    guard_threshold: Annotated[
+        float, Meta(gt=0, le=1, description="how sure the classifier must be to block")
+    ] = 0.9
+    guard_rules: RuleSettings = RuleSettings()
+    # Owners with guards of their own instead of those of the model.
+    guard_owners: dict[str, tuple[str, ...]] = {}
+    otel_endpoint: Annotated[
+        str, about("where traces go: an OTLP/HTTP collector, such as http://127.0.0.1:4318")
+    ] = ""
+    otel_headers: Annotated[
+        tuple[str, ...], about("a header for that collector, as NAME=VALUE; may be repeated")
+    ] = ()
+    audit_log: Annotated[
+        str,
+        about("who asked for what, when, with what outcome: a file, or log for the server's own"),
+    ] = ""
     seal_keys: Annotated[
         str,
         about(
@@ -305,7 +367,7 @@ def _with_usual(model: ModelSettings) -> ModelSettings:
 
 
 # Settings that only a model's own table can give.
-TABLE_ONLY = frozenset({"name", "aliases", "weights", "models"})
+TABLE_ONLY = frozenset({"name", "aliases", "weights", "models", "guard_rules", "guard_owners"})
 # Settings that may be given several times; in the environment their values are separated by commas.
 REPEATED = frozenset(
     {
@@ -316,6 +378,8 @@ REPEATED = frozenset(
         "fetch_allow",
         "fetch_deny",
         "fetch_port",
+        "guard",
+        "otel_headers",
     }
 )
 FLAGS = tuple(name for name in Settings.__struct_fields__ if name not in TABLE_ONLY)

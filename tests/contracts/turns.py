@@ -214,6 +214,7 @@ def rich_turn() -> Turn:
         open_calls={"c": Call("c", "function", True), "d": Call("d", "shell")},
         model_turns=41,
         root_at=99,
+        passed=("rules-1", "moderation-2"),
     )
 
 
@@ -231,4 +232,5 @@ def meaning(turn: Turn | None) -> tuple[object, ...]:
         list(turn.open_calls),
         turn.model_turns,
         turn.root_at,
+        turn.passed,
     )

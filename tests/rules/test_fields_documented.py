@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "fields.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| (?:(.*) )?\|$", re.MULTILINE)
 FIELDS = {field.encode_name for field in msgspec.structs.fields(Create)}
 # What the contract knows and `Create` does not: it is skipped without a look.
-UNKNOWN = {"image", "access_programs", "client_metadata", "multi_agent"}
+UNKNOWN = {"image", "access_programs", "multi_agent"}
 # For each ignored field a value that would change something if it were honoured.
 ASKED: dict[str, Any] = {
     "stream_options": {"include_obfuscation": True},

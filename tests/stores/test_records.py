@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,3 +70,13 @@ def test_reloaded_child_does_not_weigh_what_it_shares_with_its_parent() -> None:
     child = make_turn("b", root, tools=tools)
     reloaded = unpack((OWNER, "b", "a", pack(child)), root, is_whole=True)
     assert root.bytes > 19_000 > reloaded.bytes > len(child.given[0].raw)
+
+
+def test_record_from_before_guards_has_passed_none() -> None:
+    turn = rich_turn()
+    record = pack(turn)
+    *older, passed = msgspec.msgpack.decode(record.history)
+    assert passed == list(turn.passed)
+    record = record._replace(history=msgspec.msgpack.encode(older))
+
+    assert unpack((turn.owner, turn.id, turn.parent_id, record), None, is_whole=True).passed == ()

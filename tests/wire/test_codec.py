@@ -159,7 +159,7 @@ FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
 
 
 def test_table_has_every_typed_field() -> None:
-    raw = {"type", "stream_id", "tools", "moderation"}
+    raw = {"type", "stream_id", "tools", "moderation", "client_metadata"}
 
     assert set(FIELDS) | raw == set(Create.__struct_fields__)
 

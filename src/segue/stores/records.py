@@ -105,6 +105,8 @@ class History(Struct, array_like=True):
     model_turns: int
     root_at: int
     output: list[bytes] | None
+    # Records from before guards have none.
+    passed: list[str] = []
 
 
 def kind_of(kind: type[Value]) -> str:
@@ -195,6 +197,7 @@ def pack(turn: Turn) -> Record:
         turn.model_turns,
         turn.root_at,
         output_beside(turn),
+        list(turn.passed),
     )
     instructions = part_of(turn.response.instructions)
     tools = part_of(turn.response.tools)
@@ -238,6 +241,7 @@ def unpack(
         model_turns=history.model_turns,
         root_at=history.root_at,
         is_whole=is_whole,
+        passed=tuple(history.passed),
         bytes=weigh(record, rounds) + weigh_parts(response, parent),
     )
 

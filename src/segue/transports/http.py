@@ -45,7 +45,7 @@ from segue.turn.compact import window
 from segue.turn.prepare import Asker
 from segue.turn.running import Running
 from segue.turn.values import Cancel, Owner, Tally, Turn
-from segue.wire.codec import decode_create, encode
+from segue.wire.codec import decode_create, decode_traceparent, encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
 from segue.wire.response import (
@@ -189,7 +189,9 @@ class HttpApp:
         quota = exchange.account.quota
         quota.ask()
         body = await exchange.text(self._desk.limits.body_bytes_max)
-        return decode_create(body), Tally(bytes_received=len(body), quota=quota)
+        create = decode_create(body)
+        trace = exchange.header(b"traceparent") or decode_traceparent(create)
+        return create, Tally(bytes_received=len(body), quota=quota, traceparent=trace)
 
     def _asker(self, exchange: Exchange) -> Asker:
         return Asker(exchange.owner, self._desk.turns)

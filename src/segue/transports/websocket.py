@@ -52,6 +52,7 @@ from segue.wire.codec import (
     decode_lane,
     decode_steer,
     decode_steered,
+    decode_traceparent,
     encode_error_body,
     encode_error_event,
     lane_suffix,
@@ -226,7 +227,12 @@ class Session:
             self._check_age()
             parent_id = create.previous_response_id
             pin = None if parent_id is None else self._near.held(self.owner, parent_id)
-            asked = Asked(create, Tally(bytes_received=len(text), quota=self.account.quota))
+            tally = Tally(
+                bytes_received=len(text),
+                quota=self.account.quota,
+                traceparent=decode_traceparent(create),
+            )
+            asked = Asked(create, tally)
             self._lanes.add(lane, asked, parent_id, pin)
         except ApiError as error:
             self._refuse(error, _lane_of_error(text, lane))

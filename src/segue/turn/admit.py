@@ -6,7 +6,7 @@ object as the client will first see it. Nothing has been said to the client yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,10 +15,10 @@ from msgspec import UNSET, Raw, structs
 from segue.errors import InvalidRequest, cut_name, model_not_found
 from segue.turn.compact import Kind
 from segue.turn.resolve import Resolved
-from segue.turn.seams import Dialect, Engine
+from segue.turn.seams import Dialect, Engine, Guard
 from segue.turn.values import Owner, Sampling, Tally
 from segue.wire.codec import encode
-from segue.wire.items import CompactionTrigger, Item, count_media
+from segue.wire.items import CompactionTrigger, InputFile, Item, count_media
 from segue.wire.requests import Create
 from segue.wire.response import Named, ReasoningEcho, Response, TextEcho
 from segue.wire.tools import forced_offers, grammar_of, has_grammar
@@ -29,6 +29,26 @@ USUAL = Sampling()
 # Where a client wants compaction and does not say when: this share of the context.
 THRESHOLD_SHARE = 0.8
 LOGPROBS = "message.output_text.logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Who is asked whether something may pass: what the model is given, and what it answers."""
+
+    inputs: tuple[Guard, ...] = ()
+    outputs: tuple[Guard, ...] = ()
+    # How many characters of an answer are held back and watched together.
+    window_chars: int = 400
+    # What a file says, as the model will read it.
+    read_file: Callable[[InputFile], str | None] = lambda file: None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The guards of the input: those whose verdict is kept."""
+        return tuple(guard.name for guard in self.inputs)
+
+
+NO_GUARDS = Guards()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +68,7 @@ class Model:
     unseen: Literal["tell", "refuse", "seen"] = "tell"
     # Whether every prompt is rendered cold as well and compared.
     checks_rendering: bool = False
+    guards: Guards = NO_GUARDS
 
 
 Models = Mapping[str, Model]
@@ -75,6 +96,8 @@ class Plan:
     threshold: int = 0
     # How long a rollout waits for the outputs of its calls.
     append_s_max: float = 600.0
+    # Those of the model, unless the owner has some of its own.
+    guards: Guards = NO_GUARDS
 
     @property
     def generates(self) -> bool:
@@ -137,6 +160,7 @@ def admit(
         root_at=parent.root_at if parent else now,
         tally=tally,
         lane=lane,
+        guards=model.guards,
         compacts=_compacts(resolved, is_stored=is_stored),
         threshold=_threshold(resolved, model, is_stored=is_stored),
     )

@@ -1,11 +1,14 @@
 """After a round: does the turn go on, wait, or end? Pure.
 
 What became of the round and what arrived in the inbox go in; a decision comes out. The client's leaving is stronger
-than our own leaving, and both are stronger than anything the model still wanted to say.
+than a guard's word, that is stronger than our own leaving, and all are stronger than anything the model still wanted to
+say.
 
     the round ended     and                              the turn
     any way             the client has left              ends, cancelled
+    any way             the input was blocked            ends, failed: invalid_prompt
     any way             the process goes away            ends, failed
+    any way             the answer was blocked           ends, incomplete: content_filter
     broken off          a steer waits                    ends, incomplete: steered
     broken off          nothing explains it              ends, failed
     at its length                                        ends, incomplete: max_output_tokens
@@ -22,7 +25,7 @@ from typing import Literal
 from msgspec import Struct
 
 from segue.errors import ApiError, EngineFailed, ServerFault
-from segue.turn.values import Append, Cancel, Drain, Finish, Notice, Steer
+from segue.turn.values import Append, Blocked, Cancel, Drain, Filtered, Finish, Notice, Steer
 from segue.wire.items import Item
 
 
@@ -40,7 +43,7 @@ class End(Struct, frozen=True):
     """How a turn ends, and why where that needs saying."""
 
     status: Literal["completed", "incomplete", "failed", "cancelled"]
-    reason: Literal["max_output_tokens", "steered"] | None = None
+    reason: Literal["max_output_tokens", "steered", "content_filter"] | None = None
     error: ApiError | None = None
 
     @property
@@ -65,8 +68,13 @@ def decide(
     """
     if any(isinstance(one, Cancel) for one in inbox):
         return End("cancelled")
+    blocked = next((one for one in inbox if isinstance(one, Blocked)), None)
+    if blocked is not None:
+        return End("failed", error=blocked.error)
     if any(isinstance(one, Drain) for one in inbox):
         return End("failed", error=ServerFault("The server is shutting down. Please retry."))
+    if any(isinstance(one, Filtered) for one in inbox):
+        return End("incomplete", reason="content_filter")
     if finish is None and any(isinstance(one, Steer) for one in inbox):
         return End("incomplete", reason="steered")
     if finish is None:

@@ -1,4 +1,4 @@
-"""What does a turn do once it has started? Rounds of render -> sample -> read -> assemble, then save.
+"""What does a turn do once it has started? Rounds of render -> sample -> read -> gate -> assemble, then save.
 
 `perform` speaks through its running turn and does not raise: what goes wrong ends the turn as failed. After each round
 `decide` says whether it goes on, waits or ends; a rollout, a compaction and a steer are all this one loop. After it the
@@ -17,7 +17,7 @@ from typing import assert_never
 
 from msgspec import structs
 
-from segue.errors import ApiError, EngineFailed, ServerFault
+from segue.errors import ApiError, EngineFailed, InvalidRequest, ServerFault
 from segue.turn.admit import Plan
 from segue.turn.bring import bring
 from segue.turn.compact import (
@@ -30,6 +30,7 @@ from segue.turn.compact import (
 )
 from segue.turn.compose import Composed, compose, fitting, remember, set_scene
 from segue.turn.decide import Again, Await, End, decide
+from segue.turn.gate import Gate, open_gate
 from segue.turn.recall import RenderCache
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
@@ -106,14 +107,18 @@ class Play:
     is_fresh: bool = False
     # The first prompt, which the render cache may keep.
     first: Composed | None = None
+    # Who holds back what guards have not let pass; None where nobody guards.
+    gate: Gate | None = None
 
 
 async def perform(plan: Plan, running: Running, turns: Turns, recall: RenderCache) -> None:
     """Play the turn to its end and save it."""
     resolved, assembler = plan.resolved, running.assembler
+    gate = open_gate(plan, running)
     try:
         scene = set_scene(plan, recall)
         play = Play(plan, running, scene, resolved.given, resolved.open_calls, [*resolved.earlier])
+        play.gate = gate
         end = await _play(play)
         if play.first is not None:
             remember(plan, play.first, recall)
@@ -123,6 +128,9 @@ async def perform(plan: Plan, running: Running, turns: Turns, recall: RenderCach
         log.exception("turn %s broke", plan.id)
         assembler.conclude(End("failed", error=ServerFault(PROBLEM)), NO_USAGE, int(time.time()))
         await _save_failed(plan, running, turns, [*resolved.earlier, Round(resolved.given)])
+    finally:
+        if gate is not None:
+            await gate.close()
 
 
 # --- the loop -----------------------------------------------------------------------------------------
@@ -167,6 +175,8 @@ async def _round(play: Play) -> ApiError | None:
     running, reader = play.running, None
     error: ApiError | None = None
     play.finish = None
+    if play.gate is not None:
+        play.gate.ask(play.scene, is_first=play.first is None)
     try:
         if play.plan.compacts:
             play.finish = await _compact(play)
@@ -175,18 +185,37 @@ async def _round(play: Play) -> ApiError | None:
             play.composed = await _compose(play)
             if play.plan.generates:
                 reader = play.plan.model.dialect.reader(play.composed.scene)
-            play.finish = await _sample(play, play.composed, reader)
-            play.usage = _plus(play.usage, _usage(play, play.composed, play.finish))
+            if play.gate is None or not play.gate.is_shut:
+                play.finish = await _sample(play, play.composed, reader)
+                play.usage = _plus(play.usage, _usage(play, play.composed, play.finish))
     except ApiError as refused:
         error = refused
     except Exception:
         log.exception("turn %s failed", play.plan.id)
         error = ServerFault(PROBLEM)
+    said: list[Said] = []
     if reader is not None:
         is_cut = play.finish is None or play.finish.reason == "length"
-        running.publish(running.assembler.feed(reader.close(is_cut=is_cut)))
+        said = reader.close(is_cut=is_cut)
+    if play.gate is not None:
+        said = await _through_gate(play, play.gate, said, error)
+    running.publish(running.assembler.feed(said))
     _note(play, did_sample=reader is not None)
     return error
+
+
+async def _through_gate(
+    play: Play, gate: Gate, said: list[Said], error: ApiError | None
+) -> list[Said]:
+    """What may still be told of a round that is over. A steer waits for the guards, everything else ends that."""
+    try:
+        async with play.running.interruptible(heeds_steers=False):
+            said = gate.drop() if error is not None else await gate.last(said)
+    except TimeoutError:
+        said = gate.drop()
+    if gate.is_shut:
+        play.finish = None
+    return said
 
 
 async def _compose(play: Play) -> Composed:
@@ -210,7 +239,8 @@ def _note(play: Play, *, did_sample: bool) -> None:
         wrote=tuple(assembler.items[since:]),
         ids=tuple(assembler.ids[since:]),
         tail=assembler.tail,
-        fingerprint=play.plan.model.dialect.fingerprint,
+        # Where a guard has cut the answer short, what is kept of it is not what was sampled.
+        fingerprint=None if _is_shut(play) else play.plan.model.dialect.fingerprint,
         did_sample=did_sample,
         is_fresh=play.is_fresh,
     )
@@ -279,6 +309,8 @@ def _warm(play: Play) -> Warm | None:
     which something was answered is not the last."""
     if play.composed is None or play.composed.is_truncated or _ends_with_answers(play):
         return None
+    if _is_shut(play):
+        return None
     plan = play.plan
     route = play.finish.route if play.finish else None
     return warm_after(
@@ -288,6 +320,10 @@ def _warm(play: Play) -> Warm | None:
         play.rounds[-1],
         route,
     )
+
+
+def _is_shut(play: Play) -> bool:
+    return play.gate is not None and play.gate.is_shut
 
 
 def _ends_with_answers(play: Play) -> bool:
@@ -347,6 +383,14 @@ async def _compact(play: Play) -> Finish | None:
     if not summary.text and not plan.compacts:
         # It goes on as it is, as long as it fits.
         return None
+    if play.gate is not None and not await play.gate.vet(summary.text):
+        if play.gate.is_shut:
+            return None
+        raise InvalidRequest(
+            "The summary of this conversation was blocked by a guard of this server.",
+            code="invalid_prompt",
+            param="input",
+        )
     if finish is None or not summary.text:
         raise EngineFailed("The model wrote no summary to go on with.")
     kept = worth_keeping(scene.history(), scene.given, plan.model.context_tokens)
@@ -433,11 +477,13 @@ async def _sample(
 ) -> Finish | None:
     """Let the model speak until it stops, is stopped, or breaks off."""
     tally, running, assembler = play.plan.tally, play.running, play.running.assembler
+    gate = play.gate
     play.sampled = 0
     if running.inbox:
         return None
     if reader is not None and composed.rendered.lead:
-        running.publish(assembler.feed(reader.feed(Ids(composed.rendered.lead))))
+        said = reader.feed(Ids(composed.rendered.lead))
+        running.publish(assembler.feed(said if gate is None else await gate.sift(said)))
     began = first_at = now()
     pieces_after_steer = pieces_when_over = 0
     job = _job(play, composed, tokens_max)
@@ -456,7 +502,10 @@ async def _sample(
                 if isinstance(piece, Ids):
                     play.sampled += len(piece.ids)
                 if reader is not None:
-                    running.publish(assembler.feed(reader.feed(piece)))
+                    said = reader.feed(piece)
+                    if gate is not None:
+                        said = await gate.sift(said)
+                    running.publish(assembler.feed(said))
                     await running.room()
                     pieces_when_over += reader.is_over
                     if pieces_when_over > OVER_PIECES_MAX:
@@ -524,7 +573,12 @@ async def _save(play: Play, end: End, turns: Turns) -> None:
     try:
         if plan.is_stored or end.status in ("completed", "incomplete"):
             made = commit(
-                plan, assembler.response, tuple(play.rounds), play.open_calls, _warm(play)
+                plan,
+                assembler.response,
+                tuple(play.rounds),
+                play.open_calls,
+                _warm(play),
+                () if play.gate is None else play.gate.names,
             )
             await turns.save(made)
             play.running.turn = made

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -19,7 +19,7 @@ from msgspec import UNSET, structs
 
 from segue.errors import ID_CHARS_MAX, ApiError, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
-from segue.turn.admit import Models, Plan, check_unseen
+from segue.turn.admit import Guards, Models, Plan, check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.attach import ReadUrl
 from segue.turn.compact import Kind
@@ -82,6 +82,7 @@ class Runner:
         append_s_max: float = APPEND_S_MAX,
         recall: RenderCache | None = None,
         read_url: ReadUrl | None = None,
+        guards: Mapping[Owner, Guards] | None = None,
     ) -> None:
         self.models = models
         self.is_draining = False
@@ -91,6 +92,8 @@ class Runner:
         self._append_s_max = append_s_max
         self._heartbeat_s = heartbeat_s
         self._recall = recall or RenderCache(0)
+        # Owners with guards of their own.
+        self._guards = guards or {}
         self._runnings: dict[str, Running] = {}
         self._ended: OrderedDict[str, Running] = OrderedDict()
         # Requests with a key that are not turns yet; set when that is settled.
@@ -251,6 +254,7 @@ class Runner:
             response=response,
             compacts=compacts or plan.compacts,
             append_s_max=self._append_s_max,
+            guards=self._guards.get(plan.owner, plan.guards),
         )
 
     def _refuse_if_draining(self) -> None:
@@ -431,7 +435,14 @@ class Runner:
 def claim_of(create: Create, owner: Owner) -> Claim:
     """The claim of a request on its key; how it is to be answered is no part of what it asks."""
     assert create.idempotency_key is not None
-    asked = structs.replace(create, type=UNSET, stream=None, stream_id=UNSET, stream_options=None)
+    asked = structs.replace(
+        create,
+        type=UNSET,
+        stream=None,
+        stream_id=UNSET,
+        stream_options=None,
+        client_metadata=UNSET,
+    )
     return Claim(
         owner=owner,
         key=create.idempotency_key,

@@ -76,6 +76,8 @@ class Running:
         self._ring_bytes = 0
         self._inbox: deque[Notice] = deque()
         self._scope: asyncio.Timeout | None = None
+        # Whether a steer may end what the turn waits for.
+        self._heeds_steers = True
         self._has_room: asyncio.Future[None] | None = None
 
     @property
@@ -178,7 +180,8 @@ class Running:
         """Put a notice into the inbox. It interrupts what the turn waits for, a steer only at a safe boundary."""
         if len(self._inbox) < INBOX_MAX:
             self._inbox.append(notice)
-        if not isinstance(notice, Steer) or self.assembler.is_at_boundary:
+        is_steer = isinstance(notice, Steer)
+        if not is_steer or (self._heeds_steers and self.assembler.is_at_boundary):
             self._interrupt()
 
     def steer(self, steer: Steer) -> None:
@@ -216,10 +219,12 @@ class Running:
         self._inbox = deque(one for one in self._inbox if not isinstance(one, Append))
 
     @asynccontextmanager
-    async def interruptible(self) -> AsyncIterator[None]:
+    async def interruptible(self, *, heeds_steers: bool = True) -> AsyncIterator[None]:
         """A scope that ends with `TimeoutError` as soon as a notice comes, or at once if one is there."""
-        when = asyncio.get_running_loop().time() if self._inbox else None
+        is_told = len(self._inbox) > (0 if heeds_steers else len(self.steers))
+        when = asyncio.get_running_loop().time() if is_told else None
         async with asyncio.timeout_at(when) as self._scope:
+            self._heeds_steers = heeds_steers
             try:
                 yield
             finally:

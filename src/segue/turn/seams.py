@@ -27,6 +27,7 @@ from segue.turn.values import (
     Shelved,
     Turn,
     Used,
+    Verdict,
 )
 from segue.wire.events import Event
 from segue.wire.items import Item
@@ -194,3 +195,17 @@ class Dialect(Protocol):
 
     def reader(self, scene: Scene) -> Reader:
         """A reader for the answer to this scene."""
+
+
+class Guard(Protocol):
+    """Whether something may pass. A guard keeps nothing of what it is shown; if it cannot say, it raises."""
+
+    @property
+    def name(self) -> str:
+        """Names the guard and its rules; a verdict that is kept holds only under the same one."""
+
+    async def check(self, texts: Sequence[str]) -> Verdict:
+        """Whether the model may be given these; asked beside rendering and sampling."""
+
+    async def watch(self, text: str) -> Verdict:
+        """Whether the client may be told this: a window of an answer, and a little of what came before it."""

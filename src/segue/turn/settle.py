@@ -41,6 +41,7 @@ def commit(
     rounds: tuple[Round, ...],
     open_calls: dict[str, Call],
     warm: Warm | None,
+    passed: tuple[str, ...] = (),
 ) -> Turn:
     """The turn as it will be remembered."""
     resolved = plan.resolved
@@ -59,6 +60,7 @@ def commit(
         brought=bring(resolved.brought, (item for one in rounds for item in one.given)),
         warm=warm,
         root_at=plan.root_at,
+        passed=passed,
         bytes=_measure(rounds, resolved, plan.tally.tokens_tokenized),
     )
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 from msgspec import Raw, Struct
 
+from segue.errors import ApiError
 from segue.turn.quota import KeyLimits, Quota, unlimited
 from segue.wire.items import Call, Item, Logprob
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
@@ -208,6 +209,8 @@ class Turn:
     root_at: int = 0
     # Whether every ancestor is at hand; only then may the turn be continued.
     is_whole: bool = True
+    # The guards that have let everything up to here pass, by name; their verdict holds for whoever continues.
+    passed: tuple[str, ...] = ()
     # Our own measure of what this node alone holds in memory.
     bytes: int = 0
 
@@ -552,7 +555,27 @@ class Append(Struct, frozen=True):
     items: tuple[Item, ...]
 
 
-Notice = Cancel | Drain | Steer | Append
+class Blocked(Struct, frozen=True):
+    """A guard does not let the input pass, or no guard could be asked; what was held never leaves."""
+
+    error: ApiError
+
+
+class Filtered(Struct, frozen=True):
+    """A guard does not let the rest of the answer pass."""
+
+
+Notice = Cancel | Drain | Steer | Append | Blocked | Filtered
+
+
+class Verdict(Struct, frozen=True):
+    """What a guard says. `reason` is why it blocks, in a word or two and never in those of the text; None: it does
+    not."""
+
+    reason: str | None = None
+
+
+PASSED = Verdict()
 
 
 @dataclass(slots=True)
@@ -567,11 +590,16 @@ class Tally:
     tokens_tokenized: int = 0
     tokens_reused: int = 0
     tokens_sampled: int = 0
+    # Characters that guards have looked at: of what is new in the input, and of the answer.
+    guard_chars_checked: int = 0
+    guard_chars_watched: int = 0
     # Whether the store has written the usage down, together with the turn.
     is_recorded: bool = False
     # Pictures and sounds that were told in words.
     media_told: int = 0
     found_in: Literal["connection", "store", "missing"] | None = None
+    # The trace that the client has begun, as it was sent (W3C Trace Context).
+    traceparent: str = ""
     stage_s: dict[str, float] = field(default_factory=dict)
     # The turn's timeline, in seconds of `perf_counter`: received, validated, resolved, rendered, first_token,
     # last_token, saved, sent, settled. Of a turn with several rounds the first of each but the last `last_token`.

@@ -193,6 +193,25 @@ def _skim(frame: bytes) -> Envelope:
     return Envelope(fields.get(b'"type"', UNSET), fields.get(b'"stream_id"', UNSET))
 
 
+class TracedMetadata(Struct):
+    """The one thing that is read of a client's metadata."""
+
+    ws_request_header_traceparent: str = ""
+
+
+_metadata_decoder = msgspec.json.Decoder(TracedMetadata)
+
+
+def decode_traceparent(create: Create) -> str:
+    """The trace that a client names in its metadata, because a frame has no headers; nothing if it names none."""
+    if create.client_metadata is UNSET:
+        return ""
+    try:
+        return _metadata_decoder.decode(create.client_metadata).ws_request_header_traceparent
+    except msgspec.MsgspecError:
+        return ""
+
+
 def decode_lane(create: Create) -> str | None:
     """The lane that a create names; None is the default lane."""
     if create.stream_id is UNSET:

@@ -121,6 +121,8 @@ class Create(Struct, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     user: str | None = None
+    # Codex's own; a trace that it has begun is all that is read of it.
+    client_metadata: Json = UNSET
     moderation: Json = UNSET
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
     # Ours, experimental, on the socket only: one long response for a whole rollout (product.md 4).

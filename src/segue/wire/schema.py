@@ -139,6 +139,7 @@ RAW: dict[str, Schema] = {
 }
 # These are kept and handed on as they came, whatever they are; named in the same two ways.
 UNREAD = {
+    "Create.client_metadata",
     "Create.moderation",
     "SteerRef.input",
     "InputAudio.input_audio",
@@ -156,7 +157,6 @@ UNREAD = {
     "ToolSearchCall.arguments",
     "ProgramOutput.result",
     "CustomTool.format",
-    "user_location",
     "McpTool.allowed_tools",
     "McpTool.require_approval",
     "filters",

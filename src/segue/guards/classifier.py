@@ -1,0 +1,132 @@
+"""Is this an attempt to talk the model out of its instructions? A small classifier inside the process.
+
+In: texts. Out: a verdict from the worst score of any part of them. The model is a folder with `model.onnx` and
+`tokenizer.json`: any sequence classifier that was exported to ONNX with two classes, of which the last is the bad one
+(docs/guards.md says where to get one). It runs in threads of its own, one text at a time, because the loop must not
+wait for it. It judges what the model is given; answers are not its subject.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import Protocol, cast
+
+from tokenizers import Tokenizer
+
+from segue.errors import Misconfigured
+from segue.turn.values import PASSED, Verdict
+
+# A sentence is lost in a long part: of 512 tokens the prompt guard scores an injection among fine words 0.2, of 128 it
+# scores it 1.0 (docs/guards.md). Neighbouring parts share some, so that a sentence is whole in one of them.
+PART_TOKENS = 128
+PART_OVERLAP = 32
+# A text is tokenized in parts of this many characters, so that a huge one needs no huge memory.
+TEXT_CHARS_MAX = 64 * 1024
+TEXT_OVERLAP = 1_024
+# One inference already uses the processor's vector units; more at once would starve the loop.
+THREADS = 1
+# onnxruntime warns at length about kernels that it does not need.
+ERRORS_ONLY = 3
+
+
+class Named(Protocol):
+    name: str
+
+
+class Session(Protocol):
+    """What we use of onnxruntime, which has no types."""
+
+    def run(
+        self, outputs: None, inputs: Mapping[str, Sequence[Sequence[int]]]
+    ) -> list[Sequence[Sequence[float]]]: ...
+
+    def get_inputs(self) -> Sequence[Named]: ...
+
+
+class ClassifierGuard:
+    """Blocks what a classifier is sure enough about."""
+
+    def __init__(self, folder: Path, threshold: float = 0.9) -> None:
+        model, vocabulary = folder / "model.onnx", folder / "tokenizer.json"
+        for path in (model, vocabulary):
+            if not path.is_file():
+                raise Misconfigured(
+                    f"guard_classifier: there is no {path.name} in '{folder}'. docs/guards.md says "
+                    "where to get a classifier."
+                )
+        self._session = _session(model)
+        self._inputs = {one.name for one in self._session.get_inputs()}
+        self._tokenizer = Tokenizer.from_file(str(vocabulary))
+        self._tokenizer.no_truncation()
+        self._threshold = threshold
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="classifier")
+        stat = model.stat()
+        identity = f"{stat.st_size} {stat.st_mtime_ns} {threshold}"
+        self._name = f"classifier-{blake2b(identity.encode(), digest_size=6).hexdigest()}"
+
+    @property
+    def name(self) -> str:
+        """With a digest of the model's file and the threshold."""
+        return self._name
+
+    async def check(self, texts: Sequence[str]) -> Verdict:
+        """By the worst score of any part."""
+        loop = asyncio.get_running_loop()
+        for text in texts:
+            for start in range(0, len(text), TEXT_CHARS_MAX):
+                part = text[max(0, start - TEXT_OVERLAP) : start + TEXT_CHARS_MAX]
+                if await loop.run_in_executor(self._threads, self._is_bad, part):
+                    return Verdict("it looks like an injection")
+        return PASSED
+
+    async def watch(self, text: str) -> Verdict:
+        """An answer injects nothing."""
+        return PASSED
+
+    async def close(self) -> None:
+        """Let go of the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _is_bad(self, text: str) -> bool:
+        ids = self._tokenizer.encode(text).ids
+        return any(self._score(part) >= self._threshold for part in _parts(ids))
+
+    def _score(self, ids: Sequence[int]) -> float:
+        given: dict[str, Sequence[Sequence[int]]] = {
+            "input_ids": [ids],
+            "attention_mask": [[1] * len(ids)],
+        }
+        if "token_type_ids" in self._inputs:
+            given["token_type_ids"] = [[0] * len(ids)]
+        logits = [float(one) for one in self._session.run(None, given)[0][0]]
+        highest = max(logits)
+        odds = [math.exp(one - highest) for one in logits]
+        return odds[-1] / sum(odds)
+
+
+def _parts(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    step = PART_TOKENS - PART_OVERLAP
+    for start in range(0, max(len(ids) - PART_OVERLAP, 1), step):
+        yield ids[start : start + PART_TOKENS]
+
+
+def _session(path: Path) -> Session:
+    try:
+        onnx = importlib.import_module("onnxruntime")
+    except ImportError:
+        raise Misconfigured(
+            "guard: the classifier needs onnxruntime. Install it with: pip install 'segue[classifier]'"
+        ) from None
+    options = onnx.SessionOptions()
+    options.log_severity_level = ERRORS_ONLY
+    options.intra_op_num_threads = 1
+    session = onnx.InferenceSession(
+        str(path), sess_options=options, providers=["CPUExecutionProvider"]
+    )
+    return cast(Session, session)
