@@ -16,6 +16,10 @@ NODE_MAJOR_MIN := 22
 # A headless Chromium as a package: no root, no download of its own. Other machines name one by SEGUE_TEST_CHROMIUM.
 CHROMIUM := .cache/chromium
 CHROMIUM_PACKAGE := @sparticuz/chromium@153.0.0
+# The balancer of the tests with several servers: the machine's own, else unpacked from the distribution's package, which
+# needs no root. Other machines name one by SEGUE_TEST_HAPROXY.
+HAPROXY := .cache/haproxy
+HAPROXY_DONE := $(HAPROXY)/haproxy
 
 PIP_QUIET := -qq --disable-pip-version-check --no-input
 PIP_LOCKED := $(PIP_QUIET) --only-binary :all: --require-hashes
@@ -42,7 +46,7 @@ setup: $(SETUP_DONE) ## make .venv with everything that the server needs
 serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue serve`
 	@$(VENV)/bin/segue serve $(ARGS)
 
-test: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) ## run all tests, official clients included; ARGS goes to pytest
+test: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## run all tests, official clients included; ARGS goes to pytest
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
 
 test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## drive the real agents, and write what came of it into docs/clients
@@ -52,7 +56,7 @@ test-vllm: $(DEV_DONE) ## test against the real vLLM named by SEGUE_TEST_VLLM_UR
 	@test -n "$$SEGUE_TEST_VLLM_URL" || { echo "name a vLLM first: SEGUE_TEST_VLLM_URL=http://127.0.0.1:8000"; exit 1; }
 	@$(VENV)/bin/python -m pytest tests/engines/test_vllm_real.py -m vllm $(ARGS)
 
-test-reliability: $(DEV_DONE) $(NPM_DONE) ## the long versions: hundreds of losses, kills and floods
+test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## the long versions: hundreds of losses, kills and floods
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)
 
 check: $(DEV_DONE) ## format, lint, types and rules, without changing anything
@@ -152,6 +156,26 @@ $(AGENTS_DONE): examples/package.json $(NODE_DONE)
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(AGENTS) --ignore-scripts --no-audit \
 		--no-fund --no-package-lock --loglevel=error $(CODEX) >/dev/null
 	@touch $@
+
+define haproxy_script
+#!/bin/sh
+here=$$(cd "$$(dirname "$$0")" && pwd)
+LD_LIBRARY_PATH=$$(echo "$$here"/root/usr/lib/*-linux-gnu*) exec "$$here"/root/usr/sbin/haproxy "$$@"
+endef
+export haproxy_script
+
+$(HAPROXY_DONE):
+	@rm -rf $(HAPROXY) && mkdir -p $(HAPROXY)/root
+	@if command -v haproxy >/dev/null 2>&1; then ln -s "$$(command -v haproxy)" $@; \
+	elif command -v apt-get >/dev/null 2>&1; then \
+		echo "unpacking HAProxy into $(HAPROXY)"; \
+		cd $(HAPROXY) \
+		&& apt-get download -qq $$(apt-get install -qq --simulate haproxy | awk '/^Inst/ { print $$2 }') 2>/dev/null \
+		&& for one in *.deb; do dpkg -x "$$one" root || exit 1; done && rm -f *.deb \
+		&& printf '%s\n' "$$haproxy_script" > haproxy && chmod +x haproxy; \
+	fi
+	@$@ -v >/dev/null 2>&1 || { rm -f $@; \
+		echo "there is no HAProxy here: install it, or name one by SEGUE_TEST_HAPROXY"; exit 1; }
 
 # --- lock files ---
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 import websockets.asyncio.client
 
-from segue.app import App, build_server, open_app
+from segue.app import ALONE, App, Place, build_server, open_app
 from segue.settings import load_settings
 
 TERMINAL = {"response.completed", "response.failed", "response.incomplete", "error"}
@@ -59,12 +59,12 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(**flags: object) -> AsyncIterator[Served]:
+async def serving(place: Place = ALONE, **flags: object) -> AsyncIterator[Served]:
     """The whole product with these settings; the store is in memory unless one is named."""
     settings = load_settings(
         {"engine": "scripted", "store": "memory", "port": 0, "grace_s": 0} | flags, environment={}
     )
-    async with open_app(settings) as app:
+    async with open_app(settings, place) as app:
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = build_server(app, settings, listening.set_result)
         task = asyncio.create_task(server.serve())
@@ -255,6 +255,13 @@ def served_process(
         listener.join(WAIT_S)
         assert process.stdout is not None
         process.stdout.close()
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Wait, but not for ever, until this holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():  # noqa: ASYNC110 - what is waited for is no event
+            await asyncio.sleep(0.002)
 
 
 def kinds(events: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -16,26 +16,29 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+import msgspec
 import uvicorn
 import uvloop
 
 from segue import __version__
 from segue.audit import Audit
+from segue.bus.hub import open_hub_bus
+from segue.bus.local import LocalBus
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.pages import Dashboard
-from segue.dashboard.views import Memory, Replica
+from segue.dashboard.views import FULLEST, Memory, Replica
 from segue.engines.routes import RoutedEngine
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
-from segue.metrics import Metrics
+from segue.metrics import Metrics, together
 from segue.models import build_models
-from segue.settings import Settings, is_loopback, seal_path
+from segue.settings import Settings, is_loopback, is_ring_stored, seal_path
 from segue.stores.budget import Budget
 from segue.stores.conversations import MemoryConversations, SqliteConversations
 from segue.stores.database import SqliteDatabase
-from segue.stores.hashes import KeyHashes, new_secret, open_hashes
+from segue.stores.hashes import KeyHashes, new_secret
 from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
 from segue.stores.memory import (
     MemoryEventLog,
@@ -45,7 +48,7 @@ from segue.stores.memory import (
     MemoryTurns,
     MemoryUpkeep,
 )
-from segue.stores.seals import RingSeals, new_key, open_ring, rotate_ring
+from segue.stores.seals import RingKey, RingSeals, new_key, open_ring, read_ring, rotate_ring
 from segue.stores.sqlite import (
     SqliteEventLog,
     SqliteKeys,
@@ -69,12 +72,16 @@ from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.tls import Certificate
 from segue.transports.websocket import Lobby
 from segue.turn.admit import Models
+from segue.turn.circle import Circle
 from segue.turn.quota import KeyLimits
 from segue.turn.recall import RenderCache
 from segue.turn.run import Records, Runner
-from segue.turn.seams import Conversations, EventLog, Keys, Ledger, Repeats, Turns, Upkeep
+from segue.turn.seams import Bus, Conversations, EventLog, Keys, Ledger, Repeats, Turns, Upkeep
 from segue.turn.settle import Afterwards
 from segue.turn.values import Key, Owner, Retention, Used
+
+if TYPE_CHECKING:
+    from segue.stores.postgres import PostgresRing
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +104,43 @@ class App:
     keys: Keys
     hashes: KeyHashes
     book: Book
+    circle: Circle
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, tell the sockets."""
         self.lobby.leave_idle()
         await self.runner.drain(grace_s)
         self.lobby.leave()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker stands among those that one parent has started; a server that is alone has none."""
+
+    house: str = ""
+    # The socket where the workers meet, unless they meet in the database.
+    hub: str = ""
+    # The folder where one process shares the engines inside.
+    engines: str = ""
+
+
+ALONE = Place()
+
+
+@asynccontextmanager
+async def open_bus(settings: Settings, place: Place) -> AsyncIterator[Bus]:
+    """How this worker and the others hear of each other: in the database, at the parent's hub, or not at all."""
+    if settings.store.startswith(("postgresql://", "postgres://")):
+        # Imported here, as the store is.
+        from segue.bus.notify import open_notify_bus
+
+        async with open_notify_bus(settings.store) as notify:
+            yield notify
+    elif place.hub:
+        async with open_hub_bus(place.hub) as hub:
+            yield hub
+    else:
+        yield LocalBus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +157,8 @@ class Store:
     is_ready: Callable[[], Awaitable[bool]]
     # What of it this process holds in memory.
     state: MemoryTurns
+    # The keys of what clients keep for us, where all who use the store share them.
+    ring: PostgresRing | None = None
 
 
 @asynccontextmanager
@@ -177,6 +217,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
         PostgresKeys,
         PostgresLedger,
         PostgresRepeats,
+        PostgresRing,
         PostgresTurns,
         PostgresUpkeep,
     )
@@ -199,6 +240,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
             keys=PostgresKeys(database),
             is_ready=database.is_ready,
             state=near,
+            ring=PostgresRing(database),
         )
     finally:
         await database.close()
@@ -227,7 +269,7 @@ async def create_key(
     if unknown or not scopes:
         raise Misconfigured(f"scopes: there are {', '.join(SCOPES)}.")
     async with open_store(_durable(settings)) as store:
-        hashes = open_hashes(seal_path(settings))
+        hashes = KeyHashes(await _load_ring(settings, store))
         await _check_ring(store.keys, hashes, settings)
         return await give_out(store.keys, hashes, name, owner, scopes, limits)
 
@@ -274,7 +316,7 @@ async def _check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None
     if strange:
         raise Misconfigured(
             f"seal_keys: {strange} of the {len(valid)} keys in this store were made with another ring "
-            f"than {seal_path(settings)}. Name the file that they were made with, or revoke them."
+            f"than {_ring_name(settings)}. Name the file that they were made with, or revoke them."
         )
 
 
@@ -339,9 +381,9 @@ def _search_engine(settings: Settings) -> JsonEngine:
 
 
 @asynccontextmanager
-async def open_app(settings: Settings) -> AsyncIterator[App]:
+async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[App]:
     """Everything wired, running turns owned, and closed again in the right order."""
-    served = build_models(settings)
+    served = build_models(settings, place.engines)
     models = served.models
     metrics = Metrics()
     async with (
@@ -349,7 +391,9 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
         open_store(settings) as store,
         open_fetcher(settings) as fetcher,
         AsyncExitStack() as outlets,
+        open_bus(settings, place) as bus,
     ):
+        circle = Circle(bus, place.house)
         recall = RenderCache(settings.render_cache_bytes_max)
 
         def memory() -> list[Memory]:
@@ -357,7 +401,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             return [
                 Memory("turns", store.state.bytes, settings.process_state_bytes_max),
                 Memory("recalled prompts", recall.bytes, settings.render_cache_bytes_max),
-                Memory("fullest connection", fullest, settings.connection_state_bytes_max),
+                Memory(FULLEST, fullest, settings.connection_state_bytes_max),
             ]
 
         feed = Feed(
@@ -369,6 +413,9 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 probe=lambda: is_ready(),
                 replicas=lambda checks: _replicas(models, checks),
                 backlog=lambda: afterwards.backlog,
+                ask=lambda question: circle.ask("feed", question, circle.housemates),
+                worker=circle.worker,
+                process=place.house,
             )
         )
         observers = [metrics.observe, feed.observe]
@@ -386,7 +433,8 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             for note in refusals:
                 note(transport, code)
 
-        hashes = open_hashes(seal_path(settings))
+        ring = await _load_ring(settings, store)
+        hashes = KeyHashes(ring)
         await _check_ring(store.keys, hashes, settings)
         await _check_public(store.keys, settings)
         book = Book(store.keys, hashes.digests, settings.auth)
@@ -408,15 +456,23 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                     metrics.note_engine(name, is_up=is_up)
             return checks
 
-        async def write_metrics() -> bytes:
+        async def write_own_metrics() -> bytes:
             await afterwards.drained()
             await is_ready()
             return metrics.write()
+
+        async def write_metrics() -> bytes:
+            others, own = await asyncio.gather(
+                circle.ask("metrics", b"", circle.housemates), write_own_metrics()
+            )
+            return together([own, *others.values()])
 
         async def erase(owner: Owner, turn_id: str) -> bool:
             is_erased = await store.turns.delete(owner, turn_id)
             runner.forget(owner, turn_id)
             await lobby.erase(owner, turn_id)
+            # Sooner than the store would tell them.
+            await circle.tell("erased", msgspec.msgpack.encode((owner, turn_id)))
             return is_erased
 
         async def let_go(owner: Owner, turn_id: str) -> None:
@@ -429,7 +485,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             Runner(
                 models,
                 Records(afterwards, store.events, store.repeats, store.conversations),
-                _open_seals(settings),
+                RingSeals(ring),
                 heartbeat_s=settings.heartbeat_s,
                 append_s_max=settings.append_s_max,
                 recall=recall,
@@ -466,6 +522,10 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 note_refusal=note_refusal,
             )
             lobby = Lobby(desk)
+            runner.meet(bus, circle, store.turns)
+            circle.answer("metrics", lambda worker, body: write_own_metrics())
+            circle.answer("feed", lambda worker, body: feed.answer(body))
+            circle.answer("erased", lambda worker, body: _erased(body, let_go))
             _watch(
                 metrics,
                 lobby,
@@ -476,16 +536,24 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 ),
             )
             metrics.note_limits(settings)
-            async with book.kept(lobby.dismiss):
+            pages = Dashboard(desk, feed).routes
+            async with book.kept(lobby.dismiss), circle.joined():
                 yield App(
-                    HttpApp(desk, Dashboard(desk, feed).routes),
+                    HttpApp(desk, pages),
                     lobby,
                     runner,
                     store.turns,
                     store.keys,
                     hashes,
                     book,
+                    circle,
                 )
+
+
+async def _erased(body: bytes, let_go: Callable[[Owner, str], Awaitable[None]]) -> None:
+    """Another worker has erased a turn."""
+    owner, turn_id = msgspec.msgpack.decode(body, type=tuple[str, str])
+    await let_go(owner, turn_id)
 
 
 def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:
@@ -504,15 +572,34 @@ def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:
 
 def rotate_seals(settings: Settings) -> int:
     """Put a fresh key in front of the ring; how many it has then."""
+    if is_ring_stored(settings):
+        return asyncio.run(_rotate_stored(settings))
     path = seal_path(settings)
     if path is None:
         raise Misconfigured("seal_keys: a server with the memory store keeps no keys.")
     return rotate_ring(path)
 
 
-def _open_seals(settings: Settings) -> RingSeals:
+async def _rotate_stored(settings: Settings) -> int:
+    async with open_store(settings) as store:
+        assert store.ring is not None
+        return await store.ring.rotate()
+
+
+async def _load_ring(settings: Settings, store: Store) -> Sequence[RingKey]:
+    """The keys that seal and hash: from the database, from their file, or for this process alone."""
+    if is_ring_stored(settings):
+        assert store.ring is not None
+        return await store.ring.load()
     path = seal_path(settings)
-    return RingSeals([new_key()]) if path is None else open_ring(path)
+    if path is None:
+        return [new_key()]
+    open_ring(path)
+    return read_ring(path)
+
+
+def _ring_name(settings: Settings) -> str:
+    return "the database's" if is_ring_stored(settings) else str(seal_path(settings))
 
 
 def _watch(
@@ -547,8 +634,13 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            scheme = "https" if self.config.is_ssl else "http"
-            self._on_listening(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+            self._on_listening(url_of(host, port, is_secure=self.config.is_ssl))
+
+
+def url_of(host: str, number: int, *, is_secure: bool) -> str:
+    """Where a port can be reached."""
+    scheme = "https" if is_secure else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{number}"
 
 
 def open_certificate(settings: Settings) -> Certificate | None:
@@ -615,14 +707,20 @@ def listen(settings: Settings) -> socket.socket:
 async def run_server(settings: Settings) -> None:
     """Serve until a signal comes, then drain; a second signal ends the grace."""
     with listen(settings) as port:
-        await _serve_on(port, settings)
+        await serve_on(port, settings, lambda url: announce(settings, url))
 
 
-async def _serve_on(port: socket.socket, settings: Settings) -> None:
+async def serve_on(
+    port: socket.socket,
+    settings: Settings,
+    on_listening: Callable[[str], None],
+    place: Place = ALONE,
+) -> None:
+    """Serve on this port, which is somebody else's to close."""
     certificate = open_certificate(settings)
     async with AsyncExitStack() as stack:
-        app = await stack.enter_async_context(open_app(settings))
-        server = build_server(app, settings, lambda url: _announce(settings, url), certificate)
+        app = await stack.enter_async_context(open_app(settings, place))
+        server = build_server(app, settings, on_listening, certificate)
         loop = asyncio.get_running_loop()
         asked: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -649,7 +747,7 @@ async def _serve_on(port: socket.socket, settings: Settings) -> None:
         await serving
 
 
-def _announce(settings: Settings, url: str) -> None:
+def announce(settings: Settings, url: str) -> None:
     """What a person needs to see first."""
     names = ", ".join(f"{model.name} ({model.engine})" for model in settings.served())
     print(f"Segue {__version__} serves {names} at {url}/v1 (store: {settings.shown_store})")

@@ -19,9 +19,11 @@ from segue import __version__, chat, connect, doctor
 from segue.app import index_folder, read_usage, rotate_seals, serve
 from segue.bench import command as bench
 from segue.errors import ApiError, Misconfigured
-from segue.keys import Discreet, add_keys_verb, keys
+from segue.keys import add_keys_verb, keys
+from segue.logs import set_up_logging
 from segue.models import add_model, list_models
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
+from segue.workers import serve_workers
 
 
 class ClientVerb(NamedTuple):
@@ -56,13 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _rotate_seals(settings)
         if options.verb == "keys":
             return keys(options, settings)
-        logging.basicConfig(level=settings.log_level.upper())
-        for one in logging.getLogger().handlers:
-            one.setFormatter(Discreet("%(asctime)s %(levelname)s %(name)s %(message)s"))
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-        # It complains about slightly broken files, which are common, and may quote from them.
-        logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-        return doctor.run(settings) if options.verb == "doctor" else serve(settings)
+        set_up_logging(settings)
+        if options.verb == "doctor":
+            return doctor.run(settings)
+        return serve_workers(settings) if settings.workers > 1 else serve(settings)
     except (Misconfigured, ApiError) as error:
         print(f"segue: {error}", file=sys.stderr)
         return 2

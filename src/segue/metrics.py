@@ -6,7 +6,7 @@ content.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,6 +16,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from segue.settings import Settings
 from segue.turn.settle import Settled
@@ -38,6 +41,11 @@ LIMITS = (
     "process_state_bytes_max",
     "render_cache_bytes_max",
     "write_s_max",
+)
+
+# Gauges of which each worker has its own part. Of all others one worker's word is everybody's.
+SUMMED = frozenset(
+    {"segue_connections", "segue_state_bytes", "segue_ledger_backlog", "segue_workers"}
 )
 
 
@@ -76,6 +84,8 @@ class Metrics:
         self._engine_up = Gauge(
             "segue_engine_up", "Whether an engine answers", ("replica",), registry=registry
         )
+
+        self.watch("segue_workers", "Processes that are counted together", lambda: 1)
 
     def note_limits(self, settings: Settings) -> None:
         """The limits that the operator has set, so that a gauge can be read against its own."""
@@ -117,3 +127,42 @@ class Metrics:
     def write(self) -> bytes:
         """The page that Prometheus reads."""
         return generate_latest(self.registry)
+
+
+class _Together(Collector):
+    """The pages of several workers as one."""
+
+    def __init__(self, pages: Sequence[bytes]) -> None:
+        self._pages = pages
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+        for page in self._pages:
+            for family in text_string_to_metric_families(page.decode()):
+                families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                known = values.setdefault(family.name, {})
+                is_summed = family.type != "gauge" or family.name in SUMMED
+                for one in family.samples:
+                    key = (one.name, tuple(one.labels.items()))
+                    if key not in known:
+                        known[key] = one.value
+                    else:
+                        known[key] = (
+                            known[key] + one.value if is_summed else max(known[key], one.value)
+                        )
+        for name, family in families.items():
+            for (sample, labels), value in values[name].items():
+                family.add_sample(sample, dict(labels), value)
+            yield family
+
+
+def together(pages: Sequence[bytes]) -> bytes:
+    """The pages of several workers as one: what is counted is added up, what is the same for all stays."""
+    if len(pages) == 1:
+        return pages[0]
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Together(pages))
+    return generate_latest(registry)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 
 from segue.dialects.chatml import FAMILIES, ChatmlDialect
@@ -29,6 +31,7 @@ from segue.engines.llamacpp import LlamacppEngine
 from segue.engines.routes import RoutedEngine
 from segue.engines.scripted import ScriptedEngine, load_script
 from segue.engines.sglang import SglangEngine
+from segue.engines.shared import SharedEngine, sharing
 from segue.engines.spelling import Spelling
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import VllmEngine
@@ -60,6 +63,8 @@ class Served:
     digits: list[Digits] = field(default_factory=list)
     # Owners with guards of their own.
     owners: dict[Owner, Guards] = field(default_factory=dict)
+    # The folder where another process shares the engines inside; without one they are our own.
+    shared: str = ""
 
     @property
     def bytes(self) -> int:
@@ -72,9 +77,9 @@ class Served:
             await close()
 
 
-def build_models(settings: Settings) -> Served:
-    """Every served model under its name and its aliases."""
-    served = Served()
+def build_models(settings: Settings, shared: str = "") -> Served:
+    """Every served model under its name and its aliases; engines inside may be another process's."""
+    served = Served(shared=shared)
     guards = _Guards(settings, served.closers)
     for one in settings.served():
         model = BUILDERS[one.engine](one, served)
@@ -171,11 +176,38 @@ def _embedded(settings: ModelSettings, served: Served) -> Model:
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
     dialect = _dialect(settings, path, vocabulary)
     context_tokens = settings.context_tokens or _trained_tokens(path)
+    if served.shared:
+        shared = SharedEngine(_share_path(served.shared, settings.name))
+        return _model(settings, shared, dialect, context_tokens)
     engine = EmbeddedEngine(
         path, vocabulary, context_tokens=context_tokens, parallel=settings.engine_parallel
     )
     served.closers.append(engine.close)
     return _model(settings, engine, dialect, context_tokens)
+
+
+def _share_path(folder: str, name: str) -> Path:
+    return Path(folder) / f"engine-{blake2b(name.encode(), digest_size=8).hexdigest()}"
+
+
+def has_engines_inside(settings: Settings) -> bool:
+    """Whether a model runs in our own process."""
+    return any(one.engine == "embedded" for one in settings.served())
+
+
+@asynccontextmanager
+async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]:
+    """The engines inside, loaded here and shared with other processes by way of this folder."""
+    served = Served()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(served.aclose)
+        for one in settings.served():
+            if one.engine == "embedded":
+                model = _embedded(one, served)
+                await stack.enter_async_context(
+                    sharing(model.engine, _share_path(folder, one.name))
+                )
+        yield
 
 
 def _upstream(settings: ModelSettings, served: Served) -> Model:

@@ -145,7 +145,9 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     port: Annotated[
         int, Meta(ge=0, le=65535, description="the port to listen on; 0: any free one")
     ] = 8080
-    workers: Annotated[int, Meta(ge=1, le=1, description="processes; one for now")] = 1
+    workers: Annotated[
+        int, Meta(ge=1, le=256, description="processes that share the port and the store")
+    ] = 1
     model: Annotated[tuple[str, ...], about("the name of a served model; may be repeated")] = ()
     store: Annotated[
         str, about("where turns are kept: sqlite:///FILE, postgresql://… or memory")
@@ -269,7 +271,8 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     seal_keys: Annotated[
         str,
         about(
-            "the file with the keys of compactions and reasoning; default: beside the store's file"
+            "the file with the keys of compactions and reasoning; "
+            "default: beside the store's file, or in its database"
         ),
     ] = ""
     fetch: Annotated[
@@ -333,6 +336,11 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not all(model.name for model in found):
             raise Misconfigured("models: every model needs a name.")
         return found
+
+
+def is_ring_stored(settings: Settings) -> bool:
+    """Whether the ring of keys is in the database, where all machines find it."""
+    return not settings.seal_keys and settings.store.startswith(STORES[1:])
 
 
 def seal_path(settings: Settings) -> Path | None:
@@ -442,6 +450,11 @@ def _check(settings: Settings) -> None:
         r"[A-Za-z0-9-]+: *[\x21-\x7e][\x20-\x7e]*", settings.search_header
     ):
         raise Misconfigured("search_header: write it as NAME: VALUE.")
+    if settings.workers > 1 and settings.store == "memory":
+        raise Misconfigured(
+            f"workers: {settings.workers} processes cannot share a store in memory. "
+            "Name a file, --store sqlite:///segue.db, or leave --workers out."
+        )
     if settings.store != "memory" and not settings.store.startswith(STORES):
         raise Misconfigured(
             f"store: '{settings.shown_store}' is none of sqlite:///FILE, postgresql://… and memory."

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from segue.engines.scripted import Script, ScriptedEngine, ScriptedTurn
+from segue.engines.shared import SharedEngine, sharing
 from tests.contracts import engine as contract
 from tests.contracts.engine import Bench, chatml
 
@@ -26,6 +31,37 @@ def paced() -> Bench:
 
 
 MAKERS = {"improvising": improvising, "scripted": scripted, "paced": paced}
+
+
+@asynccontextmanager
+async def made(maker: str, folder: Path) -> AsyncIterator[Bench]:
+    """An engine in this process, or one that is shared by way of a local socket."""
+    if maker != "shared":
+        yield MAKERS[maker]()
+        return
+    bench, path = paced(), folder / "engine"
+    is_shared = threading.Event()
+    over: list[Callable[[], object]] = []
+
+    async def share() -> None:
+        is_over = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        over.append(lambda: loop.call_soon_threadsafe(is_over.set))
+        async with sharing(bench.engine, path):
+            is_shared.set()
+            await is_over.wait()
+
+    # A loop of its own, as another process would have.
+    thread = threading.Thread(target=lambda: asyncio.run(share()))
+    thread.start()
+    try:
+        assert await asyncio.to_thread(is_shared.wait, contract.WAIT_S)
+        yield Bench(SharedEngine(path), bench.dialect)
+    finally:
+        over[0]()
+        await asyncio.to_thread(thread.join, contract.WAIT_S)
+
+
 PROMISES = [
     contract.streams_ids_then_one_finish,
     contract.ends_its_turn_with_a_stop,
@@ -37,9 +73,10 @@ PROMISES = [
 ]
 
 
-@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("maker", [*MAKERS, "shared"])
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 async def test_engine_keeps_its_promise(
-    maker: str, promise: Callable[[Bench], Awaitable[None]]
+    maker: str, promise: Callable[[Bench], Awaitable[None]], tmp_path: Path
 ) -> None:
-    await promise(MAKERS[maker]())
+    async with made(maker, tmp_path) as bench:
+        await promise(bench)

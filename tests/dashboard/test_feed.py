@@ -45,25 +45,25 @@ def make_feed(probe: Any = answers) -> Feed:
     )
 
 
-def told(watcher: Watcher) -> dict[str, Any] | None:
-    data = watcher.update()
+async def told(watcher: Watcher) -> dict[str, Any] | None:
+    data = await watcher.update()
     return None if data is None else msgspec.json.decode(data)
 
 
 async def test_turns_are_told_once_and_then_there_is_silence() -> None:
     feed = make_feed()
     with feed.watching(ANNA) as watcher:
-        assert told(watcher) is not None, "the first picture"
+        assert await told(watcher) is not None, "the first picture"
         feed.observe(settled("resp_1"))
         feed.observe(settled("resp_2", parent="resp_1"))
 
-        update = told(watcher)
+        update = await told(watcher)
 
         assert update is not None
         assert [turn["id"] for turn in update["turns"]] == ["resp_1", "resp_2"]
         assert update["turns"][1]["parent"] == "resp_1"
         assert update["picture"]["totals"]["reused"] == 16
-        assert told(watcher) is None
+        assert await told(watcher) is None
 
 
 async def test_page_that_comes_late_hears_the_recent_past() -> None:
@@ -72,7 +72,7 @@ async def test_page_that_comes_late_hears_the_recent_past() -> None:
         feed.observe(settled(f"resp_{number}"))
 
     with feed.watching(ANNA) as watcher:
-        update = told(watcher)
+        update = await told(watcher)
 
     assert update is not None
     assert len(update["turns"]) == TURNS_MAX
@@ -84,11 +84,11 @@ async def test_page_that_comes_late_hears_the_recent_past() -> None:
 async def test_key_never_hears_of_another_owners_turns() -> None:
     feed = make_feed()
     with feed.watching(ANNA) as watcher:
-        told(watcher)
+        await told(watcher)
         feed.observe(settled("resp_foreign", owner="bert"))
         feed.note_refusal("http", "invalid_json")
 
-        assert told(watcher) is None
+        assert await told(watcher) is None
 
 
 async def test_operator_hears_totals_and_no_conversations() -> None:
@@ -98,7 +98,7 @@ async def test_operator_hears_totals_and_no_conversations() -> None:
         feed.note_refusal("http", "invalid_json")
         feed.note_refusal("http", "invalid_json")
 
-        update = told(watcher)
+        update = await told(watcher)
 
     assert update is not None
     assert update["turns"] == []
@@ -112,7 +112,7 @@ async def test_operator_hears_totals_and_no_conversations() -> None:
 async def test_key_sees_neither_caches_nor_engines_of_the_process() -> None:
     feed = make_feed()
     with feed.watching(ANNA) as watcher:
-        update = told(watcher)
+        update = await told(watcher)
 
     assert update is not None
     picture = update["picture"]
@@ -129,10 +129,10 @@ async def test_engine_that_does_not_answer_does_not_hold_the_feed_up() -> None:
 
     feed = make_feed(silent)
     with feed.watching(OPERATOR) as watcher:
-        assert told(watcher) is not None
+        assert await told(watcher) is not None
         await asyncio.wait_for(asked.wait(), WAIT_S)
         feed.observe(settled())
-        assert told(watcher) is not None
+        assert await told(watcher) is not None
 
 
 async def test_engines_are_told_once_they_have_answered() -> None:
@@ -144,10 +144,10 @@ async def test_engines_are_told_once_they_have_answered() -> None:
 
     feed = make_feed(probe)
     with feed.watching(OPERATOR) as watcher:
-        told(watcher)
+        await told(watcher)
         await asyncio.wait_for(done.wait(), WAIT_S)
         await asyncio.sleep(0)
-        update = told(watcher)
+        update = await told(watcher)
 
     assert update is not None
     assert [one["is_up"] for one in update["picture"]["replicas"]] == [False]
@@ -161,7 +161,7 @@ async def test_engine_check_that_breaks_is_a_line_in_the_log(
 
     feed = make_feed(broken)
     with feed.watching(OPERATOR) as watcher:
-        told(watcher)
+        await told(watcher)
         for _ in range(3):
             await asyncio.sleep(0)
 

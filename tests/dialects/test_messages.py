@@ -221,7 +221,9 @@ def test_address_of_a_picture_is_not_handed_on() -> None:
     seen = messages_of(output, asked, dialect=MessagesDialect(sees_images=True))
     assert [one["role"] for one in seen] == ["tool", "user"]
     for one in seen:
-        assert one["content"] == "[image: http://169.254.169.254/a.png, which this model cannot see]"
+        assert (
+            one["content"] == "[image: http://169.254.169.254/a.png, which this model cannot see]"
+        )
 
 
 # --- warmth ---------------------------------------------------------------------------------------

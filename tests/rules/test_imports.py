@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "segue"
 
 GROUND = {"errors", "ids", "settings"}
 INNER = GROUND | {"wire"}
-ADAPTERS = {"dialects", "engines", "stores", "tools", "guards", "transports"}
+ADAPTERS = {"bus", "dialects", "engines", "stores", "tools", "guards", "transports"}
 
 # Room -> the other rooms that it may know. Inside a room everyone knows everyone. The package itself (its version) is
 # known to all and knows nobody.
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": INNER,
     "turn": INNER,
     # 3: adapters. They do not know each other.
+    "bus": INNER | {"turn"},
     "dialects": INNER | {"turn"},
     "engines": INNER | {"turn"},
     "stores": INNER | {"turn"},
@@ -45,14 +46,30 @@ MAY_IMPORT: dict[str, set[str]] = {
     "audit": INNER | {"turn", "batches"},
     "models": INNER | {"turn", "dialects", "engines", "guards"},
     "dashboard": INNER | {"turn", "transports"},
-    "app": INNER | {"turn", "session", "metrics", "traces", "audit", "models", "dashboard"} | ADAPTERS,
+    "app": INNER
+    | {"turn", "session", "metrics", "traces", "audit", "models", "dashboard"}
+    | ADAPTERS,
     # 5: how does a person start it, measure it, look at it?
     "bench": GROUND | {"app"},
     "connect": GROUND,
     "chat": GROUND | {"connect"},
     "doctor": GROUND | {"app", "models"},
     "keys": GROUND | {"app", "turn"},
-    "cli": GROUND | {"app", "keys", "models", "bench", "dashboard", "connect", "chat", "doctor"},
+    "logs": GROUND | {"keys"},
+    "workers": GROUND | {"app", "bus", "logs", "models"},
+    "cli": GROUND
+    | {
+        "app",
+        "keys",
+        "logs",
+        "models",
+        "bench",
+        "dashboard",
+        "connect",
+        "chat",
+        "doctor",
+        "workers",
+    },
     "__main__": {"cli"},
 }
 

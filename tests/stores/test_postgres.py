@@ -10,7 +10,8 @@ import pytest
 from segue.errors import StoreFailed, Unavailable
 from segue.stores import pool
 from segue.stores.pool import Connection, PostgresDatabase, load_migrations
-from segue.stores.postgres import PostgresTurns
+from segue.stores.postgres import PostgresRing, PostgresTurns
+from segue.stores.seals import RingSeals
 from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
 from tests.postgres import PostgresServer, running_postgres
 
@@ -345,3 +346,16 @@ async def test_address_without_a_server_is_unavailable(
     monkeypatch.setattr(pool, "PATIENCE_S", 0.1)
     with pytest.raises(Unavailable):
         await PostgresDatabase.open(url)
+
+
+async def test_machines_that_start_together_share_one_ring(url: str) -> None:
+    async with opened(url) as here, opened(url) as there:
+        mine, yours = await asyncio.gather(PostgresRing(here).load(), PostgresRing(there).load())
+        assert mine == yours
+        assert len(mine) == 1
+        old = RingSeals(mine).seal("ada", b"x")
+        assert await PostgresRing(there).rotate() == 2
+        ring = await PostgresRing(here).load()
+        assert ring[1:] == mine
+        assert RingSeals(ring).open("ada", old) == b"x"
+        assert RingSeals(mine).open("ada", RingSeals(ring).seal("ada", b"x")) is None

@@ -20,13 +20,15 @@ import msgspec
 from msgspec import Struct
 
 from segue import __version__
+from segue.dashboard.together import together
 from segue.dashboard.views import (
     MARKS,
-    Connections,
+    Look,
     Memory,
+    Picture,
     Refusal,
     Replica,
-    RunningRow,
+    Share,
     Totals,
     TurnRow,
     Viewer,
@@ -61,6 +63,13 @@ CALM_S = 2.0
 PROBE_S = 5.0
 
 encode = msgspec.json.encode
+_look = msgspec.json.Decoder(Look).decode
+_share = msgspec.json.Decoder(Share).decode
+
+
+async def nobody(question: bytes) -> Mapping[str, bytes]:
+    """There are no other workers."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,11 @@ class Sources:
     probe: Callable[[], Awaitable[Mapping[str, bool]]]
     replicas: Callable[[Mapping[str, bool]], Sequence[Replica]]
     backlog: Callable[[], int]
+    # Asks the other workers of the house; and how this one is called among them.
+    ask: Callable[[bytes], Awaitable[Mapping[str, bytes]]] = nobody
+    worker: str = ""
+    # The same for all workers of a house.
+    process: str = ""
 
 
 class Hello(Struct, frozen=True, tag_field="type", tag="hello"):
@@ -87,19 +101,6 @@ class Hello(Struct, frozen=True, tag_field="type", tag="hello"):
     models: Sequence[str]
     marks: Sequence[str]
     is_operator: bool
-
-
-class Picture(Struct, frozen=True):
-    """The present, as one viewer may see it."""
-
-    totals: Totals
-    connections: Connections
-    running_count: int
-    running: Sequence[RunningRow]
-    memory: Sequence[Memory]
-    replicas: Sequence[Replica]
-    refusals: Sequence[Refusal]
-    backlog: int | None
 
 
 class Update(Struct, frozen=True, tag_field="type", tag="update"):
@@ -129,7 +130,7 @@ class Feed:
         self._salt = secrets.token_bytes(16)
         self._started_ms = time.time() * 1000
         self._wall_ms = self._started_ms - time.perf_counter() * 1000
-        self._process = secrets.token_hex(8)
+        self._process = sources.process or secrets.token_hex(8)
 
     def observe(self, settled: Settled) -> None:
         """Remember a turn that is over. Called for every turn, watched or not."""
@@ -194,23 +195,41 @@ class Feed:
         rows = [turn_row(n, settled, self._wall_ms, self._salt) for n, settled in listed]
         return self._count, rows, len(fresh) - len(rows)
 
-    def picture(self, viewer: Viewer) -> bytes:
-        """The present, encoded, so that it can be compared with the last one."""
+    def share(self, viewer: Viewer, number: int) -> Share:
+        """This worker's part of what a watcher is told."""
+        place, turns, missed = self.turns_after(number, viewer)
+        return Share(place, turns, missed, self.picture(viewer))
+
+    async def answer(self, question: bytes) -> bytes:
+        """The same, for a watcher at another worker."""
+        look = _look(question)
+        return encode(self.share(look.viewer, look.places.get(self._sources.worker, 0)))
+
+    async def shares(self, viewer: Viewer, places: dict[str, int]) -> dict[str, Share]:
+        """What every worker of the house tells this watcher, this one first."""
+        own = self._sources.worker
+        found = {own: self.share(viewer, places.get(own, 0))}
+        others = await self._sources.ask(encode(Look(viewer, places)))
+        found |= {worker: _share(body) for worker, body in others.items()}
+        if any(one.turns or one.picture.running_count for one in found.values()):
+            self._calm_at = time.perf_counter() + CALM_S
+        return found
+
+    def picture(self, viewer: Viewer) -> Picture:
+        """The present, as far as this worker knows it."""
         self._keep_probing()
         sources, may = self._sources, viewer.is_operator
         running_count, running = running_rows(sources.runnings(), viewer)
         totals = self._totals if may else self._owners.get(viewer.owner, Totals())
-        return encode(
-            Picture(
-                totals=totals,
-                connections=connections(sources.sessions(), viewer, self._wall_ms, self._salt),
-                running_count=running_count,
-                running=running,
-                memory=sources.memory() if may else (),
-                replicas=sources.replicas(self._checks) if may else (),
-                refusals=list(self._refusals.values()) if may else (),
-                backlog=sources.backlog() if may else None,
-            )
+        return Picture(
+            totals=totals,
+            connections=connections(sources.sessions(), viewer, self._wall_ms, self._salt),
+            running_count=running_count,
+            running=running,
+            memory=sources.memory() if may else (),
+            replicas=sources.replicas(self._checks) if may else (),
+            refusals=list(self._refusals.values()) if may else (),
+            backlog=sources.backlog() if may else None,
         )
 
     def _now_ms(self) -> float:
@@ -237,17 +256,21 @@ class Watcher:
     def __init__(self, feed: Feed, viewer: Viewer) -> None:
         self._feed = feed
         self._viewer = viewer
-        self._number = 0
+        # How much of each worker's past it has been told.
+        self._places: dict[str, int] = {}
         self._last = b""
 
     def hello(self) -> bytes:
         """The first message."""
         return encode(self._feed.hello(self._viewer))
 
-    def update(self) -> bytes | None:
-        """Everything new since the last call as one message, or nothing."""
-        self._number, turns, missed = self._feed.turns_after(self._number, self._viewer)
-        picture = self._feed.picture(self._viewer)
+    async def update(self) -> bytes | None:
+        """Everything new since the last call, from all workers, as one message, or nothing."""
+        shares = await self._feed.shares(self._viewer, self._places)
+        self._places = {worker: share.number for worker, share in shares.items()}
+        turns = [turn for share in shares.values() for turn in share.turns]
+        missed = sum(share.missed for share in shares.values())
+        picture = encode(together([share.picture for share in shares.values()]))
         if picture == self._last and not turns:
             return None
         is_same, self._last = picture == self._last, picture

@@ -144,7 +144,7 @@ class Dashboard:
         await self._write(exchange, _event(watcher.hello()))
         wrote_at = loop.time()
         while not (leaving.done() or self._desk.runner.is_draining or exchange.account.is_revoked):
-            update = watcher.update()
+            update = await watcher.update()
             if update is not None or loop.time() - wrote_at > PING_S:
                 await self._write(exchange, PING if update is None else _event(update))
                 wrote_at = loop.time()

@@ -35,6 +35,8 @@ MARKS = (
 CONNECTIONS_LISTED_MAX = 48
 CELLS_MAX = 4_096
 RUNNING_LISTED_MAX = 64
+# The cache that is one connection's alone, so that those of several workers are not added up.
+FULLEST = "fullest connection"
 # A cell of the map of connections is one digit.
 CELL_MAX = 9
 
@@ -151,6 +153,35 @@ class Refusal(Struct):
     code: str
     count: int
     at_ms: float
+
+
+class Picture(Struct, frozen=True):
+    """The present, as one viewer may see it."""
+
+    totals: Totals
+    connections: Connections
+    running_count: int
+    running: Sequence[RunningRow]
+    memory: Sequence[Memory]
+    replicas: Sequence[Replica]
+    refusals: Sequence[Refusal]
+    backlog: int | None
+
+
+class Share(Struct, frozen=True):
+    """What one worker tells a watcher: its place in that worker's past, the turns since, and the present."""
+
+    number: int
+    turns: Sequence[TurnRow]
+    missed: int
+    picture: Picture
+
+
+class Look(Struct, frozen=True):
+    """What a watcher asks the other workers: who looks, and how much of each one's past is known."""
+
+    viewer: Viewer
+    places: dict[str, int]
 
 
 def name_connection(key: str, salt: bytes) -> str:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Sequence
-from pathlib import Path
 
-from segue.stores.seals import RingKey, new_key, open_ring, read_ring
+from segue.stores.seals import RingKey
 
 PREFIX = "sk-segue-"
 SECRET_BYTES = 32
@@ -46,11 +45,3 @@ class KeyHashes:
             hmac.digest(key, secret.encode(errors="replace"), "sha256").hex()
             for key in self._secrets.values()
         ]
-
-
-def open_hashes(path: Path | None) -> KeyHashes:
-    """Hashes under the ring in this file; without a file, under a ring that dies with the process."""
-    if path is None:
-        return KeyHashes([new_key()])
-    open_ring(path)
-    return KeyHashes(read_ring(path))

@@ -23,6 +23,7 @@ from segue.stores.pool import (
     COLLIDING,
     LEASE_S,
     QUERIES,
+    Columns,
     Connection,
     PostgresDatabase,
     border,
@@ -42,6 +43,7 @@ from segue.stores.records import (
     unpack_events,
     unpack_key,
 )
+from segue.stores.seals import RingKey, new_key
 from segue.stores.upkeep import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.turn.settle import entry_of
 from segue.turn.values import (
@@ -373,6 +375,33 @@ class PostgresUpkeep:
             partial(sweep_some, retention=retention, below=self._below)
         )
         return is_more
+
+
+class PostgresRing:
+    """The ring of keys in a database: every machine that uses the database has the same."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+
+    async def load(self) -> list[RingKey]:
+        """The keys, the newest first; there is always one."""
+        fresh = new_key()
+
+        async def ask(connection: Connection) -> Sequence[Columns]:
+            await connection.execute(QUERIES["begin_ring"], fresh.name, fresh.secret)
+            return await connection.fetch(QUERIES["ring"])
+
+        rows = cast("Sequence[tuple[bytes, bytes]]", await self._database.run(ask))
+        return [RingKey(name, secret) for name, secret in rows]
+
+    async def rotate(self) -> int:
+        """Put a fresh key in front; how many there are."""
+        await self.load()
+        fresh = new_key()
+        await self._database.run(
+            lambda connection: execute(connection, "add_to_ring", fresh.name, fresh.secret)
+        )
+        return len(await self.load())
 
 
 def is_text(*words: str) -> bool:

@@ -1,8 +1,8 @@
 """How is what clients keep for us sealed? Authenticated encryption, bound to the owner, under a ring of keys.
 
 In: bytes. Out: an opaque text, and back. The newest key of the ring seals, every key opens, so that what was sealed
-survives restarts and rotation. The ring is a file that only its owner may read; a server without a file has a ring
-of its own, and what it seals dies with it.
+survives restarts and rotation. The ring is a file that only its owner may read, or a table of the database that several
+machines share; a server with neither has a ring of its own, and what it seals dies with it.
 """
 
 from __future__ import annotations

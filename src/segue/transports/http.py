@@ -44,6 +44,7 @@ from segue.turn.admit import Model
 from segue.turn.compact import window
 from segue.turn.prepare import Asker
 from segue.turn.running import Running
+from segue.turn.settle import ENDED
 from segue.turn.values import Cancel, Owner, Tally, Turn
 from segue.wire.codec import decode_create, decode_traceparent, encode
 from segue.wire.items import Item
@@ -277,18 +278,32 @@ class HttpApp:
 
     async def _retrieve(self, exchange: Exchange) -> None:
         turn_id, query = exchange.arguments["id"], exchange.query
-        running = self._running(exchange)
         if query.get("stream") == "true":
             await self._follow(exchange, query.get("starting_after", "-1"))
-        elif running is not None:
+            return
+        running = self._running(exchange)
+        if running is not None:
             await exchange.answer(200, encode(running.response))
-        else:
+            return
+        turn = await self._desk.turns.read(exchange.owner, turn_id)
+        if turn is None or turn.response.status not in ENDED:
+            # Another worker may be at it, and knows how far it is.
+            seen = await self._desk.runner.look(exchange.owner, turn_id)
+            if seen is not None:
+                await exchange.answer(200, seen)
+                return
             turn = await self._read(exchange.owner, turn_id)
-            await exchange.answer(200, encode(turn.response))
+        await exchange.answer(200, encode(turn.response))
 
     def _running(self, exchange: Exchange) -> Running | None:
         """The turn that the path names while it runs; what is not to be stored cannot be named, not even then."""
         running = self._desk.runner.find(exchange.owner, exchange.arguments["id"])
+        return running if running is not None and running.is_stored else None
+
+    async def _reach(self, exchange: Exchange) -> Running | None:
+        """The same, also while it runs in another worker."""
+        turn_id = exchange.arguments["id"]
+        running = await self._desk.runner.reach(exchange.owner, turn_id, self._desk.turns)
         return running if running is not None and running.is_stored else None
 
     async def _follow(self, exchange: Exchange, after: str) -> None:
@@ -296,7 +311,7 @@ class HttpApp:
         if not re.fullmatch("-1|[0-9]{1,15}", after):
             raise InvalidRequest("'starting_after' must be a number.", param="starting_after")
         turn_id = exchange.arguments["id"]
-        if self._running(exchange) is None:
+        if await self._reach(exchange) is None:
             await self._read(exchange.owner, turn_id)
         sink = SseSink(self._desk.limits.outbox_bytes_max)
         if not await self._desk.runner.follow(exchange.owner, turn_id, sink, int(after)):
@@ -317,7 +332,7 @@ class HttpApp:
 
     async def _cancel(self, exchange: Exchange) -> None:
         """Stop a turn that runs in the background, and answer with what has become of it."""
-        turn_id, running = exchange.arguments["id"], self._running(exchange)
+        turn_id, running = exchange.arguments["id"], await self._reach(exchange)
         response = (
             running.response
             if running is not None
@@ -343,7 +358,7 @@ class HttpApp:
         await exchange.answer(200, encode(response))
 
     async def _delete(self, exchange: Exchange) -> None:
-        turn_id, running = exchange.arguments["id"], self._running(exchange)
+        turn_id, running = exchange.arguments["id"], await self._reach(exchange)
         if running is not None and not running.is_ended:
             raise Conflict(
                 f"Response with id '{turn_id}' is still in progress.", param="response_id"

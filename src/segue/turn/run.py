@@ -22,8 +22,10 @@ from segue.ids import item_ids, new_id
 from segue.turn.admit import Guards, Models, Plan, check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.attach import ReadUrl
+from segue.turn.circle import Circle
 from segue.turn.compact import Kind
 from segue.turn.compose import count
+from segue.turn.elsewhere import Elsewhere, Kept
 from segue.turn.join import JoinedTurns, join
 from segue.turn.perform import perform
 from segue.turn.prepare import Asker, prepare
@@ -31,8 +33,8 @@ from segue.turn.recall import RenderCache
 from segue.turn.resolve import check_items
 from segue.turn.running import Running, Sink
 from segue.turn.scribe import Scribe
-from segue.turn.seams import Conversations, EventLog, Repeats, Seals, Turns
-from segue.turn.settle import Afterwards, Settled, commit, entry_of
+from segue.turn.seams import Bus, Conversations, EventLog, Repeats, Seals, Turns
+from segue.turn.settle import ENDED, Afterwards, Settled, commit, entry_of
 from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally, Turn
 from segue.wire.codec import encode
 from segue.wire.items import Item
@@ -55,6 +57,9 @@ BACKGROUND_MAX = 1_000
 CLAIMS_MAX = 5
 # How long to wait before the end of a background turn is saved again; doubled up to a minute.
 MEND_S, MEND_S_MAX = 1.0, 60.0
+# How long a repeat waits for a turn of another worker that has its key and has not begun, and how often it looks.
+REPEAT_S_MAX = 5.0
+REPEAT_LOOK_S = 0.05
 # Events of ended turns that a repeat may still ask for, where no log has them.
 ENDED_BYTES_MAX = 16 * 1024 * 1024
 
@@ -104,6 +109,13 @@ class Runner:
         # Ends of turns that the store has still to take; nobody waits for them at a stop.
         self._mending: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
+        self._elsewhere: Elsewhere | None = None
+
+    def meet(self, bus: Bus, circle: Circle, turns: Turns) -> None:
+        """There are other workers: their turns can be heard here, and ours there."""
+        silence_s = 2 * self._heartbeat_s
+        kept = Kept(turns, self._records.log)
+        self._elsewhere = Elsewhere(bus, circle, self._find_here, kept, silence_s)
 
     async def __aenter__(self) -> Runner:
         self._worker = asyncio.create_task(self._records.afterwards.work())
@@ -129,9 +141,32 @@ class Runner:
         return self._runnings.values()
 
     def find(self, owner: Owner, turn_id: str) -> Running | None:
-        """A turn that runs here, if it is this owner's."""
+        """A turn that runs or is heard here, if it is this owner's."""
+        here = self._find_here(owner, turn_id)
+        if here is None and self._elsewhere is not None:
+            return self._elsewhere.find(owner, turn_id)
+        return here
+
+    def _find_here(self, owner: Owner, turn_id: str) -> Running | None:
         running = self._runnings.get(turn_id)
         return running if running is not None and running.owner == owner else None
+
+    async def reach(self, owner: Owner, turn_id: str, turns: Turns) -> Running | None:
+        """A turn while it runs, in this worker or in another one."""
+        found = self.find(owner, turn_id)
+        if found is not None or self._elsewhere is None or not self._elsewhere.has_others:
+            return found
+        turn = await turns.read(owner, turn_id)
+        if turn is not None and turn.response.status in ENDED:
+            return None
+        return await self._elsewhere.reach(owner, turn_id)
+
+    async def look(self, owner: Owner, turn_id: str) -> bytes | None:
+        """A stored turn while it runs, in this worker or in another one, as it stands, encoded."""
+        here = self._find_here(owner, turn_id)
+        if here is not None:
+            return encode(here.response) if here.is_stored else None
+        return None if self._elsewhere is None else await self._elsewhere.look(owner, turn_id)
 
     # --- beginning ---
 
@@ -339,9 +374,16 @@ class Runner:
         if running is not None and running.attach(sink, after=after):
             return True
         written = await self._records.log.read_after(owner, turn_id, after)
+        running = self.find(owner, turn_id)
+        others = self._elsewhere if self._elsewhere and self._elsewhere.has_others else None
+        if running is None and others and not (written and written[-1].is_terminal):
+            # It may have ended in another worker a moment ago, which has not written all of it down yet.
+            running = await others.reach(owner, turn_id)
+            if running is not None and running.attach(sink, after=after):
+                return True
+            written = await self._records.log.read_after(owner, turn_id, after)
         if written is None:
             return False
-        running = self.find(owner, turn_id)
         if running is not None:
             return bool(written) and running.attach_behind(sink, written)
         if written and not written[-1].is_terminal:
@@ -402,18 +444,31 @@ class Runner:
             )
         running = self._hearable(held)
         if running is None:
-            running = await self._retold(held, turns)
+            running = await self._retold(held, turns) or await self._heard_elsewhere(held, turns)
         if not running.attach(sink):
             written = await self._records.log.read_after(held.owner, held.turn_id, -1)
             if not written or not running.attach_behind(sink, written):
                 raise _gone(held)
         return running
 
-    async def _retold(self, held: Claim, turns: Turns) -> Running:
+    async def _heard_elsewhere(self, held: Claim, turns: Turns) -> Running:
+        """The turn of a key that another worker holds, while it runs there or once it is over."""
+        until = asyncio.get_running_loop().time() + REPEAT_S_MAX
+        while self._elsewhere is not None and held.is_stored:
+            running = await self._elsewhere.reach(held.owner, held.turn_id)
+            running = running or await self._retold(held, turns)
+            if running is not None:
+                return running
+            if asyncio.get_running_loop().time() > until:
+                break
+            await asyncio.sleep(REPEAT_LOOK_S)
+        raise _gone(held)
+
+    async def _retold(self, held: Claim, turns: Turns) -> Running | None:
         turn = await turns.find(held.owner, held.turn_id)
         written = await self._records.log.read_after(held.owner, held.turn_id, -1)
         if turn is None or not written or not written[-1].is_terminal:
-            raise _gone(held)
+            return None
         running = Running(held.owner, Assembler.over(turn.response), is_stored=True)
         running.turn = turn
         running.publish(written)
@@ -424,8 +479,9 @@ class Runner:
     async def drain(self, grace_s: float) -> None:
         """Take no new turns; give those that run this long, then end them as failed."""
         self.is_draining = True
-        if self._tasks and grace_s > 0:
-            await asyncio.wait(tuple(self._tasks), timeout=grace_s)
+        heard = self._elsewhere.tasks if self._elsewhere is not None else ()
+        if (self._tasks or heard) and grace_s > 0:
+            await asyncio.wait((*self._tasks, *heard), timeout=grace_s)
         for running in tuple(self._runnings.values()):
             running.tell(Drain())
         if self._tasks:

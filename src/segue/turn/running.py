@@ -74,6 +74,8 @@ class Running:
         self._sinks: list[Sink] = []
         self._ring: deque[Event] = deque()
         self._ring_bytes = 0
+        # The number of the first event that is told here.
+        self._first = 0
         self._inbox: deque[Notice] = deque()
         self._scope: asyncio.Timeout | None = None
         # Whether a steer may end what the turn waits for.
@@ -108,15 +110,29 @@ class Running:
     def attach(self, sink: Sink, *, after: int = -1) -> bool:
         """Hear every event with a higher number than `after`; False if some are gone, or it has not come that far."""
         missed = [event for event in self._ring if event.number > after]
-        oldest = self._ring[0].number if self._ring else 0
-        newest = self._ring[-1].number if self._ring else -1
-        if oldest > after + 1 or after > newest:
+        newest = self._ring[-1].number if self._ring else self._first - 1
+        if self._oldest > after + 1 or after > newest:
             return False
         self._sinks.append(sink)
         sink.hear(self)
         if missed:
             sink.deliver(missed)
         return True
+
+    @property
+    def _oldest(self) -> int:
+        return self._ring[0].number if self._ring else self._first
+
+    @property
+    def last(self) -> int:
+        """The number of the last event so far."""
+        return self._ring[-1].number if self._ring else self._first - 1
+
+    def attach_from_oldest(self, sink: Sink) -> int:
+        """Hear everything that is still known, and then the rest; the number of the first event."""
+        oldest = self._oldest
+        self.attach(sink, after=oldest - 1)
+        return oldest
 
     def attach_behind(self, sink: Sink, written: Sequence[Event]) -> bool:
         """Hear what was written down elsewhere and then the rest; False if there is a gap between them."""

@@ -6,7 +6,8 @@ implementation passes. Only `app.py` knows which implementation stands behind a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from segue.turn.values import (
@@ -135,6 +136,20 @@ class Upkeep(Protocol):
 
     async def sweep(self, retention: Retention) -> bool:
         """Erase a few of those that are too old; False when this pass has seen them all."""
+
+
+# Called with what was said. Must not wait.
+Hear = Callable[[bytes], None]
+
+
+class Bus(Protocol):
+    """What workers tell each other. Nothing is kept: whoever is not there, or was cut off, has missed it."""
+
+    async def publish(self, topic: str, body: bytes) -> None:
+        """Tell everybody who listens to this topic, this process included; `Unavailable` if nobody can be told."""
+
+    def subscribe(self, topic: str, hear: Hear) -> AbstractAsyncContextManager[None]:
+        """While inside, everything that is said about this topic is heard; what one worker says, in its order."""
 
 
 class Engine(Protocol):

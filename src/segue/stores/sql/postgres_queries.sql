@@ -278,3 +278,13 @@ WITH gone AS (
 )
 UPDATE conversations SET tip_id = NULL, tip_items = 0, version = version + 1
 FROM gone WHERE conversations.owner = gone.owner AND conversations.id = gone.conversation_id;
+
+-- name: begin_ring
+-- $1 name, $2 secret of a fresh key, which is taken if there is none yet.
+INSERT INTO ring (place, name, secret) VALUES (1, $1, $2) ON CONFLICT (place) DO NOTHING;
+
+-- name: add_to_ring
+INSERT INTO ring (place, name, secret) SELECT max(place) + 1, $1, $2 FROM ring;
+
+-- name: ring
+SELECT name, secret FROM ring ORDER BY place DESC;

@@ -1,0 +1,261 @@
+"""Two workers on one store and one bus, the hub's or PostgreSQL's: each can hear, stop and forget the other's turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segue.app import Place
+from segue.bus.hub import Hub
+from segue.stores import upkeep
+from tests.support import MODEL, WAIT_S, Answer, Served, fetch, kinds, metric, serving, until, wire
+
+Pair = tuple[Served, Served]
+COMPLETED = 'segue_turns_total{outcome="completed",transport="sse"}'
+
+
+@pytest.fixture(params=["hub", "postgres"])
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
+    """Two workers that know each other. Their turns talk for a second."""
+    script = tmp_path / "script.json"
+    turn = {"reasoning": "hm", "text": "x", "pad_tokens": 150}
+    script.write_text(json.dumps({"turns": [turn]}))
+    flags: dict[str, Any] = {
+        "script": str(script),
+        "tps": 150,
+        "seal_keys": str(tmp_path / "seals"),
+    }
+    async with AsyncExitStack() as stack:
+        if request.param == "hub":
+            flags["store"] = f"sqlite:///{tmp_path / 'shared.db'}"
+            place = Place(house="here", hub=str(tmp_path / "hub"))
+            await stack.enter_async_context(Hub().opened(place.hub))
+        else:
+            server = request.getfixturevalue("postgres")
+            flags["store"] = await server.make_database()
+            stack.push_async_callback(server.drop_database, flags["store"])
+            place = Place(house="here")
+        here = await stack.enter_async_context(serving(place, **flags))
+        there = await stack.enter_async_context(serving(place, **flags))
+        await until(lambda: here.app.circle.peers and there.app.circle.peers)
+        yield here, there
+
+
+async def post(served: Served, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+    return await fetch(served, "POST", "/v1/responses", {"model": MODEL, **fields}, headers)
+
+
+async def begin(served: Served, **fields: Any) -> str:
+    response_id: str = (await post(served, input="x", background=True, **fields)).json["id"]
+    return response_id
+
+
+async def test_cancel_reaches_the_worker_that_runs_the_turn(pair: Pair) -> None:
+    here, there = pair
+    response_id = await begin(here)
+    cancelled = await fetch(there, "POST", f"/v1/responses/{response_id}/cancel")
+    assert cancelled.status == 200
+    assert cancelled.json["status"] == "cancelled"
+    for served in pair:
+        found = await fetch(served, "GET", f"/v1/responses/{response_id}")
+        assert found.json == cancelled.json
+    again = await fetch(there, "POST", f"/v1/responses/{response_id}/cancel")
+    assert again.json == cancelled.json
+
+
+async def test_follower_elsewhere_hears_what_a_follower_here_hears(pair: Pair) -> None:
+    here, there = pair
+    response_id = await begin(here)
+    path = f"/v1/responses/{response_id}?stream=true"
+    own, foreign, late = await asyncio.gather(
+        fetch(here, "GET", path), fetch(there, "GET", path), fetch(there, "GET", path)
+    )
+    assert own.events[-1]["type"] == "response.completed"
+    assert foreign.events == own.events == late.events
+    after = own.events[4]["sequence_number"]
+    rest = await fetch(there, "GET", f"{path}&starting_after={after}")
+    assert rest.events == own.events[5:]
+
+
+async def test_follower_elsewhere_begins_behind_a_number(pair: Pair) -> None:
+    here, there = pair
+    response_id = await begin(here)
+    path = f"/v1/responses/{response_id}?stream=true"
+    rest, whole = await asyncio.gather(
+        fetch(there, "GET", f"{path}&starting_after=1"), fetch(here, "GET", path)
+    )
+    assert rest.events == [event for event in whole.events if event["sequence_number"] > 1]
+
+
+async def test_turn_that_runs_elsewhere_is_seen_as_it_stands(pair: Pair) -> None:
+    here, there = pair
+    response_id = await begin(here)
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            seen = (await fetch(there, "GET", f"/v1/responses/{response_id}")).json
+            if seen["status"] != "queued":
+                break
+    assert seen["status"] == "in_progress"
+    refused = await fetch(there, "DELETE", f"/v1/responses/{response_id}")
+    assert refused.status == 409
+
+
+async def test_repeat_elsewhere_hears_the_turn_and_starts_none(pair: Pair) -> None:
+    here, there = pair
+    key = {"Idempotency-Key": "one"}
+    first = asyncio.create_task(post(here, key, input="x", stream=True))
+    await until(lambda: here.app.runner.running_count)
+    streamed, plain = await asyncio.gather(
+        post(there, key, input="x", stream=True), post(there, key, input="x")
+    )
+    own = (await first).events
+    assert streamed.events == own
+    assert plain.json == own[-1]["response"]
+    async with asyncio.timeout(WAIT_S):
+        while await metric(there, COMPLETED) != 1:
+            pass
+    later = await post(there, key, input="x")
+    assert later.json == own[-1]["response"]
+    other = await post(there, key, input="another")
+    assert other.json["error"]["code"] == "idempotency_key_reused"
+    assert await metric(there, COMPLETED) == 1
+
+
+async def test_socket_repeats_a_turn_of_the_other_worker(pair: Pair) -> None:
+    here, there = pair
+    async with wire(here) as socket, wire(there) as repeating:
+        await socket.create(input="x", idempotency_key="k")
+        await socket.next()
+        await repeating.create(input="x", idempotency_key="k")
+        mine, theirs = await asyncio.gather(socket.events(), repeating.events())
+        assert kinds(theirs)[1:] == kinds(mine)
+        following = await repeating.turn(
+            input="y", previous_response_id=theirs[-1]["response"]["id"], store=False
+        )
+        assert following["type"] == "response.completed"
+
+
+async def test_last_one_who_leaves_a_repeat_cancels_it_at_home(pair: Pair) -> None:
+    """The first client has gone while another heard the turn elsewhere; when that one goes too, it is over."""
+    here, there = pair
+    async with wire(there) as repeating:
+        async with wire(here) as socket:
+            await socket.create(input="x", idempotency_key="k")
+            response_id = (await socket.next())["response"]["id"]
+            await repeating.create(input="x", idempotency_key="k")
+            assert (await repeating.next())["response"]["id"] == response_id
+        # Its own client has closed; the turn goes on for the other one.
+        assert (await repeating.next())["type"] == "response.in_progress"
+        assert here.app.runner.running_count == 1
+    await until(lambda: not here.app.runner.running_count)
+    found = await fetch(there, "GET", f"/v1/responses/{response_id}")
+    assert found.json["status"] == "cancelled"
+
+
+async def test_deleted_response_is_forgotten_at_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "BEAT_S", 3600)
+    here, there = pair
+    parent = (await post(here, input="one", max_output_tokens=1)).json["id"]
+    async with wire(there) as socket:
+        child = await socket.turn(input="two", previous_response_id=parent, max_output_tokens=1)
+        assert (await fetch(here, "DELETE", f"/v1/responses/{parent}")).status == 200
+        async with asyncio.timeout(2):
+            while True:
+                again = await socket.turn(
+                    input="three",
+                    previous_response_id=child["response"]["id"],
+                    max_output_tokens=1,
+                )
+                if again["type"] == "error":
+                    break
+        assert again["error"]["code"] == "previous_response_not_found"
+
+
+async def test_foreign_and_absent_responses_look_the_same_from_everywhere(pair: Pair) -> None:
+    _, there = pair
+    for method, path in (
+        ("GET", "/v1/responses/resp_absent"),
+        ("GET", "/v1/responses/resp_absent?stream=true"),
+        ("POST", "/v1/responses/resp_absent/cancel"),
+        ("DELETE", "/v1/responses/resp_absent"),
+    ):
+        assert (await fetch(there, method, path)).status == 404
+
+
+async def test_metrics_of_either_are_those_of_both(pair: Pair) -> None:
+    here, there = pair
+    await asyncio.gather(
+        *(post(one, input="x", max_output_tokens=1) for one in (here, there, here))
+    )
+    async with wire(here), wire(there):
+        for served in pair:
+            assert await metric(served, "segue_workers") == 2
+            assert await metric(served, "segue_connections") == 2
+            assert await metric(served, 'segue_engine_up{replica="scripted"}') == 1
+            assert (
+                await metric(served, 'segue_turns_total{outcome="incomplete",transport="http"}')
+                == 3
+            )
+
+
+async def test_follower_of_a_worker_that_dies_hears_the_end(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Home falls silent in the middle of a turn. Whoever hears it elsewhere is told how it ended, from the store."""
+    monkeypatch.setattr("segue.stores.postgres.LEASE_S", 0)
+    here, there = pair
+    response_id = await begin(here)
+    following = asyncio.create_task(fetch(there, "GET", f"/v1/responses/{response_id}?stream=true"))
+    await until(lambda: there.app.runner.find("local", response_id))
+    guest = there.app.runner.find("local", response_id)
+    assert guest is not None
+    await until(lambda: guest.bytes)
+    # As if the bus had been cut in between.
+    elsewhere = here.app.runner._elsewhere
+    assert elsewhere is not None
+    for forwarder in tuple(elsewhere._forwarders.values()):
+        forwarder._bus = Mute()
+    there.app.circle._lose(here.app.circle.worker)
+    ended = (await following).events
+    assert ended[-1]["type"] == "response.completed"
+    numbers = [event["sequence_number"] for event in ended]
+    assert numbers == list(range(len(numbers)))
+
+
+class Mute:
+    """A bus that loses everything."""
+
+    async def publish(self, topic: str, body: bytes) -> None:
+        """Nobody hears it."""
+
+
+async def test_dashboard_of_either_shows_turns_and_sockets_of_both(pair: Pair) -> None:
+    here, there = pair
+    made = [(await post(one, input="x", max_output_tokens=1)).json["id"] for one in pair]
+    async with wire(here), wire(there):
+        heard: list[str] = []
+        reader, writer = await asyncio.open_connection("127.0.0.1", there.port)
+        try:
+            writer.write(b"GET /dashboard/feed HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            async with asyncio.timeout(WAIT_S):
+                while len(heard) < 2:
+                    line = await reader.readline()
+                    if not line.startswith(b"data: "):
+                        continue
+                    message = json.loads(line.removeprefix(b"data: "))
+                    heard += [turn["id"] for turn in message.get("turns", [])]
+                    if message.get("picture"):
+                        picture = message["picture"]
+        finally:
+            writer.close()
+        assert sorted(heard) == sorted(made)
+        assert picture["connections"]["count"] == 2
+        assert picture["totals"]["turns"] == 2
