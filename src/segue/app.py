@@ -14,10 +14,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import uvicorn
 import uvloop
+from msgspec import structs
 
 from segue import __version__
 from segue.dashboard.feed import Feed, Sources
@@ -47,15 +49,17 @@ from segue.stores.sqlite import (
     SqliteUpkeep,
 )
 from segue.stores.upkeep import kept_up
+from segue.tools.mcp import McpServer, McpServers, allow_hosts
 from segue.transports.desk import Desk, Limits, NearTurns
 from segue.transports.exchange import HttpProtocol
 from segue.transports.http import HttpApp
 from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.websocket import Lobby
 from segue.turn.admit import Models
+from segue.turn.hosted import Hosted, ToolLimits
 from segue.turn.recall import RenderCache
 from segue.turn.run import Records, Runner
-from segue.turn.seams import Conversations, EventLog, Ledger, Repeats, Turns, Upkeep
+from segue.turn.seams import Conversations, EventLog, Ledger, Repeats, Tool, Turns, Upkeep
 from segue.turn.settle import Afterwards
 from segue.turn.values import Owner, Retention, Used
 
@@ -255,6 +259,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
 
         retention = Retention(settings.retention_s, settings.events_retention_s)
         async with (
+            _open_tools(settings) as hosted,
             Runner(
                 models,
                 Records(afterwards, store.events, store.repeats, store.conversations),
@@ -262,6 +267,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 heartbeat_s=settings.heartbeat_s,
                 append_s_max=settings.append_s_max,
                 recall=recall,
+                hosted=hosted,
             ) as runner,
             kept_up(store.upkeep, retention, let_go),
         ):
@@ -294,6 +300,25 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 ),
             )
             yield App(HttpApp(desk, Dashboard(desk, feed).routes), lobby, runner, store.turns)
+
+
+@asynccontextmanager
+async def _open_tools(settings: Settings) -> AsyncIterator[Hosted]:
+    """The tools that this process runs; sessions with MCP servers end with it."""
+    limits = ToolLimits(settings.tool_s_max, settings.tool_output_bytes_max)
+    if not settings.mcp and not settings.mcp_hosts:
+        yield Hosted(limits=limits)
+        return
+    if find_spec("mcp") is None:
+        raise Misconfigured("mcp: the package 'mcp' is not installed: pip install 'segue[mcp]'.")
+    servers = McpServers(
+        [McpServer(**structs.asdict(one)) for one in settings.mcp],
+        allow_hosts(settings.mcp_hosts),
+        list_s=settings.mcp_list_s,
+    )
+    async with aclosing(servers):
+        tools: dict[str, Tool] = {"mcp": servers, "mcp_list": servers.lister}
+        yield Hosted(tools, servers.check, limits)
 
 
 def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:

@@ -22,6 +22,7 @@ from segue.turn.admit import Models, Plan
 from segue.turn.assemble import Assembler
 from segue.turn.compact import Kind
 from segue.turn.compose import count
+from segue.turn.hosted import Hosted
 from segue.turn.join import JoinedTurns, join
 from segue.turn.perform import perform
 from segue.turn.prepare import Asker, prepare
@@ -71,6 +72,7 @@ class Runner:
         heartbeat_s: float = HEARTBEAT_S,
         append_s_max: float = APPEND_S_MAX,
         recall: RenderCache | None = None,
+        hosted: Hosted | None = None,
     ) -> None:
         self.models = models
         self.is_draining = False
@@ -79,6 +81,7 @@ class Runner:
         self._append_s_max = append_s_max
         self._heartbeat_s = heartbeat_s
         self._recall = recall or RenderCache(0)
+        self._hosted = hosted or Hosted()
         self._runnings: dict[str, Running] = {}
         self._ended: OrderedDict[str, Running] = OrderedDict()
         # Which turn speaks in which conversation.
@@ -178,6 +181,7 @@ class Runner:
         """Everything that may be refused, before a word is said."""
         self._refuse_if_draining()
         plan = await prepare(create, asker, tally, self.models, self._seals)
+        self._hosted.check(plan.resolved.head.tools)
         self._refuse_if_draining()
         response = structs.replace(plan.response, id=turn_id or plan.id)
         return replace(
@@ -235,7 +239,7 @@ class Runner:
         running.publish(running.assembler.start())
         pulse = Pulse(running, self._heartbeat_s)
         try:
-            await perform(plan, running, turns, self._recall)
+            await perform(plan, running, turns, self._recall, self._hosted)
         finally:
             pulse.stop()
             self._leave_place(plan.id)

@@ -13,10 +13,12 @@ from segue.turn.values import (
     Claim,
     Conversation,
     Entry,
+    HostedCall,
     IdArray,
     Job,
     Owner,
     Piece,
+    Ran,
     Rendered,
     Retention,
     Said,
@@ -133,6 +135,13 @@ class Engine(Protocol):
 
     async def is_ready(self) -> bool:
         """Whether a job would be taken now."""
+
+
+class Tool(Protocol):
+    """What the server may do for the model."""
+
+    async def call(self, call: HostedCall) -> Ran:
+        """Do it, and tell. What the world did wrong is told too, as a failed item; being cancelled stops the work."""
 
 
 class Reader(Protocol):

@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Raw, Struct
 
-from segue.wire.items import Call, Item, Logprob
+from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
 from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tools
@@ -118,6 +118,8 @@ class Brought(Struct, frozen=True):
     deferred: tuple[Offer, ...] = ()
     effort: Effort | None = None
     format: TextFormat | None = None
+    # What remote servers have listed: of each label the newest.
+    listed: tuple[McpListTools, ...] = ()
 
 
 NOTHING_BROUGHT = Brought()
@@ -216,7 +218,11 @@ class Turn:
         answered is output."""
         answered = _answered(self)
         sent = (item for one in self.rounds if not one.is_fresh for item in one.given)
-        return tuple(item for item in sent if item.raw not in answered)
+        return tuple(
+            item
+            for item in sent
+            if item.raw not in answered and not isinstance(item.value, HostedOutput)
+        )
 
     @property
     def output(self) -> tuple[Item, ...]:
@@ -245,8 +251,15 @@ class Turn:
 
 
 def _answered(turn: Turn) -> set[bytes]:
-    """What may stand among the given items and is ours; a turn of one round has nothing like that."""
-    return {bytes(raw) for raw in turn.response.output} if len(turn.rounds) > 1 else set()
+    """What may stand among the given items and is ours."""
+    may_be_ours = len(turn.rounds) > 1 or any(
+        isinstance(item.value, OURS) for one in turn.rounds for item in one.given
+    )
+    return {bytes(raw) for raw in turn.response.output} if may_be_ours else set()
+
+
+# Items that our own tools may put before the first words of the model.
+OURS = (McpListTools, McpCall)
 
 
 class Scene(Struct, frozen=True):
@@ -417,6 +430,38 @@ class Sealed(Struct, frozen=True):
 Said = Opened | Wrote | Closed | Sealed
 
 
+class HostedCall(Struct, frozen=True):
+    """A call that one of our own tools is to answer."""
+
+    owner: Owner
+    # The id of the item that the client sees.
+    item_id: str
+    # The tool as the request gave it, secrets included: never stored, logged or shown.
+    definition: Raw
+    # Which function of it.
+    name: str
+    # JSON, as the model wrote it.
+    arguments: str
+
+
+class Source(Struct, frozen=True):
+    """A place that an answer may cite."""
+
+    url: str
+    title: str
+
+
+class Ran(Struct, frozen=True):
+    """What a hosted tool has done: the words for the model, and the item that the client sees."""
+
+    # Data for the model; never a special token.
+    text: str
+    # The finished item, such as an `mcp_call`.
+    item: Item
+    # What the answer may cite.
+    sources: tuple[Source, ...] = ()
+
+
 class Entry(Struct, frozen=True):
     """One row of usage: who, which model, how much, and how it ended. Never content."""
 
@@ -516,6 +561,8 @@ class Tally:
     tokens_tokenized: int = 0
     tokens_reused: int = 0
     tokens_sampled: int = 0
+    # Calls that our own tools have answered.
+    tool_calls: int = 0
     # Whether the store has written the usage down, together with the turn.
     is_recorded: bool = False
     # Pictures and sounds that were told in words.

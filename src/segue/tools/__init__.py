@@ -1,0 +1,1 @@
+"""What may the server do for the model?"""
