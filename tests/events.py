@@ -428,7 +428,7 @@ def _check_part(
         assert not has_part or parts.get(key) == "open", f"{kind} outside of its part"
         assert key not in whole, f"{kind} after its end"
         texts[key] = texts.get(key, "") + event["delta"]
-    else:
+    elif kind.split(".")[1] not in HOSTED:
         assert kind in DONE_OF, f"{kind} inside an item"
         assert not has_part or parts.get(key) == "open", f"{kind} outside of its part"
         assert key in texts, f"{kind} without a delta"
@@ -443,8 +443,10 @@ def _texts_of(item: Mapping[str, Any]) -> list[str]:
             return [part["text"] for part in item["content"]]
         case "reasoning":
             return [part["text"] for part in (*item["summary"], *item.get("content", ()))]
-        case "function_call":
+        case "function_call" | "mcp_call":
             return [item["arguments"]]
+        case "mcp_list_tools" | "mcp_approval_request":
+            return []
         case "shell_call":
             commands: list[str] = item["action"]["commands"]
             return commands

@@ -85,7 +85,12 @@ async def remote(path: str = "/mcp") -> AsyncIterator[Remote]:
         await app(scope, receive, send)
 
     config = uvicorn.Config(
-        noting, host="127.0.0.1", port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=1
+        noting,
+        host="127.0.0.1",
+        port=0,
+        log_config=None,
+        lifespan="on",
+        timeout_graceful_shutdown=1,
     )
     listening = uvicorn.Server(config)
     task = asyncio.create_task(listening.serve())

@@ -303,7 +303,7 @@ class Connection:
 
         try:
             async with AsyncExitStack() as stack:
-                transport = self._transport(stack)
+                transport = await self._transport(stack)
                 client = await stack.enter_async_context(Client(transport, cache=None))
                 if not self.client.done():
                     self.client.set_result(client)
@@ -318,7 +318,7 @@ class Connection:
                 self.client.exception()
             log.info("a session with the MCP server %s has ended", self._server.label)
 
-    def _transport(self, stack: AsyncExitStack) -> Transport:
+    async def _transport(self, stack: AsyncExitStack) -> Transport:
         """How the server is spoken to."""
         from mcp import StdioServerParameters
         from mcp.client.sse import sse_client
@@ -342,9 +342,8 @@ class Connection:
                     headers, timeout
                 ),
             )
-        return streamable_http_client(
-            server.url, http_client=self._http(dict(self._headers), None), terminate_on_close=True
-        )
+        client = await stack.enter_async_context(self._http(dict(self._headers), None))
+        return streamable_http_client(server.url, http_client=client)
 
     def _http(
         self, headers: dict[str, str] | None, timeout: httpx2.Timeout | None

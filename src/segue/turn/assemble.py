@@ -765,7 +765,7 @@ def _value(
                 id=item.id,
                 server_label=opened.namespace or "",
                 name=opened.name,
-                arguments=text,
+                arguments="" if is_added else text,
             )
         case _:
             assert_never(opened.kind)
