@@ -11,6 +11,9 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+from segue.app import Server
 
 WAIT_S = 30
 
@@ -31,7 +34,7 @@ class Remote:
     status: int = 0
 
 
-def build(remote: Remote) -> object:
+def build(remote: Remote) -> Any:
     """The server itself."""
     from mcp.server import MCPServer
     from mcp_types import ToolAnnotations
@@ -75,7 +78,7 @@ async def remote(path: str = "/mcp") -> AsyncIterator[Remote]:
     server = build(found)
     app = server.sse_app() if path == "/sse" else server.streamable_http_app()
 
-    async def noting(scope, receive, send):
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             found.headers.append({k.decode(): v.decode() for k, v in scope["headers"]})
             if found.status:
@@ -84,6 +87,7 @@ async def remote(path: str = "/mcp") -> AsyncIterator[Remote]:
                 return
         await app(scope, receive, send)
 
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     config = uvicorn.Config(
         noting,
         host="127.0.0.1",
@@ -92,13 +96,10 @@ async def remote(path: str = "/mcp") -> AsyncIterator[Remote]:
         lifespan="on",
         timeout_graceful_shutdown=1,
     )
-    listening = uvicorn.Server(config)
+    listening = Server(config, address.set_result)
     task = asyncio.create_task(listening.serve())
     async with asyncio.timeout(WAIT_S):
-        while not listening.started:
-            await asyncio.sleep(0.01)
-    port = listening.servers[0].sockets[0].getsockname()[1]
-    found.url = f"http://127.0.0.1:{port}{path}"
+        found.url = await address + path
     try:
         yield found
     finally:

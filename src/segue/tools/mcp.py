@@ -15,12 +15,12 @@ import asyncio
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 from urllib.parse import urlsplit
 
 import msgspec
@@ -328,7 +328,7 @@ class Connection:
         server = self._server
         if server.command:
             # What it prints beside its answers is its own affair, and may hold what it was asked.
-            nowhere = stack.enter_context(Path(os.devnull).open("w"))
+            nowhere = stack.enter_context(_nowhere())
             program, *arguments = server.command
             parameters = StdioServerParameters(
                 command=program, args=arguments, env=dict(server.environment)
@@ -474,6 +474,12 @@ class Session:
             _, late = await asyncio.wait([*self._tasks], timeout=STOP_S_MAX)
             for task in late:
                 task.cancel()
+
+
+@contextmanager
+def _nowhere() -> Iterator[TextIO]:
+    with Path(os.devnull).open("w") as file:
+        yield file
 
 
 async def _lives(connection: Connection) -> bool:

@@ -160,7 +160,9 @@ async def _play(play: Play) -> End:
                 return End("failed", error=_too_late(plan))
             case Again(items):
                 running.take_append()
-                _go_on(play, (*answers, *await _approved(play, items)) if required else items)
+                items = (*answers, *await _approved(play, items)) if required else items
+                _go_on(play, items)
+                play.open_calls = pair_calls(play.open_calls, items)
             case _:
                 assert_never(decision)
 
@@ -270,7 +272,6 @@ def _go_on(play: Play, items: tuple[Item, ...]) -> None:
         recalled=None,
         brought=bring(scene.brought, items),
     )
-    play.open_calls = pair_calls(play.open_calls, items)
     play.given, play.is_fresh = items, False
     play.items_before = len(play.running.assembler.items)
 

@@ -15,9 +15,10 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, structs
 
 from segue.wire.codec import as_item, encode
-from segue.wire.items import HostedOutput, Item, McpCall, McpListTools
+from segue.wire.items import HostedOutput, Item, McpCall, McpListTools, WebSearchCall
 from segue.wire.tools import FunctionTool, McpTool, Offer, Tool, Tools, ToolSearchTool
 
+NOT_AT_HAND = "[What came of this call is not at hand.]"
 ErrorKind = Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_error"]
 
 
@@ -200,17 +201,24 @@ def words_of(value: McpCall) -> str | None:
 
 
 def with_outputs(given: Sequence[Item]) -> tuple[Item, ...]:
-    """The items that a client sent, with what its calls of remote servers said put behind each.
+    """The items that a client sent, with what was said to each call of a hosted tool put behind it.
 
-    In our own history the two are apart, because the model wrote the one and was given the other.
+    In our own history the two are apart, because the model wrote the one and was given the other. No call is left
+    without an answer: chat endpoints refuse that.
     """
     items: list[Item] = []
     for item in given:
         items.append(item)
-        value = item.value
-        if isinstance(value, McpCall) and (words := words_of(value)) is not None:
-            made_in = value.approval_request_id or value.id
-            items.append(output_item(made_in if isinstance(made_in, str) else "", words))
+        match item.value:
+            case McpCall() as value:
+                made_in = value.approval_request_id or value.id
+                words = words_of(value) or NOT_AT_HAND
+            case WebSearchCall() as value:
+                made_in, words = value.id, NOT_AT_HAND
+            case _:
+                continue
+        if isinstance(made_in, str):
+            items.append(output_item(made_in, words))
     return tuple(items)
 
 
