@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from segue.app import Server
-
 WAIT_S = 30
 
 
@@ -73,6 +71,9 @@ def build(remote: Remote) -> Any:
 async def remote(path: str = "/mcp") -> AsyncIterator[Remote]:
     """The server over HTTP."""
     import uvicorn
+
+    # Here, because the program that speaks over its pipes has nothing of ours.
+    from segue.app import Server
 
     found = Remote()
     server = build(found)

@@ -474,7 +474,7 @@ async def test_model_that_searches_in_circles_comes_to_an_end(tmp_path: Path) ->
         assert len(found) == 16
         limited = response_of(await ask({"input": "Pay", "tools": SEARCHABLE, "max_tool_calls": 1}))
         found = [one["tools"] for one in limited["output"] if one["type"] == "tool_search_output"]
-        assert [bool(tools) for tools in found] == [True, *[False] * 15]
+        assert [bool(tools) for tools in found] == [True, *[False] * 9]
 
 
 async def test_search_that_is_cut_off_is_not_made(tmp_path: Path) -> None:
