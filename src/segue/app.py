@@ -40,7 +40,7 @@ from segue.stores.memory import (
     MemoryTurns,
     MemoryUpkeep,
 )
-from segue.stores.seals import RingSeals, new_key, open_ring
+from segue.stores.seals import RingSeals, new_key, open_ring, rotate_ring
 from segue.stores.sqlite import (
     SqliteEventLog,
     SqliteLedger,
@@ -82,6 +82,7 @@ class App:
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, tell the sockets."""
+        self.lobby.leave_idle()
         await self.runner.drain(grace_s)
         self.lobby.leave()
 
@@ -333,6 +334,14 @@ def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:
         elif f"engine:{name}" in checks:
             found.append(Replica(name, name, checks[f"engine:{name}"]))
     return found
+
+
+def rotate_seals(settings: Settings) -> int:
+    """Put a fresh key in front of the ring; how many it has then."""
+    path = seal_path(settings)
+    if path is None:
+        raise Misconfigured("seal_keys: a server with the memory store keeps no keys.")
+    return rotate_ring(path)
 
 
 def _open_seals(settings: Settings) -> RingSeals:

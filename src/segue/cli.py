@@ -6,19 +6,33 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from segue import __version__
-from segue.app import read_usage, serve
+from segue import __version__, chat, connect, doctor
+from segue.app import read_usage, rotate_seals, serve
 from segue.bench import command as bench
 from segue.errors import ApiError, Misconfigured
 from segue.models import add_model, list_models
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
+
+
+class ClientVerb(NamedTuple):
+    about: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+# Verbs that speak to a server that runs; the others have a server's settings.
+CLIENT_VERBS: dict[str, ClientVerb] = {
+    "connect": ClientVerb(connect.ABOUT, connect.add_arguments, connect.run),
+    "chat": ClientVerb(chat.ABOUT, chat.add_arguments, chat.run),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,9 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _models(options)
         if options.verb == "bench":
             return bench.run(options, (arguments or sys.argv[1:])[1:])
+        if options.verb in CLIENT_VERBS:
+            return CLIENT_VERBS[options.verb].run(options)
         settings = load_settings(vars(options))
         if options.verb == "usage":
             return _usage(options, settings)
+        if options.verb == "seals":
+            return _rotate_seals(settings)
         logging.basicConfig(
             level=settings.log_level.upper(),
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
@@ -39,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         # It complains about slightly broken files, which are common, and may quote from them.
         logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-        return serve(settings)
+        return doctor.run(settings) if options.verb == "doctor" else serve(settings)
     except (Misconfigured, ApiError) as error:
         print(f"segue: {error}", file=sys.stderr)
         return 2
@@ -50,6 +68,12 @@ def _models(options: argparse.Namespace) -> int:
         print("\n".join(list_models()))
     else:
         print(f"{options.name} is here: {add_model(options.name)}")
+    return 0
+
+
+def _rotate_seals(settings: Settings) -> int:
+    count = rotate_seals(settings)
+    print(f"The ring has {count} keys now. The new one seals from the next start on; all open.")
     return 0
 
 
@@ -106,13 +130,33 @@ def _parser() -> argparse.ArgumentParser:
     usage.add_argument("--owner", metavar="OWNER", help="only this owner's")
     usage.add_argument("--days", type=_positive, default=30, help="how many, today included (30)")
     usage.add_argument("--json", action="store_true", help="as JSON")
+    seals = verbs.add_parser("seals", help="change the key that seals compactions and reasoning")
+    rings = seals.add_subparsers(dest="action", required=True, metavar="ACTION")
+    rotate = rings.add_parser("rotate", help="put a fresh key in front; the older ones still open")
+    rotate.add_argument("--config", metavar="FILE", help="a TOML file that names store or ring")
+    rotate.add_argument("--store", metavar="STORE", help="the store whose ring it is")
+    rotate.add_argument("--seal-keys", metavar="FILE", help="the file with the ring")
     models = verbs.add_parser("models", help="fetch and list models that can run inside")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("list", help="the models that can be fetched by name")
     add = actions.add_parser("add", help="fetch a model and check it")
     add.add_argument("name", help="such as smollm2 or qwen2.5-coder-1.5b")
     bench.add_verb(verbs.add_parser("bench", help="measure agent loops by each way of talking"))
+    _add_verbs_of_clients(verbs)
     return parser
+
+
+def _add_verbs_of_clients(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """What speaks to a server that runs, and what looks whether one would."""
+    check = verbs.add_parser(
+        "doctor", help=doctor.ABOUT, description=f"{doctor.ABOUT}; takes the flags of `serve`"
+    )
+    check.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
+    for field in msgspec.structs.fields(Settings):
+        if field.name in FLAGS:
+            _add_flag(check, field)
+    for name, client in CLIENT_VERBS.items():
+        client.add_arguments(verbs.add_parser(name, help=client.about, description=client.about))
 
 
 def _add_flag(verb: argparse.ArgumentParser, field: msgspec.structs.FieldInfo) -> None:

@@ -127,6 +127,8 @@ class StoreFailed(ServerFault):
 
 # Ids are repeated in messages; ours have 37 characters, and an endless one is not sent back whole.
 ID_CHARS_MAX = 256
+# Names of tools, calls and items that the caller made up.
+NAME_CHARS_MAX = 128
 
 
 def parent_not_found(parent_id: str) -> InvalidRequest:
@@ -164,10 +166,15 @@ def context_overflow(tokens: int, tokens_max: int) -> InvalidRequest:
     )
 
 
+def cut_name(name: str | None) -> str | None:
+    """A name of the caller's as a message may repeat it."""
+    return name if name is None else name[:NAME_CHARS_MAX]
+
+
 def model_not_found(name: str) -> NotFound:
     """We do not serve this model."""
     return NotFound(
-        f"The model '{name[:128]}' does not exist or you do not have access to it.",
+        f"The model '{cut_name(name)}' does not exist or you do not have access to it.",
         code="model_not_found",
         param="model",
     )

@@ -293,6 +293,12 @@ def load_settings(
     return settings
 
 
+def codex_home(environment: Mapping[str, str] | None = None) -> Path:
+    """The folder of Codex's configuration, for the verb that writes there."""
+    environment = os.environ if environment is None else environment
+    return Path(environment.get("CODEX_HOME") or Path.home() / ".codex")
+
+
 def _read_file(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text())

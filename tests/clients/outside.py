@@ -49,6 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "loop": {"turns": LOOP},
     "improvised": {},
     "lanes": {"turns": LANES, "tps": 500},
+    "slow": {"turns": [{"text": "So:", "pad_tokens": 60}], "tps": 40},
     "thinking-text": {"turns": THINKING, "reasoning": "text"},
     "thinking-summary": {"turns": THINKING, "reasoning": "summary"},
     "thinking-hidden": {"turns": THINKING, "reasoning": "hidden"},

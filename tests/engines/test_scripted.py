@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import uvloop
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from segue.engines.scripted import Script, ScriptedCall, ScriptedEngine, ScriptedTurn, load_script
@@ -145,6 +145,8 @@ def count(turn: ScriptedTurn) -> int:
 def test_padding_adds_exactly_that_many_tokens(
     text: str, reasoning: str, has_call: bool, pad: int
 ) -> None:
+    # Without a text the padding begins a message, and the family puts a line between that and its neighbours.
+    assume(text or not (has_call or reasoning))
     calls = (ScriptedCall("f"),) if has_call else ()
     bare = ScriptedTurn(reasoning=reasoning, text=text, calls=calls)
     padded = ScriptedTurn(reasoning=reasoning, text=text, calls=calls, pad_tokens=pad)

@@ -45,7 +45,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "app": INNER | {"turn", "session", "metrics", "models", "dashboard"} | ADAPTERS,
     # 5: how does a person start it, measure it, look at it?
     "bench": GROUND | {"app"},
-    "cli": GROUND | {"app", "models", "bench", "dashboard"},
+    "connect": GROUND,
+    "chat": GROUND | {"connect"},
+    "doctor": GROUND | {"app", "models"},
+    "cli": GROUND | {"app", "models", "bench", "dashboard", "connect", "chat", "doctor"},
     "__main__": {"cli"},
 }
 

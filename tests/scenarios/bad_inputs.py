@@ -33,13 +33,12 @@ class Bad:
     param: str | None = None
     status: int = 400
     message: str | None = None
-    # Nested deeper than can be read, although another fault is named.
-    is_deep: bool = False
 
     @property
     def is_object(self) -> bool:
-        """Whether a server can find the lane in it, however wrong the rest is."""
-        return self.body[:1] in ("{", b"{") and self.code != "invalid_json" and not self.is_deep
+        """Whether a server can find the lane in it, however wrong or deep the rest is."""
+        is_readable = self.code != "invalid_json" or "deep" in self.name
+        return self.body[:1] in ("{", b"{") and is_readable
 
 
 @dataclass(frozen=True)
@@ -217,14 +216,12 @@ WRONG_TYPES = [
         raw(f'"metadata":{nested()}'),
         "invalid_value",
         "metadata",
-        is_deep=True,
     ),
     Bad(
         "tool_choice 100,000 deep",
         raw(f'"tool_choice":{nested()}'),
         "invalid_value",
         "tool_choice",
-        is_deep=True,
     ),
     Bad("a number beyond all", raw('"temperature":1e999'), "invalid_value", "temperature"),
     Bad(
@@ -518,13 +515,17 @@ CONTRADICTIONS = [
             "r" * 9999,
         )
     ),
-    Bad("background", body(background=True), "unsupported_parameter", "background"),
-    Bad("conversation", body(conversation="conv_1"), "unsupported_parameter", "conversation"),
     Bad(
-        "conversation object",
-        body(conversation={"id": "c"}),
+        "conversation with a parent",
+        body(conversation="c", previous_response_id="r"),
         "unsupported_parameter",
         "conversation",
+    ),
+    Bad(
+        "conversation unstored",
+        body(conversation={"id": "c"}, store=False),
+        "unsupported_value",
+        "store",
     ),
     Bad("prompt template", body(prompt={"id": "pmpt_1"}), "unsupported_parameter", "prompt"),
     Bad(

@@ -89,7 +89,8 @@ async def test_items_are_added_listed_and_erased(served: Served) -> None:
     name = await begin(served)
     path = f"/v1/conversations/{name}/items"
     added = await fetch(served, "POST", path, {"items": [HELLO, {**HELLO, "id": "msg_mine"}]})
-    assert [one["content"] for one in added.json["data"]] == [HELLO["content"]] * 2
+    shown = [{"type": "input_text", "text": HELLO["content"]}]
+    assert [one["content"] for one in added.json["data"]] == [shown] * 2
     assert added.json["data"][1]["id"] == "msg_mine"
     assert (await fetch(served, "GET", f"{path}/msg_mine")).json == added.json["data"][1]
     page = (await fetch(served, "GET", f"{path}?limit=1")).json

@@ -263,3 +263,40 @@ async def test_client_sends_a_compressed_body(served: ServedProcess, encoding: s
     broken = await fetch(served, "POST", "/v1/responses", b"?" + packed[1:], headers)
     assert broken.status == 400
     assert broken.json["error"]["code"] == "invalid_encoding"
+
+
+@pytest.fixture(scope="module")
+def more(served: ServedProcess) -> Found:
+    """What the client's newer calls gave."""
+    found: Found = run_python("python_more.py", served, "improvised", "slow")
+    return found
+
+
+def test_python_client_leaves_a_response_in_the_background(more: Found) -> None:
+    """It polls one until it is done, hears it again from the middle, and cancels another."""
+    found = unbroken(more, "background")
+    assert found["made"] in ("queued", "in_progress")
+    assert found["done"] == ["completed", "I play a script, I am not a model. You said: Hello"]
+    assert found["followed"] == [3, "response.completed"]
+    assert found["cancelled"] == "cancelled"
+
+
+def test_python_client_compacts_and_counts(more: Found) -> None:
+    found = unbroken(more, "compaction")
+    assert found["object"] == "response.compaction"
+    assert found["types"][-1] == "compaction"
+    assert found["answer"] == "completed"
+    counted, used = found["tokens"]
+    assert counted == used
+
+
+def test_python_client_keeps_a_conversation(more: Found) -> None:
+    assert unbroken(more, "conversations")["roles"] == ["user", "assistant"] * 2
+
+
+def test_python_client_steers_while_the_model_speaks(more: Found) -> None:
+    found = unbroken(more, "steering")
+    assert found["steer"] == ["response.steer.accepted"]
+    assert found["ends"][0] in ("response.incomplete", "response.completed")
+    assert found["ends"][1] == "response.completed"
+    assert found["parents"] == [None, found["first"]]

@@ -186,3 +186,24 @@ async def test_acknowledged_turn_is_there_after_a_restart(tmp_path: Path, how: i
             assert following["type"] == "response.completed"
             grown = following["response"]["usage"]["input_tokens"]
             assert grown > done["usage"]["total_tokens"]
+
+
+async def test_every_socket_hears_of_a_stop_before_it_would_ask_again(tmp_path: Path) -> None:
+    """One that waits at once, one that works right behind its terminal event: a frame that crosses a close is lost."""
+    with served_process(*flags(tmp_path, grace_s=20, pad_tokens=300), cwd=tmp_path) as served:
+        async with wire(served) as waiting, wire(served) as short, wire(served) as long:
+            assert (await waiting.turn(input="x", generate=False))["type"] == "response.completed"
+            await begin(short, max_output_tokens=100)
+            response_id = await begin(long)
+            await stop(served)
+            assert await closed_with(waiting) == 1012
+            events = await short.events()
+            assert events[-1]["type"] == "response.incomplete"
+            assert await closed_with(short) == 1012
+            # The other turn still runs: nobody had to wait for it.
+            running = await fetch(served, "GET", f"/v1/responses/{response_id}")
+            assert running.json["status"] == "in_progress"
+            assert (await long.events())[-1]["type"] == "response.completed"
+            assert await closed_with(long) == 1012
+        assert await exit_status(served) == 0
+    assert is_clean(served)

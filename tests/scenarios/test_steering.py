@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import WEATHER, Served, Wire, serving, wire
+from tests.support import WEATHER, Served, Wire, fetch, serving, wire
 
 LONG = "Once there was a river. It went on and on and nobody knew where. " * 30
 CALL = {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -250,3 +250,24 @@ async def test_steers_of_two_lanes_go_their_own_ways(tmp_path: Path) -> None:
             "a": ["response.incomplete", "response.completed"],
             "b": ["response.completed"],
         }
+
+
+async def test_steers_that_wait_die_with_the_connection(tmp_path: Path) -> None:
+    script = (
+        {"calls": [CALL], "text": "Let me look that up for you, one moment please."},
+        {"text": "Sun."},
+    )
+    async with scripted(tmp_path, *script, tps=60) as served:
+        async with wire(served) as socket:
+            target = await started(socket, input="Weather?", tools=[WEATHER])
+            await until(socket, "response.output_item.added")
+            await steer(socket, target, "Only in French.")
+            told = await until(socket, "response.steer.pending")
+            owed = told[-1]["required_input"][0]["call_id"]
+        output = {"type": "function_call_output", "call_id": owed, "output": "sun"}
+        async with wire(served) as other:
+            last = await other.turn(previous_response_id=target, input=[output], tools=[WEATHER])
+        assert last["type"] == "response.completed"
+        path = f"/v1/responses/{last['response']['id']}/input_items"
+        listed = (await fetch(served, "GET", path)).json["data"]
+        assert [item["type"] for item in listed] == ["function_call_output"]

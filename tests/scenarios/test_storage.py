@@ -238,7 +238,10 @@ async def test_client_pages_through_input_items() -> None:
         assert len(set(ids)) == 5
         assert ids[1] == "msg_own"
         for item, sent in zip(whole["data"], given, strict=True):
-            assert item == {"type": "message", "id": item["id"], **sent}
+            shown = {"type": "message", "id": item["id"], "status": "completed", **sent}
+            if isinstance(sent.get("content"), str):
+                shown["content"] = [{"type": "input_text", "text": sent["content"]}]
+            assert item == shown
         newest_first = await page("")
         assert [item["id"] for item in newest_first["data"]] == ids[::-1]
         walked: list[str] = []

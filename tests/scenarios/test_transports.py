@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,10 +147,9 @@ STORIES: dict[str, Story] = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
+@contextmanager
+def serving_stories(folder: Path) -> Iterator[ServedProcess]:
     """A server with a model for each story."""
-    folder = tmp_path_factory.mktemp("stories")
     lines = []
     for name, story in STORIES.items():
         script = folder / f"{name}.json"
@@ -159,6 +159,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
     config = folder / "segue.toml"
     config.write_text("\n".join(lines))
     with served_process("--config", str(config), cwd=folder) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
+    with serving_stories(tmp_path_factory.mktemp("stories")) as served:
         yield served
 
 
@@ -315,7 +321,7 @@ async def test_refusal_says_the_same_on_every_transport() -> None:
             "invalid_function_call_output",
             {"input": [{"type": "function_call_output", "call_id": "call_0", "output": "x"}]},
         ),
-        (400, "unsupported_parameter", {"input": "x", "background": True}),
+        (400, "unsupported_parameter", {"input": "x", "prompt": {"id": "p"}}),
     ]
     async with serving() as served, wire(served) as socket:
         for status, code, ask in refusals:

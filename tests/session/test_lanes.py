@@ -63,7 +63,7 @@ class LaneMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lanes: Lanes[int, object] = Lanes(in_flight_max=3, names_max=4, waiting_max=7)
+        self.lanes: Lanes[int, object, str] = Lanes(in_flight_max=3, names_max=4, waiting_max=7)
         self.model = Model()
         self.count = 0
 
@@ -329,3 +329,72 @@ def test_lane_remembers_the_makers_of_the_latest_responses_only() -> None:
     assert lanes.is_fork("b", f"resp_{MADE_MAX + 9}")
     assert not lanes.is_fork("b", "resp_9")
     assert lanes.is_fork("b", "resp_10")
+
+
+# --- rollouts that wait, and steers that outlive their response -------------------------------------------
+
+
+def running(lanes: Lanes[str, object, str], *names: Lane) -> list[Ticket[str, object]]:
+    for name in names:
+        lanes.add(name, f"request of {name}", None)
+    return lanes.start()
+
+
+def test_request_that_waits_for_its_client_gives_its_place_away() -> None:
+    lanes: Lanes[str, object, str] = Lanes(in_flight_max=1)
+    (first,) = running(lanes, "a")
+    assert running(lanes, "b") == []
+    lanes.pause(first)
+    (second,) = lanes.start()
+    assert second.lane == "b"
+    lanes.resume(first)
+    assert lanes.start() == []
+    lanes.done(second)
+    assert lanes.start() == [first]
+    lanes.done(first)
+    assert lanes.is_idle
+
+
+def test_request_that_goes_on_is_before_those_that_have_not_begun() -> None:
+    lanes: Lanes[str, object, str] = Lanes(in_flight_max=1)
+    (first,) = running(lanes, "a")
+    lanes.pause(first)
+    (second,) = running(lanes, "b", "c")
+    lanes.resume(first)
+    lanes.done(second)
+    assert lanes.start() == [first]
+
+
+def test_lane_of_a_waiting_request_stays_its_own() -> None:
+    lanes: Lanes[str, object, str] = Lanes()
+    (first,) = running(lanes, "a")
+    lanes.pause(first)
+    assert running(lanes, "a") == []
+    lanes.done(first)
+    assert [one.lane for one in lanes.start()] == ["a"]
+
+
+def test_servers_own_continuation_goes_first_and_takes_the_steers_along() -> None:
+    lanes: Lanes[str, object, str] = Lanes()
+    (first,) = running(lanes, "a")
+    lanes.add("a", "another chain", None)
+    assert not lanes.has_waiting("a", "resp_1")
+    lanes.hold("a", "resp_1", ["shorter"])
+    lanes.put_first("a", "successor", "resp_1")
+    lanes.done(first, made="resp_1")
+    (successor,) = lanes.start()
+    assert successor.request == "successor"
+    assert lanes.take_held(successor) == ["shorter"]
+    assert lanes.take_held(successor) == []
+
+
+def test_steers_wait_for_their_own_lane_and_parent() -> None:
+    lanes: Lanes[str, object, str] = Lanes()
+    lanes.hold("a", "resp_1", ["shorter"])
+    lanes.add("b", "fork", "resp_1")
+    lanes.add("a", "other", "resp_2")
+    for ticket in lanes.start():
+        assert lanes.take_held(ticket) == []
+    lanes.add("c", "fresh", None)
+    (ticket,) = lanes.start()
+    assert lanes.take_held(ticket) == []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import Raw
 
 from segue.errors import EngineFailed, ServerFault
-from segue.turn.decide import Again, End, decide
-from segue.turn.values import Cancel, Drain, Finish, Notice
+from segue.turn.decide import Again, Await, End, decide
+from segue.turn.values import Append, Cancel, Drain, Finish, Notice, Steer
 from segue.wire.codec import user_message
 
 FINISHES = [Finish("stop"), Finish("length"), None]
@@ -50,6 +51,8 @@ def test_answers_of_our_own_tools_are_given_to_the_model() -> None:
     assert decide(Finish("stop"), [], answers=(item,)) == Again((item,))
     assert isinstance(decide(Finish("length"), [], answers=(item,)), End)
     assert isinstance(decide(Finish("stop"), [Cancel()], answers=(item,)), End)
+    steered = decide(Finish("stop"), [Steer("s", Raw(b"[]"), ())], answers=(item,))
+    assert steered == End("incomplete", reason="steered")
 
 
 def test_drain_is_told_as_our_fault() -> None:
@@ -57,3 +60,30 @@ def test_drain_is_told_as_our_fault() -> None:
 
     assert isinstance(error, ServerFault)
     assert "shutting down" in error.message
+
+
+STEER = Steer("steer_1", Raw(b'"Stop."'), ())
+OUTPUTS = Append(())
+
+
+def test_steer_ends_a_round_that_was_broken_off_for_it() -> None:
+    assert decide(None, [STEER]) == End("incomplete", reason="steered")
+
+
+def test_model_that_finished_before_the_steer_has_completed() -> None:
+    assert decide(Finish("stop"), [STEER]) == End("completed")
+
+
+@pytest.mark.parametrize("notice, status", [(Cancel(), "cancelled"), (Drain(), "failed")])
+def test_leaving_is_stronger_than_a_steer(notice: Notice, status: str) -> None:
+    decision = decide(None, [STEER, notice])
+    assert isinstance(decision, End)
+    assert decision.status == status
+
+
+def test_rollout_waits_for_what_it_is_owed_and_goes_on_with_it() -> None:
+    assert decide(Finish("stop"), [], is_owed=True) == Await()
+    assert decide(Finish("stop"), [OUTPUTS], is_owed=True) == Again(())
+    assert decide(Finish("length"), [], is_owed=True) == End(
+        "incomplete", reason="max_output_tokens"
+    )

@@ -15,6 +15,7 @@ from msgspec import UNSET
 
 from segue.errors import InvalidRequest
 from segue.wire.codec import (
+    SKIM_BYTES_MAX,
     decode_create,
     decode_envelope,
     decode_item,
@@ -25,6 +26,7 @@ from segue.wire.codec import (
 )
 from segue.wire.requests import Create
 
+DEEP = "[" * 5_000 + "]" * 5_000
 GOLDEN = Path(__file__).parent.parent / "golden" / "requests.json"
 # What unmodified clients sent, with their prose and ids shortened.
 RECORDED: list[dict[str, Any]] = json.loads(GOLDEN.read_text())
@@ -305,12 +307,19 @@ def test_any_value_of_any_field_is_taken_or_refused_by_its_name(name: str, value
         ('{"type":"x","stream_id":""}', "x", None),
         ('{"type":"x","stream_id":"a b"}', "x", None),
         ("{}", None, None),
+        ("{", None, None),
+        ('{"type":"x","in":$,"stream_id":"a"}', "x", "a"),
+        ('{"stream_id":"a","in":$,"stream_id":"b","in":$}', None, "b"),
+        ('{"in":[{"stream_id":"a"},$],"type":"x"}', "x", None),
+        ('{"s":"\\"stream_id\\":","in":$,"stream_id":["a"]}', None, None),
+        ('{"in":$' + " " * SKIM_BYTES_MAX + ',"stream_id":"a"}', None, None),
     ],
 )
 def test_frame_says_its_type_and_lane_even_where_the_rest_is_wrong(
     frame: str, kind: str | None, lane: str | None
 ) -> None:
-    assert decode_envelope(frame.encode()) == (kind, lane)
+    """A `$` stands for what is nested too deeply to decode."""
+    assert decode_envelope(frame.replace("$", DEEP).encode()) == (kind, lane)
 
 
 @pytest.mark.parametrize("lane", ["a", "A.b-c_9", "x" * 256])
@@ -371,3 +380,12 @@ def test_numbers_in_raw_json_survive_to_the_digit() -> None:
     raw = b'{"type":"function_call_output","call_id":"c","output":"","score":0.10,"n":1e3}'
 
     assert encode([msgspec.Raw(decode_item(raw, "input[0]").raw)]) == b"[" + raw + b"]"
+
+
+@pytest.mark.parametrize(
+    "body", [{"truncation": "x" * 5_000}, {"text": {"format": {"type": "x" * 5_000}}}]
+)
+def test_wrong_value_is_not_repeated_without_end(body: dict[str, Any]) -> None:
+    told = refusal(decode_create, json.dumps(body).encode())
+    assert told is not None
+    assert f"'{'x' * 128}'" in told.message

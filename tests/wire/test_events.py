@@ -82,6 +82,10 @@ response.mcp_call.completed                     i o
 response.mcp_call.failed                        i o
 response.mcp_call_arguments.delta               i o delta
 response.mcp_call_arguments.done                i o arguments
+response.steer.accepted                         steer
+response.steer.pending                          steer required_input reason?
+response.steer.failed                           steer error
+response.done                                   response_id required_input
 error                                           status error retry_after?
 """
 ROWS = {name: fields for name, *fields in (line.split() for line in TABLE.strip().splitlines())}

@@ -137,8 +137,8 @@ def test_item_of_each_type_is_kept_to_the_byte(raw: str) -> None:
 
 
 @pytest.mark.parametrize("raw", EXAMPLES)
-def test_list_shows_an_item_as_it_came_with_type_and_id(raw: str) -> None:
-    """All that was sent is there, numbers as they were written, in front of what a list must add."""
+def test_list_shows_an_item_as_it_came_completed_for_clients(raw: str) -> None:
+    """All that was sent is there, numbers as they were written, beside what a list must add."""
     item = decode_item(raw.encode(), "input[0]")
 
     shown = listed_item(item, "item_0")
@@ -148,6 +148,19 @@ def test_list_shows_an_item_as_it_came_with_type_and_id(raw: str) -> None:
     assert back.pop("type") == type(item.value).__struct_config__.tag
     assert back.pop("id") == (sent.pop("id", None) or "item_0")
     sent.pop("type", None)
+    if "status" in item.value.__struct_fields__:
+        assert back.pop("status") == (sent.pop("status", None) or "completed")
+    if "content" in sent and isinstance(item.value, Message):
+        content, parts = sent.pop("content"), back.pop("content")
+        if isinstance(content, str):
+            kind = "output_text" if item.value.role == "assistant" else "input_text"
+            content = [{"type": kind, "text": content}]
+        for one, part in zip(content, parts, strict=True):
+            assert {key: value for key, value in one.items() if value} == {
+                key: part[key] for key, value in one.items() if value
+            }
+        assert all("annotations" in part for part in parts if part["type"] == "output_text")
+        assert all(part["detail"] for part in parts if part["type"] == "input_image")
     assert back == sent
 
 

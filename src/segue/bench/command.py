@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from segue.bench import load
 from segue.bench.charts import speed_words, tokens_words
-from segue.bench.claims import claims
+from segue.bench.findings import findings
 from segue.bench.line import LineFailed
 from segue.bench.loop import Loop
 from segue.bench.machine import describe
@@ -145,11 +145,11 @@ def _bench(plan: Plan, options: argparse.Namespace, arguments: Sequence[str]) ->
         model=plan.model,
         command=" ".join(["segue bench", *_shown(arguments)]),
     )
-    found = claims(measured.runs)
+    found = findings(measured.runs)
     report = Report(machine, measured.runs, asked, measured.left_out, found)
     console.print(table(report.runs))
-    for claim in report.claims:
-        console.print(f"• {claim}.")
+    for finding in report.findings:
+        console.print(f"• {finding}.")
     console.print(LEGEND, style="dim")
     console.print(context_line(report), style="dim")
     if options.json:

@@ -269,11 +269,14 @@ def summarise(machine: Machine, asked: LoadRun, probes: list[LoadRun], seed: int
 
 
 def by_cpu(runs: list[LoadRun]) -> int | None:
-    """How many streams of 1,000 tokens/s the processor time would allow, by the busiest of these loads."""
+    """How many streams of 1,000 tokens/s the processor time would allow, by the busiest load that was sustained.
+
+    A server that is kept waiting writes more tokens at once, and would seem cheaper than it is.
+    """
     known = [
         (run.tokens_per_s_delivered, run.cpu_cores)
         for run in runs
-        if run.cpu_cores and run.tokens_per_s == SEARCH_SPEED
+        if run.cpu_cores and run.tokens_per_s == SEARCH_SPEED and run.is_sustained
     ]
     if not known:
         return None

@@ -49,7 +49,7 @@ CALL_TOKENS = 60
 PROBE_OUTPUT_TOKENS = 16
 
 
-class Watcher(Protocol):
+class Onlooker(Protocol):
     """Somebody who wants to know how far it is."""
 
     def began(self, case: Case) -> None:
@@ -82,7 +82,7 @@ FLAGS: dict[Caches, tuple[str, ...]] = {
 }
 
 
-def measure(plan: Plan, watcher: Watcher) -> Measured:
+def measure(plan: Plan, onlooker: Onlooker) -> Measured:
     """Run the plan."""
     teller = Teller(plan.shape, plan.seed)
     found = Measured()
@@ -96,18 +96,18 @@ def measure(plan: Plan, watcher: Watcher) -> Measured:
             if case.way in found.left_out:
                 continue
             talk = _talk(plan, case, peers[case.caches], stories[case.context_tokens])
-            watcher.began(case)
+            onlooker.began(case)
             try:
                 peer = peers[case.caches]
-                loop = run_loop(case, talk, peer, plan.tool_ms / 1e3, watcher.advanced)
+                loop = run_loop(case, talk, peer, plan.tool_ms / 1e3, onlooker.advanced)
             except Unknown as why:
                 found.left_out[case.way] = str(why)
-                watcher.left_out(case.way, str(why))
+                onlooker.left_out(case.way, str(why))
                 continue
             except TurnFailed as error:
                 raise TurnFailed(f"{case.way} at {case.context_tokens} tokens: {error}") from None
             loops.setdefault(case, []).append(loop)
-            watcher.ended(case, loop)
+            onlooker.ended(case, loop)
     found.runs = [
         sum_up(case, loops[case])
         for group in cases(plan)

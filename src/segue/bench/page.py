@@ -56,7 +56,7 @@ def page(report: Report) -> str:
         parts += _context_part([r for r in report.runs if r.context_tokens == context])
     parts += [
         "<h2>What it comes to</h2><ul>",
-        *(f"<li>{escape(claim)}</li>" for claim in report.claims),
+        *(f"<li>{escape(finding)}</li>" for finding in report.findings),
         "</ul>",
         "<h2>All figures</h2>",
         f'<div class="panel">{_html_table(report.runs)}</div>',

@@ -47,7 +47,7 @@ class Report(Struct, frozen=True):
     runs: list[Run]
     settings: Asked
     left_out: dict[str, str]
-    claims: list[str] = []
+    findings: list[str] = []
 
 
 def paper() -> Console:

@@ -105,15 +105,22 @@ class Upstream:
     async def call(
         self, method: Literal["GET", "POST"], path: str, body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """A small question: status and body of the answer."""
-        wait = aiohttp.ClientTimeout(self._patience.probe_s)
+        """A small question: status and body of the answer. As for a job, a stale connection is no answer."""
         try:
-            async with self._open().request(
-                method, self.url + path, data=body, timeout=wait
-            ) as answer:
-                return answer.status, await answer.content.read(REFUSAL_BYTES_MAX)
+            return await self._call_once(method, path, body)
+        except (aiohttp.ClientConnectorError, TimeoutError) as error:
+            raise _unreachable(error) from error
+        except (aiohttp.ClientError, OSError) as error:
+            log.debug("asked once more, because of %s", type(error).__name__)
+        try:
+            return await self._call_once(method, path, body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(error) from error
+
+    async def _call_once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        wait = aiohttp.ClientTimeout(self._patience.probe_s)
+        async with self._open().request(method, self.url + path, data=body, timeout=wait) as answer:
+            return answer.status, await answer.content.read(REFUSAL_BYTES_MAX)
 
     async def is_up(self, path: str) -> bool:
         """Whether it answers, and well."""

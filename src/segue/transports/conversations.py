@@ -16,6 +16,7 @@ from segue.turn.prepare import decode_items
 from segue.turn.values import Conversation, Owner, Shelved, Tally
 from segue.wire.codec import decode_added, decode_conversation, encode, list_object, listed_item
 from segue.wire.items import CompactionTrigger, ItemReference
+from segue.wire.response import ConversationDeleted, ConversationObject
 
 # What one request may bring (protocol.md 1).
 ADDED_MAX = 20
@@ -61,8 +62,7 @@ class ConversationRoutes:
         name = exchange.arguments["id"]
         if not await self._conversations.delete(exchange.owner, name):
             raise conversation_not_found(name)
-        gone = {"id": name, "object": "conversation.deleted", "deleted": True}
-        await exchange.answer(200, encode(gone))
+        await exchange.answer(200, encode(ConversationDeleted(id=name)))
 
     async def list_items(self, exchange: Exchange) -> None:
         """A page of its items."""
@@ -129,14 +129,12 @@ async def _shelved(raws: Sequence[Raw]) -> list[Shelved]:
 
 
 def _object(conversation: Conversation) -> bytes:
-    return encode(
-        {
-            "id": conversation.id,
-            "object": "conversation",
-            "created_at": conversation.created_at,
-            "metadata": conversation.metadata,
-        }
+    shown = ConversationObject(
+        id=conversation.id,
+        created_at=conversation.created_at,
+        metadata=conversation.metadata,
     )
+    return encode(shown)
 
 
 def _item_not_found(item_id: str) -> NotFound:

@@ -26,6 +26,7 @@ from segue.errors import (
 from segue.ids import given_id, new_id
 from segue.transports.conversations import ConversationRoutes
 from segue.transports.desk import LOCAL, Desk
+from segue.transports.documents import asyncapi, openapi
 from segue.transports.exchange import (
     ClientGone,
     Exchange,
@@ -45,6 +46,13 @@ from segue.turn.values import Cancel, Owner, Tally, Turn
 from segue.wire.codec import decode_create, encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
+from segue.wire.response import (
+    CompactionWindow,
+    Deleted,
+    InputTokens,
+    ModelCard,
+    ModelList,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +64,8 @@ SSE_HEADERS = (
 )
 # As long as `idempotency_key` in a body may be.
 KEY_CHARS_MAX = 255
+# Agents leave the version out, or name their own product: all of it is one place.
+RESPONSES = r"(?:/v1|/v1/codex)?/responses"
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -91,8 +101,14 @@ class HttpApp:
             ("DELETE", said, talks.delete_item),
             ("GET", r"/v1/models", self._models),
             ("GET", r"/v1/models/(?P<id>.+)", self._model),
+            ("GET", r"/openapi\.json", self._openapi),
+            ("GET", r"/asyncapi\.json", self._asyncapi),
         ]
-        self._routes = [(verb, re.compile(path + r"/?\Z"), call) for verb, path, call in routes]
+        self.routes = tuple((verb, path) for verb, path, _ in routes)
+        self._routes = [
+            (verb, re.compile(path.replace("/v1/responses", RESPONSES) + r"/?\Z"), call)
+            for verb, path, call in routes
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's one entry."""
@@ -197,13 +213,12 @@ class HttpApp:
             raise running.error
         resolved, response = plan.resolved, running.response
         kept = window(resolved.parent, resolved.given, plan.model.context_tokens, new_id)
-        answer = {
-            "id": response.id,
-            "object": "response.compaction",
-            "created_at": response.created_at,
-            "output": [*kept, *response.output],
-            "usage": response.usage,
-        }
+        answer = CompactionWindow(
+            id=response.id,
+            created_at=response.created_at,
+            output=[*kept, *response.output],
+            usage=response.usage,
+        )
         await exchange.answer(200, encode(answer))
 
     async def _input_tokens(self, exchange: Exchange) -> None:
@@ -211,9 +226,7 @@ class HttpApp:
         create, tally = await self._decode(exchange)
         plan = await self._desk.runner.prepare(create, self._asker(exchange), tally)
         count = await self._desk.runner.count_tokens(plan)
-        await exchange.answer(
-            200, encode({"object": "response.input_tokens", "input_tokens": count})
-        )
+        await exchange.answer(200, encode(InputTokens(input_tokens=count)))
 
     async def _retrieve(self, exchange: Exchange) -> None:
         turn_id, query = exchange.arguments["id"], exchange.query
@@ -286,7 +299,7 @@ class HttpApp:
             )
         if not await self._desk.erase(exchange.owner, turn_id):
             raise response_not_found(turn_id)
-        await exchange.answer(200, encode({"id": turn_id, "object": "response", "deleted": True}))
+        await exchange.answer(200, encode(Deleted(id=turn_id)))
 
     async def _input_items(self, exchange: Exchange) -> None:
         turn = await self._read(exchange.owner, exchange.arguments["id"])
@@ -301,7 +314,7 @@ class HttpApp:
 
     async def _models(self, exchange: Exchange) -> None:
         models = [_model_object(name, one) for name, one in self._desk.runner.models.items()]
-        await exchange.answer(200, encode({"object": "list", "data": models}))
+        await exchange.answer(200, encode(ModelList(data=models)))
 
     async def _model(self, exchange: Exchange) -> None:
         name = exchange.arguments["id"]
@@ -324,9 +337,15 @@ class HttpApp:
         kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
         await exchange.answer(200, await self._desk.write_metrics(), [kind])
 
+    async def _openapi(self, exchange: Exchange) -> None:
+        await exchange.answer(200, openapi(self.routes))
 
-def _model_object(name: str, model: Model) -> dict[str, str | int]:
-    return {"id": name, "object": "model", "created": model.created_at, "owned_by": "segue"}
+    async def _asyncapi(self, exchange: Exchange) -> None:
+        await exchange.answer(200, asyncapi())
+
+
+def _model_object(name: str, model: Model) -> ModelCard:
+    return ModelCard(id=name, created=model.created_at)
 
 
 def _item_id(turn: Turn, index: int, item: Item) -> str:

@@ -300,6 +300,7 @@ class Socket(asyncio.Protocol):
                 HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "server_error", "Internal error."
             )
         if not isinstance(answer, Refusal):
+            response.headers["x-request-id"] = new_id("req")
             self._parser.send_response(response)
         return answer
 

@@ -61,7 +61,10 @@ from segue.wire.requests import AppendFrame, Create, SteerFrame
 
 log = logging.getLogger(__name__)
 
-PATHS = frozenset({"/v1/responses", "/v1/responses/"})
+# Agents leave the version out, or name their own product.
+PATHS = frozenset(
+    f"{prefix}/responses{end}" for prefix in ("/v1", "", "/v1/codex") for end in ("", "/")
+)
 
 # Each connection lives up to this much shorter than the limit, so that they do not all come back at once (F10).
 AGE_JITTER = 0.05
@@ -489,7 +492,7 @@ class Session:
         if forgotten is not None:
             self._near.forget(self.owner, forgotten)
         self._start_what_may()
-        if self._is_aged and self._lanes.is_idle:
+        if (self._is_aged or self._desk.runner.is_draining) and self._lanes.is_idle:
             # After the terminal event of the turn that just ended, which has not left yet.
             asyncio.get_running_loop().call_soon(self._retire)
 
@@ -512,13 +515,22 @@ class Session:
             self._retire()
 
     def _retire(self) -> None:
-        if not self._is_closed:
+        if self._is_closed:
+            return
+        if self._is_aged:
             self._refuse(self._too_old(), None)
             self.socket.close(1001, "connection limit reached")
+        else:
+            self.leave()
 
     def leave(self) -> None:
         """The process is going away."""
         self.socket.close(1012, "service restart")
+
+    def leave_if_idle(self) -> None:
+        """The process drains. A client must hear it before it asks again: a frame that crosses our close is lost."""
+        if self._lanes.is_idle:
+            self.leave()
 
 
 def _refuse_background(create: Create) -> None:
@@ -545,12 +557,7 @@ def _decode(text: bytes) -> Create | str:
 
 def _lane_of_error(text: bytes, lane: Lane) -> Lane:
     """The lane that an error is echoed on, also where the frame could not be read as a whole."""
-    if lane is not None:
-        return lane
-    try:
-        return decode_envelope(text)[1]
-    except ApiError:
-        return None
+    return decode_envelope(text)[1] if lane is None else lane
 
 
 class LostCaches:
@@ -629,6 +636,11 @@ class Lobby:
         for session in tuple(self.sessions):
             await session.erase(owner, turn_id)
         await self.lost.erase(owner, turn_id)
+
+    def leave_idle(self) -> None:
+        """Close the sockets that wait; the others close behind their last turn, in the same breath."""
+        for session in tuple(self.sessions):
+            session.leave_if_idle()
 
     def leave(self) -> None:
         """Close all sockets: the process is going away."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from msgspec import UNSET, Raw, Struct, structs
+from msgspec import UNSET, Raw, structs
 
-from segue.errors import InvalidRequest, model_not_found
+from segue.errors import InvalidRequest, cut_name, model_not_found
 from segue.turn.compact import Kind
 from segue.turn.resolve import Resolved
 from segue.turn.seams import Dialect, Engine
@@ -20,7 +20,7 @@ from segue.turn.values import Owner, Sampling, Tally
 from segue.wire.codec import encode
 from segue.wire.items import CompactionTrigger, count_media
 from segue.wire.requests import Create
-from segue.wire.response import Named, ReasoningEcho, Response
+from segue.wire.response import Named, ReasoningEcho, Response, TextEcho
 from segue.wire.tools import forced_offers, grammar_of, has_grammar
 
 ReasoningView = Literal["text", "summary", "hidden"]
@@ -97,13 +97,6 @@ class Plan:
         create = self.resolved.create
         is_plain = not (create.conversation or create.context_management or self.compacts)
         return self.generates and is_plain and not self.is_rollout
-
-
-class TextEcho(Struct, frozen=True):
-    """`text` as the response repeats it, never without a format."""
-
-    format: Raw
-    verbosity: str = "medium"
 
 
 PLAIN_TEXT = Raw(b'{"type":"text"}')
@@ -202,7 +195,7 @@ def _check_unseen(resolved: Resolved, model: Model, tally: Tally) -> None:
     for index, item in enumerate(resolved.given):
         if (count := count_media(item.value)) and model.unseen == "refuse":
             raise InvalidRequest(
-                f"The model '{resolved.model[:128]}' can take in neither pictures nor sound.",
+                f"The model '{cut_name(resolved.model)}' can take in neither pictures nor sound.",
                 code="unsupported_value",
                 param=f"input[{index}]",
             )

@@ -236,7 +236,8 @@ class Errands:
                 raise
         finally:
             if begun:
-                tally.stage_s["tools"] = tally.stage_s.get("tools", 0.0) + perf_counter() - began
+                tally.pauses.append((began, perf_counter()))
+                tally.stage_s["tools"] = sum(to - since for since, to in tally.pauses)
             running.publish(running.assembler.abandon())
 
     async def _run_all(self, begun: Sequence[Item]) -> None:

@@ -138,7 +138,8 @@ def unseal(given: tuple[Item, ...], owner: Owner, seals: Seals) -> Unsealed:
             case Compaction(encrypted_content=sealed) | CompactionSummary(encrypted_content=sealed):
                 body = seals.open(owner, sealed)
                 compacted = _compacted(body, index)
-                items.append(Item(item.raw, summary_message(compacted)))
+                meant = structs.replace(summary_message(compacted), id=item.value.id)
+                items.append(Item(item.raw, meant))
                 if compacted.kind == "chain":
                     shadowed += items
                     items = []

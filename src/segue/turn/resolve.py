@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Struct
 
-from segue.errors import InvalidRequest, parent_not_found
+from segue.errors import InvalidRequest, cut_name, parent_not_found
 from segue.turn.bring import bring, brought_by
 from segue.turn.values import Brought, Head, Round, Turn
 from segue.wire.codec import check_schema, decode_tools
@@ -139,7 +139,7 @@ def pair_calls(open_calls: dict[str, Call], given: Sequence[Item]) -> dict[str, 
             if call_id is None or call_id not in pending or pending[call_id].kind != answer.kind:
                 raise InvalidRequest(
                     f"No tool call found for {CALL_WORDS[answer.kind][1]} "
-                    f"with call_id {answer.call_id}.",
+                    f"with call_id {cut_name(answer.call_id)}.",
                     code="invalid_function_call_output",
                     param="input",
                 )
@@ -147,7 +147,7 @@ def pair_calls(open_calls: dict[str, Call], given: Sequence[Item]) -> dict[str, 
     for call in pending.values():
         if not call.is_async:
             raise InvalidRequest(
-                f"No tool output found for {CALL_WORDS[call.kind][0]} {call.call_id}.",
+                f"No tool output found for {CALL_WORDS[call.kind][0]} {cut_name(call.call_id)}.",
                 code="missing_function_call_output",
                 param="input",
             )
@@ -276,13 +276,13 @@ def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, brought: Brou
             if chosen_offers([choice], known):
                 return
             problem = (
-                f"'tool_choice' names the tool '{name}', which is not in 'tools'."
+                f"'tool_choice' names the tool '{cut_name(name)}', which is not in 'tools'."
                 if kind in ("function", "custom")
                 else f"'tool_choice' names the server '{choice.server_label}', which is not in 'tools'."
                 if kind == "mcp"
                 else f"'tool_choice' forces '{kind}', which is not in 'tools' as something that the client runs."
                 if kind in BUILTINS
-                else f"'tool_choice' forces '{kind}', which this server cannot run."
+                else f"'tool_choice' forces '{cut_name(kind)}', which this server cannot run."
             )
         case _:
             return

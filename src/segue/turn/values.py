@@ -561,8 +561,9 @@ class Tally:
     tokens_tokenized: int = 0
     tokens_reused: int = 0
     tokens_sampled: int = 0
-    # Calls that our own tools have answered.
+    # Calls that our own tools have answered, and when sampling paused for them, in seconds of `perf_counter`.
     tool_calls: int = 0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
     # Whether the store has written the usage down, together with the turn.
     is_recorded: bool = False
     # Pictures and sounds that were told in words.

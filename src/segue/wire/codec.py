@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.errors import ApiError, InvalidRequest
+from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest
 from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbered
 from segue.wire.items import (
     AdditionalTools,
@@ -26,7 +26,7 @@ from segue.wire.items import (
     Value,
 )
 from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
-from segue.wire.response import Response
+from segue.wire.response import ItemList, Response
 from segue.wire.tools import (
     NO_TOOLS,
     FunctionTool,
@@ -40,6 +40,13 @@ from segue.wire.tools import (
 )
 
 T = TypeVar("T")
+Fields: TypeAlias = dict[str, Raw]
+
+# What a part has in a list even if the client left it out.
+PART_DEFAULTS: dict[str, Fields] = {
+    "output_text": {"annotations": Raw(b"[]"), "logprobs": Raw(b"[]")},
+    "input_image": {"detail": Raw(b'"auto"')},
+}
 
 # Far above any real request, far below what would hold the loop or fill memory (hazards.md T7).
 TOOLS_MAX = 4_096
@@ -47,9 +54,13 @@ TOOLS_MAX = 4_096
 STEERED_ITEMS_MAX = 64
 STEERED_KEYS = frozenset({"type", "role", "content"})
 
-NULL = Raw(b"null")
 STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
 _PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`\Z")
+# The library repeats a wrong value whole; so much of it is enough.
+_LONG_VALUE = re.compile(rf"'([^']{{{NAME_CHARS_MAX}}})[^']+'")
+# How far a frame that is too deep to decode is skimmed for its lane: some milliseconds of work.
+SKIM_BYTES_MAX = 64 * 1024
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}:,]')
 
 
 class Peek(Struct, frozen=True):
@@ -81,7 +92,8 @@ _message = msgspec.json.Decoder(Message)
 _reference = msgspec.json.Decoder(ItemReference)
 _item: msgspec.json.Decoder[Value] = msgspec.json.Decoder(Value)
 _tool: msgspec.json.Decoder[Tool] = msgspec.json.Decoder(Tool)
-_object = msgspec.json.Decoder(dict[str, Raw])
+_object = msgspec.json.Decoder(Fields)
+_objects = msgspec.json.Decoder(list[Fields])
 _schema = msgspec.json.Decoder(dict[str, object] | None)
 
 encode = _encoder.encode
@@ -156,10 +168,34 @@ def with_input_before(create: Create, items: Sequence[Item]) -> Create:
 
 def decode_envelope(frame: bytes) -> tuple[str | None, str | None]:
     """The type and the lane of a frame that cannot be read as a whole; None where they are no use."""
-    envelope = _decode(_envelope, frame, "")
+    try:
+        envelope = _envelope.decode(frame)
+    except RecursionError:
+        envelope = _skim(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None, None
     kind = _string_or_none(envelope.type)
     lane = _string_or_none(envelope.stream_id)
     return kind, lane if lane is not None and STREAM_ID.match(lane) else None
+
+
+def _skim(frame: bytes) -> Envelope:
+    """The two fields of a frame that is nested too deeply to decode, if they stand near its beginning."""
+    fields: dict[bytes, Raw] = {}
+    depth = 0
+    key = last = b""
+    for found in _TOKEN.finditer(frame, 0, SKIM_BYTES_MAX):
+        token = found[0]
+        if depth == 1:
+            if token == b":":
+                key = last
+            elif token == b",":
+                key = b""
+            elif key and token.startswith(b'"'):
+                fields[key] = Raw(token)
+        depth += (token in b"[{") - (token in b"]}")
+        last = token
+    return Envelope(fields.get(b'"type"', UNSET), fields.get(b'"stream_id"', UNSET))
 
 
 def decode_lane(create: Create) -> str | None:
@@ -375,26 +411,52 @@ def encode_error_event(error: ApiError, lane: str | None = None) -> bytes:
 def list_object(data: Sequence[bytes], ids: Sequence[str], *, has_more: bool) -> bytes:
     """The list object of the contract around items that are already encoded."""
     return encode(
-        {
-            "object": "list",
-            "data": [Raw(one) for one in data],
-            "first_id": ids[0] if ids else None,
-            "last_id": ids[-1] if ids else None,
-            "has_more": has_more,
-        }
+        ItemList(
+            data=[Raw(one) for one in data],
+            first_id=ids[0] if ids else None,
+            last_id=ids[-1] if ids else None,
+            has_more=has_more,
+        )
     )
 
 
 def listed_item(item: Item, item_id: str, status: str | None = None) -> bytes:
-    """An input item as lists show it: verbatim, completed with the type and id that lists must have."""
-    fields: dict[str, Raw | str] = {**_object.decode(item.raw)}
-    if fields.get("type", NULL) == NULL:
-        fields["type"] = str(item.value.__struct_config__.tag)
-    if fields.get("id", NULL) == NULL:
+    """An input item as lists show it: as it came, completed with what clients expect in a list."""
+    given = _object.decode(item.raw)
+    fields: dict[str, Raw | str | list[Fields]] = {**given}
+    kind = str(item.value.__struct_config__.tag)
+    if _is_null(given.get("type")):
+        fields["type"] = kind
+    if not item.value.id:
         fields["id"] = item_id
+    # A compaction means a message to the model, but it is shown as what it is.
+    is_itself = _string_or_none(given.get("type", UNSET)) in (None, kind)
     if status is not None:
         fields["status"] = status
+    elif is_itself and "status" in item.value.__struct_fields__ and _is_null(given.get("status")):
+        fields["status"] = "completed"
+    if is_itself and isinstance(item.value, Message):
+        fields["content"] = _listed_content(item.value, given["content"])
     return encode(fields)
+
+
+def _listed_content(message: Message, content: Raw) -> list[Fields]:
+    """The parts of a message, of one part if it was a plain string, with the keys that parts must have."""
+    kind = "output_text" if message.role == "assistant" else "input_text"
+    if isinstance(message.content, str):
+        parts: list[Fields] = [{"type": Raw(encode(kind)), "text": content}]
+    else:
+        parts = _objects.decode(content)
+    return [_completed_part(part) for part in parts]
+
+
+def _completed_part(part: Fields) -> Fields:
+    usual = PART_DEFAULTS.get(_string.decode(part["type"]), {})
+    return {**part, **{name: one for name, one in usual.items() if _is_null(part.get(name))}}
+
+
+def _is_null(raw: Raw | None) -> bool:
+    return raw is None or bytes(raw) == b"null"
 
 
 def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes, path: str) -> T:
@@ -423,7 +485,7 @@ def _explain(message: str, path: str) -> tuple[str, str | None]:
     found = _PATH.search(message)
     inner = found["path"] if found else ""
     param = f"{path}{inner}".lstrip(".") or None
-    text = message[: found.start()] if found else message
+    text = _LONG_VALUE.sub(r"'\1'", message[: found.start()] if found else message)
     return (f"Invalid value for '{param}': {text}." if param else f"{text}."), param
 
 

@@ -453,5 +453,9 @@ Typed = (
     | McpCallFailed
     | McpArgumentsDelta
     | McpArgumentsDone
+    | SteerAccepted
+    | SteerPending
+    | SteerFailed
+    | Done
     | ErrorEvent
 )

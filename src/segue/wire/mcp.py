@@ -15,10 +15,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, structs
 
 from segue.wire.codec import as_item, encode
-from segue.wire.items import HostedOutput, Item, McpCall, McpListTools, WebSearchCall
+from segue.wire.items import HostedOutput, Item, McpCall, McpListTools
 from segue.wire.tools import FunctionTool, McpTool, Offer, Tool, Tools, ToolSearchTool
 
-NOT_AT_HAND = "[What came of this call is not at hand.]"
 ErrorKind = Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_error"]
 
 
@@ -182,12 +181,13 @@ def error_of(kind: ErrorKind, message: str, code: int = 0) -> Raw:
     return Raw(encode({"type": kind, "code": code, "message": message}))
 
 
-def words_of(value: McpCall) -> str | None:
-    """What the model is told of a call that is over; None if it is not."""
+def words_of(value: McpCall) -> str:
+    """What the model is told of a call that a client has sent."""
     if isinstance(value.output, str):
         return value.output
     if not isinstance(value.error, Raw) or bytes(value.error) == b"null":
-        return None
+        # Chat endpoints refuse a call that nobody answers.
+        return "[What came of this call is not at hand.]"
     match msgspec.json.decode(value.error):
         case {"message": str() as message}:
             return f"Error: {message}"
@@ -201,24 +201,17 @@ def words_of(value: McpCall) -> str | None:
 
 
 def with_outputs(given: Sequence[Item]) -> tuple[Item, ...]:
-    """The items that a client sent, with what was said to each call of a hosted tool put behind it.
+    """The items that a client sent, with what its calls of remote servers said put behind each.
 
-    In our own history the two are apart, because the model wrote the one and was given the other. No call is left
-    without an answer: chat endpoints refuse that.
+    In our own history the two are apart, because the model wrote the one and was given the other.
     """
     items: list[Item] = []
     for item in given:
         items.append(item)
-        match item.value:
-            case McpCall() as value:
-                made_in = value.approval_request_id or value.id
-                words = words_of(value) or NOT_AT_HAND
-            case WebSearchCall() as value:
-                made_in, words = value.id, NOT_AT_HAND
-            case _:
-                continue
-        if isinstance(made_in, str):
-            items.append(output_item(made_in, words))
+        value = item.value
+        if isinstance(value, McpCall) and (words := words_of(value)) is not None:
+            made_in = value.approval_request_id or value.id
+            items.append(output_item(made_in if isinstance(made_in, str) else "", words))
     return tuple(items)
 
 

@@ -1,4 +1,4 @@
-"""The response object: every field that the SDKs and Open Responses demand (protocol.md 2.1).
+"""The response object: every field that the SDKs and Open Responses demand (protocol.md 2.1); and the small answers.
 
 Numbers are never null. What is echoed from the request and can be long (tools, instructions) is held as bytes
 that were encoded once.
@@ -52,6 +52,13 @@ class Named(Struct, frozen=True):
     id: str
 
 
+class TextEcho(Struct, frozen=True):
+    """`text` as the response repeats it, never without a format."""
+
+    format: Raw
+    verbosity: str = "medium"
+
+
 class Response(Struct, frozen=True, kw_only=True):
     """One response as the client sees it; a snapshot, replaced as the turn goes on."""
 
@@ -88,3 +95,71 @@ class Response(Struct, frozen=True, kw_only=True):
     user: str | None
     metadata: dict[str, str]
     conversation: Named | UnsetType = UNSET
+
+
+class ItemList(Struct, frozen=True, kw_only=True):
+    """A page of items."""
+
+    object: Literal["list"] = "list"
+    data: list[Raw]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ModelCard(Struct, frozen=True, kw_only=True):
+    """A model that we serve."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "segue"
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    """All models that we serve."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Deleted(Struct, frozen=True, kw_only=True):
+    """A response is gone."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class CompactionWindow(Struct, frozen=True, kw_only=True):
+    """What a compacted conversation goes on from: the user's messages that are kept, and one compaction item."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[Raw]
+    usage: Usage | None
+
+
+class InputTokens(Struct, frozen=True, kw_only=True):
+    """How long a prompt would be."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class ConversationObject(Struct, frozen=True, kw_only=True):
+    """A conversation as the client sees it, without its items."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    metadata: dict[str, str]
+
+
+class ConversationDeleted(Struct, frozen=True, kw_only=True):
+    """A conversation is gone."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: Literal[True] = True

@@ -11,7 +11,7 @@ from segue.bench.charts import baseline, speed_words, tokens_words
 from segue.bench.figures import Run, shorter
 
 
-def claims(runs: Sequence[Run]) -> list[str]:
+def findings(runs: Sequence[Run]) -> list[str]:
     """One sentence a comparison."""
     return [*_sockets(runs), *_recalls(runs), *_flatness(runs)]
 

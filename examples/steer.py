@@ -1,0 +1,56 @@
+"""Steer a long answer while it is written, on the official SDK's socket.
+
+    python steer.py --url http://127.0.0.1:8080/v1 --model smollm2
+
+The first answer is told to change its mind after a few words; the server ends it at a sentence and goes on with a
+successor that has heard you. Needs `pip install "openai[realtime]"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from openai import OpenAI
+
+
+def main() -> int:
+    """Ask, steer, and listen to the end of the successor."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8080/v1")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--ask", default="Tell me a very long story of a river and its town.")
+    parser.add_argument("--steer", default="Stop the story. Say in one sentence how it ends.")
+    parser.add_argument("--after", type=int, default=30, help="pieces of text before the steer")
+    options = parser.parse_args()
+    client = OpenAI(base_url=options.url, api_key=os.environ.get("SEGUE_KEY", "none"))
+    heard, ended, target = 0, [], ""
+    with client.responses.connect() as connection:
+        connection.response.create(
+            model=options.model, input=options.ask, max_output_tokens=1_000, store=False
+        )
+        for event in connection:
+            match event.type:
+                case "response.created":
+                    target = event.response.id
+                    print(f"[{target} of {event.response.previous_response_id}]")
+                case "response.output_text.delta":
+                    print(event.delta, end="", flush=True)
+                    heard += 1
+                    if heard == options.after:
+                        connection.response.steer(previous_response_id=target, input=options.steer)
+                case "response.steer.accepted" | "response.steer.failed":
+                    print(f"\n[{event.type}] ", end="")
+                case "response.completed" | "response.incomplete" | "response.failed":
+                    reason = event.response.incomplete_details
+                    ended.append(event.response.status)
+                    print(f"\n[{event.response.status}{f': {reason.reason}' if reason else ''}]")
+                    if len(ended) == 2 or (len(ended) == 1 and heard < options.after):
+                        break
+                case _:
+                    pass
+    return 0 if len(ended) == 2 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,231 @@
+"""Would it run? `segue doctor` takes the flags of `segue serve`, checks everything that they name, and serves nothing.
+
+In: the settings. Out: one line for each thing that was looked at, and for what is wrong, what to do about it. It writes
+nothing that a server would not, and it does not open the store of a server that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import platform
+import shutil
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from segue import __version__
+from segue.app import listen, open_store
+from segue.errors import ApiError, Misconfigured
+from segue.models import build_models
+from segue.settings import ModelSettings, Settings
+
+ABOUT = "check engine, tokenizer, store and port, and say what to do"
+# An engine that does not say that it is up within this time would not be waited for by a client either.
+ENGINE_S_MAX = 10.0
+ASK_S_MAX = 3.0
+# Weights are hundreds of megabytes, and a store that cannot grow refuses turns.
+DISK_BYTES_MIN = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at; advice only where it is wrong."""
+
+    name: str
+    is_ok: bool
+    found: str
+    advice: str = ""
+
+
+def run(settings: Settings) -> int:
+    """Check everything and print it; the exit status says whether all is well."""
+    # What engines log about themselves is said here in words.
+    logging.disable(logging.WARNING)
+    console = Console(highlight=False, soft_wrap=True)
+    return asyncio.run(_run(settings, console))
+
+
+async def _run(settings: Settings, console: Console) -> int:
+    wrong, is_running = 0, False
+    async with aclosing(examine(settings)) as checks:
+        async for check in checks:
+            mark = "[green]ok[/green]  " if check.is_ok else "[red]wrong[/red]"
+            console.print(f"{mark}  [bold]{check.name}[/bold]  ", end="")
+            console.print(check.found, markup=False)
+            is_running = is_running or check.found.endswith(RUNS)
+            if not check.is_ok:
+                wrong += 1
+                console.print(f"       do: {check.advice}", markup=False)
+    well = "All is well: it runs." if is_running else "All is well: `segue serve` would run."
+    console.print(f"{wrong} wrong." if wrong else well)
+    return 1 if wrong else 0
+
+
+async def examine(settings: Settings) -> AsyncGenerator[Check, None]:
+    """Every check, in the order in which a start would need them."""
+    yield Check("segue", True, f"{__version__}, Python {platform.python_version()}")
+    port = await asyncio.to_thread(check_port, settings)
+    yield port
+    is_running = port.is_ok and port.found.endswith(RUNS)
+    yield await check_store(settings, is_running=is_running)
+    for model in settings.served():
+        async with aclosing(check_model(settings, model)) as checks:
+            async for check in checks:
+                yield check
+
+
+# --- the port ----------------------------------------------------------------------------------------
+
+RUNS = "a Segue runs there and is ready"
+
+
+def check_port(settings: Settings) -> Check:
+    """Whether the port can be had, or who has it."""
+    name = f"{settings.host}:{settings.port}"
+    try:
+        with listen(settings):
+            return Check("port", True, f"{name} is free")
+    except Misconfigured as error:
+        if not _is_taken(settings):
+            return Check("port", False, str(error), "name another --host or --port")
+    status = _ready_status(settings)
+    if status == 200:
+        return Check("port", True, f"{name}: {RUNS}")
+    if status == 503:
+        advice = f"see what it lacks: curl http://{name}/ready"
+        return Check("port", False, f"{name}: a Segue runs there and is not ready", advice)
+    advice = "stop that program, or name another --port"
+    return Check("port", False, f"{name} is taken by another program", advice)
+
+
+def _is_taken(settings: Settings) -> bool:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.settimeout(ASK_S_MAX)
+        return probe.connect_ex((settings.host, settings.port)) != errno.ECONNREFUSED
+
+
+class _Ready(msgspec.Struct):
+    status: str
+    checks: dict[str, bool]
+
+
+def _ready_status(settings: Settings) -> int | None:
+    """The status of a Segue's `/ready`; None if whatever listens there is none."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    try:
+        with urllib.request.urlopen(
+            f"http://{host}:{settings.port}/ready", timeout=ASK_S_MAX
+        ) as answer:
+            status, body = answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            status, body = error.code, error.read()
+    except (OSError, ValueError):
+        return None
+    try:
+        msgspec.json.decode(body, type=_Ready)
+    except msgspec.MsgspecError:
+        return None
+    return int(status)
+
+
+# --- the store ---------------------------------------------------------------------------------------
+
+
+async def check_store(settings: Settings, *, is_running: bool) -> Check:
+    """Whether turns can be kept, without touching the store of a server that runs."""
+    if settings.store == "memory":
+        return Check("store", True, "memory: turns are gone when the server stops")
+    if is_running:
+        return Check("store", True, f"{settings.store}: the server that runs says it is ready")
+    if settings.store.startswith("sqlite:///"):
+        path = Path(settings.store.removeprefix("sqlite:///"))
+        verdict = _look_at(path)
+        if verdict is not None:
+            return verdict
+    try:
+        async with open_store(settings) as store:
+            is_ready = await store.is_ready()
+    except (Misconfigured, ApiError, OSError) as error:
+        return Check("store", False, str(error), "name another --store, or mend this one")
+    advice = "see that nothing else holds it, and that it can be written"
+    return Check(
+        "store", is_ready, f"{settings.store} {'opens' if is_ready else 'is shut'}", advice
+    )
+
+
+def _look_at(path: Path) -> Check | None:
+    """What can be said of a database's file without opening it; nothing, if it is there and its folder is fine."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        return Check("store", False, f"{folder} is not there", f"make it: mkdir -p {folder}")
+    if not os.access(folder, os.W_OK):
+        return Check("store", False, f"{folder} cannot be written", "name another --store")
+    free = shutil.disk_usage(folder).free
+    if free < DISK_BYTES_MIN:
+        found = f"{folder} has only {free // 1024**2} MiB left"
+        return Check("store", False, found, "make room, or name another --store")
+    return None if path.exists() else Check("store", True, f"{path} will be made")
+
+
+# --- models ------------------------------------------------------------------------------------------
+
+
+async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerator[Check, None]:
+    """Whether a model's files are there, its tokenizer and dialect fit, and its engine answers."""
+    name = f"model {model.name}"
+    try:
+        served = await asyncio.to_thread(build_models, _alone(settings, model))
+    except (Misconfigured, ApiError) as error:
+        yield Check(name, False, str(error), _advice(model))
+        return
+    async with aclosing(served):
+        built = served.models[model.name]
+        dialect = type(built.dialect).__name__.removesuffix("Dialect").lower()
+        yield Check(name, True, f"dialect {dialect}, {built.context_tokens:,} tokens of context")
+        try:
+            async with asyncio.timeout(ENGINE_S_MAX):
+                is_up = await built.engine.is_ready()
+        except (TimeoutError, ApiError) as error:
+            yield Check(f"engine {model.engine}", False, f"no answer: {error}", _advice(model))
+            return
+        where = ", ".join(model.engine_url) or "inside"
+        found = f"{where}: {'answers' if is_up else 'does not answer'}"
+        yield Check(f"engine {model.engine}", is_up, found, _advice(model))
+
+
+def _alone(settings: Settings, model: ModelSettings) -> Settings:
+    """The settings with this one model."""
+    table = {
+        key: value for key, value in msgspec.structs.asdict(model).items() if value is not None
+    }
+    return msgspec.structs.replace(settings, model=(), models=(table,))
+
+
+ADVICE: dict[str, Callable[[ModelSettings], str]] = {
+    "embedded": lambda model: (
+        f"fetch it with `segue models add {model.name}`, or name a GGUF file: --model FILE.gguf"
+    ),
+    "scripted": lambda model: "look at --script and --tokenizer",
+}
+
+
+def _advice(model: ModelSettings) -> str:
+    if model.engine in ADVICE:
+        return ADVICE[model.engine](model)
+    urls = " ".join(model.engine_url) or "http://…"
+    return (
+        f"start the engine, or say where it is: --engine-url {urls}; token engines also need "
+        "--tokenizer, and a locked one --engine-key"
+    )

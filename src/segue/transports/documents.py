@@ -1,0 +1,276 @@
+"""What does this server say of itself to a machine? An OpenAPI document for HTTP, an AsyncAPI document for the socket.
+
+In: the table of routes that the router itself uses, and the schemas of the wire types. Out: JSON, made once. A route
+says here what it takes and gives; one that does not is left out, and a test names it. Pages for people are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from segue import __version__
+from segue.wire.codec import encode
+from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
+from segue.wire.schema import Json, Schema, event_names, ref, schemas
+
+JSON = "application/json"
+SSE = "text/event-stream"
+PLAIN = "text/plain"
+
+# What a WebSocket client may send, by event type.
+CLIENT_EVENTS = {
+    "response.create": Create.__name__,
+    "response.steer": SteerFrame.__name__,
+    "response.append": AppendFrame.__name__,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one route takes and gives; schemas by name, or a plain text where there is none."""
+
+    does: str
+    gives: Mapping[str, str | None] = field(default_factory=lambda: {JSON: None})
+    takes: str | None = None
+    query: tuple[str, ...] = ()
+    also: tuple[int, ...] = ()
+
+
+# By method and path, in the order of the contract.
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("POST", "/v1/responses"): Operation(
+        "Create a response; with `stream` its events.",
+        gives={JSON: "Response", SSE: "Event"},
+        takes=Create.__name__,
+    ),
+    ("POST", "/v1/responses/compact"): Operation(
+        "Compact a conversation; the output is the input of a new chain.",
+        gives={JSON: "CompactionWindow"},
+        takes=Create.__name__,
+    ),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        "Count the tokens of a prompt; nothing is generated.",
+        gives={JSON: "InputTokens"},
+        takes=Create.__name__,
+    ),
+    ("GET", "/v1/responses/{id}"): Operation(
+        "Retrieve a stored response; with `stream` its events, from any number on.",
+        gives={JSON: "Response", SSE: "Event"},
+        query=("stream", "starting_after"),
+    ),
+    ("POST", "/v1/responses/{id}/cancel"): Operation(
+        "Cancel a response that runs in the background.", gives={JSON: "Response"}
+    ),
+    ("DELETE", "/v1/responses/{id}"): Operation(
+        "Delete a stored response.", gives={JSON: "Deleted"}
+    ),
+    ("GET", "/v1/responses/{id}/input_items"): Operation(
+        "List the input items of a stored response.",
+        gives={JSON: "ItemList"},
+        query=("after", "limit", "order"),
+    ),
+    ("POST", "/v1/conversations"): Operation(
+        "Create a conversation.",
+        gives={JSON: "ConversationObject"},
+        takes=NewConversation.__name__,
+    ),
+    ("GET", "/v1/conversations/{id}"): Operation(
+        "One conversation.", gives={JSON: "ConversationObject"}
+    ),
+    ("POST", "/v1/conversations/{id}"): Operation(
+        "Change the metadata of a conversation.",
+        gives={JSON: "ConversationObject"},
+        takes=NewConversation.__name__,
+    ),
+    ("DELETE", "/v1/conversations/{id}"): Operation(
+        "Delete a conversation.", gives={JSON: "ConversationDeleted"}
+    ),
+    ("GET", "/v1/conversations/{id}/items"): Operation(
+        "List the items of a conversation.",
+        gives={JSON: "ItemList"},
+        query=("after", "limit", "order"),
+    ),
+    ("POST", "/v1/conversations/{id}/items"): Operation(
+        "Add items to a conversation.",
+        gives={JSON: "ItemList"},
+        takes=AddedItems.__name__,
+    ),
+    ("GET", "/v1/conversations/{id}/items/{item_id}"): Operation(
+        "One item of a conversation.", gives={JSON: "ListedItem"}
+    ),
+    ("DELETE", "/v1/conversations/{id}/items/{item_id}"): Operation(
+        "Delete an item of a conversation.", gives={JSON: "ConversationObject"}
+    ),
+    ("GET", "/v1/models"): Operation("List the models.", gives={JSON: "ModelList"}),
+    ("GET", "/v1/models/{id}"): Operation("One model.", gives={JSON: "ModelCard"}),
+    ("GET", "/health"): Operation("Whether the process is alive."),
+    ("GET", "/ready"): Operation("Whether engine and store answer.", also=(503,)),
+    ("GET", "/metrics"): Operation("Counters, in Prometheus' format.", gives={PLAIN: None}),
+    ("GET", "/openapi.json"): Operation("This document."),
+    ("GET", "/asyncapi.json"): Operation("WebSocket mode, as an AsyncAPI document."),
+}
+
+QUERY: dict[str, tuple[Schema, str]] = {
+    "after": ({"type": "string"}, "The id of the item before the page."),
+    "limit": ({"type": "integer", "minimum": 1, "maximum": 100, "default": 20}, "At most so many."),
+    "order": ({"enum": ["asc", "desc"], "default": "desc"}, "Oldest or newest first."),
+    "starting_after": (
+        {"type": "integer", "minimum": 0},
+        "With `stream`: the number of the last event that was heard.",
+    ),
+    "stream": ({"type": "boolean", "default": False}, "As a stream of events."),
+}
+
+REQUEST_ID: Schema = {
+    "description": "Names this request in our logs.",
+    "schema": {"type": "string", "pattern": "^req_"},
+}
+RETRY_AFTER: Schema = {
+    "description": "Seconds to wait; with 429 and 503.",
+    "schema": {"type": "integer"},
+}
+
+
+@cache
+def openapi(routes: tuple[tuple[str, str], ...]) -> bytes:
+    """The OpenAPI document of these routes, each a method and the pattern of a path."""
+    paths: dict[str, Json] = {}
+    for verb, pattern in routes:
+        path = path_of(pattern)
+        operation = OPERATIONS.get((verb, path))
+        if operation is not None:
+            told = paths.setdefault(path, {})
+            assert isinstance(told, dict)
+            told[verb.lower()] = _operation(verb, path, operation)
+    return encode(
+        {
+            "openapi": "3.1.0",
+            "info": _info("The Responses API over HTTP: JSON and server-sent events."),
+            "paths": paths,
+            "components": {
+                "schemas": schemas(),
+                "headers": {"RequestId": REQUEST_ID, "RetryAfter": RETRY_AFTER},
+                "responses": {"Error": _error()},
+            },
+        }
+    )
+
+
+@cache
+def asyncapi() -> bytes:
+    """The AsyncAPI document of WebSocket mode."""
+    sent = event_names()
+    messages = {name: _message(name, schema) for name, schema in {**CLIENT_EVENTS, **sent}.items()}
+    channel = "#/channels/responses"
+    return encode(
+        {
+            "asyncapi": "3.0.0",
+            "info": _info(
+                "The Responses API in WebSocket mode: one JSON object in each text frame."
+            ),
+            "defaultContentType": JSON,
+            "channels": {
+                "responses": {
+                    "address": "/v1/responses",
+                    "description": "An upgrade of GET on the path that takes POST; no subprotocol.",
+                    "messages": {_key(name): _to("messages", name) for name in messages},
+                    "bindings": {"ws": {"method": "GET", "bindingVersion": "0.1.0"}},
+                }
+            },
+            "operations": {
+                "take": _side("receive", channel, CLIENT_EVENTS, "What a client may ask."),
+                "tell": _side("send", channel, sent, "The events of every turn, by lane in order."),
+            },
+            "components": {
+                "messages": {_key(name): message for name, message in messages.items()},
+                "schemas": {name: _for_async(one) for name, one in schemas().items()},
+            },
+        }
+    )
+
+
+def path_of(pattern: str) -> str:
+    """A route's pattern as documents write paths."""
+    return re.sub(r"\(\?P<(\w+)>[^)]*\)", r"{\1}", pattern).replace("\\", "")
+
+
+def _info(words: str) -> Schema:
+    return {"title": "Segue", "version": __version__, "description": words}
+
+
+def _operation(verb: str, path: str, operation: Operation) -> Schema:
+    statuses: Schema = {"200": _answer(operation)}
+    statuses |= {str(status): _answer(operation) for status in operation.also}
+    names = re.findall(r"{(\w+)}", path)
+    parameters = [_parameter(name, "path", {"type": "string"}, "") for name in names]
+    parameters += [_parameter(name, "query", *QUERY[name]) for name in operation.query]
+    told: Schema = {
+        "operationId": _key(f"{verb.lower()}{path}"),
+        "summary": operation.does,
+        "parameters": [*parameters],
+        "responses": {**statuses, "default": {"$ref": "#/components/responses/Error"}},
+    }
+    if operation.takes is not None:
+        body: Schema = {JSON: {"schema": ref(operation.takes)}}
+        told["requestBody"] = {"required": True, "content": body}
+    return told
+
+
+def _parameter(name: str, place: str, schema: Schema, words: str) -> Schema:
+    told: Schema = {"name": name, "in": place, "required": place == "path", "schema": schema}
+    return {**told, "description": words} if words else told
+
+
+def _answer(operation: Operation) -> Schema:
+    content: Schema = {}
+    for kind, name in operation.gives.items():
+        inside: Schema = {"type": "object" if kind == JSON else "string"}
+        content[kind] = {"schema": inside if name is None else ref(name)}
+    return {"description": operation.does, "headers": _headers("RequestId"), "content": content}
+
+
+def _error() -> Schema:
+    return {
+        "description": "Refused, or failed; `code` says why.",
+        "headers": _headers("RequestId", "RetryAfter"),
+        "content": {JSON: {"schema": ref("ErrorBody")}},
+    }
+
+
+def _headers(*names: str) -> Schema:
+    words = {"RequestId": "x-request-id", "RetryAfter": "retry-after"}
+    return {words[name]: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _key(name: str) -> str:
+    """A name without the signs that keys of these documents may not have."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+
+
+def _to(where: str, name: str) -> Schema:
+    return {"$ref": f"#/components/{where}/{_key(name)}"}
+
+
+def _message(name: str, schema: str) -> Schema:
+    return {"name": name, "contentType": JSON, "payload": ref(schema)}
+
+
+def _side(action: str, channel: str, names: Iterable[str], words: str) -> Schema:
+    messages: list[Json] = [{"$ref": f"{channel}/messages/{_key(name)}"} for name in names]
+    return {"action": action, "channel": {"$ref": channel}, "summary": words, "messages": messages}
+
+
+def _for_async(node: Json) -> Json:
+    """A schema in AsyncAPI's words: there a discriminator is the name of its field alone."""
+    match node:
+        case {"propertyName": str(name), "mapping": _}:
+            return name
+        case dict():
+            return {key: _for_async(one) for key, one in node.items()}
+        case list():
+            return [_for_async(one) for one in node]
+        case _:
+            return node

@@ -1,0 +1,320 @@
+"""What do the wire types look like to a machine? Every one of them as JSON Schema, under its name.
+
+In: the structs of this room, nothing else. Out: named schemas that refer to each other, for the documents that
+`transports/documents` serves. A type that is both taken and sent stands there twice: as it is taken, generously, and
+with `Written` before its name as we write it, where every field that we always send is required and null is left out.
+
+The structs keep some fields raw, because their bytes travel unread. `RAW` says what those bytes are, `UNREAD` names
+those of which we know nothing; a raw field in neither fails the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from segue.wire.codec import STREAM_ID
+from segue.wire.events import ErrorBody, Typed
+from segue.wire.items import (
+    ApplyPatchCall,
+    Compaction,
+    CustomToolCall,
+    FunctionCall,
+    LocalShellCall,
+    Message,
+    Reasoning,
+    ShellCall,
+    ToolSearchCall,
+    ToolSearchOutput,
+    Value,
+)
+from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
+from segue.wire.response import (
+    CompactionWindow,
+    ConversationDeleted,
+    ConversationObject,
+    Deleted,
+    InputTokens,
+    ItemList,
+    ModelCard,
+    ModelList,
+    Response,
+    TextEcho,
+)
+from segue.wire.tools import Tool
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+Schema: TypeAlias = dict[str, Json]
+Schemas: TypeAlias = dict[str, Schema]
+
+REF = "#/components/schemas/"
+
+# What a client may send; its other types are reached from here.
+TAKEN = (Create, Value, Tool, SteerFrame, AppendFrame, NewConversation, AddedItems)
+# What we may send beside items.
+SENT = (
+    Response,
+    Typed,
+    ErrorBody,
+    ItemList,
+    ModelCard,
+    ModelList,
+    Deleted,
+    TextEcho,
+    CompactionWindow,
+    InputTokens,
+    ConversationObject,
+    ConversationDeleted,
+)
+# The items that a response may hold, with the fields that are optional only for clients (protocol.md 3).
+WRITTEN: dict[type[msgspec.Struct], tuple[str, ...]] = {
+    Message: ("id", "status"),
+    Reasoning: ("id",),
+    FunctionCall: ("id", "status"),
+    CustomToolCall: ("id", "status"),
+    ShellCall: ("id", "status"),
+    LocalShellCall: ("id", "status"),
+    ApplyPatchCall: ("id", "status"),
+    ToolSearchCall: ("id", "status", "execution", "arguments"),
+    ToolSearchOutput: ("id", "status", "execution"),
+    Compaction: ("id",),
+}
+# Parts that we write are whole too.
+WRITTEN_PARTS = {"OutputText": ("annotations", "logprobs")}
+# Null is a value of its own here: the server searched, so there is no call to answer.
+NULL_IS_SAID = {"ToolSearchCall.call_id", "ToolSearchOutput.call_id"}
+
+
+def ref(name: str) -> Schema:
+    """A pointer to a named schema."""
+    return {"$ref": REF + name}
+
+
+def _list_of(name: str) -> Schema:
+    return {"type": "array", "items": ref(name)}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+STRING: Schema = {"type": "string"}
+OBJECT: Schema = {"type": "object"}
+OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
+CHOICES: list[Json] = ["none", "auto", "required"]
+
+# What the bytes of a raw field are, by `Type.field` or, where it is the same in every type, by `field`.
+RAW: dict[str, Schema] = {
+    "Create.input": {"anyOf": [STRING, _list_of("InputItem"), {"type": "null"}]},
+    "Create.stream_id": {"type": "string", "pattern": f"^{STREAM_ID.pattern[:-2]}$"},
+    "Create.tools": _or_null(_list_of("Tool")),
+    "SteerFrame.input": {"anyOf": [STRING, _list_of("InputItem")]},
+    "SteerFrame.stream_id": {"not": {}, "description": "The target's lane counts."},
+    "AppendFrame.input": _list_of("InputItem"),
+    "NewConversation.items": _list_of("InputItem"),
+    "AddedItems.items": _list_of("InputItem"),
+    "Response.instructions": _or_null(STRING),
+    "Response.output": _list_of("OutputItem"),
+    "Response.text": ref("TextEcho"),
+    "Response.tool_choice": {"anyOf": [{"enum": CHOICES}, ref("ToolChoiceName")]},
+    "Response.tools": _list_of("Tool"),
+    "TextEcho.format": ref("TextFormat"),
+    "ItemList.data": _list_of("ListedItem"),
+    "CompactionWindow.output": _list_of("ListedItem"),
+    "response": ref("Response"),
+    "item": ref("OutputItem"),
+    "schema": _or_null(OBJECT),
+    "parameters": _or_null(OBJECT),
+    "output_schema": _or_null(OBJECT),
+    "logprobs": OBJECTS,
+    "annotations": OBJECTS,
+    "annotation": OBJECT,
+    "ShellOutputDelta.delta": OBJECT,
+    "ShellOutputDone.output": OBJECTS,
+    "McpListTools.tools": OBJECTS,
+    "variables": _or_null(OBJECT),
+}
+# These are kept and handed on as they came, whatever they are; named in the same two ways.
+UNREAD = {
+    "Create.moderation",
+    "SteerRef.input",
+    "InputAudio.input_audio",
+    "WebSearchCall.action",
+    "FileSearchCall.results",
+    "CodeInterpreterCall.outputs",
+    "ComputerCall.action",
+    "ComputerCall.actions",
+    "ComputerCall.pending_safety_checks",
+    "ComputerCallOutput.output",
+    "ComputerCallOutput.acknowledged_safety_checks",
+    "McpListTools.error",
+    "McpCall.error",
+    "ShellCall.environment",
+    "ToolSearchCall.arguments",
+    "ProgramOutput.result",
+    "CustomTool.format",
+    "user_location",
+    "McpTool.allowed_tools",
+    "McpTool.require_approval",
+    "filters",
+    "FileSearchTool.ranking_options",
+    "CodeInterpreterTool.container",
+}
+
+# Sections of the contract mean nothing to who reads the documents.
+_SECTION = re.compile(r" \((?:protocol|product|hazards)\.md[^)]*\)")
+
+
+def schemas() -> Schemas:
+    """Every wire type by name, and the unions `InputItem`, `OutputItem`, `ListedItem`, `Tool` and `Event`."""
+    (_, items, tools, *_), taken = _generate(TAKEN)
+    (_, event, *_), sent = _generate((*SENT, *WRITTEN))
+    named: dict[str, Json] = {name: f"Written{name}" if name in taken else name for name in sent}
+    extra = {kind.__name__: fields for kind, fields in WRITTEN.items()} | WRITTEN_PARTS
+    written = {
+        str(named[name]): _renamed(_as_sent(name, schema, extra.get(name, ())), named)
+        for name, schema in sent.items()
+    }
+    outputs: list[Json] = [ref(str(named[kind.__name__])) for kind in WRITTEN]
+    unions: Schemas = {
+        "Item": items,
+        "OutputItem": {"anyOf": outputs},
+        "Tool": tools,
+        "Event": event,
+    }
+    return {**taken, **written, **unions, **_loose_forms(taken)}
+
+
+def event_names() -> dict[str, str]:
+    """The schema of each event that we may send, by the event's type."""
+    return _tagged(Typed.__args__)
+
+
+def _tagged(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, str]:
+    return {str(kind.__struct_config__.tag): kind.__name__ for kind in kinds}
+
+
+def _generate(kinds: Iterable[object]) -> tuple[tuple[Schema, ...], Schemas]:
+    """The library's schemas, with the raw fields said."""
+    whole, parts = msgspec.json.schema_components(kinds, ref_template=REF + "{name}")
+    return whole, {name: _told(name, schema) for name, schema in parts.items()}
+
+
+def _told(name: str, schema: Schema) -> Schema:
+    """A generated schema with its raw fields and without section numbers."""
+    fields = schema["properties"]
+    assert isinstance(fields, dict)
+    told: Schema = {field: _raw(name, field, one) for field, one in fields.items()}
+    words = schema.get("description")
+    rest: Schema = {} if words is None else {"description": _SECTION.sub("", str(words))}
+    return {**schema, **rest, "properties": told}
+
+
+def _raw(name: str, field: str, generated: Json) -> Json:
+    """What a raw field holds; the library knows only that it is raw, or a list of raws."""
+    precise = RAW.get(f"{name}.{field}") or (RAW.get(field) if _is_open(generated) else None)
+    if precise is None:
+        return generated
+    return _or_null(precise) if _takes_null(generated) and not _takes_null(precise) else precise
+
+
+def _takes_null(schema: Json) -> bool:
+    match schema:
+        case {"anyOf": list(kinds)}:
+            return {"type": "null"} in kinds
+        case _:
+            return False
+
+
+def _is_open(schema: Json) -> bool:
+    """Whether the generated schema says nothing about what is inside."""
+    match schema:
+        case {"anyOf": list(kinds)}:
+            return any(map(_is_open, kinds))
+        case {"items": items}:
+            return _is_open(items)
+        case dict():
+            return not schema.keys() - {"default"}
+        case _:
+            return False
+
+
+def _as_sent(name: str, schema: Schema, extra: Iterable[str]) -> Schema:
+    """A type as we write it: defaults are always there, and what is absent is left out rather than null."""
+    fields, required = schema["properties"], schema.get("required", [])
+    assert isinstance(fields, dict)
+    assert isinstance(required, list)
+    is_item = name in {kind.__name__ for kind in WRITTEN} or name in WRITTEN_PARTS
+    always = [field for field, one in fields.items() if isinstance(one, dict) and "default" in one]
+    told: Schema = {}
+    for field, one in fields.items():
+        assert isinstance(one, dict)
+        said: Schema = {key: value for key, value in one.items() if key != "default"}
+        keeps_null = not is_item or f"{name}.{field}" in NULL_IS_SAID
+        told[field] = said if keeps_null else _without_null(said)
+    if "sequence_number" in fields:
+        told["stream_id"] = {**STRING, "description": "The lane, if the request named one."}
+    if name == "Message":
+        parts: list[Json] = [ref("OutputText"), ref("Refusal")]
+        told["content"] = {"type": "array", "items": {"anyOf": parts}}
+    return {
+        **schema,
+        "properties": told,
+        "required": [*dict.fromkeys([*required, *always, *extra])],
+    }
+
+
+def _without_null(schema: Schema) -> Schema:
+    match schema:
+        case {"anyOf": list(kinds)}:
+            left = [kind for kind in kinds if kind != {"type": "null"}]
+            only = left[0]
+            return only if len(left) == 1 and isinstance(only, dict) else {**schema, "anyOf": left}
+        case _:
+            return schema
+
+
+def _renamed(node: Schema, names: Mapping[str, Json]) -> Schema:
+    """A schema whose pointers lead to what we write."""
+    found = _pointing(node, names)
+    assert isinstance(found, dict)
+    return found
+
+
+def _pointing(node: Json, names: Mapping[str, Json]) -> Json:
+    match node:
+        case str() if node.startswith(REF):
+            return f"{REF}{names.get(node.removeprefix(REF), node.removeprefix(REF))}"
+        case dict():
+            return {key: _pointing(one, names) for key, one in node.items()}
+        case list():
+            return [_pointing(one, names) for one in node]
+        case _:
+            return node
+
+
+def _loose_forms(taken: Schemas) -> Schemas:
+    """What clients may write instead of a tagged item, and what lists make of an item."""
+    easy: list[Json] = [ref("EasyMessage"), ref("EasyReference")]
+    return {
+        "EasyMessage": _untyped(taken["Message"]),
+        "EasyReference": {**_untyped(taken["ItemReference"]), "required": ["id"]},
+        "InputItem": {"anyOf": [ref("Item"), *easy]},
+        "ListedItem": {"allOf": [ref("Item"), {"type": "object", "required": ["id", "type"]}]},
+    }
+
+
+def _untyped(schema: Schema) -> Schema:
+    """The same without its type, or with a null in its place."""
+    fields, required = schema["properties"], schema.get("required", [])
+    assert isinstance(fields, dict)
+    assert isinstance(required, list)
+    untyped: Schema = {**fields, "type": {"type": "null"}}
+    return {
+        **schema,
+        "properties": untyped,
+        "required": [field for field in required if field != "type"],
+    }
