@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 WAIT_S = 30
@@ -110,4 +111,6 @@ async def remote(path: str = "/mcp") -> AsyncIterator[Remote]:
 
 
 if __name__ == "__main__":
+    if place := os.environ.get("SEGUE_TEST_PID"):
+        Path(place).write_text(str(os.getpid()))
     build(Remote()).run("stdio")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import segue.tools.mcp
 from tests.clients.outside import misfits, run_python
 from tests.events import told_alike
 from tests.mcp_server import Remote, remote
@@ -411,6 +414,36 @@ async def test_server_that_dies_in_a_call_fails_the_call_alone(tmp_path: Path) -
     assert "closed the connection" in dead["error"]["message"]
     assert (alive["status"], alive["output"]) == ("completed", "a")
     assert response_of(told)["status"] == "completed"
+
+
+async def test_session_that_died_at_rest_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segue.tools.mcp, "DOUBT_S", 0.0)
+    mark = tmp_path / "pid"
+    table = {**PIPED, "environment": {"SEGUE_TEST_PID": str(mark)}}
+    async with (
+        hosting(tmp_path, echoing("a"), DONE, mcp=[table]) as served,
+        asking(served, "websocket") as ask,
+    ):
+        assert types_of(await ask({"input": "Go", "tools": [OWN]}))[1] == "mcp_call"
+        first = int(mark.read_text())
+        os.kill(first, signal.SIGKILL)
+        call = response_of(await ask({"input": "Go", "tools": [OWN]}))["output"][1]
+        assert (call["status"], call["output"]) == ("completed", "a")
+        assert int(mark.read_text()) != first
+
+
+async def test_program_of_a_server_ends_with_us(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    table = {**PIPED, "environment": {"SEGUE_TEST_PID": str(mark)}}
+    async with (
+        hosting(tmp_path, echoing("a"), DONE, mcp=[table]) as served,
+        asking(served, "json") as ask,
+    ):
+        await ask({"input": "Go", "tools": [OWN]})
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
 
 
 async def test_status_of_a_server_is_told_as_such(tmp_path: Path) -> None:

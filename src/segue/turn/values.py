@@ -473,6 +473,8 @@ class Entry(Struct, frozen=True):
     cached_tokens: int
     output_tokens: int
     ended_at: int
+    # Calls that our own tools answered.
+    tool_calls: int = 0
 
 
 class Used(Struct, frozen=True):
@@ -485,6 +487,7 @@ class Used(Struct, frozen=True):
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    tool_calls: int = 0
 
 
 class Retention(Struct, frozen=True):
