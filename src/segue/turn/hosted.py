@@ -98,10 +98,8 @@ class Errands:
         self._count = self._refused = self._searches = 0
         # What was said to the calls, until it is handed over.
         self._words: dict[str, str] = {}
-        # The tools as the request gave them, secrets included; forgotten with the turn.
-        raw = plan.resolved.create.tools
-        given = decode_definitions(raw) if isinstance(raw, Raw) and _is_hosting(plan) else []
-        self._definitions = {key: one for tool, one in given if (key := _key(tool))}
+        # The tools as the request gave them, secrets included: looked at when one is called, forgotten with the turn.
+        self._definitions: dict[str, Raw] | None = None
 
     @property
     def is_spent(self) -> bool:
@@ -274,7 +272,7 @@ class Errands:
     async def _call(self, value: Begun) -> Ran:
         """The tool at work, within its time."""
         kind, key, name, arguments = _outline(value)
-        definition, tool = self._definitions.get(key), self._hosted.tools.get(kind)
+        definition, tool = self._definition(key), self._hosted.tools.get(kind)
         if definition is None or tool is None:
             return _failed(value, f"The request does not list the tool '{key}'.", REFUSED)
         limit = self._hosted.limits.call_s_max
@@ -290,6 +288,13 @@ class Errands:
             return _failed(value, "The tool could not be run.", REFUSED)
         return structs.replace(ran, item=_related(ran.item, value))
 
+    def _definition(self, key: str) -> Raw | None:
+        if self._definitions is None:
+            raw = self._plan.resolved.create.tools
+            given = decode_definitions(raw) if isinstance(raw, Raw) else []
+            self._definitions = {name: one for tool, one in given if (name := _key(tool))}
+        return self._definitions.get(key)
+
     def _short(self, ran: Ran) -> Ran:
         """Not more than may be told."""
         limit, value = self._hosted.limits.output_bytes_max, ran.item.value
@@ -302,10 +307,6 @@ class Errands:
                 ran, text=text, item=as_item(structs.replace(value, output=text))
             )
         return structs.replace(ran, text=text)
-
-
-def _is_hosting(plan: Plan) -> bool:
-    return any(_key(one) for one in plan.resolved.head.tools.definitions)
 
 
 def _key(tool: Definition) -> str:

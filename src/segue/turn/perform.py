@@ -110,6 +110,8 @@ async def perform(
         scene, resolved = set_scene(plan, recall), plan.resolved
         rounds = [*resolved.earlier]
         play = Play(plan, running, errands, scene, resolved.given, resolved.open_calls, rounds)
+        # What our own tools have done before the model speaks was given to it.
+        play.items_before = len(assembler.items)
         end = await _play(play) if error is None else End("failed", error=error)
         if play.first is not None:
             remember(plan, play.first, recall)

@@ -294,8 +294,9 @@ def _key(data: bytes, definitions: Sequence[Tool]) -> bytes:
 
 def decode_definitions(raw: Raw | bytes) -> list[tuple[Tool, Raw]]:
     """The tools of a request that was taken, each beside its own bytes, secrets included."""
-    raws = _raws.decode(raw)
-    return [(_tool.decode(one), one) for one in raws]
+    if bytes(raw) == b"null":
+        return []
+    return [(_tool.decode(one), one) for one in _raws.decode(raw)]
 
 
 def check_schema(raw: Raw, path: str) -> None:
