@@ -156,8 +156,8 @@ async def fetch(
 ) -> Answer:
     """One HTTP request on a connection of its own; a body that is not bytes is sent as JSON."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{served.port}", "Connection: close"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    named = {"Host": f"127.0.0.1:{served.port}", "Connection": "close", **(headers or {})}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items())]
     lines += [f"Content-Length: {len(data)}", "", ""]
     async with asyncio.timeout(WAIT_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
@@ -237,7 +237,7 @@ def served_process(
         assert process.stdout is not None
         for line in process.stdout:
             printed.append(line)
-            if " at http://" in line:
+            if " at http" in line:
                 is_up.set()
         is_up.set()
 
@@ -245,7 +245,7 @@ def served_process(
     listener.start()
     try:
         assert is_up.wait(WAIT_S), "the server did not start"
-        found = re.search(r" at (http://\S+)/v1", "".join(printed))
+        found = re.search(r" at (https?://\S+)/v1", "".join(printed))
         assert found, "".join(printed)
         yield ServedProcess(found[1], process, printed)
     finally:

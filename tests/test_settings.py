@@ -62,13 +62,13 @@ def test_every_setting_can_come_from_each_place(name: str, tmp_path: Path) -> No
         default = 1
     text, toml = str(default), repr(default)
     if isinstance(default, tuple):
-        text, toml = ",".join(default) or "x", str(list(default) or ["x"])
+        text, toml = ",".join(map(str, default)) or "x", str(list(default) or ["x"])
     elif isinstance(default, bool):
         text = toml = str(default).lower()
     elif isinstance(default, str):
         toml = f'"{default}"'
 
-    flag = load({name: [text] if isinstance(default, tuple) else text})
+    flag = load({name: text.split(",") if isinstance(default, tuple) else text})
     variable = load(**{f"SEGUE_{name.upper()}": text})
     file = load(write(tmp_path, f"{name} = {toml}\n"))
 
@@ -133,10 +133,12 @@ def test_tables_of_the_file_set_what_is_their_own(tmp_path: Path) -> None:
         ({"dialect": "klingon"}, "dialect"),
         ({"store": "mysql://somewhere"}, "store"),
         ({"store": "sqlite://relative"}, "store"),
-        ({"host": "0.0.0.0"}, "host"),
-        ({"host": "192.0.2.1"}, "host"),
-        ({"host": "::"}, "host"),
-        ({"host": "example.com"}, "host"),
+        ({"auth": "sometimes"}, "auth"),
+        ({"tls_cert": "only.pem"}, "tls_key"),
+        ({"host": "0.0.0.0", "auth": "off"}, "host"),
+        ({"host": "192.0.2.1", "auth": "off"}, "host"),
+        ({"host": "::", "auth": "off"}, "host"),
+        ({"host": "example.com", "auth": "off"}, "host"),
     ],
 )
 def test_wrong_value_is_told_with_the_settings_name(flags: dict[str, str], word: str) -> None:

@@ -12,10 +12,12 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -27,14 +29,18 @@ from segue.dashboard.pages import Dashboard
 from segue.dashboard.views import Memory, Replica
 from segue.engines.routes import RoutedEngine
 from segue.errors import ApiError, Misconfigured
+from segue.ids import new_id
 from segue.metrics import Metrics
 from segue.models import build_models
-from segue.settings import Settings, seal_path
+from segue.settings import Settings, is_loopback, seal_path
+from segue.stores.budget import Budget
 from segue.stores.conversations import MemoryConversations, SqliteConversations
 from segue.stores.database import SqliteDatabase
+from segue.stores.hashes import KeyHashes, new_secret, open_hashes
 from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
 from segue.stores.memory import (
     MemoryEventLog,
+    MemoryKeys,
     MemoryLedger,
     MemoryRepeats,
     MemoryTurns,
@@ -43,30 +49,41 @@ from segue.stores.memory import (
 from segue.stores.seals import RingSeals, new_key, open_ring, rotate_ring
 from segue.stores.sqlite import (
     SqliteEventLog,
+    SqliteKeys,
     SqliteLedger,
     SqliteRepeats,
     SqliteTurns,
     SqliteUpkeep,
 )
 from segue.stores.upkeep import kept_up
+from segue.tools.fetch import Fetcher, Policy, read_as_data
+from segue.tools.index import IndexWeb, Report, build
 from segue.tools.mcp import McpServer, McpServers, allow_hosts
+from segue.tools.search import JsonEngine, JsonSearch
+from segue.tools.web import LiveWeb, WebTool
+from segue.transports.auth import SCOPES, Account, Book
 from segue.transports.desk import Desk, Limits, NearTurns
-from segue.transports.exchange import HttpProtocol
 from segue.transports.http import HttpApp
+from segue.transports.origin import gate
+from segue.transports.protocol import HttpLimits, http_class
 from segue.transports.socket import SocketLimits, socket_class
+from segue.transports.tls import Certificate
 from segue.transports.websocket import Lobby
 from segue.turn.admit import Models
 from segue.turn.hosted import Hosted, ToolLimits
+from segue.turn.quota import KeyLimits
 from segue.turn.recall import RenderCache
 from segue.turn.run import Records, Runner
-from segue.turn.seams import Conversations, EventLog, Ledger, Repeats, Tool, Turns, Upkeep
+from segue.turn.seams import Conversations, EventLog, Keys, Ledger, Repeats, Tool, Turns, Upkeep
 from segue.turn.settle import Afterwards
-from segue.turn.values import Owner, Retention, Used
+from segue.turn.values import Key, Owner, Retention, Used
 
 log = logging.getLogger(__name__)
 
 # The listener closes last: what is left then has been told already.
 SERVER_STOP_S = 2
+# So that health can be asked for, and a refusal heard, when all sockets are taken.
+SPARE_CONNECTIONS = 100
 # Connections that wait to be accepted: a herd that comes back at once is not refused.
 BACKLOG = 2_048
 
@@ -79,6 +96,9 @@ class App:
     lobby: Lobby
     runner: Runner
     turns: Turns
+    keys: Keys
+    hashes: KeyHashes
+    book: Book
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, tell the sockets."""
@@ -97,6 +117,7 @@ class Store:
     repeats: Repeats
     conversations: Conversations
     upkeep: Upkeep
+    keys: Keys
     is_ready: Callable[[], Awaitable[bool]]
     # What of it this process holds in memory.
     state: MemoryTurns
@@ -121,7 +142,7 @@ async def _open_memory(settings: Settings) -> AsyncIterator[Store]:
     near = MemoryTurns(budget, stored_only=True, ledger=ledger, on_erase=on_erase)
     upkeep = MemoryUpkeep(near, log, repeats)
     conversations = MemoryConversations(budget // 4)
-    yield Store(near, ledger, log, repeats, conversations, upkeep, _always, near)
+    yield Store(near, ledger, log, repeats, conversations, upkeep, MemoryKeys(), _always, near)
 
 
 @asynccontextmanager
@@ -140,6 +161,7 @@ async def _open_sqlite(settings: Settings) -> AsyncIterator[Store]:
             repeats=LayeredRepeats(MemoryRepeats(), SqliteRepeats(database)),
             conversations=SqliteConversations(database),
             upkeep=LayeredUpkeep(near, SqliteUpkeep(database)),
+            keys=SqliteKeys(database),
             is_ready=database.is_ready,
             state=near,
         )
@@ -154,6 +176,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
     from segue.stores.postgres import (
         PostgresConversations,
         PostgresEventLog,
+        PostgresKeys,
         PostgresLedger,
         PostgresRepeats,
         PostgresTurns,
@@ -175,6 +198,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
             repeats=LayeredRepeats(MemoryRepeats(), PostgresRepeats(database)),
             conversations=PostgresConversations(database),
             upkeep=LayeredUpkeep(near, PostgresUpkeep(database)),
+            keys=PostgresKeys(database),
             is_ready=database.is_ready,
             state=near,
         )
@@ -191,8 +215,129 @@ async def read_usage(settings: Settings, owner: Owner | None, days: int) -> Sequ
         return await store.ledger.report(owner, (today - days + 1) * 86_400)
 
 
+def _durable(settings: Settings) -> Settings:
+    if settings.store == "memory":
+        raise Misconfigured("store: memory has keys only while the server runs; name another one.")
+    return settings
+
+
+async def create_key(
+    settings: Settings, name: str, owner: Owner, scopes: Sequence[str], limits: KeyLimits
+) -> tuple[Key, str]:
+    """A fresh key and its secret, which nobody can be told again."""
+    unknown = set(scopes) - set(SCOPES)
+    if unknown or not scopes:
+        raise Misconfigured(f"scopes: there are {', '.join(SCOPES)}.")
+    async with open_store(_durable(settings)) as store:
+        hashes = open_hashes(seal_path(settings))
+        await _check_ring(store.keys, hashes, settings)
+        return await give_out(store.keys, hashes, name, owner, scopes, limits)
+
+
+async def give_out(
+    keys: Keys,
+    hashes: KeyHashes,
+    name: str,
+    owner: Owner,
+    scopes: Sequence[str] = SCOPES[:2],
+    limits: KeyLimits | None = None,
+) -> tuple[Key, str]:
+    """A fresh key in this store, and its secret."""
+    secret = new_secret()
+    key = Key(
+        id=new_id("key"),
+        name=name,
+        owner=owner,
+        scopes=tuple(scopes),
+        limits=limits or KeyLimits(),
+        ring=hashes.newest,
+        created_at=int(time.time()),
+    )
+    await keys.add(key, hashes.digests(secret)[0])
+    return key, secret
+
+
+async def list_keys(settings: Settings) -> Sequence[Key]:
+    """Every key of the store."""
+    async with open_store(_durable(settings)) as store:
+        return await store.keys.given_out()
+
+
+async def revoke_key(settings: Settings, key_id: str) -> bool:
+    """Take a key back; False if there is nothing to take back."""
+    async with open_store(_durable(settings)) as store:
+        return await store.keys.revoke(key_id)
+
+
+async def _check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None:
+    """Keys that were hashed under another ring are nobody's here: say so before anybody wonders."""
+    valid = [key for key in await keys.given_out() if key.revoked_at is None]
+    strange = sum(not hashes.knows(key.ring) for key in valid)
+    if strange:
+        raise Misconfigured(
+            f"seal_keys: {strange} of the {len(valid)} keys in this store were made with another ring "
+            f"than {seal_path(settings)}. Name the file that they were made with, or revoke them."
+        )
+
+
+async def _check_public(keys: Keys, settings: Settings) -> None:
+    """A public address only where keys are asked for, and there are some."""
+    if is_loopback(settings.host) or settings.auth == "keys":
+        return
+    if not await keys.given_out():
+        raise Misconfigured(
+            f"host: {settings.host} is not a loopback address, and nobody needs a key yet. "
+            f"Make one first: segue keys create --name NAME --store {settings.shown_store}"
+        )
+
+
 async def _always() -> bool:
     return True
+
+
+def index_folder(folder: Path, into: Path, prefix: str, note: Callable[[int, int], None]) -> Report:
+    """Bring an index of documents up to date with a folder."""
+    return build(folder, into, prefix, note)
+
+
+@asynccontextmanager
+async def open_fetcher(settings: Settings) -> AsyncIterator[Fetcher]:
+    """The one way to follow an address from outside; off unless the operator has switched it on."""
+    fetcher = Fetcher(
+        Policy(
+            settings.fetch,
+            allow=settings.fetch_allow,
+            deny=settings.fetch_deny,
+            ports=settings.fetch_port,
+            bytes_max=settings.fetch_bytes_max,
+            s_max=settings.fetch_s_max,
+        )
+    )
+    try:
+        yield fetcher
+    finally:
+        fetcher.close()
+
+
+@asynccontextmanager
+async def open_web(settings: Settings, fetcher: Fetcher) -> AsyncIterator[WebTool | None]:
+    """The web search; None where there is neither an index nor an engine nor a page that may be opened."""
+    index = IndexWeb(Path(settings.search_index)) if settings.search_index else None
+    engine = JsonSearch(_search_engine(settings)) if settings.search_url else None
+    is_live = engine is not None or fetcher.is_on
+    live = LiveWeb(engine, fetcher) if is_live else None
+    try:
+        yield WebTool(index, live) if index is not None or is_live else None
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _search_engine(settings: Settings) -> JsonEngine:
+    url, title, text = settings.search_fields.split()
+    name, _, value = settings.search_header.partition(":")
+    headers = ((name, value.strip()),) if name else ()
+    return JsonEngine(settings.search_url, settings.search_results, (url, title, text), headers)
 
 
 @asynccontextmanager
@@ -201,7 +346,11 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
     served = build_models(settings)
     models = served.models
     metrics = Metrics()
-    async with aclosing(served), open_store(settings) as store:
+    async with (
+        aclosing(served),
+        open_store(settings) as store,
+        open_fetcher(settings) as fetcher,
+    ):
         recall = RenderCache(settings.render_cache_bytes_max)
 
         def memory() -> list[Memory]:
@@ -229,8 +378,15 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             metrics.note_refusal(transport, code)
             feed.note_refusal(transport, code)
 
-        def open_cache(owner: Owner) -> tuple[NearTurns, Turns]:
+        hashes = open_hashes(seal_path(settings))
+        await _check_ring(store.keys, hashes, settings)
+        await _check_public(store.keys, settings)
+        book = Book(store.keys, hashes.digests, settings.auth)
+        budget = Budget(settings.connections_state_bytes_max)
+
+        def open_cache(account: Account) -> tuple[NearTurns, Turns]:
             near = MemoryTurns(settings.connection_state_bytes_max)
+            near.enter(budget, account.key_id, account.quota.limits.state_bytes_max)
             return near, LayeredTurns(near, store.turns)
 
         async def is_ready() -> dict[str, bool]:
@@ -269,11 +425,19 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 append_s_max=settings.append_s_max,
                 recall=recall,
                 hosted=hosted,
+                read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
             ) as runner,
             kept_up(store.upkeep, retention, let_go),
         ):
             desk = Desk(
                 runner=runner,
+                book=book,
+                gate=gate(
+                    settings.host,
+                    settings.allowed_hosts,
+                    settings.cors_origins,
+                    is_open=lambda: not book.is_required,
+                ),
                 turns=store.turns,
                 conversations=store.conversations,
                 erase=erase,
@@ -287,6 +451,8 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                     outbox_bytes_max=settings.outbox_bytes_max,
                     is_websocket_on=settings.websocket,
                     reconnect_s=settings.reconnect_s,
+                    body_s_max=settings.body_s_max,
+                    connections_max=settings.connections_max,
                 ),
                 note_refusal=note_refusal,
             )
@@ -300,7 +466,17 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                     + runner.ended_bytes
                 ),
             )
-            yield App(HttpApp(desk, Dashboard(desk, feed).routes), lobby, runner, store.turns)
+            metrics.note_limits(settings)
+            async with book.kept(lobby.dismiss):
+                yield App(
+                    HttpApp(desk, Dashboard(desk, feed).routes),
+                    lobby,
+                    runner,
+                    store.turns,
+                    store.keys,
+                    hashes,
+                    book,
+                )
 
 
 @asynccontextmanager
@@ -381,23 +557,48 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._on_listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            scheme = "https" if self.config.is_ssl else "http"
+            self._on_listening(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
 
 
-def build_server(app: App, settings: Settings, on_listening: Callable[[str], None]) -> Server:
+def open_certificate(settings: Settings) -> Certificate | None:
+    """The certificate of the port, where there is one."""
+    if not settings.tls_cert:
+        return None
+    return Certificate(Path(settings.tls_cert), Path(settings.tls_key))
+
+
+def build_server(
+    app: App,
+    settings: Settings,
+    on_listening: Callable[[str], None],
+    certificate: Certificate | None = None,
+) -> Server:
     """The port in front of an app: HTTP by uvicorn, WebSocket by our own socket class."""
     limits = SocketLimits(
         message_bytes_max=settings.body_bytes_max,
         outbox_bytes_max=settings.outbox_bytes_max,
         write_s_max=settings.write_s_max,
         close_s_max=SERVER_STOP_S / 2,
+        message_s_max=settings.body_s_max,
+        handshake_s_max=settings.handshake_s_max,
+        frames_per_s=settings.frames_per_s,
+        frames_burst_max=settings.frames_burst_max,
+    )
+    http_limits = HttpLimits(
+        head_s_max=settings.handshake_s_max,
+        write_s_max=settings.write_s_max,
+        connections_max=settings.connections_max + SPARE_CONNECTIONS,
     )
     config = uvicorn.Config(
         app.http,
         host=settings.host,
         port=settings.port,
-        http=HttpProtocol,
+        http=cast("type[asyncio.Protocol]", http_class(http_limits)),
         ws=socket_class(app.lobby.accept, limits),
+        ssl_context_factory=(
+            None if certificate is None else lambda config, usual: certificate.context
+        ),
         loop="uvloop",
         lifespan="off",
         log_config=None,
@@ -428,12 +629,17 @@ async def run_server(settings: Settings) -> None:
 
 
 async def _serve_on(port: socket.socket, settings: Settings) -> None:
-    async with open_app(settings) as app:
-        server = build_server(app, settings, lambda url: _announce(settings, url))
+    certificate = open_certificate(settings)
+    async with AsyncExitStack() as stack:
+        app = await stack.enter_async_context(open_app(settings))
+        server = build_server(app, settings, lambda url: _announce(settings, url), certificate)
         loop = asyncio.get_running_loop()
         asked: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, asked.put_nowait, None)
+        if certificate is not None:
+            loop.add_signal_handler(signal.SIGHUP, certificate.reload)
+            await stack.enter_async_context(certificate.watched())
         serving = asyncio.create_task(server.serve([port]))
         asking = asyncio.create_task(asked.get())
         await asyncio.wait([serving, asking], return_when=asyncio.FIRST_COMPLETED)

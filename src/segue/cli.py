@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from segue import __version__, chat, connect, doctor
-from segue.app import read_usage, rotate_seals, serve
+from segue.app import index_folder, read_usage, rotate_seals, serve
 from segue.bench import command as bench
 from segue.errors import ApiError, Misconfigured
+from segue.keys import Discreet, add_keys_verb, keys
 from segue.models import add_model, list_models
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
 
@@ -41,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.verb == "models":
             return _models(options)
+        if options.verb == "index":
+            return _index(options)
         if options.verb == "bench":
             return bench.run(options, (arguments or sys.argv[1:])[1:])
         if options.verb in CLIENT_VERBS:
@@ -50,10 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _usage(options, settings)
         if options.verb == "seals":
             return _rotate_seals(settings)
-        logging.basicConfig(
-            level=settings.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        )
+        if options.verb == "keys":
+            return keys(options, settings)
+        logging.basicConfig(level=settings.log_level.upper())
+        for one in logging.getLogger().handlers:
+            one.setFormatter(Discreet("%(asctime)s %(levelname)s %(name)s %(message)s"))
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         # It complains about slightly broken files, which are common, and may quote from them.
         logging.getLogger("pypdf").setLevel(logging.CRITICAL)
@@ -74,6 +79,25 @@ def _models(options: argparse.Namespace) -> int:
 def _rotate_seals(settings: Settings) -> int:
     count = rotate_seals(settings)
     print(f"The ring has {count} keys now. The new one seals from the next start on; all open.")
+    return 0
+
+
+def _index(options: argparse.Namespace) -> int:
+    """Bring an index up to date, with a bar for those who watch."""
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    folder, into = Path(options.folder), Path(options.into)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(f"Reading {folder}", total=None)
+        report = index_folder(
+            folder,
+            into,
+            options.url,
+            lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    print(
+        f"{into}: {report.added} added, {report.changed} changed, {report.same} as before, "
+        f"{report.removed} removed, {report.unread} without text."
+    )
     return 0
 
 
@@ -138,11 +162,22 @@ def _parser() -> argparse.ArgumentParser:
     rotate.add_argument("--config", metavar="FILE", help="a TOML file that names store or ring")
     rotate.add_argument("--store", metavar="STORE", help="the store whose ring it is")
     rotate.add_argument("--seal-keys", metavar="FILE", help="the file with the ring")
+    add_keys_verb(verbs)
     models = verbs.add_parser("models", help="fetch and list models that can run inside")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("list", help="the models that can be fetched by name")
     add = actions.add_parser("add", help="fetch a model and check it")
     add.add_argument("name", help="such as smollm2 or qwen2.5-coder-1.5b")
+    index = verbs.add_parser(
+        "index",
+        help="make documents searchable for the web search, without a network",
+        description="Read text, Markdown, HTML and PDF into an index; files that have not changed are not read again.",
+    )
+    index.add_argument("folder", metavar="DIR", help="the documents")
+    index.add_argument("--into", metavar="FILE", default="segue.index", help="(segue.index)")
+    index.add_argument(
+        "--url", metavar="PREFIX", default="", help="where the folder is published, for citations"
+    )
     bench.add_verb(verbs.add_parser("bench", help="measure agent loops by each way of talking"))
     _add_verbs_of_clients(verbs)
     return parser

@@ -2,7 +2,7 @@
 
     ApiError            code, message, param, status
       CallerError       the caller must change something
-        InvalidRequest NotFound Conflict Refused
+        InvalidRequest Unauthenticated Forbidden NotFound Conflict Refused
       TryLater          the same request may succeed later (wait_s)
         TooMany Unavailable
       ServerFault       we must change something
@@ -50,6 +50,25 @@ class CallerError(ApiError):
 
 class InvalidRequest(CallerError):
     """The request cannot be understood or contradicts itself."""
+
+
+class Unauthenticated(CallerError):
+    """Nobody whom we know."""
+
+    status = 401
+    code = "invalid_api_key"
+
+    def __init__(self, message: str, *, is_wrong: bool = False) -> None:
+        super().__init__(message)
+        # Whether there was a key, and it was the wrong one (RFC 6750, 3.1).
+        self.challenge = 'Bearer realm="segue"' + ', error="invalid_token"' * is_wrong
+
+
+class Forbidden(CallerError):
+    """Known, and not allowed."""
+
+    status = 403
+    code = "insufficient_permissions"
 
 
 class NotFound(CallerError):

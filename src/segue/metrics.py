@@ -17,10 +17,28 @@ from prometheus_client import (
     generate_latest,
 )
 
+from segue.settings import Settings
 from segue.turn.settle import Settled
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
+
+# Settings that bound what a process uses.
+LIMITS = (
+    "body_bytes_max",
+    "body_s_max",
+    "connection_age_s",
+    "connection_state_bytes_max",
+    "connections_max",
+    "connections_state_bytes_max",
+    "frames_burst_max",
+    "frames_per_s",
+    "handshake_s_max",
+    "outbox_bytes_max",
+    "process_state_bytes_max",
+    "render_cache_bytes_max",
+    "write_s_max",
+)
 
 
 class Metrics:
@@ -56,6 +74,12 @@ class Metrics:
         self._engine_up = Gauge(
             "segue_engine_up", "Whether an engine answers", ("replica",), registry=registry
         )
+
+    def note_limits(self, settings: Settings) -> None:
+        """The limits that the operator has set, so that a gauge can be read against its own."""
+        limits = Gauge("segue_limit", "What may be used", ("setting",), registry=self.registry)
+        for name in LIMITS:
+            limits.labels(name).set(getattr(settings, name))
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""

@@ -129,7 +129,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Everything that can be set. The fields of a model are the defaults of all models."""
 
     host: Annotated[
-        str, about("the address to listen on; loopback only while there are no keys")
+        str, about("the address to listen on; other than loopback only where keys are asked for")
     ] = "127.0.0.1"
     port: Annotated[
         int, Meta(ge=0, le=65535, description="the port to listen on; 0: any free one")
@@ -152,6 +152,20 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     events_retention_s: Annotated[
         int, Meta(ge=0, description="how long the events of a turn can be replayed; 0: for ever")
     ] = 86_400
+    auth: Annotated[
+        Literal["auto", "off", "keys"],
+        about("who needs a key: auto (all, once the store has had one), off (nobody), keys (all)"),
+    ] = "auto"
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        about("names that this server answers to beside loopback ones; *: any; may be repeated"),
+    ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        about("origins whose pages may use this server; *: any; may be repeated"),
+    ] = ()
+    tls_cert: Annotated[str, about("a certificate chain in PEM; loaded again when it changes")] = ""
+    tls_key: Annotated[str, about("the private key of the certificate, in PEM")] = ""
     websocket: Annotated[bool, about("whether WebSocket mode is offered; off answers 426")] = True
     connection_age_s: Annotated[Positive, about("how long a socket may live, in seconds")] = 3600.0
     grace_s: Annotated[
@@ -167,9 +181,29 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         int, Meta(gt=0, description="what may wait for a slow reader before the model is slowed")
     ] = 1024 * 1024
     write_s_max: Annotated[Positive, about("a reader that takes nothing this long is cut")] = 30.0
+    handshake_s_max: Annotated[
+        Positive, about("how long the head of a request may take to arrive, in seconds")
+    ] = 10.0
+    body_s_max: Annotated[
+        Positive,
+        about("how long a request body or WebSocket message may take to arrive, in seconds"),
+    ] = 120.0
+    connections_max: Annotated[
+        int, Meta(gt=0, description="open connections of the process; one more is answered 503")
+    ] = 10_000
+    frames_per_s: Annotated[
+        float,
+        Meta(ge=0, description="WebSocket frames a second on one connection; 0: no limit"),
+    ] = 1_000.0
+    frames_burst_max: Annotated[
+        int, Meta(gt=0, description="WebSocket frames that may come at once")
+    ] = 10_000
     connection_state_bytes_max: Annotated[
         int, Meta(gt=0, description="history kept in memory for each connection")
     ] = 256 * 1024 * 1024
+    connections_state_bytes_max: Annotated[
+        int, Meta(gt=0, description="history kept in memory for all connections together")
+    ] = 2 * 1024 * 1024 * 1024
     process_state_bytes_max: Annotated[
         int, Meta(gt=0, description="stored turns kept in memory for all HTTP clients together")
     ] = 512 * 1024 * 1024
@@ -207,6 +241,39 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     mcp_list_s: Annotated[
         float, Meta(ge=0, description="how long what an MCP server has listed is believed")
     ] = 300.0
+    fetch: Annotated[
+        Literal["off", "public"],
+        about("whether addresses from outside are followed: off, or public ones only"),
+    ] = "off"
+    fetch_allow: Annotated[
+        tuple[str, ...], about("the only domains to fetch from; may be repeated; none: all")
+    ] = ()
+    fetch_deny: Annotated[
+        tuple[str, ...], about("domains never to fetch from; may be repeated")
+    ] = ()
+    fetch_port: Annotated[
+        tuple[Annotated[int, Meta(gt=0, le=65535)], ...],
+        about("the ports to fetch from; may be repeated"),
+    ] = (80, 443)
+    fetch_bytes_max: Annotated[
+        int, Meta(gt=0, description="the largest page or file that is fetched")
+    ] = 8 * 1024 * 1024
+    fetch_s_max: Annotated[Positive, about("how long a fetch may take, in seconds")] = 10.0
+    search_index: Annotated[
+        str, about("an index of documents for the web search, made by segue index")
+    ] = ""
+    search_url: Annotated[
+        str, about("the address of a SearXNG, or of any JSON search with {query} in it")
+    ] = ""
+    search_results: Annotated[
+        str, about("where the hits stand in that search's answer, such as web.results")
+    ] = "results"
+    search_fields: Annotated[
+        str, about("the names of address, title and words of a hit, separated by spaces")
+    ] = "url title content"
+    search_header: Annotated[
+        str, about("a header for that search, such as X-Key: …; told to nobody else")
+    ] = ""
     check_rendering: Annotated[
         bool, about("render every prompt cold as well and compare: slow, for the doubtful")
     ] = False
@@ -272,7 +339,18 @@ def _with_usual(model: ModelSettings) -> ModelSettings:
 # Settings that only a model's own table can give.
 TABLE_ONLY = frozenset({"name", "aliases", "weights", "models", "mcp"})
 # Settings that may be given several times; in the environment their values are separated by commas.
-REPEATED = frozenset({"model", "engine_url", "mcp_hosts"})
+REPEATED = frozenset(
+    {
+        "model",
+        "engine_url",
+        "allowed_hosts",
+        "cors_origins",
+        "fetch_allow",
+        "fetch_deny",
+        "fetch_port",
+        "mcp_hosts",
+    }
+)
 FLAGS = tuple(name for name in Settings.__struct_fields__ if name not in TABLE_ONLY)
 
 
@@ -317,15 +395,23 @@ def _convert(values: Mapping[str, object], kind: type[T], path: str) -> T:
 
 def _check(settings: Settings) -> None:
     """What no type can say."""
-    if not _is_loopback(settings.host):
+    if not is_loopback(settings.host) and settings.auth == "off":
         raise Misconfigured(
-            f"host: {settings.host} is not a loopback address, and without keys Segue listens on "
-            "no other. Put a proxy in front, or leave --host out."
+            f"host: {settings.host} is not a loopback address, and Segue listens on no other where "
+            "nobody needs a key. Leave --auth out, or leave --host out and put a proxy in front."
         )
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise Misconfigured("tls_cert, tls_key: one is of no use without the other.")
     for model in settings.served():
         if model.dialect not in DIALECTS:
             raise Misconfigured(f"dialect: '{model.dialect}' is not one of: {', '.join(DIALECTS)}.")
     _check_mcp(settings.mcp)
+    if len(settings.search_fields.split()) != 3:
+        raise Misconfigured("search_fields: name three fields: address, title and words.")
+    if settings.search_header and not re.fullmatch(
+        r"[A-Za-z0-9-]+: *[\x21-\x7e][\x20-\x7e]*", settings.search_header
+    ):
+        raise Misconfigured("search_header: write it as NAME: VALUE.")
     if settings.store != "memory" and not settings.store.startswith(STORES):
         raise Misconfigured(
             f"store: '{settings.shown_store}' is none of sqlite:///FILE, postgresql://… and memory."
@@ -345,7 +431,8 @@ def _check_mcp(servers: tuple[McpSettings, ...]) -> None:
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:

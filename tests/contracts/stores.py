@@ -17,6 +17,7 @@ from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
 from segue.stores.memory import (
     MemoryEventLog,
+    MemoryKeys,
     MemoryLedger,
     MemoryRepeats,
     MemoryTurns,
@@ -26,6 +27,7 @@ from segue.stores.pool import PostgresDatabase
 from segue.stores.postgres import (
     PostgresConversations,
     PostgresEventLog,
+    PostgresKeys,
     PostgresLedger,
     PostgresRepeats,
     PostgresTurns,
@@ -33,12 +35,13 @@ from segue.stores.postgres import (
 )
 from segue.stores.sqlite import (
     SqliteEventLog,
+    SqliteKeys,
     SqliteLedger,
     SqliteRepeats,
     SqliteTurns,
     SqliteUpkeep,
 )
-from segue.turn.seams import Conversations, EventLog, Ledger, Repeats, Turns, Upkeep
+from segue.turn.seams import Conversations, EventLog, Keys, Ledger, Repeats, Turns, Upkeep
 from segue.turn.values import Entry
 from tests.postgres import PostgresServer
 
@@ -78,6 +81,7 @@ class Stores:
     crash: Callable[[], Awaitable[None]]
     # Damages the row of a turn.
     spoil: Callable[[str], Awaitable[object]]
+    keys: Keys
     now: Callable[[], float] = time.time
 
 
@@ -139,9 +143,9 @@ def in_memory() -> Stores:
         raise AssertionError("memory has no rows")
 
     upkeep = MemoryUpkeep(turns, log, repeats, clock)
-    conversations = MemoryConversations(PLENTY)
+    conversations, keys = MemoryConversations(PLENTY), MemoryKeys(clock)
     return Stores(
-        turns, ledger, log, repeats, conversations, upkeep, entries, age, crash, spoil, clock
+        turns, ledger, log, repeats, conversations, upkeep, entries, age, crash, spoil, keys, clock
     )
 
 
@@ -187,6 +191,7 @@ def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stor
         age,
         crash,
         spoil,
+        SqliteKeys(database),
     )
 
 
@@ -218,4 +223,5 @@ def in_postgres(database: PostgresDatabase, server: PostgresServer, url: str) ->
         age,
         crash,
         spoil,
+        PostgresKeys(database),
     )

@@ -196,7 +196,7 @@ def test_picture_is_handed_on_to_a_model_that_sees() -> None:
 
 def test_picture_from_a_tool_is_shown_behind_all_outputs() -> None:
     """Endpoints want the outputs of one turn together, and a tool's message has no place for a picture."""
-    shown = {"type": "input_image", "image_url": "https://example.com/a.png"}
+    shown = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     parts = [{"type": "input_text", "text": "See"}, shown, {"type": "input_text", "text": "there."}]
     items = (
         item("function_call_output", call_id="a", output=parts),
@@ -207,10 +207,21 @@ def test_picture_from_a_tool_is_shown_behind_all_outputs() -> None:
     assert [one["role"] for one in seen] == ["tool", "tool", "user", "user"]
     assert seen[0]["content"] == "See\n[image: shown behind the outputs]\nthere."
     content = cast("list[dict[str, object]]", seen[2]["content"])
-    assert content[1] == {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    assert content[1] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     told = messages_of(*items)
     assert [one["role"] for one in told] == ["tool", "tool", "user"]
     assert "cannot see" in str(told[0]["content"])
+
+
+def test_address_of_a_picture_is_not_handed_on() -> None:
+    """The engine would follow it from inside the operator's network."""
+    parts = [{"type": "input_image", "image_url": "http://169.254.169.254/a.png"}]
+    output = item("function_call_output", call_id="a", output=parts)
+    asked = item("message", role="user", content=parts)
+    seen = messages_of(output, asked, dialect=MessagesDialect(sees_images=True))
+    assert [one["role"] for one in seen] == ["tool", "user"]
+    for one in seen:
+        assert one["content"] == "[image: http://169.254.169.254/a.png, which this model cannot see]"
 
 
 # --- warmth ---------------------------------------------------------------------------------------

@@ -48,7 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "connect": GROUND,
     "chat": GROUND | {"connect"},
     "doctor": GROUND | {"app", "models"},
-    "cli": GROUND | {"app", "models", "bench", "dashboard", "connect", "chat", "doctor"},
+    "keys": GROUND | {"app", "turn"},
+    "cli": GROUND | {"app", "keys", "models", "bench", "dashboard", "connect", "chat", "doctor"},
     "__main__": {"cli"},
 }
 

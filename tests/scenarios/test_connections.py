@@ -486,7 +486,9 @@ async def test_sse_reader_that_never_reads_slows_the_model_and_is_cut(
     async with serving_at_length(tmp_path) as served:
         reader, writer = await asyncio.open_connection(sock=narrow_socket(served.port), limit=1024)
         data = json.dumps({"model": MODEL, "input": "x", "stream": True, "store": False}).encode()
-        head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = (
+            f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
         writer.write(head.encode() + data)
         await until(lambda: is_cancelled(served, "sse"))
         # Cut: what the kernel still held comes, and then the end, without the stream's last word.
@@ -642,7 +644,7 @@ async def test_closing_before_the_turn_began_leaves_nothing_behind() -> None:
 async def post(served: Served, **fields: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     data = json.dumps({"model": MODEL, "input": "x", **fields}).encode()
-    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)
     await writer.drain()
     return reader, writer

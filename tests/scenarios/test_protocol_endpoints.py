@@ -128,7 +128,7 @@ async def test_sse_events_are_framed_and_end_with_done() -> None:
 async def written(served: Served, body: dict[str, Any]) -> list[bytes]:
     """The chunks in which a stream was written."""
     data = json.dumps(body).encode()
-    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     async with asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(head.encode() + data)

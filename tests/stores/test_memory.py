@@ -240,7 +240,11 @@ async def live(steps: list[tuple[str, int, int]], bytes_max: int, stored_only: b
 def check(turns: MemoryTurns, bytes_max: int) -> None:
     slots = turns._slots
     assert turns.bytes == sum(slot.bytes for slot in slots.values()) <= bytes_max
-    assert set(turns._leaves) == {key for key, slot in slots.items() if not slot.children}
+    leaves = {(owner, tip) for owner, tips in turns._leaves.items() for tip in tips}
+    assert leaves == {key for key, slot in slots.items() if not slot.children}
+    assert sum(turns._owner_bytes.values()) == turns.bytes
+    for tips in turns._leaves.values():
+        assert list(tips.values()) == sorted(tips.values())
     for (owner, _), slot in slots.items():
         parent = slot.turn.parent
         if parent is not None:

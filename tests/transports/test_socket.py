@@ -728,6 +728,41 @@ async def test_uploading_peer_is_not_lost_without_pongs() -> None:
 
 
 @on_both_loops
+async def test_message_that_is_never_whole_is_not_waited_for() -> None:
+    limits = {"ping_s": 0.02, "pong_s_max": 5, "message_s_max": 0.1}
+    async with serving(**limits) as running, running.peer() as peer:
+        await peer.send(frame(TEXT, b"a" * 100)[:20])
+        with contextlib.suppress(ConnectionError, EOFError):
+            while True:
+                await peer.frame()
+                await peer.send(b"a")
+        how = await running.heard.end()
+        assert how == Closed(None, True, "a message was not whole after 0.1 s")
+
+
+@on_both_loops
+async def test_upgrade_may_be_decided_later() -> None:
+    """Nothing is read meanwhile, and nothing that was sent meanwhile is lost."""
+    heard, decided = Heard(), asyncio.Event()
+
+    async def decide() -> Heard | Refusal:
+        await decided.wait()
+        return heard
+
+    async with serving(lambda request: decide()) as running:
+        connecting = asyncio.create_task(connect(running.url).__aenter__())
+        async with asyncio.timeout(WAIT_S):
+            while not running.server.server_state.connections:  # noqa: ASYNC110 (nobody sets an event)
+                await asyncio.sleep(0.001)
+        assert not connecting.done()
+        decided.set()
+        async with await connecting as client:
+            await client.send("hello")
+            await heard.until(lambda: heard.texts)
+        await heard.end()
+
+
+@on_both_loops
 async def test_client_library_keeps_an_idle_connection_alive() -> None:
     async with serving(ping_s=0.02, pong_s_max=0.5) as running, connect(running.url) as client:
         await running.heard.until(lambda: running.heard.opened_count)

@@ -16,9 +16,9 @@ from importlib.resources import files
 from segue.dashboard.feed import Feed, Watcher
 from segue.dashboard.views import Viewer
 from segue.errors import NotFound, Unavailable
-from segue.transports.desk import LOCAL, Desk
+from segue.transports.desk import Desk
 from segue.transports.exchange import ClientGone, Exchange
-from segue.transports.http import SSE_HEADERS, Handler
+from segue.transports.http import SSE_HEADERS, Route
 
 KINDS = {
     ".html": b"text/html; charset=utf-8",
@@ -39,8 +39,6 @@ HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?")
 # A comment keeps proxies from closing a stream that has nothing to say.
 PING = b": still here\n\n"
 PING_S = 15.0
-
-Route = tuple[str, str, Handler]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def read_assets() -> dict[str, Asset]:
 
 def viewer_of(exchange: Exchange) -> Viewer:
     """Who asks for the stream. The one owner of a server without keys is its operator too."""
-    return Viewer(exchange.owner, is_operator=exchange.owner == LOCAL)
+    return Viewer(exchange.owner, is_operator=not exchange.account.key_id)
 
 
 class Dashboard:
@@ -81,9 +79,9 @@ class Dashboard:
     def routes(self) -> Sequence[Route]:
         """What the HTTP application serves for us."""
         return (
-            ("GET", r"/", self._welcome),
-            ("GET", r"/dashboard/feed", self._stream),
-            ("GET", r"/dashboard/(?P<name>[a-z]+\.[a-z]+)", self._asset),
+            Route("GET", r"/", self._welcome, None),
+            Route("GET", r"/dashboard/feed", self._stream, "dashboard"),
+            Route("GET", r"/dashboard/(?P<name>[a-z]+\.[a-z]+)", self._asset, None),
         )
 
     async def _welcome(self, exchange: Exchange) -> None:
@@ -145,7 +143,7 @@ class Dashboard:
         await exchange.start(200, SSE_HEADERS)
         await self._write(exchange, _event(watcher.hello()))
         wrote_at = loop.time()
-        while not leaving.done() and not self._desk.runner.is_draining:
+        while not (leaving.done() or self._desk.runner.is_draining or exchange.account.is_revoked):
             update = watcher.update()
             if update is not None or loop.time() - wrote_at > PING_S:
                 await self._write(exchange, PING if update is None else _event(update))

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 
-from pypdf import PdfReader
-from pypdf.errors import PyPdfError
-
+from segue.wire.files import is_pdf, text_of_bytes, text_of_pdf
 from segue.wire.items import InputFile
 
 # Far beyond any context that we know of; a bound on work, not on models.
 FILE_CHARS_MAX = 2_000_000
-PDF_PAGES_MAX = 2_000
 
 
 def text_of_file(part: InputFile) -> str | None:
@@ -25,7 +21,7 @@ def text_of_file(part: InputFile) -> str | None:
     data = _bytes(part.file_data) if isinstance(part.file_data, str) else None
     if data is None:
         return None
-    text = _text_of_pdf(data) if data.startswith(b"%PDF") else _text_of_bytes(data)
+    text = text_of_pdf(data) if is_pdf(data) else text_of_bytes(data)
     if text is not None and len(text) > FILE_CHARS_MAX:
         return text[:FILE_CHARS_MAX] + f"\n[cut after {FILE_CHARS_MAX} characters]"
     return text
@@ -37,22 +33,4 @@ def _bytes(file_data: str) -> bytes | None:
     try:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        return None
-
-
-def _text_of_bytes(data: bytes) -> str | None:
-    """Plain text of whatever kind; what has NUL bytes or is not UTF-8 is not text."""
-    if b"\0" in data:
-        return None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return None
-
-
-def _text_of_pdf(data: bytes) -> str | None:
-    try:
-        pages = PdfReader(io.BytesIO(data)).pages[:PDF_PAGES_MAX]
-        return "\n\n".join(page.extract_text() for page in pages)
-    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
         return None

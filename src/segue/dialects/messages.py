@@ -185,7 +185,7 @@ class MessagesDialect:
         if not (self._sees_images and isinstance(value, FunctionCallOutput | CustomToolCallOutput)):
             return []
         parts = value.output if isinstance(value.output, list) else []
-        return [one for one in parts if isinstance(one, InputImage) and one.image_url]
+        return [one for one in parts if isinstance(one, InputImage) and _is_shown(one)]
 
     def _content(self, item: Item, part: Part) -> str | list[JsonObject]:
         """What a user said; with pictures in it where the model sees them."""
@@ -194,11 +194,11 @@ class MessagesDialect:
             self._sees_images and isinstance(value, Message) and isinstance(value.content, list)
         ):
             return part.text
-        if not any(isinstance(one, InputImage) and one.image_url for one in value.content):
+        if not any(isinstance(one, InputImage) and _is_shown(one) for one in value.content):
             return part.text
         content: list[JsonObject] = []
         for one in value.content:
-            if isinstance(one, InputImage) and one.image_url:
+            if isinstance(one, InputImage) and _is_shown(one):
                 content.append({"type": "image_url", "image_url": _image(one)})
             else:
                 words = part_of(Item(b"", Message(role="user", content=[one]))).text
@@ -220,7 +220,7 @@ def _output(item: Item) -> str:
     words = []
     for one in item.value.output:
         assert not isinstance(one, str)
-        is_shown = isinstance(one, InputImage) and bool(one.image_url)
+        is_shown = isinstance(one, InputImage) and _is_shown(one)
         said = part_of(Item(b"", Message(role="user", content=[one]))).text
         words.append("[image: shown behind the outputs]" if is_shown else said)
     return "\n".join(words)
@@ -230,6 +230,12 @@ def _shown(pictures: Sequence[InputImage]) -> JsonObject:
     content: list[JsonObject] = [{"type": "text", "text": "Images from the tool outputs:"}]
     content += [{"type": "image_url", "image_url": _image(one)} for one in pictures]
     return {"role": "user", "content": content}
+
+
+def _is_shown(part: InputImage) -> bool:
+    """Whether the picture itself is here. An address is not handed on: the engine would follow it, in the operator's
+    network, for whoever wrote it (hazards.md T10)."""
+    return isinstance(part.image_url, str) and part.image_url.startswith("data:")
 
 
 def _image(part: InputImage) -> JsonObject:

@@ -1,4 +1,4 @@
-"""What is remembered while the process lives: turns, events and keys within budgets of bytes, and usage.
+"""What is remembered while the process lives: turns, events and keys within budgets of bytes, usage, API keys.
 
 In: turns, saved one by one, each linked to its parent. Out: the very same objects. It serves as the
 cache of one connection, as the process's cache before a database, and as the store of a server that
@@ -9,7 +9,8 @@ nothing while a descendant is held. Therefore every ancestor of a held turn is h
 however many forks share it, and `bytes` is the sum over held turns of `Turn.bytes` and the slot
 around it: what would be freed if all of it went. Eviction only ever takes a *leaf*, the least
 recently used one, and its parent is a leaf next: the line that was longest out of use is peeled
-from its tip, and nothing that is still needed is counted or dropped by mistake.
+from its tip, and nothing that is still needed is counted or dropped by mistake. Where several
+owners share the budget, only leaves of those are taken who hold more than their part of it.
 
 A slot that is not *named* is held for its descendants only and is not found: it was forgotten, or
 it came along as the unstored ancestor of a turn saved here.
@@ -19,18 +20,20 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import msgspec
 
+from segue.stores.budget import Budget, Share
 from segue.stores.records import digest_key
 from segue.stores.upkeep import CLAIM_S
 from segue.turn.settle import entry_of
-from segue.turn.values import Claim, Entry, Owner, Retention, Turn, Used
+from segue.turn.values import Claim, Entry, Key, Owner, Retention, Turn, Used
 from segue.wire.events import Event
 
-Key = tuple[Owner, str]
+Name = tuple[Owner, str]
 
 # A slot, its key and its places in the two dictionaries; so that turns of no weight are bounded as
 # well.
@@ -120,17 +123,29 @@ class MemoryTurns:
         self._stored_only = stored_only
         self._ledger = ledger
         self._on_erase = on_erase
-        self._slots: dict[Key, Slot] = {}
-        # Turns without held children, least recently used first.
-        self._leaves: OrderedDict[Key, None] = OrderedDict()
+        self._slots: dict[Name, Slot] = {}
+        # Turns without held children, by owner, least recently used first, each with the tick of its last use.
+        self._leaves: dict[Owner, OrderedDict[str, int]] = {}
+        self._owner_bytes: dict[Owner, int] = {}
+        self._ticks = count()
+        self._share: Share | None = None
         # What was deleted here, so that a turn which still runs on it does not bring it back.
-        self._erased: OrderedDict[Key, None] = OrderedDict()
+        self._erased: OrderedDict[Name, None] = OrderedDict()
         self._bytes = 0
 
     @property
     def bytes(self) -> int:
         """What is held now; at most the budget."""
         return self._bytes
+
+    def enter(self, budget: Budget, key: str, key_bytes_max: int) -> None:
+        """Share a budget with other caches."""
+        self._share = budget.enter(self, key, key_bytes_max)
+
+    def leave(self) -> None:
+        """Nobody uses it any more: what it holds counts no longer."""
+        if self._share is not None:
+            self._share.leave()
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
         """The turn as it was saved, chain and warmth included."""
@@ -154,8 +169,10 @@ class MemoryTurns:
         if (self._stored_only and not turn.is_stored) or (turn.owner, turn.id) in self._erased:
             return
         self._hold(turn)
-        while self._bytes > self._bytes_max and self._leaves:
-            self._drop(next(iter(self._leaves)), is_cold=True)
+        while self._bytes > self._bytes_max and self.shed():
+            pass
+        if self._share is not None:
+            self._share.settle()
         entry = entry_of(turn.owner, turn.response)
         if self._ledger is not None and turn.is_stored and entry is not None:
             self._ledger.record(entry)
@@ -186,9 +203,21 @@ class MemoryTurns:
         if not slot.children:
             self._drop(key, is_cold=False)
 
+    def shed(self) -> bool:
+        """Let go of the leaf that was unused for longest among those of owners who hold more than their part; False if
+        nothing is held."""
+        if not self._leaves:
+            return False
+        part = self._bytes / len(self._owner_bytes)
+        greedy = [owner for owner in self._leaves if self._owner_bytes[owner] >= part]
+        owner = min(greedy or self._leaves, key=lambda one: next(iter(self._leaves[one].values())))
+        self._drop((owner, next(iter(self._leaves[owner]))), is_cold=True)
+        return True
+
     def expire(self, before: int) -> None:
         """Let go of turns that began before this time, from the tips of their chains on."""
-        for key in list(self._leaves):
+        names = [(owner, tip) for owner, tips in self._leaves.items() for tip in tips]
+        for key in names:
             while self._is_old_tip(key, before):
                 for tell in self._on_erase:
                     tell(*key)
@@ -198,8 +227,11 @@ class MemoryTurns:
                     break
                 key = (key[0], above)
 
-    def _is_old_tip(self, key: Key, before: int) -> bool:
-        return key in self._leaves and self._slots[key].turn.response.created_at < before
+    def _is_old_tip(self, key: Name, before: int) -> bool:
+        return self._is_leaf(key) and self._slots[key].turn.response.created_at < before
+
+    def _is_leaf(self, key: Name) -> bool:
+        return key[1] in self._leaves.get(key[0], ())
 
     def _hold(self, turn: Turn) -> None:
         slot = self._slots.get((turn.owner, turn.id))
@@ -227,24 +259,43 @@ class MemoryTurns:
         above = self._slots.get((turn.owner, turn.parent_id)) if turn.parent_id else None
         slot = self._slots.get(key)
         if slot is not None:
-            self._bytes -= slot.bytes
+            self._count(turn.owner, -slot.bytes)
         self._slots[key] = fresh = Slot(linked(turn, above.turn if above else None), is_named)
-        self._bytes += fresh.bytes
-        self._leaves[key] = None
+        self._count(turn.owner, fresh.bytes)
+        self._leaves.setdefault(turn.owner, OrderedDict())[turn.id] = next(self._ticks)
         if above is not None and turn.parent_id is not None:
             above.children.add(turn.id)
-            self._leaves.pop((turn.owner, turn.parent_id), None)
+            self._unleaf((turn.owner, turn.parent_id))
 
-    def _touch(self, key: Key) -> None:
-        if key in self._leaves:
-            self._leaves.move_to_end(key)
+    def _touch(self, key: Name) -> None:
+        if self._is_leaf(key):
+            leaves = self._leaves[key[0]]
+            leaves[key[1]] = next(self._ticks)
+            leaves.move_to_end(key[1])
 
-    def _drop(self, key: Key, *, is_cold: bool) -> None:
+    def _unleaf(self, key: Name) -> int:
+        """It is a leaf no more; when it was last used."""
+        leaves = self._leaves.get(key[0], OrderedDict())
+        tick = leaves.pop(key[1], 0)
+        if not leaves:
+            self._leaves.pop(key[0], None)
+        return tick
+
+    def _count(self, owner: Owner, change: int) -> None:
+        self._bytes += change
+        held = self._owner_bytes.get(owner, 0) + change
+        if held:
+            self._owner_bytes[owner] = held
+        else:
+            self._owner_bytes.pop(owner, None)
+
+    def _drop(self, key: Name, *, is_cold: bool) -> None:
         """Let go of a turn without children, and of ancestors that were held only for it. Its
         parent is a leaf now: the next to go if the line is cold."""
+        tick = 0
         while (slot := self._slots.pop(key, None)) is not None:
-            self._leaves.pop(key, None)
-            self._bytes -= slot.bytes
+            tick = self._unleaf(key) or tick
+            self._count(key[0], -slot.bytes)
             if slot.turn.parent_id is None:
                 return
             key = (slot.turn.owner, slot.turn.parent_id)
@@ -255,8 +306,9 @@ class MemoryTurns:
             if above.children:
                 return
             if above.is_named:
-                self._leaves[key] = None
-                self._leaves.move_to_end(key, last=not is_cold)
+                leaves = self._leaves.setdefault(key[0], OrderedDict())
+                leaves[key[1]] = tick if is_cold else next(self._ticks)
+                leaves.move_to_end(key[1], last=not is_cold)
                 return
 
     def _orphan(self, owner: Owner, slot: Slot) -> None:
@@ -287,9 +339,9 @@ class MemoryEventLog:
         self._bytes_max = bytes_max
         self._clock = clock
         # By the time of their last event.
-        self._logs: OrderedDict[Key, Log] = OrderedDict()
+        self._logs: OrderedDict[Name, Log] = OrderedDict()
         # Turns that were deleted while they ran.
-        self._erased: OrderedDict[Key, None] = OrderedDict()
+        self._erased: OrderedDict[Name, None] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -342,7 +394,7 @@ class MemoryEventLog:
         while self._logs and next(iter(self._logs.values())).logged_at < before:
             self._drop(next(iter(self._logs)))
 
-    def _drop(self, key: Key) -> None:
+    def _drop(self, key: Name) -> None:
         log = self._logs.pop(key, None)
         if log is not None:
             self._bytes -= log.bytes
@@ -356,7 +408,7 @@ class MemoryRepeats:
         self._clock = clock
         # By digests of their keys, oldest first; and the same by turn.
         self._claims: OrderedDict[Place, tuple[Claim, float]] = OrderedDict()
-        self._by_turn: dict[Key, Place] = {}
+        self._by_turn: dict[Name, Place] = {}
 
     @property
     def bytes(self) -> int:
@@ -405,6 +457,42 @@ class MemoryRepeats:
     def _drop(self, place: Place) -> None:
         claim, _ = self._claims.pop(place)
         self._by_turn.pop((claim.owner, claim.turn_id), None)
+
+
+class MemoryKeys:
+    """API keys in memory; they die with their process."""
+
+    def __init__(self, clock: Clock = time.time) -> None:
+        self._clock = clock
+        self._keys: dict[str, tuple[str, Key]] = {}
+
+    async def add(self, key: Key, digest: str) -> None:
+        """Give out a key."""
+        self._keys.setdefault(key.id, (digest, key))
+
+    async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
+        """Those of these that are somebody's and not revoked."""
+        asked = set(digests)
+        return {
+            digest: key
+            for digest, key in self._keys.values()
+            if digest in asked and key.revoked_at is None
+        }
+
+    async def given_out(self) -> Sequence[Key]:
+        """Every key that was ever given out, the oldest first."""
+        return sorted(
+            (key for _, key in self._keys.values()), key=lambda key: (key.created_at, key.id)
+        )
+
+    async def revoke(self, key_id: str) -> bool:
+        """Take it back for good."""
+        digest, key = self._keys.get(key_id, ("", None))
+        if key is None or key.revoked_at is not None:
+            return False
+        revoked = msgspec.structs.replace(key, revoked_at=int(self._clock()))
+        self._keys[key_id] = (digest, revoked)
+        return True
 
 
 class MemoryUpkeep:

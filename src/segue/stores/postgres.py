@@ -1,4 +1,5 @@
-"""What is remembered in a PostgreSQL database: turns, usage in the same transactions, events, and the keys of repeats.
+"""What is remembered in a PostgreSQL database: turns, usage in the same transactions, events, the keys of repeats, and
+API keys.
 
 In: turns to save, owners and ids to find. Out: turns, and errors of ours only. How a database is reached is `pool`'s
 question; here are the rows. Records are the same as in SQLite.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -28,6 +29,7 @@ from segue.stores.pool import (
     touched,
 )
 from segue.stores.records import (
+    KeyRow,
     Part,
     Record,
     Row,
@@ -36,7 +38,9 @@ from segue.stores.records import (
     link,
     pack,
     pack_events,
+    pack_key,
     unpack_events,
+    unpack_key,
 )
 from segue.stores.upkeep import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.turn.settle import entry_of
@@ -44,6 +48,7 @@ from segue.turn.values import (
     Claim,
     Conversation,
     Entry,
+    Key,
     Owner,
     Retention,
     Shelved,
@@ -296,6 +301,39 @@ class PostgresConversations:
             lambda connection: connection.execute(QUERIES[query], *values)
         )
         return touched(status) > 0
+
+
+class PostgresKeys:
+    """API keys in a database."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+
+    async def add(self, key: Key, digest: str) -> None:
+        """Give out a key."""
+        row = pack_key(key, digest)
+        await self._database.run(lambda connection: execute(connection, "add_key", *row))
+
+    async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
+        """Those of these that are somebody's and not revoked."""
+        return {row.digest: unpack_key(row) for row in await self._rows("find_keys", list(digests))}
+
+    async def given_out(self) -> Sequence[Key]:
+        """Every key that was ever given out, the oldest first."""
+        return [unpack_key(row) for row in await self._rows("list_keys")]
+
+    async def revoke(self, key_id: str) -> bool:
+        """Take it back for good."""
+        if not is_text(key_id):
+            return False
+        return (
+            await self._database.run(lambda connection: execute(connection, "revoke_key", key_id))
+            > 0
+        )
+
+    async def _rows(self, name: str, *values: object) -> list[KeyRow]:
+        rows = await self._database.run(lambda connection: connection.fetch(QUERIES[name], *values))
+        return [KeyRow(*row) for row in cast("Sequence[KeyRow]", rows)]
 
 
 class PostgresUpkeep:

@@ -19,8 +19,9 @@ from typing import Generic, NamedTuple, TypeVar, get_args
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.turn.quota import KeyLimits
 from segue.turn.settle import entry_of
-from segue.turn.values import Entry, IdArray, Owner, Round, Turn
+from segue.turn.values import Entry, IdArray, Key, Owner, Round, Turn
 from segue.wire.codec import encode_event, encode_response
 from segue.wire.events import Event, Failed
 from segue.wire.items import Call, Item, Reasoning, Value
@@ -333,3 +334,47 @@ def unpack_ids(packed: bytes) -> IdArray[int]:
     if sys.byteorder == "big":
         ids.byteswap()
     return ids
+
+
+class KeyRow(NamedTuple):
+    """An API key as a row of text and numbers."""
+
+    digest: str
+    id: str
+    name: str
+    owner: Owner
+    scopes: str
+    limits: str
+    ring: str
+    created_at: int
+    revoked_at: int | None
+
+
+def pack_key(key: Key, digest: str) -> KeyRow:
+    """A key as its row."""
+    scopes, limits = msgspec.json.encode(key.scopes), msgspec.json.encode(key.limits)
+    return KeyRow(
+        digest,
+        key.id,
+        key.name,
+        key.owner,
+        scopes.decode(),
+        limits.decode(),
+        key.ring,
+        key.created_at,
+        key.revoked_at,
+    )
+
+
+def unpack_key(row: KeyRow) -> Key:
+    """A row as its key."""
+    return Key(
+        id=row.id,
+        name=row.name,
+        owner=row.owner,
+        scopes=msgspec.json.decode(row.scopes, type=tuple[str, ...]),
+        limits=msgspec.json.decode(row.limits, type=KeyLimits),
+        ring=row.ring,
+        created_at=row.created_at,
+        revoked_at=row.revoked_at,
+    )

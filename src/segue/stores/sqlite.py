@@ -1,4 +1,4 @@
-"""What is remembered in one SQLite file: turns, usage in the same transactions, events, and the keys of repeats.
+"""What is remembered in one SQLite file: turns, usage in the same transactions, events, the keys of repeats, API keys.
 
 In: turns to save, owners and ids to find. Out: turns, and errors of ours only. How a file is written and read beside
 the loop is `database`'s question; here are the rows.
@@ -10,13 +10,14 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 
 import msgspec
 
 from segue.stores.database import QUERIES, SqliteDatabase, border
 from segue.stores.records import (
+    KeyRow,
     Part,
     Record,
     Row,
@@ -25,11 +26,13 @@ from segue.stores.records import (
     link,
     pack,
     pack_events,
+    pack_key,
     unpack_events,
+    unpack_key,
 )
 from segue.stores.upkeep import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.turn.settle import entry_of
-from segue.turn.values import Claim, Entry, Owner, Retention, Turn, Used
+from segue.turn.values import Claim, Entry, Key, Owner, Retention, Turn, Used
 from segue.wire.events import Event
 
 log = logging.getLogger(__name__)
@@ -164,6 +167,44 @@ class SqliteRepeats:
             writer.execute(QUERIES["release"], key)
 
         await self._database.write(erase)
+
+
+class SqliteKeys:
+    """API keys in a database."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+
+    async def add(self, key: Key, digest: str) -> None:
+        """Give out a key."""
+        row = pack_key(key, digest)._asdict()
+        await self._database.write(lambda writer: writer.execute(QUERIES["add_key"], row))
+
+    async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
+        """Those of these that are somebody's and not revoked."""
+        asked = {"digests": msgspec.json.encode(digests).decode()}
+        rows = await self._database.read(
+            lambda reader: reader.execute(QUERIES["find_keys"], asked).fetchall()
+        )
+        with border():
+            return {row[0]: unpack_key(KeyRow(*row)) for row in rows}
+
+    async def given_out(self) -> Sequence[Key]:
+        """Every key that was ever given out, the oldest first."""
+        rows = await self._database.read(
+            lambda reader: reader.execute(QUERIES["list_keys"]).fetchall()
+        )
+        with border():
+            return [unpack_key(KeyRow(*row)) for row in rows]
+
+    async def revoke(self, key_id: str) -> bool:
+        """Take it back for good."""
+        if not is_text(key_id):
+            return False
+        key = {"id": key_id, "now": int(time.time())}
+        return await self._database.write(
+            lambda writer: writer.execute(QUERIES["revoke_key"], key).rowcount > 0
+        )
 
 
 class SqliteUpkeep:

@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from segue.transports.auth import LOCAL, Account, Book
+from segue.transports.origin import Gate
 from segue.turn.run import Runner
 from segue.turn.seams import Conversations, Turns
 from segue.turn.values import Owner, Turn
 
-# Keys come with their own issue of who may do what; until then everybody on the loopback is one owner.
-LOCAL: Owner = "local"
+__all__ = ["LOCAL", "Desk", "Limits", "NearTurns"]
 
 
 class NearTurns(Turns, Protocol):
@@ -26,6 +27,9 @@ class NearTurns(Turns, Protocol):
 
     def forget(self, owner: Owner, turn_id: str) -> None:
         """Find it here no more."""
+
+    def leave(self) -> None:
+        """The connection is over: what it holds counts no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,10 @@ class Limits:
     is_websocket_on: bool = True
     # How long what a lost connection remembered can be found by the next one; 0: not at all.
     reconnect_s: float = 0.0
+    # A body that takes longer than this to arrive is not waited for.
+    body_s_max: float = 120.0
+    # Sockets of this process; one more is asked to come back later.
+    connections_max: int = 10_000
 
 
 @dataclass(slots=True)
@@ -50,13 +58,16 @@ class Desk:
     """The one value that `app.py` hands to all transports."""
 
     runner: Runner
+    # Who may come in, and from where.
+    book: Book
+    gate: Gate
     # The durable store, as HTTP uses it; a connection puts its own cache in front.
     turns: Turns
     conversations: Conversations
     # Erases a turn everywhere: in the store, and in the caches of all connections.
     erase: Callable[[Owner, str], Awaitable[bool]]
     # A fresh cache for a connection, and its `Turns` in front of the durable one.
-    open_cache: Callable[[Owner], tuple[NearTurns, Turns]]
+    open_cache: Callable[[Account], tuple[NearTurns, Turns]]
     is_ready: Callable[[], Awaitable[dict[str, bool]]]
     write_metrics: Callable[[], Awaitable[bytes]]
     limits: Limits = field(default_factory=Limits)

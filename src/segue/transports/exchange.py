@@ -12,13 +12,13 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from segue.errors import ApiError, InvalidRequest, Refused, too_large
+from segue.errors import ApiError, InvalidRequest, Refused, Unauthenticated, too_large
 from segue.ids import new_id
+from segue.transports.auth import Account
 from segue.transports.inflate import inflate
 from segue.turn.running import Running, Sink
 from segue.turn.values import Cancel, Owner
@@ -39,15 +39,6 @@ DISCARD_S_MAX = 10.0
 CUT = "segue.cut"
 
 
-class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP, with a way to break a connection off."""
-
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        super().on_message_begin()
-        self.scope["extensions"] = {CUT: {"call": self.transport.abort}}
-
-
 class ClientGone(Exception):
     """The client dropped its request."""
 
@@ -55,15 +46,19 @@ class ClientGone(Exception):
 class Exchange:
     """One HTTP request and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, body_s_max: float) -> None:
         self.scope = scope
+        self._body_s_max = body_s_max
         self.receive = receive
         self.send = send
         self.request_id = new_id("req")
         self.has_started = False
         self._is_read = False
-        # Whose request it is.
+        # Whose request it is, and for what it stands.
         self.owner: Owner = ""
+        self.account: Account
+        # What the browser of a page of another origin is told.
+        self.origin_headers: Sequence[tuple[bytes, bytes]] = ()
         self.arguments: dict[str, str] = {}
 
     @property
@@ -73,11 +68,26 @@ class Exchange:
         return {name: values[-1] for name, values in pairs.items()}
 
     def header(self, name: bytes) -> str:
-        """A header's value, or nothing."""
-        return next((v.decode("latin-1") for k, v in self.scope["headers"] if k == name), "")
+        """A header's value, or nothing; one that is there twice is both, and so none that we know."""
+        return ", ".join(v.decode("latin-1") for k, v in self.scope["headers"] if k == name)
 
     async def body(self, bytes_max: int) -> bytes:
-        """The whole body, decompressed, within the limit."""
+        """The whole body, decompressed, within the limits."""
+        try:
+            async with asyncio.timeout(self._body_s_max):
+                body = await self._receive_all(bytes_max)
+        except TimeoutError:
+            # Whatever still comes is not waited for.
+            self._is_read = True
+            raise Refused(
+                f"The request body took longer than {self._body_s_max:g} s.",
+                status=408,
+                code="request_timeout",
+            ) from None
+        encoding = self.header(b"content-encoding").strip().lower()
+        return await inflate(body, encoding, bytes_max)
+
+    async def _receive_all(self, bytes_max: int) -> bytes:
         chunks: list[bytes] = []
         size = 0
         while not self._is_read:
@@ -86,8 +96,7 @@ class Exchange:
             if size > bytes_max:
                 chunks.clear()
                 raise too_large(max(size, self._declared_bytes), bytes_max)
-        encoding = self.header(b"content-encoding").strip().lower()
-        return await inflate(b"".join(chunks), encoding, bytes_max)
+        return b"".join(chunks)
 
     async def text(self, bytes_max: int) -> bytes:
         """The whole body, if it is text at all."""
@@ -125,7 +134,7 @@ class Exchange:
     async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Status and headers; they leave together with the first bytes of the body."""
         self.has_started = True
-        named = [*headers, (b"x-request-id", self.request_id.encode())]
+        named = [*headers, *self.origin_headers, (b"x-request-id", self.request_id.encode())]
         await self.send({"type": "http.response.start", "status": status, "headers": named})
 
     async def write(self, data: bytes, *, is_last: bool) -> None:
@@ -145,8 +154,12 @@ class Exchange:
         headers = [JSON]
         if isinstance(error, Refused) and error.allow is not None:
             headers.append((b"allow", error.allow.encode()))
+        if isinstance(error, Unauthenticated):
+            headers.append((b"www-authenticate", error.challenge.encode()))
         if error.wait_s is not None:
             headers.append((b"retry-after", str(math.ceil(error.wait_s)).encode()))
+        if error.status == HTTPStatus.REQUEST_TIMEOUT:
+            headers.append((b"connection", b"close"))
         await self._discard_rest()
         await self.answer(error.status, encode_error_body(error), headers)
 

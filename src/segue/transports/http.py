@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from msgspec import UNSET, structs
 
@@ -24,8 +25,9 @@ from segue.errors import (
     response_not_found,
 )
 from segue.ids import given_id, new_id
+from segue.transports.auth import bearer
 from segue.transports.conversations import ConversationRoutes
-from segue.transports.desk import LOCAL, Desk
+from segue.transports.desk import Desk
 from segue.transports.documents import asyncapi, openapi
 from segue.transports.exchange import (
     ClientGone,
@@ -66,48 +68,58 @@ SSE_HEADERS = (
 KEY_CHARS_MAX = 255
 # Agents leave the version out, or name their own product: all of it is one place.
 RESPONSES = r"(?:/v1|/v1/codex)?/responses"
+HEALTH = "/health"
 
 Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Route(NamedTuple):
+    """A verb and a path, who answers, and what a key must be good for; without a scope everybody may ask."""
+
+    verb: str
+    path: str
+    call: Handler
+    scope: str | None
 
 
 class HttpApp:
     """The routes of the contract."""
 
-    def __init__(self, desk: Desk, more: Sequence[tuple[str, str, Handler]] = ()) -> None:
+    def __init__(self, desk: Desk, more: Sequence[Route] = ()) -> None:
         self._desk = desk
         talks = ConversationRoutes(desk)
         one = r"/v1/responses/(?P<id>[^/]+)"
         talk = r"/v1/conversations/(?P<id>[^/]+)"
         said = talk + r"/items/(?P<item_id>[^/]+)"
-        routes: list[tuple[str, str, Handler]] = [
+        self.table = (
             *more,
-            ("GET", r"/health", self._health),
-            ("GET", r"/ready", self._ready),
-            ("GET", r"/metrics", self._metrics),
-            ("POST", r"/v1/responses", self._create),
-            ("POST", r"/v1/responses/compact", self._compact),
-            ("POST", r"/v1/responses/input_tokens", self._input_tokens),
-            ("GET", one, self._retrieve),
-            ("DELETE", one, self._delete),
-            ("POST", one + r"/cancel", self._cancel),
-            ("GET", one + r"/input_items", self._input_items),
-            ("POST", r"/v1/conversations", talks.create),
-            ("GET", talk, talks.get),
-            ("POST", talk, talks.update),
-            ("DELETE", talk, talks.delete),
-            ("GET", talk + r"/items", talks.list_items),
-            ("POST", talk + r"/items", talks.add_items),
-            ("GET", said, talks.get_item),
-            ("DELETE", said, talks.delete_item),
-            ("GET", r"/v1/models", self._models),
-            ("GET", r"/v1/models/(?P<id>.+)", self._model),
-            ("GET", r"/openapi\.json", self._openapi),
-            ("GET", r"/asyncapi\.json", self._asyncapi),
-        ]
-        self.routes = tuple((verb, path) for verb, path, _ in routes)
-        self._routes = [
-            (verb, re.compile(path.replace("/v1/responses", RESPONSES) + r"/?\Z"), call)
-            for verb, path, call in routes
+            Route("GET", r"/health", self._health, None),
+            Route("GET", r"/ready", self._ready, None),
+            Route("GET", r"/metrics", self._metrics, "metrics"),
+            Route("POST", r"/v1/responses", self._create, "responses"),
+            Route("POST", r"/v1/responses/compact", self._compact, "responses"),
+            Route("POST", r"/v1/responses/input_tokens", self._input_tokens, "responses"),
+            Route("GET", one, self._retrieve, "responses"),
+            Route("DELETE", one, self._delete, "responses"),
+            Route("POST", one + r"/cancel", self._cancel, "responses"),
+            Route("GET", one + r"/input_items", self._input_items, "responses"),
+            Route("POST", r"/v1/conversations", talks.create, "responses"),
+            Route("GET", talk, talks.get, "responses"),
+            Route("POST", talk, talks.update, "responses"),
+            Route("DELETE", talk, talks.delete, "responses"),
+            Route("GET", talk + r"/items", talks.list_items, "responses"),
+            Route("POST", talk + r"/items", talks.add_items, "responses"),
+            Route("GET", said, talks.get_item, "responses"),
+            Route("DELETE", said, talks.delete_item, "responses"),
+            Route("GET", r"/v1/models", self._models, "models"),
+            Route("GET", r"/v1/models/(?P<id>.+)", self._model, "models"),
+            Route("GET", r"/openapi\.json", self._openapi, None),
+            Route("GET", r"/asyncapi\.json", self._asyncapi, None),
+        )
+        self.routes = tuple((route.verb, route.path) for route in self.table)
+        self._patterns = [
+            (re.compile(route.path.replace("/v1/responses", RESPONSES) + r"/?\Z"), route)
+            for route in self.table
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,10 +127,9 @@ class HttpApp:
         assert scope["type"] == "http", (
             "sockets have a class of their own, and there is no lifespan"
         )
-        exchange = Exchange(scope, receive, send)
-        exchange.owner = LOCAL
+        exchange = Exchange(scope, receive, send, self._desk.limits.body_s_max)
         try:
-            await self._route(exchange)(exchange)
+            await self._serve(exchange)
         except ClientGone:
             return
         except ApiError as error:
@@ -130,15 +141,41 @@ class HttpApp:
                 raise
             await exchange.refuse(ServerFault("The server had an error."))
 
-    def _route(self, exchange: Exchange) -> Handler:
+    async def _serve(self, exchange: Exchange) -> None:
+        """From where, to what, by whom; and only then is anything done."""
+        gate, origin = self._desk.gate, exchange.header(b"origin")
+        if exchange.scope["path"] != HEALTH:
+            gate.check(exchange.header(b"host"), origin)
+        exchange.origin_headers = gate.answer_headers(origin)
+        if exchange.scope["method"] == "OPTIONS" and gate.is_listed(origin):
+            await self._preflight(exchange, origin)
+            return
+        route = self._route(exchange)
+        if route.scope is not None:
+            await self._admit(exchange, route.scope)
+        await route.call(exchange)
+
+    async def _preflight(self, exchange: Exchange, origin: str) -> None:
+        asked = exchange.header(b"access-control-request-headers")
+        exchange.origin_headers = self._desk.gate.preflight_headers(origin, asked)
+        await exchange.start(204, ())
+        await exchange.write(b"", is_last=True)
+
+    async def _admit(self, exchange: Exchange, scope: str) -> None:
+        """Whose request this is, if that one may do it."""
+        exchange.account = await self._desk.book.find(bearer(exchange.header(b"authorization")))
+        exchange.account.check_scope(scope)
+        exchange.owner = exchange.account.owner
+
+    def _route(self, exchange: Exchange) -> Route:
         verb, path = exchange.scope["method"], exchange.scope["path"]
         allowed: set[str] = set()
-        for known, pattern, call in self._routes:
+        for pattern, route in self._patterns:
             if found := pattern.match(path):
-                if known == verb or (known == "GET" and verb == "HEAD"):
+                if route.verb == verb or (route.verb == "GET" and verb == "HEAD"):
                     exchange.arguments = found.groupdict()
-                    return call
-                allowed.add(known)
+                    return route
+                allowed.add(route.verb)
         if not allowed:
             raise NotFound(f"Unknown request URL: {verb} {path[:256]}.", code="unknown_url")
         raise Refused(
@@ -149,8 +186,10 @@ class HttpApp:
         )
 
     async def _decode(self, exchange: Exchange) -> tuple[Create, Tally]:
+        quota = exchange.account.quota
+        quota.ask()
         body = await exchange.text(self._desk.limits.body_bytes_max)
-        return decode_create(body), Tally(bytes_received=len(body))
+        return decode_create(body), Tally(bytes_received=len(body), quota=quota)
 
     def _asker(self, exchange: Exchange) -> Asker:
         return Asker(exchange.owner, self._desk.turns)
@@ -224,8 +263,12 @@ class HttpApp:
     async def _input_tokens(self, exchange: Exchange) -> None:
         """How long a prompt would be; nothing is generated."""
         create, tally = await self._decode(exchange)
-        plan = await self._desk.runner.prepare(create, self._asker(exchange), tally)
-        count = await self._desk.runner.count_tokens(plan)
+        asker = await self._desk.runner.joining(create, self._asker(exchange))
+        plan = await self._desk.runner.prepare(create, asker, tally)
+        try:
+            count = await self._desk.runner.count_tokens(plan)
+        finally:
+            tally.quota.release()
         await exchange.answer(200, encode(InputTokens(input_tokens=count)))
 
     async def _retrieve(self, exchange: Exchange) -> None:
@@ -330,8 +373,18 @@ class HttpApp:
         checks = await self._desk.is_ready()
         checks["accepting"] = not self._desk.runner.is_draining
         is_ready = all(checks.values())
-        body = encode({"status": "ready" if is_ready else "not ready", "checks": checks})
-        await exchange.answer(200 if is_ready else 503, body)
+        answer: dict[str, object] = {"status": "ready" if is_ready else "not ready"}
+        if await self._may_see_checks(exchange):
+            answer["checks"] = checks
+        await exchange.answer(200 if is_ready else 503, encode(answer))
+
+    async def _may_see_checks(self, exchange: Exchange) -> bool:
+        """A load balancer has no key and needs only the status; the names of engines are for those who may look."""
+        try:
+            await self._admit(exchange, "metrics")
+        except ApiError:
+            return False
+        return True
 
     async def _metrics(self, exchange: Exchange) -> None:
         kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")

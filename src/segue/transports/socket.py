@@ -9,6 +9,7 @@ The parser, the handshake and the answers to control frames are those of websock
 
     state     entered by             what comes in                 left by
     NEW       uvicorn's upgrade      the upgrade request           101: OPEN; a refusal: ENDED
+                                     nothing while it is decided
     OPEN      101                    messages go to the listener   `close`: CLOSING; otherwise ENDED
     CLOSING   `close`                only a close frame counts     close frame, loss, close_s_max
     ENDED     `Listener.closed`      dropped unread                the transport's end
@@ -27,7 +28,7 @@ import json
 import logging
 import socket as net
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Literal, Protocol, cast
@@ -36,11 +37,13 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 from websockets.exceptions import PayloadTooBig
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Request
+from websockets.http11 import Request, Response
 from websockets.protocol import State as ParserState
 from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
 
 from segue.ids import new_id
+from segue.transports.auth import PROTOCOL
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ _log = logging.getLogger(__name__)
 _muted = logging.Logger("websockets", logging.CRITICAL)
 
 _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+_PROTOCOL = Subprotocol(PROTOCOL)
 _PING = b"\x89\x00"
 # Text frames below 126 bytes have one of 126 headers.
 _SHORT_HEADERS = tuple(bytes((0x81, size)) for size in range(126))
@@ -88,8 +92,17 @@ class SocketLimits:
     write_s_max: float = 30  # a stalled reader holds an engine's slot; longer than a radio gap
     ping_s: float = 20  # proxies cut silent connections, the strictest known after 60 s
     pong_s_max: float = 60  # a peer that uploads a large frame over a thin line is late, not dead
-    handshake_s_max: float = 10  # for the answer to a refused upgrade to leave
+    message_s_max: float = (
+        120  # bytes that trickle keep a connection alive, and what they are part of in memory
+    )
+    handshake_s_max: float = 10  # for an upgrade to be decided, and for the answer to leave
     close_s_max: float = 5  # a live peer answers a close frame within a round trip
+    frames_per_s: float = 0  # what each costs adds up, however small it is; 0: no limit
+    frames_burst_max: int = 10_000  # a large message in fragments of 16 KiB comes at once
+
+
+# What a peer may send that is not taken; of a flood the size is the number of frames a second.
+Refused = Literal["binary", "too_big", "invalid", "flood"]
 
 
 class Listener(Protocol):
@@ -101,14 +114,19 @@ class Listener(Protocol):
     def received(self, text: bytes) -> None:
         """One whole text message, valid UTF-8."""
 
-    def refused(self, kind: Literal["binary", "too_big", "invalid"], size: int) -> bytes | None:
-        """The event to send before the connection closes with 1003, 1009 or 1007."""
+    def refused(self, kind: Refused, size: int) -> bytes | None:
+        """The event to send before the connection closes with 1003, 1009, 1007 or 1008."""
 
     def resumed(self) -> None:
         """The outbox was full and has drained to half of its limit."""
 
     def closed(self, how: Closed) -> None:
         """The last call, exactly once for each opened socket."""
+
+
+Answer = Listener | Refusal
+# Decides an upgrade, at once where that is possible.
+Accept = Callable[[Request], Answer | Awaitable[Answer]]
 
 
 class _State(enum.Enum):
@@ -124,8 +142,11 @@ class Socket(asyncio.Protocol):
     __slots__ = (
         "_accept",
         "_connections",
+        "_deciding",
         "_decoder",
         "_flush_is_due",
+        "_frames_at",
+        "_frames_left",
         "_is_paused",
         "_limits",
         "_listener",
@@ -141,6 +162,7 @@ class Socket(asyncio.Protocol):
         "_state",
         "_timer",
         "_transport",
+        "_unfinished_s",
         "_write_timer",
         "request",
     )
@@ -151,7 +173,7 @@ class Socket(asyncio.Protocol):
 
     def __init__(
         self,
-        accept: Callable[[Request], Listener | Refusal],
+        accept: Accept,
         limits: SocketLimits,
         connections: set[asyncio.Protocol],
     ) -> None:
@@ -160,7 +182,12 @@ class Socket(asyncio.Protocol):
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._state = _State.NEW
-        self._parser = ServerProtocol(max_size=limits.message_bytes_max, logger=_muted)
+        self._parser = ServerProtocol(
+            select_subprotocol=_select_protocol, max_size=limits.message_bytes_max, logger=_muted
+        )
+        self._deciding: asyncio.Task[None] | None = None
+        self._frames_left = float(limits.frames_burst_max)
+        self._frames_at = self._loop.time()
         # A message in fragments: one growing buffer, because a list of one-byte parts would
         # take fifty times what they hold.
         self._partial: bytearray | None = None
@@ -174,6 +201,8 @@ class Socket(asyncio.Protocol):
         self._is_paused = False
         self._paused_bytes = 0
         self._silent_s = 0.0
+        # How long the same message has been on its way, in beats.
+        self._unfinished_s = 0.0
         # The heartbeat while OPEN, afterwards the limit of the ending.
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -238,7 +267,13 @@ class Socket(asyncio.Protocol):
         if self._state is _State.NEW:
             self._shake_hands()
             return
-        for frame in parser.events_received():
+        frames = parser.events_received()
+        if self._is_flood(len(frames)):
+            reason = f"more than {self._limits.frames_per_s:g} frames a second"
+            size = int(self._limits.frames_per_s)
+            self._refuse("flood", size, CloseCode.POLICY_VIOLATION, reason)
+            return
+        for frame in frames:
             assert isinstance(frame, Frame)
             self._take(frame)
         self._conclude()
@@ -248,6 +283,8 @@ class Socket(asyncio.Protocol):
             self._lose("the peer ended the stream without a close frame")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._deciding is not None:
+            self._deciding.cancel()
         self._end(Closed(None, True, f"connection lost: {exc or 'end of stream'}"))
         self._set_timer(None)
         self._set_write_timer(None)
@@ -270,41 +307,81 @@ class Socket(asyncio.Protocol):
     # The upgrade.
 
     def _shake_hands(self) -> None:
-        answer = self._decide()
-        if isinstance(answer, Refusal):
-            self._state = _State.ENDED
-            self._transport.write(_plain_http(answer))
-            self._transport.close()
-            self._set_timer(self._limits.handshake_s_max, self._transport.abort)
+        match self._parser.events_received():
+            case [Request() as request]:
+                response = self._parser.accept(request)
+            case _:
+                problem = str(self._parser.handshake_exc)
+                self._turn_down(_bad_upgrade(HTTPStatus.BAD_REQUEST, problem))
+                return
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            problem = str(self._parser.handshake_exc)
+            self._turn_down(_bad_upgrade(response.status_code, problem))
             return
+        self.request = request
+        answer = self._ask(request)
+        if isinstance(answer, Awaitable):
+            # Nothing is read meanwhile: a stranger holds no more of our memory than its request.
+            self._transport.pause_reading()
+            self._set_timer(self._limits.handshake_s_max, self._transport.abort)
+            self._deciding = self._loop.create_task(self._wait_for(answer, response))
+        else:
+            self._greet(answer, response)
+
+    def _ask(self, request: Request) -> Answer | Awaitable[Answer]:
+        try:
+            return self._accept(request)
+        except Exception:
+            return _undecided()
+
+    async def _wait_for(self, awaited: Awaitable[Answer], response: Response) -> None:
+        """Greet as soon as somebody has decided, unless the peer has left meanwhile."""
+        try:
+            answer = await awaited
+        except Exception:
+            answer = _undecided()
+        self._deciding = None
+        if self._state is _State.NEW:
+            self._greet(answer, response)
+            self._transport.resume_reading()
+
+    def _greet(self, answer: Answer, response: Response) -> None:
+        if isinstance(answer, Refusal):
+            self._turn_down(answer)
+            return
+        response.headers["x-request-id"] = new_id("req")
+        self._parser.send_response(response)
         self._transport.write(b"".join(self._parser.data_to_send()))
+        # A secret is kept no longer than it takes to look at it.
+        for name in ("Authorization", "Sec-WebSocket-Protocol"):
+            self.request.headers.pop(name, None)
         self._listener = answer
         self._state = _State.OPEN
         self._set_timer(self._limits.ping_s, self._beat)
         answer.opened(self)
 
-    def _decide(self) -> Listener | Refusal:
-        match self._parser.events_received():
-            case [Request() as request]:
-                response = self._parser.accept(request)
-            case _:
-                return _bad_upgrade(HTTPStatus.BAD_REQUEST, str(self._parser.handshake_exc))
-        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-            return _bad_upgrade(response.status_code, str(self._parser.handshake_exc))
-        self.request = request
-        try:
-            answer = self._accept(request)
-        except Exception:
-            _log.exception("an upgrade could not be decided")
-            return _refusal(
-                HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "server_error", "Internal error."
-            )
-        if not isinstance(answer, Refusal):
-            response.headers["x-request-id"] = new_id("req")
-            self._parser.send_response(response)
-        return answer
+    def _turn_down(self, refusal: Refusal) -> None:
+        self._state = _State.ENDED
+        self._transport.write(_plain_http(refusal))
+        self._transport.close()
+        self._set_timer(self._limits.handshake_s_max, self._transport.abort)
 
     # What comes in.
+
+    def _is_flood(self, count: int) -> bool:
+        """Whether these frames are more than the peer may send; pings and fragments count like any other."""
+        limits = self._limits
+        if not limits.frames_per_s or self._state is not _State.OPEN:
+            return False
+        self._frames_left -= count
+        if self._frames_left >= 0:
+            return False
+        # The clock is asked only when the burst seems used up.
+        now = self._loop.time()
+        gained = (now - self._frames_at) * limits.frames_per_s
+        self._frames_left = min(limits.frames_burst_max, self._frames_left + gained)
+        self._frames_at = now
+        return self._frames_left < 0
 
     def _take(self, frame: Frame) -> None:
         """Deliver a text message when it is whole; end the connection for any other."""
@@ -321,6 +398,7 @@ class Socket(asyncio.Protocol):
             self._refuse("invalid", size, CloseCode.INVALID_DATA, "the text is not UTF-8")
             return
         if text is not None:
+            self._unfinished_s = 0.0
             self._listener.received(text)
 
     def _join(self, frame: Frame) -> bytes | None:
@@ -360,9 +438,7 @@ class Socket(asyncio.Protocol):
         elif (replies := parser.data_to_send()) and self._state is _State.OPEN:
             self._answer(replies)
 
-    def _refuse(
-        self, kind: Literal["binary", "too_big", "invalid"], size: int, code: CloseCode, reason: str
-    ) -> None:
+    def _refuse(self, kind: Refused, size: int, code: CloseCode, reason: str) -> None:
         event = self._listener.refused(kind, size)
         if event is not None:
             self.send([event])
@@ -420,11 +496,16 @@ class Socket(asyncio.Protocol):
         if self._silent_s >= self._limits.pong_s_max:
             self._cut(f"no bytes for {self._limits.pong_s_max:g} s after a ping")
             return
+        if self._unfinished_s > self._limits.message_s_max:
+            self._cut(f"a message was not whole after {self._limits.message_s_max:g} s")
+            return
         wait_s = self._limits.ping_s
         if not self._is_paused:  # else the ping would wait, and the write timer watches already
             self._transport.write(_PING)
             wait_s = min(wait_s, self._limits.pong_s_max - self._silent_s)
             self._silent_s += wait_s
+        is_on_its_way = self._partial is not None or bool(self._parser.reader.buffer)
+        self._unfinished_s = self._unfinished_s + wait_s if is_on_its_way else 0.0
         self._set_timer(wait_s, self._beat)
 
     def _write_is_late(self) -> None:
@@ -513,9 +594,7 @@ class Socket(asyncio.Protocol):
             self._listener.closed(how)
 
 
-def socket_class(
-    accept: Callable[[Request], Listener | Refusal], limits: SocketLimits
-) -> type[asyncio.Protocol]:
+def socket_class(accept: Accept, limits: SocketLimits) -> type[asyncio.Protocol]:
     """Give the class for uvicorn's `ws=`; `accept` decides each upgrade, its path included."""
 
     class ServedSocket(Socket):
@@ -530,6 +609,11 @@ def socket_class(
     return ServedSocket
 
 
+def _select_protocol(parser: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    """Ours, where it is offered. What else is offered may be a key, and is not answered."""
+    return _PROTOCOL if _PROTOCOL in offered else None
+
+
 def _long_header(size: int) -> bytes:
     if size < 65536:
         return _MEDIUM_HEADER.pack(0x81, 126, size)
@@ -538,6 +622,13 @@ def _long_header(size: int) -> bytes:
 
 def _short_reason(reason: str) -> str:
     return reason.encode()[:_REASON_BYTES_MAX].decode(errors="ignore")
+
+
+def _undecided() -> Refusal:
+    _log.exception("an upgrade could not be decided")
+    return _refusal(
+        HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "server_error", "Internal error."
+    )
 
 
 def _bad_upgrade(status: int, message: str) -> Refusal:

@@ -13,11 +13,11 @@ import math
 import random
 import time
 from collections import OrderedDict, deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from msgspec import UNSET, Raw, structs
+from websockets.datastructures import Headers
 from websockets.http11 import Request
 
 from segue.errors import (
@@ -29,14 +29,17 @@ from segue.errors import (
     Refused,
     ServerFault,
     TooMany,
+    Unauthenticated,
     Unavailable,
     response_not_found,
     too_large,
 )
 from segue.ids import new_id
 from segue.session.lanes import Lane, Lanes, Ticket
-from segue.transports.desk import LOCAL, Desk, NearTurns
+from segue.transports.auth import Account, bearer, offered
+from segue.transports.desk import Desk, NearTurns
 from segue.transports.socket import Closed, Refusal, Socket
+from segue.transports.socket import Refused as Kind
 from segue.turn.assemble import Assembler, steer_failed
 from segue.turn.prepare import Asker, decode_items
 from segue.turn.resolve import pair_calls
@@ -72,6 +75,8 @@ AGE_JITTER = 0.05
 STEERS_MAX = 16
 # Caches of lost connections; beyond this the oldest goes.
 LOST_MAX = 256
+# Over how many seconds those who were turned away come back.
+CROWDED_S = 4.0
 # Turns that are over and still known by name to those who would steer them.
 OVER_MAX = 32
 
@@ -149,13 +154,14 @@ class LaneSink:
 class Session:
     """One connection: a listener of its socket."""
 
-    def __init__(self, desk: Desk, lobby: Lobby, owner: Owner) -> None:
+    def __init__(self, desk: Desk, lobby: Lobby, account: Account) -> None:
         self._desk = desk
         self._sessions = lobby.sessions
         self._lost = lobby.lost
-        self.owner = owner
+        self.account = account
+        self.owner = account.owner
         self._lanes: Lanes[Asked, Turn, HeldSteer] = Lanes()
-        self._near, self._turns = desk.open_cache(owner)
+        self._near, self._turns = desk.open_cache(account)
         self._sinks: set[LaneSink] = set()
         # Turns that are over, for those who would still steer them.
         self._over: OrderedDict[str, tuple[Assembler, Lane]] = OrderedDict()
@@ -164,6 +170,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._age_timer: asyncio.TimerHandle | None = None
         self._is_aged = False
+        self._is_dismissed = False
         self._is_closed = False
         self._opened_at = time.perf_counter()
         self._turn_count = 0
@@ -197,6 +204,7 @@ class Session:
         """The handshake is done."""
         self.socket = socket
         self._sessions.add(self)
+        self.account.quota.connections += 1
         age_s = self._desk.limits.connection_age_s * (1 - AGE_JITTER * random.random())
         self._age_timer = asyncio.get_running_loop().call_later(age_s, self._come_of_age)
 
@@ -204,6 +212,7 @@ class Session:
         """One frame: a create that joins its lane, a steer, an append, or an answer that says what is wrong with it."""
         lane: Lane = None
         try:
+            self._check_dismissed()
             create = _decode(text)
             if not isinstance(create, Create):
                 self._received_other(create, text)
@@ -213,7 +222,7 @@ class Session:
             self._check_age()
             parent_id = create.previous_response_id
             pin = None if parent_id is None else self._near.held(self.owner, parent_id)
-            asked = Asked(create, Tally(bytes_received=len(text)))
+            asked = Asked(create, Tally(bytes_received=len(text), quota=self.account.quota))
             self._lanes.add(lane, asked, parent_id, pin)
         except ApiError as error:
             self._refuse(error, _lane_of_error(text, lane))
@@ -235,7 +244,7 @@ class Session:
                     param="type",
                 )
 
-    def refused(self, kind: Literal["binary", "too_big", "invalid"], size: int) -> bytes | None:
+    def refused(self, kind: Kind, size: int) -> bytes | None:
         """The in-band word before the socket closes on a message that it cannot take."""
         match kind:
             case "too_big":
@@ -244,6 +253,8 @@ class Session:
                 error = Refused(
                     "Binary messages are not supported.", status=400, code="invalid_message"
                 )
+            case "flood":
+                error = TooMany(f"At most {size} frames a second are taken on one connection.")
             case "invalid":
                 return None
         self._desk.note_refusal("websocket", error.code)
@@ -258,6 +269,7 @@ class Session:
         """The connection is over: a close frame is a cancel, a loss lets stored turns finish."""
         self._is_closed = True
         self._sessions.discard(self)
+        self.account.quota.connections -= 1
         if self._age_timer is not None:
             self._age_timer.cancel()
         self._lanes.drop_waiting()
@@ -275,8 +287,8 @@ class Session:
                 self._desk.runner.write_down(running)
         self._sinks.clear()
         self._over.clear()
-        if how.is_lost:
-            self._lost.keep(self.owner, self._near)
+        if not (how.is_lost and self._lost.keep(self.owner, self._near)):
+            self._near.leave()
 
     # --- steering (protocol.md 6.10) ---
 
@@ -369,7 +381,8 @@ class Session:
         inherited = structs.replace(
             ticket.request.create, input=[], previous_response_id=running.id, idempotency_key=None
         )
-        self._lanes.put_first(ticket.lane, Asked(inherited, Tally(), is_automatic=True), running.id)
+        tally = Tally(quota=self.account.quota)
+        self._lanes.put_first(ticket.lane, Asked(inherited, tally, is_automatic=True), running.id)
 
     def _pend(self, held: Sequence[HeldSteer], required: list[Required], lane: Lane) -> None:
         if not self._is_closed:
@@ -472,6 +485,8 @@ class Session:
         sink = LaneSink(self, ticket)
         try:
             _refuse_background(create)
+            await self._desk.book.check(self.account)
+            self.account.quota.ask()
             await self._desk.runner.begin(create, asker, asked.tally, sink, "websocket")
         except Exception as fault:
             error = (
@@ -492,7 +507,8 @@ class Session:
         if forgotten is not None:
             self._near.forget(self.owner, forgotten)
         self._start_what_may()
-        if (self._is_aged or self._desk.runner.is_draining) and self._lanes.is_idle:
+        is_leaving = self._is_aged or self._is_dismissed or self._desk.runner.is_draining
+        if is_leaving and self._lanes.is_idle:
             # After the terminal event of the turn that just ended, which has not left yet.
             asyncio.get_running_loop().call_soon(self._retire)
 
@@ -517,11 +533,32 @@ class Session:
     def _retire(self) -> None:
         if self._is_closed:
             return
+        if self._is_dismissed:
+            self._refuse(_dismissed(), None)
+            self.socket.close(1008, "the key is not valid any more")
+            return
         if self._is_aged:
             self._refuse(self._too_old(), None)
             self.socket.close(1001, "connection limit reached")
         else:
             self.leave()
+
+    # --- keys ---
+
+    def dismiss(self) -> None:
+        """The key was taken back: what runs may finish, what waits for the client ends, nothing more is taken."""
+        if self._is_dismissed:
+            return
+        self._is_dismissed = True
+        for sink in tuple(self._sinks):
+            if sink.running.owed is not None:
+                sink.running.tell(Cancel())
+        if self._lanes.is_idle:
+            self._retire()
+
+    def _check_dismissed(self) -> None:
+        if self._is_dismissed:
+            raise _dismissed()
 
     def leave(self) -> None:
         """The process is going away."""
@@ -531,6 +568,10 @@ class Session:
         """The process drains. A client must hear it before it asks again: a frame that crosses our close is lost."""
         if self._lanes.is_idle:
             self.leave()
+
+
+def _dismissed() -> Unauthenticated:
+    return Unauthenticated("Incorrect API key provided.", is_wrong=True)
 
 
 def _refuse_background(create: Create) -> None:
@@ -575,14 +616,16 @@ class LostCaches:
         """What is held."""
         return sum(cache.bytes for _, cache in self._caches)
 
-    def keep(self, owner: Owner, cache: NearTurns) -> None:
-        """Keep a lost connection's cache for a moment."""
-        if self._keep_s > 0 and cache.bytes:
-            if len(self._caches) >= LOST_MAX:
-                self._caches.popleft()
-            kept = (owner, cache)
-            self._caches.append(kept)
-            asyncio.get_running_loop().call_later(self._keep_s, self._drop, kept)
+    def keep(self, owner: Owner, cache: NearTurns) -> bool:
+        """Keep a lost connection's cache for a moment; False if it is not worth it."""
+        if self._keep_s <= 0 or not cache.bytes:
+            return False
+        if len(self._caches) >= LOST_MAX:
+            self._drop(self._caches[0])
+        kept = (owner, cache)
+        self._caches.append(kept)
+        asyncio.get_running_loop().call_later(self._keep_s, self._drop, kept)
+        return True
 
     def find(self, owner: Owner, turn_id: str) -> Turn | None:
         """A turn that a lost connection of this owner remembered."""
@@ -600,6 +643,18 @@ class LostCaches:
     def _drop(self, kept: tuple[Owner, NearTurns]) -> None:
         if kept in self._caches:
             self._caches.remove(kept)
+            kept[1].leave()
+
+
+def _header(headers: Headers, name: str) -> str:
+    """A header's value, or nothing; one that is there twice is both, and so none that we know."""
+    return ", ".join(headers.get_all(name))
+
+
+def _secret_in(headers: Headers) -> str | None:
+    """The secret that an upgrade presents: in its Authorization header, or, from a browser, among its subprotocols."""
+    secret = bearer(_header(headers, "Authorization"))
+    return offered(headers.get_all("Sec-WebSocket-Protocol")) if secret is None else secret
 
 
 class Lobby:
@@ -610,26 +665,64 @@ class Lobby:
         self.sessions: set[Session] = set()
         self.lost = LostCaches(desk.limits.reconnect_s)
 
-    def accept(self, request: Request) -> Session | Refusal:
-        """A session for this upgrade, or the status that refuses it before the handshake."""
+    def accept(self, request: Request) -> Session | Refusal | Awaitable[Session | Refusal]:
+        """A session for this upgrade, or the status that refuses it before the handshake; at once where the key is
+        known."""
+        try:
+            self._check(request)
+            secret = _secret_in(request.headers)
+            account = self._desk.book.known(secret)
+            if account is None:
+                return self._look_up(secret)
+            return self._open(account)
+        except ApiError as error:
+            return self._refuse(error)
+
+    def _check(self, request: Request) -> None:
+        """All that can be refused without asking who it is."""
         path = request.path.partition("?")[0]
-        error: ApiError
+        headers, limits = request.headers, self._desk.limits
+        self._desk.gate.check(_header(headers, "Host"), _header(headers, "Origin"))
         if path not in PATHS:
-            error = Refused(f"Unknown request URL: {path[:256]}.", status=404, code="unknown_url")
-        elif not self._desk.limits.is_websocket_on:
-            error = Refused(
+            raise Refused(f"Unknown request URL: {path[:256]}.", status=404, code="unknown_url")
+        if not limits.is_websocket_on:
+            raise Refused(
                 "WebSocket mode is switched off here; use HTTP.",
                 status=426,
                 code="upgrade_required",
             )
-        elif self._desk.runner.is_draining:
-            error = Unavailable("The server is shutting down. Please retry.")
-        else:
-            return Session(self._desk, self, LOCAL)
+        if self._desk.runner.is_draining:
+            raise Unavailable("The server is shutting down. Please retry.")
+        if len(self.sessions) >= limits.connections_max:
+            # Not all at the same time: those who were turned away come back over a few seconds.
+            wait_s = 1 + CROWDED_S * random.random()
+            raise Unavailable("Too many connections. Please retry.", wait_s=wait_s)
+
+    async def _look_up(self, secret: str | None) -> Session | Refusal:
+        try:
+            return self._open(await self._desk.book.find(secret))
+        except ApiError as error:
+            return self._refuse(error)
+
+    def _open(self, account: Account) -> Session:
+        account.check_scope("responses")
+        account.quota.check_connections()
+        return Session(self._desk, self, account)
+
+    def _refuse(self, error: ApiError) -> Refusal:
         self._desk.note_refusal("websocket", error.code)
-        wait_s = error.wait_s
-        headers = () if wait_s is None else (("retry-after", str(math.ceil(wait_s))),)
+        headers: tuple[tuple[str, str], ...] = ()
+        if error.wait_s is not None:
+            headers += (("retry-after", str(math.ceil(error.wait_s))),)
+        if isinstance(error, Unauthenticated):
+            headers += (("www-authenticate", error.challenge),)
         return Refusal(error.status, headers, encode_error_body(error))
+
+    def dismiss(self, account: Account) -> None:
+        """Whoever came in with this key may not stay."""
+        for session in tuple(self.sessions):
+            if session.account is account:
+                session.dismiss()
 
     async def erase(self, owner: Owner, turn_id: str) -> None:
         """Make every connection forget a deleted turn."""

@@ -15,6 +15,7 @@ from msgspec import Raw, Struct, structs
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, parent_not_found
 from segue.ids import given_id, new_id, turn_of
 from segue.turn.admit import Models, Plan, admit
+from segue.turn.attach import ReadUrl, attach
 from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
 from segue.turn.join import Joined
 from segue.turn.resolve import resolve
@@ -52,10 +53,20 @@ class Asker:
     joined: Joined | None = None
 
 
-async def prepare(create: Create, asker: Asker, tally: Tally, models: Models, seals: Seals) -> Plan:
+async def prepare(
+    create: Create,
+    asker: Asker,
+    tally: Tally,
+    models: Models,
+    seals: Seals,
+    *,
+    read_url: ReadUrl | None = None,
+) -> Plan:
     """A plan for this request."""
     began = time.perf_counter()
     given = await _decode_given(create, tally)
+    if read_url is not None:
+        given = await attach(given, read_url)
     if asker.joined is not None:
         given = (*asker.joined.unseen, *given)
     tally.mark("validated")

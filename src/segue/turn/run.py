@@ -20,6 +20,7 @@ from segue.errors import ID_CHARS_MAX, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
 from segue.turn.admit import Models, Plan
 from segue.turn.assemble import Assembler
+from segue.turn.attach import ReadUrl
 from segue.turn.compact import Kind
 from segue.turn.compose import count
 from segue.turn.hosted import Hosted
@@ -73,11 +74,13 @@ class Runner:
         append_s_max: float = APPEND_S_MAX,
         recall: RenderCache | None = None,
         hosted: Hosted | None = None,
+        read_url: ReadUrl | None = None,
     ) -> None:
         self.models = models
         self.is_draining = False
         self._records = records
         self._seals = seals
+        self._read_url = read_url
         self._append_s_max = append_s_max
         self._heartbeat_s = heartbeat_s
         self._recall = recall or RenderCache(0)
@@ -140,14 +143,14 @@ class Runner:
         if place[1]:
             self._take_place(place, turn_id)
         try:
-            asker = await self._joining(create, asker)
+            asker = await self.joining(create, asker)
             plan = await self.prepare(create, asker, tally, turn_id=turn_id)
             return await self._start(plan, asker.turns, sink, transport)
         except BaseException:
             self._leave_place(turn_id)
             raise
 
-    async def _joining(self, create: Create, asker: Asker) -> Asker:
+    async def joining(self, create: Create, asker: Asker) -> Asker:
         """Who asks, with the conversation that the request names."""
         conversations = self._records.conversations
         joined = await join(create, asker.owner, asker.turns, conversations)
@@ -178,11 +181,19 @@ class Runner:
         turn_id: str | None = None,
         compacts: Kind | None = None,
     ) -> Plan:
-        """Everything that may be refused, before a word is said."""
+        """Everything that may be refused, before a word is said. A plan has a place; a turn that starts gives it back
+        at its end, and whoever does not start one does so himself."""
         self._refuse_if_draining()
-        plan = await prepare(create, asker, tally, self.models, self._seals)
-        self._hosted.check(plan.resolved.head.tools)
-        self._refuse_if_draining()
+        tally.quota.hold()
+        try:
+            plan = await prepare(
+                create, asker, tally, self.models, self._seals, read_url=self._read_url
+            )
+            self._hosted.check(plan.resolved.head.tools)
+            self._refuse_if_draining()
+        except BaseException:
+            tally.quota.release()
+            raise
         response = structs.replace(plan.response, id=turn_id or plan.id)
         return replace(
             plan,
@@ -202,11 +213,18 @@ class Runner:
 
     async def _start(self, plan: Plan, turns: Turns, sink: Sink, transport: str) -> Running:
         if plan.response.background:
-            # Whoever is told that it is queued can fetch it from now on, whatever happens to us.
-            self._refuse_if_crowded()
-            given = (*plan.resolved.earlier, Round(plan.resolved.given))
-            await turns.save(commit(plan, plan.response, given, plan.resolved.open_calls, None))
+            try:
+                await self._queue(plan, turns)
+            except BaseException:
+                plan.tally.quota.release()
+                raise
         return self.start(plan, turns, sink, transport)
+
+    async def _queue(self, plan: Plan, turns: Turns) -> None:
+        """Whoever is told that it is queued can fetch it from now on, whatever happens to us."""
+        self._refuse_if_crowded()
+        given = (*plan.resolved.earlier, Round(plan.resolved.given))
+        await turns.save(commit(plan, plan.response, given, plan.resolved.open_calls, None))
 
     def _refuse_if_crowded(self) -> None:
         if sum(one.is_background for one in self._runnings.values()) >= BACKGROUND_MAX:
@@ -243,6 +261,7 @@ class Runner:
         finally:
             pulse.stop()
             self._leave_place(plan.id)
+            plan.tally.quota.release(_tokens_of(running.response))
             running.publish([running.assembler.end()])
             plan.tally.mark("sent")
             if running.scribe is not None:
@@ -344,6 +363,10 @@ def _gone(held: Claim) -> Conflict:
         code="idempotency_key_spent",
         param="idempotency_key",
     )
+
+
+def _tokens_of(response: Response) -> int:
+    return response.usage.total_tokens if response.usage else 0
 
 
 def _settled(plan: Plan, response: Response, transport: str) -> Settled:

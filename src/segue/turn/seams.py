@@ -6,7 +6,7 @@ implementation passes. Only `app.py` knows which implementation stands behind a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from segue.turn.values import (
@@ -16,6 +16,7 @@ from segue.turn.values import (
     HostedCall,
     IdArray,
     Job,
+    Key,
     Owner,
     Piece,
     Ran,
@@ -94,6 +95,22 @@ class Conversations(Protocol):
 
     async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
         """Erase it, or one of its items; False if there was nothing to erase."""
+
+
+class Keys(Protocol):
+    """Who may come in. Secrets never get here: keys are known by digests of them."""
+
+    async def add(self, key: Key, digest: str) -> None:
+        """Give out a key."""
+
+    async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
+        """Those of these that are somebody's and not revoked, in one question."""
+
+    async def given_out(self) -> Sequence[Key]:
+        """Every key that was ever given out, the oldest first."""
+
+    async def revoke(self, key_id: str) -> bool:
+        """Take it back for good; False if there is no such key, or it was taken back before."""
 
 
 class Seals(Protocol):

@@ -15,6 +15,7 @@ from typing import Literal
 
 from msgspec import Raw, Struct
 
+from segue.turn.quota import KeyLimits, Quota, unlimited
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
@@ -442,6 +443,8 @@ class HostedCall(Struct, frozen=True):
     name: str
     # JSON, as the model wrote it.
     arguments: str
+    # How many sources earlier calls of this response have brought: those of this one are numbered behind them.
+    sources_before: int = 0
 
 
 class Source(Struct, frozen=True):
@@ -495,6 +498,20 @@ class Retention(Struct, frozen=True):
 
     turns_s: int = 0
     events_s: int = 0
+
+
+class Key(Struct, frozen=True):
+    """A key that was given out. The secret is with whoever got it; here is what it opens, and how much of it."""
+
+    id: str
+    name: str
+    owner: Owner
+    scopes: tuple[str, ...]
+    limits: KeyLimits
+    # Which key of the seal ring its digest was made with.
+    ring: str
+    created_at: int
+    revoked_at: int | None = None
 
 
 class Claim(Struct, frozen=True):
@@ -558,6 +575,8 @@ Notice = Cancel | Drain | Steer | Append
 class Tally:
     """What one turn cost, counted while it runs and read after its end (product.md 7)."""
 
+    # Who pays for it.
+    quota: Quota = field(default_factory=unlimited)
     bytes_received: int = 0
     items_validated: int = 0
     tool_decodes: int = 0

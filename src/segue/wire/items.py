@@ -62,6 +62,15 @@ class Logprob(TopLogprob, frozen=True):
     top_logprobs: list[TopLogprob]
 
 
+class UrlCitation(Struct, frozen=True, tag_field="type", tag="url_citation", kw_only=True):
+    """A mark in a text, `text[start_index:end_index]`, that stands for a page."""
+
+    start_index: int
+    end_index: int
+    title: str
+    url: str
+
+
 class OutputText(Part, tag="output_text", frozen=True, kw_only=True):
     text: str
     annotations: list[Raw] | UnsetType | None = UNSET

@@ -65,11 +65,27 @@ class ToolSearchTool(Definition, tag="tool_search", frozen=True, kw_only=True):
     parameters: Json = UNSET
 
 
+class WebFilters(Struct, frozen=True):
+    """Which pages a web search may find and open: those of these domains and below, but for these."""
+
+    allowed_domains: list[str] | None = None
+    blocked_domains: list[str] | None = None
+
+
+class WebLocation(Struct, frozen=True):
+    """Roughly where the user is, in the client's words."""
+
+    country: str | None = None
+    region: str | None = None
+    city: str | None = None
+    timezone: str | None = None
+
+
 class WebSearchTool(Definition, tag="web_search", frozen=True, kw_only=True):
-    search_context_size: Text = UNSET
+    search_context_size: Literal["low", "medium", "high"] | UnsetType | None = UNSET
     external_web_access: Flag = UNSET
-    filters: Json = UNSET
-    user_location: Json = UNSET
+    filters: WebFilters | UnsetType | None = UNSET
+    user_location: WebLocation | UnsetType | None = UNSET
 
 
 # Older names of the same tool.

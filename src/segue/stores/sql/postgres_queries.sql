@@ -195,6 +195,24 @@ DELETE FROM erased WHERE (owner, turn_id) IN (
     SELECT owner, turn_id FROM erased WHERE erased_at < seconds_now() - $1::bigint LIMIT $2
 );
 
+-- name: add_key
+-- $1 digest, $2 id, $3 name, $4 owner, $5 scopes, $6 limits, $7 ring, $8 created, $9 revoked.
+INSERT INTO keys (digest, id, name, owner, scopes, limits, ring, created_at, revoked_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+ON CONFLICT (id) DO NOTHING;
+
+-- name: find_keys
+-- $1 digests. A revoked key is nobody's.
+SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at FROM keys
+WHERE digest = ANY ($1::text[]) AND revoked_at IS NULL;
+
+-- name: list_keys
+SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at FROM keys
+ORDER BY created_at, id;
+
+-- name: revoke_key
+UPDATE keys SET revoked_at = seconds_now() WHERE id = $1 AND revoked_at IS NULL;
+
 -- name: lock_migrations
 -- Of several processes that start together one brings the tables up to date, the others wait for it.
 SELECT pg_advisory_xact_lock(7365677565);

@@ -157,6 +157,23 @@ DELETE FROM erased WHERE (owner, turn_id) IN (
     SELECT owner, turn_id FROM erased WHERE erased_at < :before LIMIT :count_max
 );
 
+-- name: add_key
+INSERT INTO keys (id, digest, name, owner, scopes, limits, ring, created_at, revoked_at)
+VALUES (:id, :digest, :name, :owner, :scopes, :limits, :ring, :created_at, :revoked_at)
+ON CONFLICT (id) DO NOTHING;
+
+-- name: find_keys
+-- :digests is a JSON list. A revoked key is nobody's.
+SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at FROM keys
+WHERE digest IN (SELECT value FROM json_each(:digests)) AND revoked_at IS NULL;
+
+-- name: list_keys
+SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at FROM keys
+ORDER BY created_at, id;
+
+-- name: revoke_key
+UPDATE keys SET revoked_at = :now WHERE id = :id AND revoked_at IS NULL;
+
 -- name: version
 PRAGMA user_version;
 

@@ -2,4 +2,4 @@
 
 ALTER TABLE usage ADD COLUMN tool_calls INTEGER NOT NULL DEFAULT 0;
 
-PRAGMA user_version = 4;
+PRAGMA user_version = 5;

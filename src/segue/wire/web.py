@@ -1,0 +1,150 @@
+"""What does a web search mean: the functions that a model is told of, their arguments, and the tool's own settings?
+
+The contract has one tool, `web_search`, and one type of item for three actions (protocol.md 3.5, 4). A model is told of
+three functions. What it writes as arguments is read kindly, for it is a model.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import msgspec
+from msgspec import Raw, Struct
+
+from segue.wire.tools import (
+    DatedWebSearchPreviewTool,
+    DatedWebSearchTool,
+    FunctionTool,
+    WebFilters,
+    WebSearchPreviewTool,
+    WebSearchTool,
+)
+
+# The namespace that the three functions stand in.
+WEB = "web"
+WEB_ABOUT = "Finds and reads pages. Cite what you use by its number in brackets, as in [1]."
+
+# Beyond this a text is no query.
+QUERY_CHARS_MAX = 1_000
+
+
+def _schema(properties: dict[str, object]) -> Raw:
+    return Raw(
+        msgspec.json.encode(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties),
+                "additionalProperties": False,
+            }
+        )
+    )
+
+
+WEB_FUNCTIONS = (
+    FunctionTool(
+        name="search",
+        description="Searches for pages. Gives the number, title, address and a few words of each.",
+        parameters=_schema({"query": {"type": "string", "description": "What to look for."}}),
+    ),
+    FunctionTool(
+        name="open_page",
+        description="Reads a page.",
+        parameters=_schema({"url": {"type": "string", "description": "The page's address."}}),
+    ),
+    FunctionTool(
+        name="find_in_page",
+        description="Finds the places of a page where some words stand.",
+        parameters=_schema(
+            {
+                "url": {"type": "string", "description": "The page's address."},
+                "pattern": {"type": "string", "description": "The words, as they stand there."},
+            }
+        ),
+    ),
+)
+
+
+class UrlSource(Struct, frozen=True, tag_field="type", tag="url"):
+    """A page that a search has found."""
+
+    url: str
+
+
+class SearchAction(Struct, frozen=True, tag_field="type", tag="search", kw_only=True):
+    query: str
+    queries: list[str] = []
+    sources: list[UrlSource] = []
+
+
+class OpenPageAction(Struct, frozen=True, tag_field="type", tag="open_page", kw_only=True):
+    url: str
+
+
+class FindInPageAction(Struct, frozen=True, tag_field="type", tag="find_in_page", kw_only=True):
+    pattern: str
+    url: str
+
+
+WebAction = SearchAction | OpenPageAction | FindInPageAction
+
+
+class _Written(Struct, frozen=True):
+    """What a model may write for any of the three functions; `type` where it is an action already."""
+
+    type: str = ""
+    query: str = ""
+    q: str = ""
+    url: str = ""
+    pattern: str = ""
+
+
+_definition = msgspec.json.Decoder(
+    WebSearchTool | DatedWebSearchTool | WebSearchPreviewTool | DatedWebSearchPreviewTool
+)
+
+
+def read_action(name: str, arguments: str | bytes) -> WebAction:
+    """What the model asks for, by the function's name and its arguments; an action that was made of them is read alike.
+
+    Arguments that cannot be read are those of nothing, which the tool then says.
+    """
+    try:
+        written = msgspec.json.decode(arguments or "{}", type=_Written)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        written = _Written()
+    match written.type or name:
+        case "open_page":
+            return OpenPageAction(url=written.url)
+        case "find_in_page":
+            return FindInPageAction(pattern=written.pattern or written.query, url=written.url)
+        case _:
+            query = (written.query or written.q)[:QUERY_CHARS_MAX].strip()
+            return SearchAction(query=query, queries=[query] if query else [])
+
+
+def as_call(action: Raw | bytes) -> tuple[str, str]:
+    """The function and the arguments with which a model would ask for this action: what it is shown of its past."""
+    read = read_action("search", bytes(action))
+    match read:
+        case SearchAction(query=query):
+            name, asked = "search", {"query": query}
+        case OpenPageAction(url=url):
+            name, asked = "open_page", {"url": url}
+        case FindInPageAction(url=url, pattern=pattern):
+            name, asked = "find_in_page", {"url": url, "pattern": pattern}
+        case _:
+            assert_never(read)
+    return name, msgspec.json.encode(asked).decode()
+
+
+def read_definition(definition: Raw | bytes) -> WebSearchTool:
+    """The tool as the request gave it, which was checked when the request was."""
+    tool: WebSearchTool = _definition.decode(definition)
+    return tool
+
+
+def domains_of(tool: WebSearchTool) -> tuple[list[str], list[str]]:
+    """The domains that pages may be of, none for all; and those that they may not be of."""
+    filters = tool.filters or WebFilters()
+    return list(filters.allowed_domains or ()), list(filters.blocked_domains or ())

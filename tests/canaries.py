@@ -1,0 +1,109 @@
+"""Turns that are not to be stored, full of words that must not be found anywhere afterwards.
+
+`leave_traces` runs them against a server process of their own: plain turns, chains, warm-ups, tool loops, streams, and
+everything that can go wrong. `find_traces` looks through all that such a process leaves behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support import MODEL, WEATHER, ServedProcess, fetch, wire
+
+WORD = "canary-content-7f3a9"
+# Looks like a key of ours, and is none.
+FALSE_KEY = "sk-segue-canary" + "q" * 37
+
+
+def message(number: int) -> str:
+    return f"{WORD} {number}"
+
+
+async def leave_traces(served: ServedProcess, secret: str, turns: int) -> None:
+    """So many turns over all transports, none of them to be stored."""
+    headers = {"Authorization": f"Bearer {secret}"}
+    done = 0
+    async with wire(served, additional_headers=headers) as socket:
+        while done < turns:
+            for body in socket_turns(done):
+                await socket.create(**body)
+                await socket.events()
+                done += 1
+            done += await chain(socket, done)
+            for body in http_turns(done):
+                await fetch(served, "POST", "/v1/responses", body, headers)
+                done += 1
+            await go_wrong(served, socket, headers)
+
+
+def socket_turns(number: int) -> Iterator[dict[str, Any]]:
+    text = message(number)
+    yield {"input": text, "store": False}
+    yield {"input": text, "store": False, "generate": False, "instructions": text}
+    yield {"input": text, "store": False, "tools": [{**WEATHER, "description": text}]}
+    # Refused before it begins, or failed after that.
+    yield {"input": text, "store": False, "previous_response_id": f"resp_{WORD}"}
+    yield {"input": [{"type": text}], "store": False}
+    yield {"input": text, "store": False, "metadata": {"note": text}, "user": text}
+
+
+async def chain(socket: Any, number: int) -> int:
+    """A tool loop of two turns."""
+    text = message(number)
+    first = await socket.turn(input=text, store=False, tools=[WEATHER])
+    call = next(one for one in first["response"]["output"] if one["type"] == "function_call")
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": text}
+    await socket.turn(
+        input=[output], store=False, previous_response_id=first["response"]["id"], tools=[WEATHER]
+    )
+    return 2
+
+
+def http_turns(number: int) -> Iterator[dict[str, Any]]:
+    text = message(number)
+    yield {"model": MODEL, "input": text, "store": False}
+    yield {"model": MODEL, "input": text, "store": False, "stream": True}
+    yield {"model": f"no-{WORD}", "input": text, "store": False}
+    yield {"model": MODEL, "input": text, "store": False, "prompt_cache_key": text}
+
+
+async def go_wrong(served: ServedProcess, socket: Any, headers: dict[str, str]) -> None:
+    """What is answered with an error, with content and with keys in every place where one might write them."""
+    for frame in (f'{{"type": "{WORD}"}}', f'{{"{WORD}', f'["{WORD}"]'):
+        await socket.send(frame)
+        await socket.next()
+    for body in (f'{{"{WORD}'.encode(), json.dumps({"input": {WORD: 1}}).encode()):
+        await fetch(served, "POST", "/v1/responses", body, headers)
+    await fetch(served, "GET", f"/v1/responses/{WORD}", headers=headers)
+    await fetch(served, "GET", f"/{WORD}?key={FALSE_KEY}", headers=headers)
+    for wrong in (f"Bearer {FALSE_KEY}", f"Basic {FALSE_KEY}", FALSE_KEY):
+        await fetch(served, "GET", "/v1/models", headers={"Authorization": wrong})
+        upgrade = {
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+            "Sec-WebSocket-Protocol": f"segue.v1, segue-key.{FALSE_KEY}",
+        }
+        await fetch(served, "GET", f"/v1/responses?key={FALSE_KEY}", headers=upgrade)
+    await fetch(served, "GET", "/v1/models", headers={"Host": WORD, "Origin": f"http://{WORD}"})
+
+
+async def read_metrics(served: ServedProcess, secret: str) -> bytes:
+    """What Prometheus is told."""
+    answer = await fetch(served, "GET", "/metrics", headers={"Authorization": f"Bearer {secret}"})
+    assert answer.status == 200
+    return answer.body
+
+
+def find_traces(folder: Path, printed: list[str], metrics: bytes, secret: str) -> list[str]:
+    """Where a word or a key was left."""
+    places = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    places["log"] = "".join(printed).encode()
+    places["metrics"] = metrics
+    assert any(name.endswith("s.db") for name in places)
+    words = [WORD.encode(), FALSE_KEY.encode(), secret.encode()]
+    return [name for name, data in places.items() if any(word in data for word in words)]

@@ -1,0 +1,79 @@
+"""What every `Keys` promises: a key is found by its digest until it is taken back, by everybody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from segue.turn.quota import KeyLimits
+from segue.turn.values import Key
+from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
+
+LIMITS = KeyLimits(requests_per_min=60, state_bytes_max=1 << 40)
+
+
+@pytest.fixture(params=KINDS)
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+    async with open_stores(request.param, request, tmp_path) as open_one:
+        yield await open_one()
+
+
+def key(number: int = 0, owner: str = "ada") -> Key:
+    return Key(
+        f"key_{number}", "Ключ 🗝", owner, ("responses", "models"), LIMITS, "0a0b", 1_700 + number
+    )
+
+
+async def test_key_is_found_by_its_digest_as_it_was_given_out(stores: Stores) -> None:
+    await stores.keys.add(key(), "d0")
+    assert await stores.keys.find(["d0"]) == {"d0": key()}
+    assert await stores.keys.given_out() == [key()]
+
+
+async def test_many_are_found_at_once_and_strangers_are_not(stores: Stores) -> None:
+    for number in range(5):
+        await stores.keys.add(key(number), f"d{number}")
+    found = await stores.keys.find(["d1", "d3", "d9", "", "' OR 1=1 --", '"]'])
+    assert {digest: one.id for digest, one in found.items()} == {"d1": "key_1", "d3": "key_3"}
+    assert await stores.keys.find([]) == {}
+    assert [one.id for one in await stores.keys.given_out()] == [f"key_{n}" for n in range(5)]
+
+
+async def test_revoked_key_is_nobodys_and_stays_on_the_list(stores: Stores) -> None:
+    await stores.keys.add(key(0), "d0")
+    await stores.keys.add(key(1), "d1")
+    assert await stores.keys.revoke("key_0")
+    assert await stores.keys.find(["d0", "d1"]) == {"d1": key(1)}
+    revoked, kept = await stores.keys.given_out()
+    assert revoked.revoked_at is not None
+    assert structs.replace(revoked, revoked_at=None) == key(0)
+    assert kept == key(1)
+
+
+async def test_revoking_twice_or_nobody_says_so(stores: Stores) -> None:
+    await stores.keys.add(key(), "d0")
+    assert await stores.keys.revoke("key_0")
+    for name in ("key_0", "key_9", "", "\0", "\ud800"):
+        assert not await stores.keys.revoke(name)
+
+
+async def test_adding_a_key_again_does_not_bring_it_back(stores: Stores) -> None:
+    await stores.keys.add(key(), "d0")
+    await stores.keys.revoke("key_0")
+    await stores.keys.add(key(), "d0")
+    assert await stores.keys.find(["d0"]) == {}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_other_processes_see_keys_come_and_go(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    async with open_stores(kind, request, tmp_path) as open_one:
+        here, there = await open_one(), await open_one()
+        await here.keys.add(key(), "d0")
+        assert await there.keys.find(["d0"]) == {"d0": key()}
+        assert await there.keys.revoke("key_0")
+        assert await here.keys.find(["d0"]) == {}

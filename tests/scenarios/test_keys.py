@@ -1,0 +1,301 @@
+"""Who may come in, for what, and how much of it: keys over HTTP and over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
+
+from segue.app import give_out, open_app
+from segue.errors import Misconfigured
+from segue.settings import load_settings
+from segue.turn.quota import KeyLimits
+from segue.turn.values import Key
+from tests.support import MODEL, WAIT_S, Answer, Served, fetch, serving, wire
+
+WRONG = "sk-segue-" + "x" * 43
+ASK: dict[str, Any] = {"model": MODEL, "input": "hello", "store": False}
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with serving(auth="keys") as one:
+        yield one
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are confirmed all the time."""
+    monkeypatch.setattr("segue.transports.auth.CONFIRM_S", 0.02)
+
+
+async def new_key(served: Served, owner: str = "ada", **limits: int) -> tuple[Key, str]:
+    app = served.app
+    return await give_out(app.keys, app.hashes, "test", owner, limits=KeyLimits(**limits))
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+async def refused_upgrade(served: Served, **options: Any) -> Any:
+    with pytest.raises(websockets.InvalidStatus) as caught:
+        async with wire(served, **options):
+            pass
+    return caught.value.response
+
+
+def told(answer: Answer) -> tuple[int, str, str]:
+    return answer.status, answer.json["error"]["code"], answer.headers["www-authenticate"]
+
+
+async def test_without_a_key_with_a_wrong_one_and_with_a_revoked_one_nobody_comes_in(
+    served: Served, quick: None
+) -> None:
+    key, secret = await new_key(served)
+    assert await served.app.keys.revoke(key.id)
+    nothing = await fetch(served, "POST", "/v1/responses", ASK)
+    wrong, revoked, odd = [
+        await fetch(served, "POST", "/v1/responses", ASK, headers)
+        for headers in (bearer(WRONG), bearer(secret), {"Authorization": "Basic YTpi"})
+    ]
+    assert told(nothing) == (401, "invalid_api_key", 'Bearer realm="segue"')
+    assert told(wrong) == (401, "invalid_api_key", 'Bearer realm="segue", error="invalid_token"')
+    assert wrong.body == revoked.body == odd.body
+    assert secret not in revoked.body.decode()
+    for headers in ({}, bearer(WRONG), bearer(secret)):
+        response = await refused_upgrade(served, additional_headers=headers)
+        assert response.status_code == 401
+        assert response.headers["WWW-Authenticate"].startswith("Bearer")
+        assert json.loads(response.body)["error"]["code"] == "invalid_api_key"
+
+
+async def test_key_in_the_address_is_no_key(served: Served) -> None:
+    _, secret = await new_key(served)
+    answer = await fetch(served, "GET", f"/v1/models?api_key={secret}&key={secret}")
+    assert answer.status == 401
+
+
+async def test_fresh_key_opens_http_and_sockets_at_once(served: Served) -> None:
+    _, secret = await new_key(served)
+    async with wire(served, additional_headers=bearer(secret)) as socket:
+        assert (await socket.turn(input="hello", store=False))["type"] == "response.completed"
+    _, other = await new_key(served)
+    answer = await fetch(served, "POST", "/v1/responses", ASK, bearer(other))
+    assert answer.status == 200
+
+
+async def test_browser_presents_its_key_as_a_subprotocol_which_is_not_answered(
+    served: Served,
+) -> None:
+    _, secret = await new_key(served)
+    offered = [Subprotocol("segue.v1"), Subprotocol(f"segue-key.{secret}")]
+    async with connect(served.ws_url, subprotocols=offered) as socket:
+        assert socket.subprotocol == "segue.v1"
+        assert socket.response is not None
+        assert secret not in str(socket.response.headers)
+    wrong = [Subprotocol("segue.v1"), Subprotocol(f"segue-key.{WRONG}")]
+    response = await refused_upgrade(served, subprotocols=wrong)
+    assert response.status_code == 401
+
+
+async def test_key_opens_only_what_its_scopes_say(served: Served) -> None:
+    app = served.app
+    _, secret = await give_out(app.keys, app.hashes, "prometheus", "ops", ["metrics"])
+    _, plain = await new_key(served)
+    assert (await fetch(served, "GET", "/metrics", headers=bearer(secret))).status == 200
+    for verb, path, body in (("GET", "/v1/models", None), ("POST", "/v1/responses", ASK)):
+        answer = await fetch(served, verb, path, body, bearer(secret))
+        assert (answer.status, answer.json["error"]["code"]) == (403, "insufficient_permissions")
+    assert (await refused_upgrade(served, additional_headers=bearer(secret))).status_code == 403
+    assert (await fetch(served, "GET", "/metrics", headers=bearer(plain))).status == 403
+    assert (await fetch(served, "GET", "/health")).status == 200
+    ready = await fetch(served, "GET", "/ready")
+    assert ready.json == {"status": "ready"}
+    assert "checks" in (await fetch(served, "GET", "/ready", headers=bearer(secret))).json
+
+
+async def test_revoked_key_finishes_its_turn_and_then_loses_its_socket(
+    served: Served, quick: None
+) -> None:
+    async with serving(auth="keys", tps=100) as slow:
+        key, secret = await new_key(slow)
+        async with wire(slow, additional_headers=bearer(secret)) as socket:
+            await socket.create(input="hello", store=False)
+            assert (await socket.next())["type"] == "response.created"
+            assert await slow.app.keys.revoke(key.id)
+            events = await socket.events()
+            assert events[-1]["type"] == "response.completed"
+            error = await socket.next()
+            assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
+            with pytest.raises(websockets.ConnectionClosed):
+                await socket.next()
+            assert socket.socket.close_code == 1008
+
+
+async def test_revoked_key_is_refused_on_its_open_socket(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits behind a running turn is refused, although it was sent in time."""
+    monkeypatch.setattr("segue.transports.auth.CONFIRM_S", 0.02)
+    async with serving(auth="keys", tps=100) as slow:
+        key, secret = await new_key(slow)
+        async with wire(slow, additional_headers=bearer(secret)) as socket:
+            await socket.create(input="hello", store=False)
+            assert (await socket.next())["type"] == "response.created"
+            await socket.create(input="and another", store=False)
+            assert await slow.app.keys.revoke(key.id)
+            assert (await socket.events())[-1]["type"] == "response.completed"
+            assert (await socket.next())["error"]["code"] == "invalid_api_key"
+
+
+async def test_waiting_rollout_of_a_revoked_key_ends(quick: None, tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"turns": [{"calls": [{"name": "f", "arguments": {}}]}]}))
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    async with serving(auth="keys", script=str(script)) as served:
+        key, secret = await new_key(served)
+        async with wire(served, additional_headers=bearer(secret)) as socket:
+            await socket.create(input="go", rollout=True, tools=[tool], store=False)
+            while (await socket.next())["type"] != "response.done":
+                pass
+            assert await served.app.keys.revoke(key.id)
+            kinds = []
+            with pytest.raises(websockets.ConnectionClosed):
+                while True:
+                    kinds.append((await socket.next())["type"])
+            assert socket.socket.close_code == 1008
+            assert "error" in kinds
+
+
+async def test_first_key_shuts_an_open_door(quick: None) -> None:
+    async with serving() as served, wire(served) as stranger:
+        assert (await stranger.turn(input="hello", store=False))["type"] == "response.completed"
+        assert (await fetch(served, "GET", "/v1/models", headers=bearer("any"))).status == 200
+        _, secret = await new_key(served)
+        error = await stranger.next()
+        assert error["error"]["code"] == "invalid_api_key"
+        with pytest.raises(websockets.ConnectionClosed):
+            await stranger.next()
+        assert stranger.socket.close_code == 1008
+        assert (await fetch(served, "GET", "/v1/models")).status == 401
+        assert (await fetch(served, "GET", "/v1/models", headers=bearer(secret))).status == 200
+
+
+async def test_with_keys_switched_off_nobody_needs_one(tmp_path: Path) -> None:
+    async with serving(auth="off", store=f"sqlite:///{tmp_path}/s.db") as served:
+        await new_key(served)
+        await served.app.book.confirm()
+        assert (await fetch(served, "GET", "/v1/models")).status == 200
+
+
+async def test_requests_a_minute_are_counted_for_all_transports_together(served: Served) -> None:
+    _, secret = await new_key(served, requests_per_min=2)
+    async with wire(served, additional_headers=bearer(secret)) as socket:
+        assert (await socket.turn(input="1", store=False))["type"] == "response.completed"
+        answer = await fetch(served, "POST", "/v1/responses", ASK, bearer(secret))
+        assert answer.status == 200
+        error = await socket.turn(input="3", store=False)
+        assert (error["status"], error["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert 0 < error["retry_after"] <= 60
+        answer = await fetch(served, "POST", "/v1/responses", ASK, bearer(secret))
+        assert answer.status == 429
+        assert 0 < int(answer.headers["retry-after"]) <= 31
+    _, other = await new_key(served)
+    assert (await fetch(served, "POST", "/v1/responses", ASK, bearer(other))).status == 200
+
+
+async def test_tokens_a_minute_are_paid_when_a_turn_is_over(served: Served) -> None:
+    _, secret = await new_key(served, tokens_per_min=5)
+    first = await fetch(served, "POST", "/v1/responses", ASK, bearer(secret))
+    assert first.status == 200
+    assert first.json["usage"]["total_tokens"] > 5
+    second = await fetch(served, "POST", "/v1/responses", ASK, bearer(secret))
+    assert second.status == 429
+    assert "tokens a minute" in second.json["error"]["message"]
+
+
+async def test_connections_of_a_key_are_counted(served: Served) -> None:
+    _, secret = await new_key(served, connections_max=1)
+    headers = bearer(secret)
+    async with wire(served, additional_headers=headers):
+        response = await refused_upgrade(served, additional_headers=headers)
+        assert (response.status_code, "retry-after" in response.headers) == (429, True)
+    async with asyncio.timeout(WAIT_S):
+        while served.app.lobby.sessions:  # noqa: ASYNC110 (nobody sets an event)
+            await asyncio.sleep(0.01)
+    async with wire(served, additional_headers=headers) as socket:
+        assert (await socket.turn(input="1", store=False))["type"] == "response.completed"
+
+
+async def test_turns_at_once_of_a_key_are_counted() -> None:
+    async with serving(auth="keys", tps=50) as served:
+        _, secret = await new_key(served, lanes_max=1)
+        async with wire(served, additional_headers=bearer(secret)) as socket:
+            await socket.create(input="1", store=False, stream_id="a")
+            assert (await socket.next())["type"] == "response.created"
+            await socket.create(input="2", store=False, stream_id="b")
+            refused = await socket.events("b")
+            assert refused[-1]["error"]["code"] == "rate_limit_exceeded"
+            answer = await fetch(served, "POST", "/v1/responses", ASK, bearer(secret))
+            assert answer.status == 429
+            assert (await socket.events("a"))[-1]["type"] == "response.completed"
+            assert (await socket.turn(input="3", store=False, stream_id="b"))["type"] == (
+                "response.completed"
+            )
+
+
+async def test_state_of_a_key_is_bounded_over_its_connections(served: Served) -> None:
+    _, secret = await new_key(served, state_bytes_max=60_000)
+    headers = bearer(secret)
+    async with (
+        wire(served, additional_headers=headers) as first,
+        wire(served, additional_headers=headers) as second,
+    ):
+        early = await first.turn(input="x" * 10_000, store=False)
+        late = await second.turn(input="y" * 10_000, store=False)
+        error = await first.turn(
+            input="go on", store=False, previous_response_id=early["response"]["id"]
+        )
+        assert error["error"]["code"] == "previous_response_not_found"
+        again = await second.turn(
+            input="go on", store=False, previous_response_id=late["response"]["id"]
+        )
+        assert again["type"] == "response.completed"
+
+
+async def test_public_address_needs_keys(tmp_path: Path) -> None:
+    flags = {"engine": "scripted", "host": "0.0.0.0", "store": f"sqlite:///{tmp_path}/s.db"}
+    settings = load_settings(flags, environment={})
+    with pytest.raises(Misconfigured, match="segue keys create"):
+        async with open_app(settings):
+            pass
+    async with open_app(load_settings({**flags, "auth": "keys"}, environment={})) as app:
+        await give_out(app.keys, app.hashes, "first", "ada")
+    async with open_app(settings) as app:
+        assert app.book.is_required
+
+
+async def test_keys_of_another_ring_are_told_at_the_start(tmp_path: Path) -> None:
+    flags = {"engine": "scripted", "store": f"sqlite:///{tmp_path}/s.db"}
+    async with open_app(load_settings(flags, environment={})) as app:
+        await give_out(app.keys, app.hashes, "first", "ada")
+    strange = load_settings({**flags, "seal_keys": str(tmp_path / "other")}, environment={})
+    with pytest.raises(Misconfigured, match="seal_keys"):
+        async with open_app(strange):
+            pass
+
+
+async def test_process_has_a_limit_of_connections() -> None:
+    async with serving(connections_max=1) as served, wire(served):
+        response = await refused_upgrade(served)
+        assert response.status_code == 503
+        assert 1 <= int(response.headers["retry-after"]) <= 5
+        assert (await fetch(served, "GET", "/health")).status == 200

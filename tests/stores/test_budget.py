@@ -1,0 +1,99 @@
+"""Whose history goes when memory is short: never that of somebody who holds less than a fair part."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segue.stores.budget import Budget, Share
+from segue.stores.memory import MemoryTurns
+from tests.contracts.turns import make_turn
+
+
+class Pile:
+    """A cache that is a list of sizes, the oldest first."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes)
+
+    def shed(self) -> bool:
+        if self.sizes:
+            del self.sizes[0]
+            return True
+        return False
+
+
+def put(share: Share, pile: Pile, size: int) -> None:
+    pile.sizes.append(size)
+    share.settle()
+
+
+def test_greedy_key_pays_for_itself() -> None:
+    budget = Budget(100)
+    modest, greedy = Pile(), Pile()
+    small, large = budget.enter(modest, "ada", 0), budget.enter(greedy, "eve", 0)
+    put(small, modest, 30)
+    for _ in range(20):
+        put(large, greedy, 10)
+    assert modest.sizes == [30]
+    assert greedy.bytes == 70
+
+
+def test_longest_unused_connection_of_a_key_goes_first() -> None:
+    budget = Budget(1_000)
+    piles = [Pile() for _ in range(3)]
+    shares = [budget.enter(pile, "ada", 30) for pile in piles]
+    for share, pile in zip(shares, piles, strict=True):
+        put(share, pile, 10)
+    shares[0].settle()
+    put(shares[2], piles[2], 10)
+    assert [pile.bytes for pile in piles] == [10, 0, 20]
+
+
+def test_closed_connection_counts_no_longer() -> None:
+    budget = Budget(100)
+    pile = Pile()
+    share = budget.enter(pile, "ada", 0)
+    put(share, pile, 60)
+    share.leave()
+    share.leave()
+    assert budget.bytes == 0
+
+
+steps = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=60)
+
+
+@settings(deadline=None)
+@given(steps, st.integers(10, 120), st.integers(0, 50))
+def test_whatever_happens_all_limits_hold_and_the_modest_lose_nothing(
+    puts: list[tuple[int, int]], bytes_max: int, key_max: int
+) -> None:
+    budget = Budget(bytes_max)
+    piles = [Pile() for _ in range(6)]
+    shares = [budget.enter(pile, f"k{n % 3}", key_max) for n, pile in enumerate(piles)]
+    for which, size in puts:
+        before = {n: sum(p.bytes for p in piles[n::3]) for n in range(3)}
+        put(shares[which], piles[which], size)
+        after = {n: sum(p.bytes for p in piles[n::3]) for n in range(3)}
+        assert budget.bytes == sum(after.values()) <= bytes_max
+        assert all(held <= key_max for held in after.values()) or not key_max
+        for key in range(3):
+            if key != which % 3 and before[key] <= bytes_max / 3:
+                assert after[key] == before[key]
+
+
+async def test_owners_of_one_cache_keep_their_part() -> None:
+    turns = MemoryTurns(60_000, stored_only=True)
+    for number in range(4):
+        await turns.save(make_turn(f"a{number}", owner="ada", node_bytes=1_000))
+    for number in range(200):
+        await turns.save(make_turn(f"e{number}", owner="eve", node_bytes=1_000))
+    assert turns.bytes <= 60_000
+    for number in range(4):
+        assert turns.held("ada", f"a{number}") is not None
+    assert turns.held("eve", "e199") is not None
+    assert turns.held("eve", "e0") is None

@@ -1,0 +1,158 @@
+"""Who is let in, for how long, and what happens while keys cannot be checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.app import give_out
+from segue.errors import Unauthenticated, Unavailable
+from segue.stores.hashes import KeyHashes, new_secret
+from segue.stores.memory import MemoryKeys
+from segue.stores.seals import new_key
+from segue.transports.auth import LOCAL, SECRET, TRUST_S, Book, bearer, offered
+from segue.turn.values import Key
+
+
+class FailingKeys(MemoryKeys):
+    """A store that can be switched off, and that counts its questions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_down = False
+        self.asked = 0
+
+    async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
+        self.asked += 1
+        if self.is_down:
+            raise Unavailable("down")
+        return await super().find(digests)
+
+
+@pytest.fixture
+def keys() -> FailingKeys:
+    return FailingKeys()
+
+
+HASHES = KeyHashes([new_key()])
+
+
+def book(keys: FailingKeys, hashes: KeyHashes = HASHES) -> Book:
+    return Book(keys, hashes.digests, "keys")
+
+
+async def test_known_key_is_not_looked_up_again(keys: FailingKeys) -> None:
+    _, secret = await give_out(keys, HASHES, "test", "ada")
+    some = book(keys)
+    account = await some.find(secret)
+    assert await some.find(secret) is account is some.known(secret)
+    assert keys.asked == 1
+    assert account.owner == "ada"
+
+
+async def test_revoked_key_is_gone_after_the_next_confirmation(keys: FailingKeys) -> None:
+    key, secret = await give_out(keys, HASHES, "test", "ada")
+    some = book(keys)
+    account = await some.find(secret)
+    assert await some.confirm() == []
+    await keys.revoke(key.id)
+    assert await some.confirm() == [account]
+    assert await some.confirm() == []
+    with pytest.raises(Unauthenticated):
+        await some.check(account)
+    with pytest.raises(Unauthenticated):
+        await some.find(secret)
+
+
+async def test_key_that_cannot_be_confirmed_is_trusted_only_for_a_while(
+    keys: FailingKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, secret = await give_out(keys, HASHES, "test", "ada")
+    some = book(keys)
+    account = await some.find(secret)
+    keys.is_down = True
+    with pytest.raises(Unavailable):
+        await some.confirm()
+    await some.check(account)
+    later = time.monotonic() + TRUST_S
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    with pytest.raises(Unavailable):
+        await some.check(account)
+    with pytest.raises(Unavailable):
+        await some.find(secret)
+    keys.is_down = False
+    assert await some.find(secret) is account
+    await some.check(account)
+
+
+async def test_idle_account_is_forgotten_and_found_again(
+    keys: FailingKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, secret = await give_out(keys, HASHES, "test", "ada")
+    some = book(keys)
+    account = await some.find(secret)
+    later = time.monotonic() + 3_600
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert await some.confirm() == []
+    assert await some.find(secret) is not account
+
+
+async def test_made_up_secrets_never_reach_the_store(keys: FailingKeys) -> None:
+    some = book(keys)
+    for secret in ("", "x", "sk-segue-short", "sk-segue-" + "ä" * 43, "sk-segue-" + "a" * 44, None):
+        with pytest.raises(Unauthenticated):
+            await some.find(secret)
+    assert keys.asked == 0
+
+
+async def test_rotated_ring_takes_no_key_back(keys: FailingKeys) -> None:
+    old = new_key()
+    _, secret = await give_out(keys, KeyHashes([old]), "test", "ada")
+    assert (await book(keys, KeyHashes([new_key(), old])).find(secret)).owner == "ada"
+    with pytest.raises(Unauthenticated):
+        await book(keys, KeyHashes([new_key()])).find(secret)
+
+
+async def test_without_keys_everybody_is_local_whatever_is_presented(keys: FailingKeys) -> None:
+    some = Book(keys, HASHES.digests, "auto")
+    for secret in (None, "", "sk-anything"):
+        assert (await some.find(secret)).owner == LOCAL
+
+
+def test_secrets_look_as_the_door_expects() -> None:
+    secrets = {new_secret() for _ in range(100)}
+    assert len(secrets) == 100
+    assert all(SECRET.fullmatch(secret) for secret in secrets)
+
+
+@pytest.mark.parametrize(
+    "header, secret",
+    [
+        ("", None),
+        ("Bearer abc", "abc"),
+        ("bearer   abc ", "abc"),
+        ("Bearer", ""),
+        ("Bearer a b", ""),
+        ("Basic abc", ""),
+        ("Bearer abc, Bearer def", ""),
+    ],
+)
+def test_bearer_is_read(header: str, secret: str | None) -> None:
+    assert bearer(header) == secret
+
+
+def test_offered_key_is_read_among_other_protocols() -> None:
+    assert offered(["segue.v1, segue-key.abc"]) == "abc"
+    assert offered(["segue.v1", "segue-key.abc"]) == "abc"
+    assert offered(["segue.v1"]) is None
+    assert offered([]) is None
+
+
+@given(st.text())
+def test_any_header_is_read_without_complaint(text: str) -> None:
+    bearer(text)
+    offered([text])

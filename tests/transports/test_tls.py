@@ -1,0 +1,117 @@
+"""A port with a certificate, and with another one later, while sockets stay open."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import signal
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from websockets.asyncio.client import connect
+
+from segue.errors import Misconfigured
+from segue.transports.tls import Certificate
+from tests.support import WAIT_S, Wire, served_process
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def write_pair(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate signed by itself, and its key; replaced as a renewing program would."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + datetime.timedelta(days=3650))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    cert_path, key_path = folder / "cert.pem", folder / "key.pem"
+    for path, data in (
+        (key_path, secret),
+        (cert_path, made.public_bytes(serialization.Encoding.PEM)),
+    ):
+        beside = path.with_suffix(".new")
+        beside.write_bytes(data)
+        os.replace(beside, path)
+    return cert_path, key_path
+
+
+def trusting() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def shown_name(port: int) -> str:
+    """Whose certificate a new connection is shown."""
+    async with asyncio.timeout(WAIT_S):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
+    data = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return str(x509.load_der_x509_certificate(data).subject.rfc4514_string())
+
+
+async def test_certificate_is_renewed_without_dropping_sockets(tmp_path: Path) -> None:
+    cert, key = write_pair(tmp_path, "first")
+    flags = ("--tls-cert", str(cert), "--tls-key", str(key), "--store", "memory")
+    with served_process(*flags, cwd=tmp_path) as served:
+        assert served.url.startswith("https://")
+        assert await shown_name(served.port) == "CN=first"
+        async with connect(served.ws_url, ssl=trusting()) as socket:
+            wire = Wire(socket)
+            first = await wire.turn(input="hello", store=False)
+            write_pair(tmp_path, "second")
+            served.process.send_signal(signal.SIGHUP)
+            async with asyncio.timeout(WAIT_S):
+                while await shown_name(served.port) != "CN=second":  # noqa: ASYNC110 (nobody sets an event)
+                    await asyncio.sleep(0.02)
+            again = await wire.turn(
+                input="go on", store=False, previous_response_id=first["response"]["id"]
+            )
+            assert again["type"] == "response.completed"
+        assert served.stop() == 0
+
+
+async def test_changed_files_are_noticed_and_broken_ones_left_alone(tmp_path: Path) -> None:
+    cert, key = write_pair(tmp_path, "first")
+    certificate = Certificate(cert, key)
+    server = await asyncio.start_server(
+        lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=certificate.context
+    )
+    port = server.sockets[0].getsockname()[1]
+    async with server, certificate.watched(every_s=0.01):
+        write_pair(tmp_path, "second")
+        async with asyncio.timeout(WAIT_S):
+            while await shown_name(port) != "CN=second":  # noqa: ASYNC110 (nobody sets an event)
+                await asyncio.sleep(0.01)
+        key.write_text("half a key")
+        assert not certificate.reload()
+        assert await shown_name(port) == "CN=second"
+
+
+def test_unusable_files_are_said_before_anything_starts(tmp_path: Path) -> None:
+    cert, key = write_pair(tmp_path, "first")
+    with pytest.raises(Misconfigured, match="No such file"):
+        Certificate(tmp_path / "none.pem", key)
+    key.write_text("no key")
+    with pytest.raises(Misconfigured, match="tls_cert"):
+        Certificate(cert, key)
