@@ -407,11 +407,13 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
 
         async def erase(owner: Owner, turn_id: str) -> bool:
             is_erased = await store.turns.delete(owner, turn_id)
+            runner.forget(owner, turn_id)
             await lobby.erase(owner, turn_id)
             return is_erased
 
         async def let_go(owner: Owner, turn_id: str) -> None:
             await store.state.delete(owner, turn_id)
+            runner.forget(owner, turn_id)
             await lobby.erase(owner, turn_id)
 
         retention = Retention(settings.retention_s, settings.events_retention_s)

@@ -39,6 +39,8 @@ Lane = str | None
 IN_FLIGHT_MAX = 16
 NAMES_MAX = 32
 WAITING_MAX = 64
+# Responses whose steers wait for a create that may never come.
+HELD_MAX = 32
 # More than a cache holds of real turns; a parent older than that counts as its continuer's own.
 MADE_MAX = 10_000
 
@@ -129,9 +131,14 @@ class Lanes(Generic[Request, Pin, Held]):
         """Whether a create that continues this response on this lane waits already."""
         return any(one.parent_id == parent_id for one in self._waiting.get(lane, ()))
 
-    def hold(self, lane: Lane, parent_id: str, held: list[Held]) -> None:
-        """Keep steers for the create that will continue this response."""
+    def hold(self, lane: Lane, parent_id: str, held: list[Held]) -> tuple[Lane, list[Held]] | None:
+        """Keep steers for the create that will continue this response. Returns those that have waited longest, with
+        their lane, if there are too many."""
         self._held[lane, parent_id] = held
+        if len(self._held) <= HELD_MAX:
+            return None
+        oldest = next(iter(self._held))
+        return oldest[0], self._held.pop(oldest)
 
     def take_held(self, ticket: Ticket[Request, Pin]) -> list[Held]:
         """The steers that this create brings along; they are its own from here on."""

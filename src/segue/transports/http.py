@@ -229,7 +229,9 @@ class HttpApp:
         sink = LastSink()
         asker = self._asker(exchange)
         running = await self._desk.runner.begin(create, asker, tally, sink, "http")
-        if not running.is_background:
+        if running.is_background:
+            running.detach(sink)
+        else:
             async with heard_by(exchange, running, sink):
                 await sink.ended()
         if running.error is not None:
@@ -324,6 +326,10 @@ class HttpApp:
                 "Only a response that was created with 'background' can be cancelled.",
                 code="unsupported_value",
                 param="response_id",
+            )
+        if running is None and response.status in ("queued", "in_progress"):
+            raise Conflict(
+                f"Response with id '{turn_id}' runs in another process.", param="response_id"
             )
         if running is not None:
             sink = LastSink()

@@ -71,6 +71,8 @@ PATHS = frozenset(
 
 # Each connection lives up to this much shorter than the limit, so that they do not all come back at once (F10).
 AGE_JITTER = 0.05
+# What one steer may bring; a steer is a remark, not a history.
+STEER_BYTES_MAX = 1024 * 1024
 # Steers that may wait for one response (protocol.md 9 row 11).
 STEERS_MAX = 16
 # Caches of lost connections; beyond this the oldest goes.
@@ -167,6 +169,8 @@ class Session:
         self._over: OrderedDict[str, tuple[Assembler, Lane]] = OrderedDict()
         # What rollouts were given, until there is a place for them to go on.
         self._appends: dict[ServedTicket, Append] = {}
+        # Steers that came by this connection and wait for their response to end.
+        self._steers: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._age_timer: asyncio.TimerHandle | None = None
         self._is_aged = False
@@ -304,7 +308,13 @@ class Session:
                     "'response.steer' takes no 'stream_id': it goes to its response's lane.",
                     code="invalid_input",
                 )
-            running.steer(Steer(new_id("steer"), given, decode_steered(given)))
+            if memoryview(given).nbytes > STEER_BYTES_MAX:
+                raise InvalidRequest(
+                    f"A steer may have at most {STEER_BYTES_MAX} bytes.", code="invalid_input"
+                )
+            steer = Steer(new_id("steer"), given, decode_steered(given))
+            running.steer(steer)
+            self._steers.add(steer.id)
         except ApiError as error:
             if error.code in ("invalid_value", "invalid_request"):
                 error.code = "invalid_input"
@@ -364,13 +374,17 @@ class Session:
     def _pass_on(self, sink: LaneSink) -> None:
         """The steers of a turn that is over wait for the create that continues it: the client's, or our own."""
         running, ticket = sink.running, sink.ticket
-        held = [HeldSteer(steer, running.assembler) for steer in running.steers]
+        own = [steer for steer in running.steers if steer.id in self._steers]
+        held = [HeldSteer(steer, running.assembler) for steer in own]
+        self._steers -= {one.steer.id for one in held}
         if not held:
             return
         if running.response.status not in ("completed", "incomplete"):
             asyncio.get_running_loop().call_soon(self._give_back, held, ticket.lane)
             return
-        self._lanes.hold(ticket.lane, running.id, held)
+        forgotten = self._lanes.hold(ticket.lane, running.id, held)
+        if forgotten is not None:
+            asyncio.get_running_loop().call_soon(self._give_back, forgotten[1], forgotten[0])
         if self._lanes.has_waiting(ticket.lane, running.id):
             return
         items = running.assembler.items
@@ -426,6 +440,7 @@ class Session:
                         "'response.append' takes the outputs of calls and nothing else.",
                         param=f"input[{index}].type",
                     )
+            running.check(items)
             pair_calls(running.owed, items)
         except ApiError as error:
             self._refuse(error, sink.ticket.lane)

@@ -6,7 +6,7 @@ object as the client will first see it. Nothing has been said to the client yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,7 @@ from segue.turn.resolve import Resolved
 from segue.turn.seams import Dialect, Engine
 from segue.turn.values import Owner, Sampling, Tally
 from segue.wire.codec import encode
-from segue.wire.items import CompactionTrigger, count_media
+from segue.wire.items import CompactionTrigger, Item, count_media
 from segue.wire.requests import Create
 from segue.wire.response import Named, ReasoningEcho, Response, TextEcho
 from segue.wire.tools import forced_offers, grammar_of, has_grammar
@@ -82,9 +82,14 @@ class Plan:
         return self.resolved.create.generates
 
     @property
+    def key(self) -> str:
+        """The idempotency key, or nothing."""
+        return self.resolved.create.idempotency_key or ""
+
+    @property
     def is_keyed(self) -> bool:
         """Whether the same request may come again and mean this turn."""
-        return self.resolved.create.idempotency_key is not None
+        return bool(self.key)
 
     @property
     def is_rollout(self) -> bool:
@@ -118,7 +123,7 @@ def admit(
         raise model_not_found(resolved.model)
     _refuse_grammar(resolved, model.engine)
     parent = resolved.parent
-    _check_unseen(resolved, model, tally)
+    check_unseen(resolved.given, model, tally)
     is_stored = resolved.create.store is not False
     sampling = _sampling(resolved.create, model.sampling)
     return Plan(
@@ -132,20 +137,45 @@ def admit(
         root_at=parent.root_at if parent else now,
         tally=tally,
         lane=lane,
-        compacts="chain" if _is_triggered(resolved) else None,
-        threshold=_threshold(resolved.create, model),
+        compacts=_compacts(resolved, is_stored=is_stored),
+        threshold=_threshold(resolved, model, is_stored=is_stored),
     )
 
 
 def _is_triggered(resolved: Resolved) -> bool:
     given = resolved.given
-    return bool(given) and isinstance(given[-1].value, CompactionTrigger)
+    if not given or not isinstance(given[-1].value, CompactionTrigger):
+        return False
+    if len(given) == 1 and resolved.parent is None and not resolved.earlier:
+        raise InvalidRequest("There is nothing to compact.", param="input")
+    return True
 
 
-def _threshold(create: Create, model: Model) -> int:
-    """How long a prompt may become before it is compacted; by default most of what the model can take."""
-    for one in create.context_management or []:
-        return one.compact_threshold or int(model.context_tokens * THRESHOLD_SHARE)
+def _may_compact(resolved: Resolved, *, is_stored: bool) -> bool:
+    """A stored compaction would keep the words of everything it stands for: nothing of that may be unstored."""
+    past = resolved.parent.lineage() if resolved.parent and is_stored else []
+    return all(turn.is_stored for turn in past)
+
+
+def _compacts(resolved: Resolved, *, is_stored: bool) -> Kind | None:
+    if not _is_triggered(resolved):
+        return None
+    if not _may_compact(resolved, is_stored=is_stored):
+        raise InvalidRequest(
+            "A stored response cannot compact a history that is not stored. Say 'store': false.",
+            code="unsupported_value",
+            param="store",
+        )
+    return "chain"
+
+
+def _threshold(resolved: Resolved, model: Model, *, is_stored: bool) -> int:
+    """How long a prompt may become before it is compacted: at most most of what the model can take; 0: never."""
+    for one in resolved.create.context_management or []:
+        if not _may_compact(resolved, is_stored=is_stored):
+            break
+        usual = int(model.context_tokens * THRESHOLD_SHARE)
+        return min(one.compact_threshold or usual, usual)
     return 0
 
 
@@ -188,14 +218,14 @@ def _instructions(resolved: Resolved) -> Raw:
     return NULL if head.instructions is None else Raw(encode(head.instructions))
 
 
-def _check_unseen(resolved: Resolved, model: Model, tally: Tally) -> None:
+def check_unseen(given: Sequence[Item], model: Model, tally: Tally) -> None:
     """Nothing is half-understood in silence: what cannot be seen is counted, or refused if the operator says so."""
     if model.unseen == "seen":
         return
-    for index, item in enumerate(resolved.given):
+    for index, item in enumerate(given):
         if (count := count_media(item.value)) and model.unseen == "refuse":
             raise InvalidRequest(
-                f"The model '{cut_name(resolved.model)}' can take in neither pictures nor sound.",
+                f"The model '{cut_name(model.name)}' can take in neither pictures nor sound.",
                 code="unsupported_value",
                 param=f"input[{index}]",
             )

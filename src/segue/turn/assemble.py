@@ -26,7 +26,7 @@ from typing import Literal, assert_never
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from segue.errors import ApiError
+from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.turn.admit import ReasoningView
 from segue.turn.decide import End
 from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Steer, Wrote
@@ -112,6 +112,8 @@ NewId = Callable[[str], str]
 # Makes an opaque text that only we can open, for the same owner.
 Seal = Callable[[bytes], str]
 
+# Failures of a response that its caller must mend.
+CALLERS_FAULTS = ("context_length_exceeded", "invalid_prompt")
 # Where a text may be cut so that it reads as finished: behind a sentence or a line.
 SENTENCE_ENDS = (".", "!", "?", "\n", ":", "。", "！", "？")
 
@@ -200,6 +202,10 @@ class Assembler:
         """The writer of a response that has ended before."""
         assembler = cls(response, lambda prefix: "")
         assembler._state = "ended"
+        fault = response.error
+        if fault is not None:
+            kind = InvalidRequest if fault.code in CALLERS_FAULTS else ServerFault
+            assembler.error = kind(fault.message, code=fault.code)
         return assembler
 
     @property

@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 
 from segue.turn.values import Round, Turn, since_fresh
 from segue.wire.codec import decode_item, listed_item, user_message
-from segue.wire.items import AdditionalTools, ConfigurationUpdate, Item, Message
+from segue.wire.items import AdditionalTools, ConfigurationUpdate, InputText, Item, Message, Value
 
 Kind = Literal["window", "chain"]
 
@@ -26,6 +26,9 @@ REQUEST = (
     "errors, to the letter) and what is still to do. Answer with the summary and nothing else; call no tool."
 )
 PREAMBLE = "Here is a summary of the conversation so far; what it covers is no longer shown.\n\n"
+
+
+STANDING = "What the developer said still holds:\n\n"
 
 
 class Compacted(Struct, frozen=True):
@@ -59,8 +62,20 @@ def asking() -> Item:
 
 
 def summary_message(compacted: Compacted) -> Message:
-    """What a compaction means to the model."""
-    return Message(role="user", content=PREAMBLE + compacted.summary)
+    """What a compaction means to the model; what the developer said and stands nowhere else is repeated in it."""
+    said = [_text_of(decode_item(raw, "kept").value) for raw in compacted.kept]
+    told = f"{STANDING}{chr(10).join(said)}\n\n" if compacted.kind == "window" and said else ""
+    return Message(role="user", content=PREAMBLE + told + compacted.summary)
+
+
+def _text_of(value: Value) -> str:
+    match value:
+        case Message(content=str() as text):
+            return text
+        case Message(content=parts):
+            return "\n".join(part.text for part in parts if isinstance(part, InputText))
+        case _:
+            return ""
 
 
 def stand_in(compacted: Compacted) -> tuple[Item, ...]:
@@ -79,7 +94,7 @@ def worth_keeping(rounds: Iterable[Round], given: Sequence[Item], bytes_max: int
         item
         for item in (*(item for one in rounds for item in one.given), *given)
         if isinstance(item.value, AdditionalTools | ConfigurationUpdate)
-        or (isinstance(item.value, Message) and item.value.role != "assistant")
+        or (isinstance(item.value, Message) and _is_others(item.value))
     ]
     room = bytes_max - sum(len(item.raw) for item in messages if not _is_users(item))
     kept: list[Item] = []
@@ -95,6 +110,11 @@ def worth_keeping(rounds: Iterable[Round], given: Sequence[Item], bytes_max: int
     return kept
 
 
+def sealed_with(kept: Sequence[Item], kind: Kind) -> list[Raw]:
+    """What goes into the seal word for word: beside a window the user's messages stand outside."""
+    return [Raw(item.raw) for item in kept if kind == "chain" or not _is_users(item)]
+
+
 def window(
     past: Turn | None, given: Sequence[Item], bytes_max: int, new_id: Callable[[str], str]
 ) -> list[Raw]:
@@ -106,6 +126,21 @@ def window(
         for item in kept
         if _is_users(item)
     ]
+
+
+def _is_others(message: Message) -> bool:
+    """Whether somebody else than the model said this: neither its answers nor its summaries."""
+    return message.role != "assistant" and not _is_summary(message)
+
+
+def _is_summary(message: Message) -> bool:
+    match message.content:
+        case str() as text:
+            return text.startswith(PREAMBLE)
+        case [InputText(text=text)]:
+            return text.startswith(PREAMBLE)
+        case _:
+            return False
 
 
 def _is_users(item: Item) -> bool:

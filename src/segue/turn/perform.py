@@ -10,16 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from msgspec import Raw, structs
+from msgspec import structs
 
 from segue.errors import ApiError, EngineFailed, ServerFault
 from segue.turn.admit import Plan
 from segue.turn.bring import bring
-from segue.turn.compact import Compacted, asking, stand_in, to_bytes, worth_keeping
+from segue.turn.compact import (
+    Compacted,
+    asking,
+    sealed_with,
+    stand_in,
+    to_bytes,
+    worth_keeping,
+)
 from segue.turn.compose import Composed, compose, fitting, remember, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.hosted import Errands, Hosted
@@ -54,7 +62,7 @@ from segue.wire.items import (
     ToolSearchOutput,
     required_by,
 )
-from segue.wire.requests import TextConfig, ToolChoiceName
+from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
 from segue.wire.response import InputDetails, OutputDetails, Usage
 
 log = logging.getLogger(__name__)
@@ -120,6 +128,7 @@ async def perform(
         # A mistake of ours; the client still gets its one terminal event.
         log.exception("turn %s broke", plan.id)
         assembler.conclude(End("failed", error=ServerFault(PROBLEM)), NO_USAGE, int(time.time()))
+        await _save_failed(plan, running, turns, [*resolved.earlier, Round(resolved.given)])
 
 
 # --- the loop -----------------------------------------------------------------------------------------
@@ -198,12 +207,13 @@ async def _round(play: Play) -> ApiError | None:
 
 async def _compose(play: Play) -> Composed:
     """The prompt of this round; if it passes the client's threshold, of what is left after a compaction."""
-    plan = play.plan
+    plan, running = play.plan, play.running
     may_truncate = plan.resolved.create.truncation == "auto"
     composed = await compose(plan, play.scene, may_truncate=may_truncate and not plan.threshold)
     play.first = play.first or composed
     if plan.threshold and composed.length > plan.threshold and not play.is_fresh:
-        await _compact(play)
+        if await _compact(play) is None:
+            return composed if running.inbox else fitting(plan, composed)
         composed = await compose(plan, play.scene, may_truncate=may_truncate)
     return fitting(plan, composed)
 
@@ -322,6 +332,9 @@ async def _wait(play: Play, required: list[Required]) -> None:
     with suppress(TimeoutError):
         async with running.interruptible():
             await asyncio.sleep(play.plan.append_s_max)
+            if not running.is_owed:
+                # It has come, and waits for a place.
+                await asyncio.Event().wait()
     running.owed = None
 
 
@@ -339,21 +352,27 @@ async def _compact(play: Play) -> Finish | None:
     """Let the model sum up what it has seen; from here on history begins with that."""
     plan, running = play.plan, play.running
     assembler, scene = running.assembler, play.scene
-    running.publish(assembler.compact())
-    quiet = structs.replace(scene.head, tool_choice="none", text=TextConfig())
+    quiet = structs.replace(
+        scene.head, tool_choice="none", text=TextConfig(), reasoning=ReasoningConfig(effort="none")
+    )
     asked = structs.replace(scene, head=quiet, given=(*scene.given, asking()))
     composed = fitting(plan, await compose(plan, asked, may_truncate=True))
-    summary = Summary(plan.model.dialect.reader(composed.scene))
+    reader = plan.model.dialect.reader(composed.scene)
+    summary = Summary(reader, lambda: running.publish(assembler.compact()))
     tokens_max = min(SUMMARY_TOKENS_MAX, int(plan.model.context_tokens * SUMMARY_SHARE))
     finish = await _sample(play, composed, summary, tokens_max)
     summary.close(is_cut=True)
     play.usage = _plus(play.usage, _usage(play, composed, finish))
     if finish is None and running.inbox:
         return None
+    if not summary.text and not plan.compacts:
+        # It goes on as it is, as long as it fits.
+        return None
     if finish is None or not summary.text:
         raise EngineFailed("The model wrote no summary to go on with.")
     kept = worth_keeping(scene.history(), scene.given, plan.model.context_tokens)
-    compacted = Compacted(plan.compacts or "chain", summary.text, [Raw(item.raw) for item in kept])
+    kind = plan.compacts or "chain"
+    compacted = Compacted(kind, summary.text, sealed_with(kept, kind))
     running.publish(assembler.compacted(to_bytes(compacted)))
     _note(play, did_sample=False)
     play.given, play.is_fresh = stand_in(compacted), True
@@ -365,8 +384,9 @@ async def _compact(play: Play) -> Finish | None:
 class Summary:
     """A reader that keeps the text to itself, and nothing else that the model may say."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, on_begun: Callable[[], None]) -> None:
         self._reader = reader
+        self._on_begun = on_begun
         self._is_text = False
         self._pieces: list[str] = []
 
@@ -393,6 +413,8 @@ class Summary:
             if isinstance(one, Opened):
                 self._is_text = one.kind == "message"
             elif isinstance(one, Wrote) and self._is_text:
+                if not self._pieces:
+                    self._on_begun()
                 self._pieces.append(one.text)
         return []
 
@@ -433,6 +455,8 @@ async def _sample(
     """Let the model speak until it stops, is stopped, or breaks off."""
     tally, running, assembler = play.plan.tally, play.running, play.running.assembler
     play.sampled = 0
+    if running.inbox:
+        return None
     if reader is not None and composed.rendered.lead:
         running.publish(assembler.feed(reader.feed(Ids(composed.rendered.lead))))
     began = first_at = now()
@@ -528,8 +552,24 @@ async def _save(play: Play, end: End, turns: Turns) -> None:
             plan.tally.is_recorded = plan.is_stored
     except ApiError as error:
         assembler.conclude(End("failed", error=error), usage, int(time.time()))
+        await _save_failed(plan, play.running, turns, play.rounds)
     plan.tally.stage_s["save"] = now() - began
     plan.tally.mark("saved")
+
+
+async def _save_failed(plan: Plan, running: Running, turns: Turns, rounds: Sequence[Round]) -> None:
+    """A part of it may be in the store, as queued or even as completed: that must not stay."""
+    if not plan.is_stored:
+        return
+    running.unsaved = commit(
+        plan, running.response, tuple(rounds), plan.resolved.open_calls, warm=None
+    )
+    try:
+        await turns.save(running.unsaved)
+        running.unsaved = None
+        plan.tally.is_recorded = True
+    except ApiError:
+        log.warning("turn %s could not be saved as failed", plan.id)
 
 
 def _with_thoughts(play: Play) -> Usage:

@@ -84,6 +84,12 @@ def resolve(
     tools, did_decode = (
         (NO_TOOLS, False) if create.tools is UNSET else decode_tools(create.tools, known)
     )
+    if earlier and parent is not None:
+        raise InvalidRequest(
+            "A compaction stands for all that came before it: begin a new chain with it, without a parent.",
+            code="unsupported_value",
+            param="input",
+        )
     shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
     brought = bring(brought_by(parent), (*shadowed, *given))
     tools = with_listed(tools, still_listed(tools, brought, parent))
@@ -93,7 +99,7 @@ def resolve(
         parent=parent,
         given=given,
         head=_shared(_head(create, tools), parent),
-        open_calls=pair_calls(parent.open_calls if parent else {}, (*shadowed, *given)),
+        open_calls=pair_calls(parent.open_calls if parent else {}, given),
         model_turns=(parent.model_turns if parent else 0) + count_model_turns(given),
         model=model,
         tool_decodes=did_decode + sum(isinstance(item.value, BRINGING) for item in given),
@@ -205,6 +211,11 @@ def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
                 code="unsupported_parameter",
                 param=name,
             )
+    check_items(given)
+
+
+def check_items(given: Sequence[Item]) -> None:
+    """What no item may ask for, whichever way it comes."""
     for index, item in enumerate(given):
         match item.value:
             case ConfigurationUpdate(text=TextUpdate() as text):

@@ -8,17 +8,18 @@ that repeats another by its idempotency key hears that one's turn instead of sta
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 
 from msgspec import UNSET, structs
 
-from segue.errors import ID_CHARS_MAX, Conflict, TooMany, Unavailable
+from segue.errors import ID_CHARS_MAX, ApiError, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
-from segue.turn.admit import Models, Plan
+from segue.turn.admit import Models, Plan, check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.attach import ReadUrl
 from segue.turn.compact import Kind
@@ -28,14 +29,18 @@ from segue.turn.join import JoinedTurns, join
 from segue.turn.perform import perform
 from segue.turn.prepare import Asker, prepare
 from segue.turn.recall import RenderCache
+from segue.turn.resolve import check_items
 from segue.turn.running import Running, Sink
 from segue.turn.scribe import Scribe
 from segue.turn.seams import Conversations, EventLog, Repeats, Seals, Turns
 from segue.turn.settle import Afterwards, Settled, commit, entry_of
-from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally
+from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally, Turn
 from segue.wire.codec import encode
+from segue.wire.items import Item
 from segue.wire.requests import Create
 from segue.wire.response import Response
+
+log = logging.getLogger(__name__)
 
 # Silence is a fault: some clients give up after minutes, some proxies after one (hazards.md F1, F3).
 HEARTBEAT_S = 15.0
@@ -47,6 +52,10 @@ APPEND_S_MAX = 600.0
 END_S_MAX = 2.0
 # Background turns wait for their engine inside the process; beyond this a client must come back later.
 BACKGROUND_MAX = 1_000
+# How often a request may find its key taken by one that is then refused.
+CLAIMS_MAX = 5
+# How long to wait before the end of a background turn is saved again; doubled up to a minute.
+MEND_S, MEND_S_MAX = 1.0, 60.0
 # Events of ended turns that a repeat may still ask for, where no log has them.
 ENDED_BYTES_MAX = 16 * 1024 * 1024
 
@@ -87,9 +96,13 @@ class Runner:
         self._hosted = hosted or Hosted()
         self._runnings: dict[str, Running] = {}
         self._ended: OrderedDict[str, Running] = OrderedDict()
+        # Requests with a key that are not turns yet; set when that is settled.
+        self._preparing: dict[str, asyncio.Event] = {}
         # Which turn speaks in which conversation.
         self._speaking: dict[str, tuple[Owner, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Ends of turns that the store has still to take; nobody waits for them at a stop.
+        self._mending: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Runner:
@@ -100,8 +113,10 @@ class Runner:
         await self.drain(0)
         await self._records.afterwards.drained()
         assert self._worker is not None
-        self._worker.cancel()
-        await asyncio.gather(self._worker, return_exceptions=True)
+        idle = (self._worker, *self._mending)
+        for task in idle:
+            task.cancel()
+        await asyncio.gather(*idle, return_exceptions=True)
 
     @property
     def running_count(self) -> int:
@@ -127,14 +142,53 @@ class Runner:
         if create.idempotency_key is None:
             return await self._begin(create, asker, tally, sink, transport, new_id("resp"))
         claim = claim_of(create, asker.owner)
-        held = await self._records.repeats.claim(claim)
-        if held.turn_id != claim.turn_id:
-            return await self._repeat(held, claim, asker.turns, sink)
+        is_settled = self._preparing[claim.turn_id] = asyncio.Event()
         try:
-            return await self._begin(create, asker, tally, sink, transport, claim.turn_id)
-        except BaseException:
-            await self._records.repeats.release(claim)
+            held = await self._take(claim)
+            if held.turn_id != claim.turn_id:
+                return await self._repeat(held, claim, asker.turns, sink)
+            try:
+                return await self._begin(create, asker, tally, sink, transport, claim.turn_id)
+            except BaseException:
+                await asyncio.shield(self._records.repeats.release(claim))
+                raise
+        finally:
+            del self._preparing[claim.turn_id]
+            is_settled.set()
+
+    async def _take(self, claim: Claim) -> Claim:
+        """Whoever holds the key, once that is settled: a request that is still being prepared may be refused, and then
+        the key is free again."""
+        for _ in range(CLAIMS_MAX):
+            held = await self._claim(claim)
+            is_settled = self._preparing.get(held.turn_id)
+            if held.turn_id == claim.turn_id or is_settled is None:
+                return held
+            await is_settled.wait()
+            if self._hearable(held) is not None:
+                return held
+        raise Unavailable("This idempotency key is asked for by too many at once.")
+
+    async def _claim(self, claim: Claim) -> Claim:
+        """Ask for the key. A client that leaves meanwhile must not keep it."""
+        asking = asyncio.create_task(self._records.repeats.claim(claim))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self._spawn(self._unclaim(asking, claim))
             raise
+
+    async def _unclaim(self, asking: asyncio.Task[Claim], claim: Claim) -> None:
+        if (await asking).turn_id == claim.turn_id:
+            await self._records.repeats.release(claim)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _hearable(self, held: Claim) -> Running | None:
+        return self._runnings.get(held.turn_id) or self._ended.get(held.turn_id)
 
     async def _begin(
         self, create: Create, asker: Asker, tally: Tally, sink: Sink, transport: str, turn_id: str
@@ -240,13 +294,12 @@ class Runner:
             is_rollout=plan.is_rollout,
             can_be_steered=plan.can_be_steered,
         )
+        running.check = partial(_check_appended, plan)
         if plan.is_stored and (plan.response.background or plan.is_keyed):
             self.write_down(running)
         running.attach(sink)
         self._runnings[plan.id] = running
-        task = asyncio.create_task(self._run(plan, running, turns, transport))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._spawn(self._run(plan, running, turns, transport))
         return running
 
     def write_down(self, running: Running) -> None:
@@ -267,8 +320,12 @@ class Runner:
             if running.scribe is not None:
                 await running.scribe.finish()
             if plan.is_keyed:
-                self._keep(running)
+                await self._keep(plan, running)
             del self._runnings[plan.id]
+            if running.unsaved is not None and running.is_background:
+                mending = asyncio.create_task(self._mend(running.unsaved, turns))
+                self._mending.add(mending)
+                mending.add_done_callback(self._mending.discard)
         await self._records.afterwards.put(_settled(plan, running.response, transport))
 
     # --- hearing it again ---
@@ -293,10 +350,42 @@ class Runner:
             sink.deliver(written)
         return True
 
-    def _keep(self, running: Running) -> None:
+    async def _mend(self, turn: Turn, turns: Turns) -> None:
+        """Somebody waits for this turn, and the store still says that it runs."""
+        pause_s = MEND_S
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await turns.save(turn)
+                return
+            except ApiError:
+                pause_s = min(2 * pause_s, MEND_S_MAX)
+
+    async def _keep(self, plan: Plan, running: Running) -> None:
+        """A repeat hears what the model made of it; what was broken off by somebody's leaving may be asked again."""
+        has_left = any(isinstance(one, Cancel) for one in running.inbox)
+        if self._is_drained(running) or (has_left and not running.is_background):
+            claim = Claim(plan.owner, plan.key, plan.id, b"", plan.is_stored)
+            try:
+                await self._records.repeats.release(claim)
+            except ApiError:
+                log.warning("the key of turn %s could not be let go of", plan.id)
+            return
+        if plan.is_stored:
+            running.turn = None
         self._ended[running.id] = running
         while len(self._ended) > 1 and self.ended_bytes > ENDED_BYTES_MAX:
             self._ended.popitem(last=False)
+
+    def _is_drained(self, running: Running) -> bool:
+        is_told = any(isinstance(one, Drain) for one in running.inbox)
+        return is_told and running.response.status == "failed"
+
+    def forget(self, owner: Owner, turn_id: str) -> None:
+        """A turn was deleted."""
+        running = self._ended.get(turn_id)
+        if running is not None and running.owner == owner:
+            del self._ended[turn_id]
 
     @property
     def ended_bytes(self) -> int:
@@ -311,7 +400,7 @@ class Runner:
                 code="idempotency_key_reused",
                 param="idempotency_key",
             )
-        running = self._runnings.get(held.turn_id) or self._ended.get(held.turn_id)
+        running = self._hearable(held)
         if running is None:
             running = await self._retold(held, turns)
         if not running.attach(sink):
@@ -321,7 +410,7 @@ class Runner:
         return running
 
     async def _retold(self, held: Claim, turns: Turns) -> Running:
-        turn = await turns.read(held.owner, held.turn_id)
+        turn = await turns.find(held.owner, held.turn_id)
         written = await self._records.log.read_after(held.owner, held.turn_id, -1)
         if turn is None or not written or not written[-1].is_terminal:
             raise _gone(held)
@@ -354,6 +443,12 @@ def claim_of(create: Create, owner: Owner) -> Claim:
         digest=blake2b(encode(asked), digest_size=16).digest(),
         is_stored=create.store is not False,
     )
+
+
+def _check_appended(plan: Plan, items: Sequence[Item]) -> None:
+    """What comes later is checked as what came first."""
+    check_items(items)
+    check_unseen(items, plan.model, plan.tally)
 
 
 def _gone(held: Claim) -> Conflict:

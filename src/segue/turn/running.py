@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from segue.turn.assemble import Assembler
 from segue.turn.scribe import Scribe
 from segue.turn.values import Append, Notice, Owner, Steer, Turn
 from segue.wire.events import Event
-from segue.wire.items import Call
+from segue.wire.items import Call, Item
 from segue.wire.response import Response
 
 # One long answer with its reasoning; beyond it a late subscriber asks the store.
@@ -62,6 +62,10 @@ class Running:
         self.is_ended = False
         # What it has become, once it is saved.
         self.turn: Turn | None = None
+        # How it ended, where the store has not taken that yet.
+        self.unsaved: Turn | None = None
+        # Refuses what may not be appended to it.
+        self.check: Callable[[Sequence[Item]], None] = lambda items: None
         # Writes its events down, where they may be asked for later.
         self.scribe: Scribe | None = None
         # The calls that a waiting rollout asks the client to answer; None while it does not wait.
@@ -86,8 +90,8 @@ class Running:
 
     @property
     def bytes(self) -> int:
-        """What its events hold in memory."""
-        return self._ring_bytes
+        """What its events hold in memory, and the turn that it has become."""
+        return self._ring_bytes + (self.turn.bytes if self.turn is not None else 0)
 
     @property
     def is_background(self) -> bool:
@@ -100,10 +104,11 @@ class Running:
         return bool(self._sinks)
 
     def attach(self, sink: Sink, *, after: int = -1) -> bool:
-        """Hear every event with a higher number than `after`; False if some of them are gone already."""
+        """Hear every event with a higher number than `after`; False if some are gone, or it has not come that far."""
         missed = [event for event in self._ring if event.number > after]
         oldest = self._ring[0].number if self._ring else 0
-        if oldest > after + 1:
+        newest = self._ring[-1].number if self._ring else -1
+        if oldest > after + 1 or after > newest:
             return False
         self._sinks.append(sink)
         sink.hear(self)
@@ -190,6 +195,11 @@ class Running:
     def inbox(self) -> Sequence[Notice]:
         """What was told and not yet taken, oldest first."""
         return tuple(self._inbox)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether its client has still to answer."""
+        return self.owed is not None
 
     @property
     def is_steered(self) -> bool:
