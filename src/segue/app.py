@@ -15,12 +15,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 import uvicorn
 import uvloop
+from msgspec import structs
 
 from segue import __version__
 from segue.audit import Audit
@@ -60,6 +62,7 @@ from segue.stores.sqlite import (
 from segue.stores.upkeep import kept_up
 from segue.tools.fetch import Fetcher, Policy, read_as_data
 from segue.tools.index import IndexWeb, Report, build
+from segue.tools.mcp import McpServer, McpServers, allow_hosts
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
 from segue.traces import Traces
@@ -73,10 +76,21 @@ from segue.transports.tls import Certificate
 from segue.transports.websocket import Lobby
 from segue.turn.admit import Models
 from segue.turn.circle import Circle
+from segue.turn.hosted import Hosted, ToolLimits
 from segue.turn.quota import KeyLimits
 from segue.turn.recall import RenderCache
 from segue.turn.run import Records, Runner
-from segue.turn.seams import Bus, Conversations, EventLog, Keys, Ledger, Repeats, Turns, Upkeep
+from segue.turn.seams import (
+    Bus,
+    Conversations,
+    EventLog,
+    Keys,
+    Ledger,
+    Repeats,
+    Tool,
+    Turns,
+    Upkeep,
+)
 from segue.turn.settle import Afterwards
 from segue.turn.values import Key, Owner, Retention, Used
 
@@ -482,6 +496,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
 
         retention = Retention(settings.retention_s, settings.events_retention_s)
         async with (
+            _open_tools(settings) as hosted,
             Runner(
                 models,
                 Records(afterwards, store.events, store.repeats, store.conversations),
@@ -489,6 +504,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 heartbeat_s=settings.heartbeat_s,
                 append_s_max=settings.append_s_max,
                 recall=recall,
+                hosted=hosted,
                 read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
                 guards=served.owners,
             ) as runner,
@@ -554,6 +570,25 @@ async def _erased(body: bytes, let_go: Callable[[Owner, str], Awaitable[None]]) 
     """Another worker has erased a turn."""
     owner, turn_id = msgspec.msgpack.decode(body, type=tuple[str, str])
     await let_go(owner, turn_id)
+
+
+@asynccontextmanager
+async def _open_tools(settings: Settings) -> AsyncIterator[Hosted]:
+    """The tools that this process runs; sessions with MCP servers end with it."""
+    limits = ToolLimits(settings.tool_s_max, settings.tool_output_bytes_max)
+    if not settings.mcp and not settings.mcp_hosts:
+        yield Hosted(limits=limits)
+        return
+    if find_spec("mcp") is None:
+        raise Misconfigured("mcp: the package 'mcp' is not installed: pip install 'segue[mcp]'.")
+    servers = McpServers(
+        [McpServer(**structs.asdict(one)) for one in settings.mcp],
+        allow_hosts(settings.mcp_hosts),
+        list_s=settings.mcp_list_s,
+    )
+    async with aclosing(servers):
+        tools: dict[str, Tool] = {"mcp": servers, "mcp_list": servers.lister}
+        yield Hosted(tools, servers.check, limits)
 
 
 def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:

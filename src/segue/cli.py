@@ -111,12 +111,14 @@ def _usage(options: argparse.Namespace, settings: Settings) -> int:
         print(msgspec.json.encode(rows).decode())
         return 0
     table = Table("day", "owner", "model", title="Usage (days of UTC)", show_footer=True)
-    for name in ("turns", "input_tokens", "cached_tokens", "output_tokens"):
+    for name in ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls"):
         total = sum(getattr(row, name) for row in rows)
-        table.add_column(name.replace("_tokens", ""), f"{total:,}", justify="right")
+        shown = name.removesuffix("_tokens").replace("_", " ")
+        table.add_column(shown, f"{total:,}", justify="right")
     for row in rows:
         words = [row.day, row.owner, row.model]
-        numbers = (row.turns, row.input_tokens, row.cached_tokens, row.output_tokens)
+        tokens = (row.input_tokens, row.cached_tokens, row.output_tokens)
+        numbers = (row.turns, *tokens, row.tool_calls)
         table.add_row(*words, *(f"{number:,}" for number in numbers))
     Console().print(table)
     return 0

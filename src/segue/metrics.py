@@ -68,6 +68,7 @@ class Metrics:
         self._tools = counter("segue_tool_decodes_total", "Times that tools had to be decoded")
         self._tokenized = counter("segue_tokens_tokenized_total", "Tokens made from text")
         self._reused = counter("segue_tokens_reused_total", "Tokens taken over from earlier turns")
+        self._called = counter("segue_tool_calls_total", "Calls answered by our own tools")
         self._guarded = counter("segue_guard_chars_checked_total", "Characters checked by guards")
         self._watched = counter(
             "segue_guard_chars_watched_total", "Characters of answers watched by guards"
@@ -109,6 +110,7 @@ class Metrics:
         self._guarded.inc(tally.guard_chars_checked)
         self._watched.inc(tally.guard_chars_watched)
         self._told.inc(tally.media_told)
+        self._called.inc(tally.tool_calls)
         if tally.found_in is not None:
             self._lookups.labels(tally.found_in).inc()
         for stage, seconds in tally.stage_s.items():

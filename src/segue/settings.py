@@ -36,6 +36,7 @@ DIALECTS = (
     "template",
 )
 
+MCP_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 STORES = ("sqlite:///", "postgresql://", "postgres://")
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -134,6 +135,23 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "who checks what goes in and out: rules, classifier, moderation or MODULE:NAME; may be repeated"
         ),
     ] = ()
+
+
+class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One MCP server whose tools the model may call: an `[[mcp]]` table in `segue.toml`."""
+
+    # By what requests name it.
+    label: str
+    # One of these three: streamable HTTP, the older SSE, or a program that speaks over its pipes.
+    url: str = ""
+    sse_url: str = ""
+    command: tuple[str, ...] = ()
+    # For the program; it gets nothing else of ours.
+    environment: dict[str, str] = {}
+    # For every request to the server, keys included.
+    headers: dict[str, str] = {}
+    # The tools that may be listed and called; none named: all.
+    tools: tuple[str, ...] = ()
 
 
 class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -275,6 +293,19 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
             "default: beside the store's file, or in its database"
         ),
     ] = ""
+    tool_s_max: Annotated[
+        Positive, about("how long one call of a hosted tool may take, in seconds")
+    ] = 60.0
+    tool_output_bytes_max: Annotated[
+        int, Meta(gt=0, description="how much of a hosted tool's output the model is told")
+    ] = 128 * 1024
+    mcp_hosts: Annotated[
+        tuple[str, ...],
+        about("hosts that a request's `server_url` may name, with or without port; none: no host"),
+    ] = ()
+    mcp_list_s: Annotated[
+        float, Meta(ge=0, description="how long what an MCP server has listed is believed")
+    ] = 300.0
     fetch: Annotated[
         Literal["off", "public"],
         about("whether addresses from outside are followed: off, or public ones only"),
@@ -315,6 +346,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         Literal["debug", "info", "warning", "error"], about("debug, info, warning, error")
     ] = "info"
     models: tuple[Table, ...] = ()
+    mcp: tuple[McpSettings, ...] = ()
 
     @property
     def shown_store(self) -> str:
@@ -375,7 +407,9 @@ def _with_usual(model: ModelSettings) -> ModelSettings:
 
 
 # Settings that only a model's own table can give.
-TABLE_ONLY = frozenset({"name", "aliases", "weights", "models", "guard_rules", "guard_owners"})
+TABLE_ONLY = frozenset(
+    {"name", "aliases", "weights", "models", "guard_rules", "guard_owners", "mcp"}
+)
 # Settings that may be given several times; in the environment their values are separated by commas.
 REPEATED = frozenset(
     {
@@ -388,6 +422,7 @@ REPEATED = frozenset(
         "fetch_port",
         "guard",
         "otel_headers",
+        "mcp_hosts",
     }
 )
 FLAGS = tuple(name for name in Settings.__struct_fields__ if name not in TABLE_ONLY)
@@ -444,6 +479,7 @@ def _check(settings: Settings) -> None:
     for model in settings.served():
         if model.dialect not in DIALECTS:
             raise Misconfigured(f"dialect: '{model.dialect}' is not one of: {', '.join(DIALECTS)}.")
+    _check_mcp(settings.mcp)
     if len(settings.search_fields.split()) != 3:
         raise Misconfigured("search_fields: name three fields: address, title and words.")
     if settings.search_header and not re.fullmatch(
@@ -459,6 +495,19 @@ def _check(settings: Settings) -> None:
         raise Misconfigured(
             f"store: '{settings.shown_store}' is none of sqlite:///FILE, postgresql://… and memory."
         )
+
+
+def _check_mcp(servers: tuple[McpSettings, ...]) -> None:
+    labels = [one.label for one in servers]
+    for server in servers:
+        if not MCP_LABEL.match(server.label) or labels.count(server.label) > 1:
+            raise Misconfigured(
+                f"mcp: '{server.label}' is no label, or not the only one: letters, digits, _ and -."
+            )
+        if sum(map(bool, (server.url, server.sse_url, server.command))) != 1:
+            raise Misconfigured(
+                f"mcp: the server '{server.label}' needs one of: url, sse_url, command."
+            )
 
 
 def is_loopback(host: str) -> bool:

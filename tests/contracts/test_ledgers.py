@@ -65,7 +65,7 @@ async def test_report_adds_up_by_day_owner_and_model(books: Stores) -> None:
     await books.ledger.settle(
         [
             Entry("a", OWNER, "tiny", "completed", 10, 4, 2, noon),
-            Entry("b", OWNER, "tiny", "cancelled", 1, 0, 1, noon + day // 2 - 1),
+            Entry("b", OWNER, "tiny", "cancelled", 1, 0, 1, noon + day // 2 - 1, 3),
             Entry("c", OWNER, "tiny", "failed", 5, 5, 0, noon + day // 2),
             Entry("d", OWNER, "large", "completed", 7, 0, 3, noon),
             Entry("e", "eve", "tiny", "completed", 2**33, 0, 3, noon),
@@ -74,7 +74,7 @@ async def test_report_adds_up_by_day_owner_and_model(books: Stores) -> None:
     )
     mine = [
         Used("2023-11-14", OWNER, "large", 1, 7, 0, 3),
-        Used("2023-11-14", OWNER, "tiny", 2, 11, 4, 3),
+        Used("2023-11-14", OWNER, "tiny", 2, 11, 4, 3, 3),
         Used("2023-11-15", OWNER, "tiny", 1, 5, 5, 0),
     ]
     theirs = Used("2023-11-14", "eve", "tiny", 1, 2**33, 0, 3)

@@ -28,6 +28,7 @@ SAMPLES: dict[str, str] = {
     "message": '{ "type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]}',
     "function_call": '{"type":"function_call","call_id":"c","name":"f","arguments":"{}", "x":1}',
     "function_call_output": '{"type":"function_call_output","call_id":"c","output":"42"}',
+    "segue:tool_output": '{"type":"segue:tool_output","call_id":"mcp_1","output":"42"}',
     "custom_tool_call": '{"type":"custom_tool_call","call_id":"c","name":"f","input":"a\\nb"}',
     "custom_tool_call_output": '{"type":"custom_tool_call_output","call_id":"c","output":[]}',
     "reasoning": '{"type":"reasoning","content":[{"type":"reasoning_text","text":"t"}]}',

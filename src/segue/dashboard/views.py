@@ -37,6 +37,8 @@ CELLS_MAX = 4_096
 RUNNING_LISTED_MAX = 64
 # The cache that is one connection's alone, so that those of several workers are not added up.
 FULLEST = "fullest connection"
+# The last pauses of a turn; there are no more than its hosted calls.
+PAUSES_LISTED_MAX = 32
 # A cell of the map of connections is one digit.
 CELL_MAX = 9
 
@@ -71,6 +73,9 @@ class TurnRow(Struct, frozen=True):
     output: int
     bytes: int
     found_in: str | None
+    # Calls that our own tools answered, and when sampling paused for them, in milliseconds like the marks.
+    tools: int = 0
+    pauses: tuple[tuple[float, float], ...] = ()
 
 
 class RunningRow(Struct, frozen=True):
@@ -215,6 +220,11 @@ def turn_row(number: int, settled: Settled, wall_ms: float, salt: bytes) -> Turn
         output=entry.output_tokens,
         bytes=tally.bytes_received,
         found_in=tally.found_in,
+        tools=tally.tool_calls,
+        pauses=tuple(
+            (round((since - began) * 1000, 3), round((to - began) * 1000, 3))
+            for since, to in tally.pauses[-PAUSES_LISTED_MAX:]
+        ),
     )
 
 

@@ -538,6 +538,7 @@ def used_by(entry: Entry) -> Used:
         entry.input_tokens,
         entry.cached_tokens,
         entry.output_tokens,
+        entry.tool_calls,
     )
 
 
@@ -549,6 +550,7 @@ def plus(some: Used, more: Used) -> Used:
         input_tokens=some.input_tokens + more.input_tokens,
         cached_tokens=some.cached_tokens + more.cached_tokens,
         output_tokens=some.output_tokens + more.output_tokens,
+        tool_calls=some.tool_calls + more.tool_calls,
     )
 
 

@@ -65,12 +65,12 @@ KNOWN_MAX = 10_000
 READS_MAX = 3
 # Below this every turn is.
 HIGHEST = (2**62, 2**62)
-NO_USAGE = (None,) * 6
+NO_USAGE = (None,) * 7
 
 log = logging.getLogger(__name__)
 
 PartKey = tuple[Owner, bytes]
-UsedRow = tuple[str, Owner, str, int, int, int, int]
+UsedRow = tuple[str, Owner, str, int, int, int, int, int]
 TurnRow = tuple[str, str | None, bytes, bytes, bytes | None, bytes | None]
 
 
@@ -413,7 +413,7 @@ def is_text(*words: str) -> bool:
         return False
 
 
-def usage_values(entry: Entry) -> tuple[str, str, int, int, int, int]:
+def usage_values(entry: Entry) -> tuple[str, str, int, int, int, int, int]:
     """The columns of a row of usage behind whose it is."""
     return (
         entry.model,
@@ -422,6 +422,7 @@ def usage_values(entry: Entry) -> tuple[str, str, int, int, int, int]:
         entry.cached_tokens,
         entry.output_tokens,
         entry.ended_at,
+        entry.tool_calls,
     )
 
 

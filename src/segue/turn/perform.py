@@ -31,11 +31,11 @@ from segue.turn.compact import (
 from segue.turn.compose import Composed, compose, fitting, remember, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.gate import Gate, open_gate
+from segue.turn.hosted import Errands, Hosted
 from segue.turn.recall import RenderCache
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.seams import Reader, Turns
-from segue.turn.search import answer
 from segue.turn.settle import calls_in, commit, warm_after
 from segue.turn.values import (
     Finish,
@@ -56,22 +56,20 @@ from segue.turn.values import (
 )
 from segue.wire.items import (
     Call,
+    HostedOutput,
     Item,
     Reasoning,
     Required,
-    ToolSearchCall,
     ToolSearchOutput,
     required_by,
 )
-from segue.wire.requests import ReasoningConfig, TextConfig
+from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
 from segue.wire.response import InputDetails, OutputDetails, Usage
 
 log = logging.getLogger(__name__)
 
 # How many more pieces a text may take to come to the end of a sentence once a steer waits.
 STEER_PIECES_MAX = 64
-# How often the tools of one response are searched for: more is a model that goes round in circles.
-SEARCHES_MAX = 16
 # How many more pieces are awaited when the model may say no more: mostly it stops by itself, and then the engine tells
 # what it counted.
 OVER_PIECES_MAX = 8
@@ -91,6 +89,7 @@ class Play:
 
     plan: Plan
     running: Running
+    errands: Errands
     scene: Scene
     # What this round was given, for the record; the scene may show it in another way.
     given: tuple[Item, ...]
@@ -111,15 +110,22 @@ class Play:
     gate: Gate | None = None
 
 
-async def perform(plan: Plan, running: Running, turns: Turns, recall: RenderCache) -> None:
+async def perform(
+    plan: Plan, running: Running, turns: Turns, recall: RenderCache, hosted: Hosted
+) -> None:
     """Play the turn to its end and save it."""
-    resolved, assembler = plan.resolved, running.assembler
+    assembler = running.assembler
     gate = open_gate(plan, running)
     try:
-        scene = set_scene(plan, recall)
-        play = Play(plan, running, scene, resolved.given, resolved.open_calls, [*resolved.earlier])
+        errands = Errands(plan, running, hosted)
+        plan, error = await _open(plan, errands)
+        scene, resolved = set_scene(plan, recall), plan.resolved
+        rounds = [*resolved.earlier]
+        play = Play(plan, running, errands, scene, resolved.given, resolved.open_calls, rounds)
         play.gate = gate
-        end = await _play(play)
+        # What our own tools have done before the model speaks was given to it.
+        play.items_before = len(assembler.items)
+        end = await _play(play) if error is None else End("failed", error=error)
         if play.first is not None:
             remember(plan, play.first, recall)
         await _save(play, end, turns)
@@ -127,13 +133,23 @@ async def perform(plan: Plan, running: Running, turns: Turns, recall: RenderCach
         # A mistake of ours; the client still gets its one terminal event.
         log.exception("turn %s broke", plan.id)
         assembler.conclude(End("failed", error=ServerFault(PROBLEM)), NO_USAGE, int(time.time()))
-        await _save_failed(plan, running, turns, [*resolved.earlier, Round(resolved.given)])
+        await _save_failed(
+            plan, running, turns, [*plan.resolved.earlier, Round(plan.resolved.given)]
+        )
     finally:
         if gate is not None:
             await gate.close()
 
 
 # --- the loop -----------------------------------------------------------------------------------------
+
+
+async def _open(plan: Plan, errands: Errands) -> tuple[Plan, ApiError | None]:
+    """What our own tools do before the model speaks."""
+    try:
+        return await errands.open(), None
+    except ApiError as error:
+        return plan, error
 
 
 async def _play(play: Play) -> End:
@@ -151,21 +167,23 @@ async def _play(play: Play) -> End:
             play.finish,
             running.inbox,
             is_owed=plan.is_rollout and bool(required),
-            answers=() if required else answers,
+            answers=() if required or play.errands.is_spent else answers,
         )
         if isinstance(decision, Await):
             await _wait(play, required)
             decision = decide(play.finish, running.inbox, is_owed=True)
         match decision:
             case End():
-                if answers:
-                    play.rounds.append(Round(answers))
+                if answers and decision.status in ("completed", "incomplete"):
+                    await _keep(play, answers)
                 return decision
             case Await():
                 return End("failed", error=_too_late(plan))
             case Again(items):
                 running.take_append()
-                _go_on(play, (*answers, *items) if required else items)
+                items = (*answers, *await _approved(play, items)) if required else items
+                _go_on(play, items)
+                play.open_calls = pair_calls(play.open_calls, items)
             case _:
                 assert_never(decision)
 
@@ -249,23 +267,28 @@ def _note(play: Play, *, did_sample: bool) -> None:
 
 
 async def _answer(play: Play) -> tuple[Item, ...]:
-    """What our own tools say to the calls of this round, told to the client as it is found."""
-    running, written = play.running, play.rounds[-1].wrote
-    if play.finish is None or play.finish.reason != "stop":
-        return ()
-    calls = [one.value for one in written if isinstance(one.value, ToolSearchCall)]
-    ours = [call for call in calls if call.execution == "server"]
-    done = sum(isinstance(item.value, ToolSearchOutput) for item in running.assembler.items)
-    if not ours or done + len(ours) > SEARCHES_MAX:
-        return ()
-    calls_max = play.plan.resolved.create.max_tool_calls
-    answers: list[Item] = []
-    for count, call in enumerate(ours, done):
-        is_allowed = calls_max is None or count < calls_max
-        offers = play.scene.deferred if is_allowed else ()
-        answers.append(await asyncio.to_thread(answer, call, offers))
-    running.publish([event for one in answers for event in running.assembler.add(one)])
-    return tuple(answers)
+    """What our own tools say to the calls of this round; the calls are then finished items."""
+    last, since = play.rounds[-1], play.items_before
+    may_run = play.finish is not None and play.finish.reason == "stop"
+    answers = await play.errands.answer(last.wrote, play.scene, may_run=may_run)
+    if answers:
+        wrote = play.running.assembler.items[since : since + len(last.wrote)]
+        play.rounds[-1] = structs.replace(last, wrote=tuple(wrote))
+    return answers
+
+
+async def _approved(play: Play, items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """What was appended, with the calls made that it approves."""
+    return await play.errands.approve(items, play.rounds)
+
+
+async def _keep(play: Play, answers: tuple[Item, ...]) -> None:
+    """The turn ends behind answers that the model has not read: the next turn begins with them, warm."""
+    _go_on(play, answers)
+    play.composed = None
+    with suppress(ApiError):
+        play.composed = await compose(play.plan, play.scene, may_truncate=False)
+    _note(play, did_sample=False)
 
 
 def _go_on(play: Play, items: tuple[Item, ...]) -> None:
@@ -286,28 +309,32 @@ def _go_on(play: Play, items: tuple[Item, ...]) -> None:
     )
     play.scene = structs.replace(
         scene,
-        head=_after_search(scene.head),
+        head=_unforced(scene.head, items),
         past=so_far,
         rounds=(),
         given=items,
         recalled=None,
         brought=bring(scene.brought, items),
     )
-    play.open_calls = pair_calls(play.open_calls, items)
     play.given, play.is_fresh = items, False
     play.items_before = len(play.running.assembler.items)
 
 
-def _after_search(head: Head) -> Head:
-    """A search that was forced is over after its first time."""
-    is_search = getattr(head.tool_choice, "type", None) == "tool_search"
-    return structs.replace(head, tool_choice="auto") if is_search else head
+def _unforced(head: Head, items: tuple[Item, ...]) -> Head:
+    """A call that was forced is over after its first time, where one of our own tools has answered it."""
+    choice = head.tool_choice
+    is_answered = any(isinstance(one.value, HostedOutput | ToolSearchOutput) for one in items)
+    if not is_answered or choice in ("auto", "none"):
+        return head
+    if isinstance(choice, ToolChoiceName) and choice.type == "allowed_tools":
+        return structs.replace(head, tool_choice=structs.replace(choice, mode="auto"))
+    is_clients = isinstance(choice, ToolChoiceName) and choice.type in ("function", "custom")
+    return head if is_clients else structs.replace(head, tool_choice="auto")
 
 
 def _warm(play: Play) -> Warm | None:
-    """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm, and one behind
-    which something was answered is not the last."""
-    if play.composed is None or play.composed.is_truncated or _ends_with_answers(play):
+    """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm."""
+    if play.composed is None or play.composed.is_truncated:
         return None
     if _is_shut(play):
         return None
@@ -324,10 +351,6 @@ def _warm(play: Play) -> Warm | None:
 
 def _is_shut(play: Play) -> bool:
     return play.gate is not None and play.gate.is_shut
-
-
-def _ends_with_answers(play: Play) -> bool:
-    return play.plan.generates and not play.rounds[-1].did_sample
 
 
 # --- waiting for the client ---------------------------------------------------------------------------
@@ -372,7 +395,9 @@ async def _compact(play: Play) -> Finish | None:
     )
     asked = structs.replace(scene, head=quiet, given=(*scene.given, asking()))
     composed = fitting(plan, await compose(plan, asked, may_truncate=True))
-    reader = plan.model.dialect.reader(composed.scene)
+    # Read as if tools were allowed: a call is then seen as one, and no part of the summary.
+    heard = structs.replace(composed.scene, head=structs.replace(quiet, tool_choice="auto"))
+    reader = plan.model.dialect.reader(heard)
     summary = Summary(reader, lambda: running.publish(assembler.compact()))
     tokens_max = min(SUMMARY_TOKENS_MAX, int(plan.model.context_tokens * SUMMARY_SHARE))
     finish = await _sample(play, composed, summary, tokens_max)

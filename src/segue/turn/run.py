@@ -26,6 +26,7 @@ from segue.turn.circle import Circle
 from segue.turn.compact import Kind
 from segue.turn.compose import count
 from segue.turn.elsewhere import Elsewhere, Kept
+from segue.turn.hosted import Hosted
 from segue.turn.join import JoinedTurns, join
 from segue.turn.perform import perform
 from segue.turn.prepare import Asker, prepare
@@ -86,6 +87,7 @@ class Runner:
         heartbeat_s: float = HEARTBEAT_S,
         append_s_max: float = APPEND_S_MAX,
         recall: RenderCache | None = None,
+        hosted: Hosted | None = None,
         read_url: ReadUrl | None = None,
         guards: Mapping[Owner, Guards] | None = None,
     ) -> None:
@@ -99,6 +101,7 @@ class Runner:
         self._recall = recall or RenderCache(0)
         # Owners with guards of their own.
         self._guards = guards or {}
+        self._hosted = hosted or Hosted()
         self._runnings: dict[str, Running] = {}
         self._ended: OrderedDict[str, Running] = OrderedDict()
         # Requests with a key that are not turns yet; set when that is settled.
@@ -188,7 +191,8 @@ class Runner:
                 await asyncio.shield(self._records.repeats.release(claim))
                 raise
         finally:
-            del self._preparing[claim.turn_id]
+            if self._preparing.get(claim.turn_id) is is_settled:
+                del self._preparing[claim.turn_id]
             is_settled.set()
 
     async def _take(self, claim: Claim) -> Claim:
@@ -210,12 +214,19 @@ class Runner:
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self._spawn(self._unclaim(asking, claim))
+            is_settled = self._preparing[claim.turn_id] = asyncio.Event()
+            self._spawn(self._unclaim(asking, claim, is_settled))
             raise
 
-    async def _unclaim(self, asking: asyncio.Task[Claim], claim: Claim) -> None:
-        if (await asking).turn_id == claim.turn_id:
-            await self._records.repeats.release(claim)
+    async def _unclaim(
+        self, asking: asyncio.Task[Claim], claim: Claim, is_settled: asyncio.Event
+    ) -> None:
+        try:
+            if (await asking).turn_id == claim.turn_id:
+                await self._records.repeats.release(claim)
+        finally:
+            del self._preparing[claim.turn_id]
+            is_settled.set()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -278,6 +289,7 @@ class Runner:
             plan = await prepare(
                 create, asker, tally, self.models, self._seals, read_url=self._read_url
             )
+            self._hosted.check(plan.resolved.head.tools)
             self._refuse_if_draining()
         except BaseException:
             tally.quota.release()
@@ -345,7 +357,7 @@ class Runner:
         running.publish(running.assembler.start())
         pulse = Pulse(running, self._heartbeat_s)
         try:
-            await perform(plan, running, turns, self._recall)
+            await perform(plan, running, turns, self._recall, self._hosted)
         finally:
             pulse.stop()
             self._leave_place(plan.id)

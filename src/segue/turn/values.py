@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 
 from segue.errors import ApiError
 from segue.turn.quota import KeyLimits, Quota, unlimited
-from segue.wire.items import Call, Item, Logprob
+from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
 from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tools
@@ -120,6 +120,8 @@ class Brought(Struct, frozen=True):
     deferred: tuple[Offer, ...] = ()
     effort: Effort | None = None
     format: TextFormat | None = None
+    # What remote servers have listed: of each label the newest.
+    listed: tuple[McpListTools, ...] = ()
 
 
 NOTHING_BROUGHT = Brought()
@@ -220,7 +222,11 @@ class Turn:
         answered is output."""
         answered = _answered(self)
         sent = (item for one in self.rounds if not one.is_fresh for item in one.given)
-        return tuple(item for item in sent if item.raw not in answered)
+        return tuple(
+            item
+            for item in sent
+            if item.raw not in answered and not isinstance(item.value, HostedOutput)
+        )
 
     @property
     def output(self) -> tuple[Item, ...]:
@@ -249,8 +255,15 @@ class Turn:
 
 
 def _answered(turn: Turn) -> set[bytes]:
-    """What may stand among the given items and is ours; a turn of one round has nothing like that."""
-    return {bytes(raw) for raw in turn.response.output} if len(turn.rounds) > 1 else set()
+    """What may stand among the given items and is ours."""
+    may_be_ours = len(turn.rounds) > 1 or any(
+        isinstance(item.value, OURS) for one in turn.rounds for item in one.given
+    )
+    return {bytes(raw) for raw in turn.response.output} if may_be_ours else set()
+
+
+# Items that our own tools may put before the first words of the model.
+OURS = (McpListTools, McpCall)
 
 
 class Scene(Struct, frozen=True):
@@ -466,6 +479,8 @@ class Entry(Struct, frozen=True):
     cached_tokens: int
     output_tokens: int
     ended_at: int
+    # Calls that our own tools answered.
+    tool_calls: int = 0
 
 
 class Used(Struct, frozen=True):
@@ -478,6 +493,7 @@ class Used(Struct, frozen=True):
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    tool_calls: int = 0
 
 
 class Retention(Struct, frozen=True):
@@ -593,6 +609,9 @@ class Tally:
     # Characters that guards have looked at: of what is new in the input, and of the answer.
     guard_chars_checked: int = 0
     guard_chars_watched: int = 0
+    # Calls that our own tools have answered, and when sampling paused for them, in seconds of `perf_counter`.
+    tool_calls: int = 0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
     # Whether the store has written the usage down, together with the turn.
     is_recorded: bool = False
     # Pictures and sounds that were told in words.

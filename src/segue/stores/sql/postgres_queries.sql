@@ -22,11 +22,11 @@ SELECT digest, body FROM parts WHERE owner = $1 AND digest = ANY ($2::bytea[]);
 
 -- name: save
 -- $1 owner, $2 id, $3 parent, $4 history, $5 response, $6 instructions, $7 tools, $8 worker; from $9 on the usage of a
--- turn that has ended: model, status, input, cached, output, end; $15 and $16 digests and bodies of parts that may be new.
+-- turn that has ended: model, status, input, cached, output, end, tools; $16 and $17 digests and bodies of parts that may be new.
 WITH new_parts AS (
     INSERT INTO parts (owner, digest, body)
     SELECT $1, part.digest, part.body
-    FROM unnest($15::bytea[], $16::bytea[]) AS part (digest, body)
+    FROM unnest($16::bytea[], $17::bytea[]) AS part (digest, body)
     ON CONFLICT DO NOTHING
 ), kept AS (
     INSERT INTO turns
@@ -42,8 +42,8 @@ WITH new_parts AS (
         saved_at = excluded.saved_at
 )
 INSERT INTO usage
-    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at)
-SELECT $2, $1, $9, $10, $11, $12, $13, $14
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
+SELECT $2, $1, $9, $10, $11, $12, $13, $14, $15
 WHERE $9::text IS NOT NULL
 ON CONFLICT (turn_id) DO NOTHING;
 
@@ -52,15 +52,16 @@ DELETE FROM turns WHERE owner = $1 AND id = $2;
 
 -- name: settle
 INSERT INTO usage
-    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 ON CONFLICT (turn_id) DO NOTHING;
 
 -- name: report
 -- $1 owner or nobody, $2 since. Days are those of UTC.
 SELECT
     to_char(to_timestamp(ended_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, owner, model,
-    count(*), sum(input_tokens)::bigint, sum(cached_tokens)::bigint, sum(output_tokens)::bigint
+    count(*), sum(input_tokens)::bigint, sum(cached_tokens)::bigint, sum(output_tokens)::bigint,
+    sum(tool_calls)::bigint
 FROM usage
 WHERE ended_at >= $2 AND ($1::text IS NULL OR owner = $1)
 GROUP BY day, owner, model
@@ -141,8 +142,8 @@ WITH ended AS (
     RETURNING 1
 )
 INSERT INTO usage
-    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at)
-SELECT $2, $1, $5, $6, $7, $8, $9, $10 FROM ended
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
+SELECT $2, $1, $5, $6, $7, $8, $9, $10, $11 FROM ended
 ON CONFLICT (turn_id) DO NOTHING;
 
 -- name: release_claims

@@ -48,16 +48,16 @@ SELECT 1 FROM erased WHERE owner = :owner AND turn_id = :id;
 
 -- name: settle
 INSERT INTO usage
-    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at)
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
 VALUES
-    (:turn_id, :owner, :model, :status, :input_tokens, :cached_tokens, :output_tokens, :ended_at)
+    (:turn_id, :owner, :model, :status, :input_tokens, :cached_tokens, :output_tokens, :ended_at, :tool_calls)
 ON CONFLICT (turn_id) DO NOTHING;
 
 -- name: report
 -- Days are those of UTC.
 SELECT
     date(ended_at, 'unixepoch') AS day, owner, model, count(*),
-    sum(input_tokens), sum(cached_tokens), sum(output_tokens)
+    sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(tool_calls)
 FROM usage
 WHERE ended_at >= :since AND (:owner IS NULL OR owner = :owner)
 GROUP BY day, owner, model
