@@ -93,6 +93,14 @@ EVENT_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "response.custom_tool_call_input.delta": {**PLACE, "delta": (str,)},
     "response.custom_tool_call_input.done": {**PLACE, "input": (str,)},
     "response.compaction.compacting": PLACE,
+    "response.mcp_list_tools.in_progress": PLACE,
+    "response.mcp_list_tools.completed": PLACE,
+    "response.mcp_list_tools.failed": PLACE,
+    "response.mcp_call.in_progress": PLACE,
+    "response.mcp_call_arguments.delta": {**PLACE, "delta": (str,)},
+    "response.mcp_call_arguments.done": {**PLACE, "arguments": (str,)},
+    "response.mcp_call.completed": PLACE,
+    "response.mcp_call.failed": PLACE,
     "response.steer.accepted": {"steer": (dict,)},
     "response.steer.pending": {"steer": (dict,), "reason": (str,), "required_input": (list,)},
     "response.steer.failed": {"steer": (dict,), "error": (dict,)},
@@ -141,6 +149,14 @@ ITEM_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "tools": (list,),
     },
 }
+REMOTE = {"id": (str,), "server_label": (str,)}
+ITEM_FIELDS |= {
+    "mcp_list_tools": {**REMOTE, "tools": (list,)},
+    "mcp_call": {**REMOTE, "name": (str,), "arguments": (str,), "status": (str,)},
+    "mcp_approval_request": {**REMOTE, "name": (str,), "arguments": (str,)},
+}
+# Items that our own tools work on: others may begin before they are done.
+HOSTED = {"mcp_list_tools", "mcp_call"}
 # Only a search that we run ourselves has no call_id, and says so.
 NULLABLE = {"tool_search_call", "tool_search_output"}
 PREFIXES = {
@@ -154,6 +170,9 @@ PREFIXES = {
     "apply_patch_call": "apc_",
     "tool_search_call": "tsc_",
     "tool_search_output": "tso_",
+    "mcp_list_tools": "mcpl_",
+    "mcp_call": "mcp_",
+    "mcp_approval_request": "mcpr_",
 }
 
 # The kinds of text that are streamed: what ends them, and the key of the whole text there.
@@ -167,6 +186,7 @@ STREAMED = {
     ),
     "response.custom_tool_call_input.delta": ("response.custom_tool_call_input.done", "input"),
     "response.shell_call_command.delta": ("response.shell_call_command.done", "command"),
+    "response.mcp_call_arguments.delta": ("response.mcp_call_arguments.done", "arguments"),
 }
 DONE_OF = dict(STREAMED.values())
 # What is never the same twice.
@@ -258,6 +278,8 @@ def check_item(item: Mapping[str, Any], *, is_added: bool = False) -> None:
         done = {"completed", "incomplete"}
         if kind == "apply_patch_call":
             done = {"completed", "in_progress"}
+        if kind == "mcp_call":
+            done = {"completed", "incomplete", "failed"}
         assert item["status"] in ({"in_progress"} if is_added else done)
     if item.get("call_id") is None and kind in NULLABLE:
         assert item["execution"] == "server", item
@@ -309,7 +331,7 @@ def _neutral(value: Any, names: dict[str, str]) -> Any:
         case list():
             return [_neutral(one, names) for one in value]
         case str() if found := re.fullmatch(
-            r"(resp|msg|rs|fc|ctc|sh|lsh|apc|tsc|tso|call)_[0-9A-Za-z]{8,}", value
+            r"(resp|msg|rs|fc|ctc|sh|lsh|apc|tsc|tso|mcpl|mcpr|mcp|call)_[0-9A-Za-z]{8,}", value
         ):
             return names.setdefault(value, f"{found[1]} {len(names)}")
         case _:
@@ -332,7 +354,8 @@ def _check_items(events: Sequence[Event], response: Mapping[str, Any]) -> None:
         index = event.get("output_index")
         if kind == "response.output_item.added":
             assert index == len(added), f"output_index {index} after {len(added)} items"
-            assert added.keys() == done.keys(), "an item is added inside another"
+            open_items = [added[one]["type"] for one in added.keys() - done.keys()]
+            assert HOSTED.issuperset(open_items), "an item is added inside another"
             check_item(event["item"], is_added=True)
             added[index] = event["item"]
         elif kind == "response.output_item.done":
@@ -405,7 +428,7 @@ def _check_part(
         assert not has_part or parts.get(key) == "open", f"{kind} outside of its part"
         assert key not in whole, f"{kind} after its end"
         texts[key] = texts.get(key, "") + event["delta"]
-    else:
+    elif kind.split(".")[1] not in HOSTED:
         assert kind in DONE_OF, f"{kind} inside an item"
         assert not has_part or parts.get(key) == "open", f"{kind} outside of its part"
         assert key in texts, f"{kind} without a delta"
@@ -420,8 +443,10 @@ def _texts_of(item: Mapping[str, Any]) -> list[str]:
             return [part["text"] for part in item["content"]]
         case "reasoning":
             return [part["text"] for part in (*item["summary"], *item.get("content", ()))]
-        case "function_call":
+        case "function_call" | "mcp_call":
             return [item["arguments"]]
+        case "mcp_list_tools" | "mcp_approval_request":
+            return []
         case "shell_call":
             commands: list[str] = item["action"]["commands"]
             return commands

@@ -15,11 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
 import uvicorn
 import uvloop
+from msgspec import structs
 
 from segue import __version__
 from segue.dashboard.feed import Feed, Sources
@@ -56,6 +58,7 @@ from segue.stores.sqlite import (
 from segue.stores.upkeep import kept_up
 from segue.tools.fetch import Fetcher, Policy, read_as_data
 from segue.tools.index import IndexWeb, Report, build
+from segue.tools.mcp import McpServer, McpServers, allow_hosts
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
 from segue.transports.auth import SCOPES, Account, Book
@@ -67,10 +70,11 @@ from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.tls import Certificate
 from segue.transports.websocket import Lobby
 from segue.turn.admit import Models
+from segue.turn.hosted import Hosted, ToolLimits
 from segue.turn.quota import KeyLimits
 from segue.turn.recall import RenderCache
 from segue.turn.run import Records, Runner
-from segue.turn.seams import Conversations, EventLog, Keys, Ledger, Repeats, Turns, Upkeep
+from segue.turn.seams import Conversations, EventLog, Keys, Ledger, Repeats, Tool, Turns, Upkeep
 from segue.turn.settle import Afterwards
 from segue.turn.values import Key, Owner, Retention, Used
 
@@ -412,6 +416,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
 
         retention = Retention(settings.retention_s, settings.events_retention_s)
         async with (
+            _open_tools(settings) as hosted,
             Runner(
                 models,
                 Records(afterwards, store.events, store.repeats, store.conversations),
@@ -420,6 +425,7 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                 append_s_max=settings.append_s_max,
                 recall=recall,
                 read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
+                hosted=hosted,
             ) as runner,
             kept_up(store.upkeep, retention, let_go),
         ):
@@ -471,6 +477,25 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
                     hashes,
                     book,
                 )
+
+
+@asynccontextmanager
+async def _open_tools(settings: Settings) -> AsyncIterator[Hosted]:
+    """The tools that this process runs; sessions with MCP servers end with it."""
+    limits = ToolLimits(settings.tool_s_max, settings.tool_output_bytes_max)
+    if not settings.mcp and not settings.mcp_hosts:
+        yield Hosted(limits=limits)
+        return
+    if find_spec("mcp") is None:
+        raise Misconfigured("mcp: the package 'mcp' is not installed: pip install 'segue[mcp]'.")
+    servers = McpServers(
+        [McpServer(**structs.asdict(one)) for one in settings.mcp],
+        allow_hosts(settings.mcp_hosts),
+        list_s=settings.mcp_list_s,
+    )
+    async with aclosing(servers):
+        tools: dict[str, Tool] = {"mcp": servers, "mcp_list": servers.lister}
+        yield Hosted(tools, servers.check, limits)
 
 
 def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:

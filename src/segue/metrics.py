@@ -60,6 +60,7 @@ class Metrics:
         self._tools = counter("segue_tool_decodes_total", "Times that tools had to be decoded")
         self._tokenized = counter("segue_tokens_tokenized_total", "Tokens made from text")
         self._reused = counter("segue_tokens_reused_total", "Tokens taken over from earlier turns")
+        self._called = counter("segue_tool_calls_total", "Calls answered by our own tools")
         self._guarded = counter("segue_guard_chars_checked_total", "Characters checked by guards")
         self._told = counter("segue_media_told_total", "Pictures and sounds told in words")
         self._lookups = counter("segue_state_lookups_total", "Where parents were found", ("where",))
@@ -94,6 +95,7 @@ class Metrics:
         self._tokenized.inc(tally.tokens_tokenized)
         self._reused.inc(tally.tokens_reused)
         self._told.inc(tally.media_told)
+        self._called.inc(tally.tool_calls)
         if tally.found_in is not None:
             self._lookups.labels(tally.found_in).inc()
         for stage, seconds in tally.stage_s.items():

@@ -36,6 +36,7 @@ DIALECTS = (
     "template",
 )
 
+MCP_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 STORES = ("sqlite:///", "postgresql://", "postgres://")
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -105,6 +106,23 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reasoning: Annotated[
         Literal["text", "summary", "hidden"], about("how reasoning is shown: text, summary, hidden")
     ] = "text"
+
+
+class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One MCP server whose tools the model may call: an `[[mcp]]` table in `segue.toml`."""
+
+    # By what requests name it.
+    label: str
+    # One of these three: streamable HTTP, the older SSE, or a program that speaks over its pipes.
+    url: str = ""
+    sse_url: str = ""
+    command: tuple[str, ...] = ()
+    # For the program; it gets nothing else of ours.
+    environment: dict[str, str] = {}
+    # For every request to the server, keys included.
+    headers: dict[str, str] = {}
+    # The tools that may be listed and called; none named: all.
+    tools: tuple[str, ...] = ()
 
 
 class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -243,6 +261,19 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     search_header: Annotated[
         str, about("a header for that search, such as X-Key: …; told to nobody else")
     ] = ""
+    tool_s_max: Annotated[
+        Positive, about("how long one call of a hosted tool may take, in seconds")
+    ] = 60.0
+    tool_output_bytes_max: Annotated[
+        int, Meta(gt=0, description="how much of a hosted tool's output the model is told")
+    ] = 128 * 1024
+    mcp_hosts: Annotated[
+        tuple[str, ...],
+        about("hosts that a request's `server_url` may name, with or without port; none: no host"),
+    ] = ()
+    mcp_list_s: Annotated[
+        float, Meta(ge=0, description="how long what an MCP server has listed is believed")
+    ] = 300.0
     check_rendering: Annotated[
         bool, about("render every prompt cold as well and compare: slow, for the doubtful")
     ] = False
@@ -250,6 +281,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         Literal["debug", "info", "warning", "error"], about("debug, info, warning, error")
     ] = "info"
     models: tuple[Table, ...] = ()
+    mcp: tuple[McpSettings, ...] = ()
 
     @property
     def shown_store(self) -> str:
@@ -305,7 +337,7 @@ def _with_usual(model: ModelSettings) -> ModelSettings:
 
 
 # Settings that only a model's own table can give.
-TABLE_ONLY = frozenset({"name", "aliases", "weights", "models"})
+TABLE_ONLY = frozenset({"name", "aliases", "weights", "models", "mcp"})
 # Settings that may be given several times; in the environment their values are separated by commas.
 REPEATED = frozenset(
     {
@@ -316,6 +348,7 @@ REPEATED = frozenset(
         "fetch_allow",
         "fetch_deny",
         "fetch_port",
+        "mcp_hosts",
     }
 )
 FLAGS = tuple(name for name in Settings.__struct_fields__ if name not in TABLE_ONLY)
@@ -378,10 +411,24 @@ def _check(settings: Settings) -> None:
         r"[A-Za-z0-9-]+: *[\x21-\x7e][\x20-\x7e]*", settings.search_header
     ):
         raise Misconfigured("search_header: write it as NAME: VALUE.")
+    _check_mcp(settings.mcp)
     if settings.store != "memory" and not settings.store.startswith(STORES):
         raise Misconfigured(
             f"store: '{settings.shown_store}' is none of sqlite:///FILE, postgresql://… and memory."
         )
+
+
+def _check_mcp(servers: tuple[McpSettings, ...]) -> None:
+    labels = [one.label for one in servers]
+    for server in servers:
+        if not MCP_LABEL.match(server.label) or labels.count(server.label) > 1:
+            raise Misconfigured(
+                f"mcp: '{server.label}' is no label, or not the only one: letters, digits, _ and -."
+            )
+        if sum(map(bool, (server.url, server.sse_url, server.command))) != 1:
+            raise Misconfigured(
+                f"mcp: the server '{server.label}' needs one of: url, sse_url, command."
+            )
 
 
 def is_loopback(host: str) -> bool:

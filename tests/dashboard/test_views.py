@@ -67,3 +67,13 @@ def test_lanes_of_a_connection_share_its_name_and_hide_what_it_is_made_of() -> N
     assert one.connection == two.connection
     assert "140234" not in one.connection
     assert turn_row(3, settled(lane=""), 0.0, SALT).connection == ""
+
+
+def test_pause_for_a_tool_is_told_beside_the_marks() -> None:
+    over = settled(marks={"received": 10.0, "first_token": 10.5})
+    over.tally.tool_calls = 2
+    over.tally.pauses.append((10.6, 10.9))
+
+    row = turn_row(1, over, 0.0, b"salt")
+
+    assert (row.tools, row.pauses) == (2, ((600.0, 900.0),))

@@ -151,8 +151,8 @@ def test_call_without_an_id_is_told_in_words() -> None:
     """Endpoints refuse calls that nobody answers, and answers to nothing."""
     found = messages_of(
         message("assistant", "a"),
-        item("web_search_call", id="ws_1", action={"query": "bees"}),
-        item("mcp_approval_response", approval_request_id="m", approve=True),
+        item("file_search_call", id="fs_1", queries=["bees"]),
+        item("function_call_output", output="hm"),
     )
     assert [one["role"] for one in found] == ["assistant", "assistant", "user"]
     assert "bees" in str(found[1]["content"])

@@ -36,6 +36,7 @@ ITEMS = "protocol_items::test_item_of_each_type_is_taken_and_listed"
 PAIRS = "protocol_items::test_call_and_its_output_are_taken_back"
 LISTED = "protocol_items::test_tool_of_each_type_may_be_listed"
 FORCED = "protocol_items::test_hosted_tool_that_is_forced_is_refused"
+MCP = "mcp::test_call_and_its_answer_are_told_in_the_order_of_the_contract"
 CHECKED = "events::test_checker_sees_every_broken_rule"
 KNOWN = "wire/events::test_event_has_the_fields_of_the_contract"
 SHAPES = "protocol_shapes::test_everything_that_we_send_is_what_the_newest_client_expects"
@@ -207,7 +208,7 @@ ROWS: dict[str, dict[str, Proof]] = {
             "protocol_fields::test_forced_tool_is_called_and_a_forbidden_one_is_not",
         ),
         "parallel_tool_calls": (ECHO, IGNORED),
-        "max_tool_calls": (ECHO, IGNORED),
+        "max_tool_calls": (ECHO, "mcp::test_limit_of_the_request_holds_over_all_rounds"),
         "max_output_tokens": (
             ECHO,
             "protocol_fields::test_answer_that_hits_its_limit_is_incomplete",
@@ -319,9 +320,12 @@ ROWS: dict[str, dict[str, Proof]] = {
         "code_interpreter_call": (ITEMS,),
         "image_generation_call": (ITEMS,),
         "computer_call and its output": (PAIRS,),
-        "mcp_list_tools": (ITEMS,),
-        "mcp_call": (ITEMS,),
-        "mcp_approval_request and its response": (PAIRS,),
+        "mcp_list_tools": (ITEMS, MCP),
+        "mcp_call": (ITEMS, MCP),
+        "mcp_approval_request and its response": (
+            PAIRS,
+            "mcp::test_person_approves_a_call_and_it_is_made_in_the_next_turn",
+        ),
         "shell_call and its output": (PAIRS,),
         "local_shell_call and its output": (PAIRS,),
         "apply_patch_call and its output": (PAIRS,),
@@ -362,6 +366,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         "mcp, its secrets never echoed": (
             LISTED,
             "wire/tools::test_secrets_of_a_remote_server_are_not_echoed",
+            "mcp::test_server_of_a_request_is_called_where_its_host_is_allowed",
         ),
         "shell is listed": (LISTED,),
         "apply_patch is listed": (LISTED,),
@@ -399,7 +404,8 @@ ROWS: dict[str, dict[str, Proof]] = {
             "protocol_fields::test_forced_tool_is_called_and_a_forbidden_one_is_not",
         ),
         "custom": (ECHO,),
-        "mcp and hosted tools": (FORCED,),
+        "mcp": ("mcp::test_client_forces_a_call_of_a_server",),
+        "hosted tools": (FORCED,),
         "apply_patch, shell": ("tools::test_client_forces_a_builtin",),
         "allowed_tools": (
             ECHO,
@@ -438,7 +444,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         "file_search_call": HOSTED,
         "code_interpreter_call, code_interpreter_call_code": HOSTED,
         "image_generation_call": HOSTED,
-        "mcp_list_tools, mcp_call, mcp_call_arguments": HOSTED,
+        "mcp_list_tools, mcp_call, mcp_call_arguments": (KNOWN, MCP),
         "audio": NotServed("text models do not use it"),
         "error": ("wire/events::test_error_event_is_nested_with_status_code_and_number",),
         "steer": (KNOWN, "steering::test_client_steers_a_long_answer_and_the_successor_follows"),

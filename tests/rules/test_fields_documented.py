@@ -23,7 +23,6 @@ UNKNOWN = {"image", "access_programs", "client_metadata", "multi_agent"}
 # For each ignored field a value that would change something if it were honoured.
 ASKED: dict[str, Any] = {
     "stream_options": {"include_obfuscation": True},
-    "max_tool_calls": 1,
     "prompt_cache_key": "key",
     "prompt_cache_retention": "24h",
     "service_tier": "priority",

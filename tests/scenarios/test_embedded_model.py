@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,6 +16,7 @@ from segue.dialects.vocabulary import vocabulary_from_gguf
 from segue.engines.embedded import EmbeddedEngine
 from segue.engines.weights import find_weights
 from segue.turn.admit import Model
+from tests.mcp_server import remote
 from tests.support import WEATHER, Served, fetch, kinds, metric, serving, wire
 
 NAME = "smollm2"
@@ -22,13 +24,13 @@ CONTEXT = 1_024
 
 
 @asynccontextmanager
-async def serving_smollm2() -> AsyncIterator[Served]:
+async def serving_smollm2(**flags: object) -> AsyncIterator[Served]:
     """The whole product, with the embedded model beside the scripted one."""
     path = find_weights("smollm2")
     words = vocabulary_from_gguf(path)
     engine = EmbeddedEngine(path, words, context_tokens=CONTEXT, parallel=2)
     try:
-        async with serving() as served:
+        async with serving(**flags) as served:
             models = served.app.runner.models
             assert isinstance(models, dict)
             models[NAME] = Model(NAME, engine, ChatmlDialect(words), CONTEXT)
@@ -154,3 +156,33 @@ async def test_model_that_may_not_call_does_not() -> None:
         for _ in range(3):
             answer = (await fetch(served, "POST", "/v1/responses", story)).json
             assert [one["type"] for one in answer["output"]] == ["message"]
+
+
+async def test_model_calls_a_server_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Behind the pause the engine has everything that it had before it: only what the tool said is computed."""
+    async with remote() as far:
+        config = tmp_path / "segue.toml"
+        config.write_text(f'[[mcp]]\nlabel = "own"\nurl = "{far.url}"\n')
+        tool = {"type": "mcp", "server_label": "own", "require_approval": "never"}
+        async with serving_smollm2(config=str(config)) as served, wire(served) as socket:
+            end = await socket.turn(
+                model=NAME,
+                input="Say bees.",
+                tools=[{**tool, "allowed_tools": ["echo"]}],
+                tool_choice={"type": "mcp", "server_label": "own", "name": "echo"},
+                temperature=0,
+                max_output_tokens=80,
+            )
+            tokenized = await metric(served, "segue_tokens_tokenized_total")
+    listed, call, *_ = end["response"]["output"]
+    assert (listed["type"], call["type"], call["status"]) == (
+        "mcp_list_tools",
+        "mcp_call",
+        "completed",
+    )
+    assert far.calls == [json.loads(call["arguments"])["text"]] == [call["output"]]
+    usage = end["response"]["usage"]
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    # Two prompts: of the second all is cached but for what the tool said, its marks and the cue.
+    assert usage["input_tokens"] - cached <= tokenized + usage["output_tokens"] + 40
+    assert cached > usage["input_tokens"] / 3

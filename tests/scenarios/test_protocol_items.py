@@ -231,12 +231,15 @@ async def test_files_by_id_are_refused_in_words(served: ServedProcess, way: str)
 @pytest.mark.parametrize("way", WAYS)
 async def test_tool_of_each_type_may_be_listed(served: ServedProcess, way: str) -> None:
     """A tool that nobody here can run is echoed as it came and does no harm; secrets are not echoed."""
-    for raw in [*TOOLS, MCP]:
+    for raw in TOOLS:
         tool = json.loads(raw)
         response = await made(served, way, input="Hello", tools=[tool], tool_choice="none")
         (echo,) = response["tools"]
         assert echo["type"] == tool["type"]
         assert "hush" not in json.dumps(response)
+    told = await ask(served, way, input="Hello", tools=[json.loads(MCP)])
+    assert (told.status, told.error["code"]) == (400, "unknown_mcp_server")
+    assert "hush" not in json.dumps(told.error)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -474,7 +474,7 @@ async def test_model_that_searches_in_circles_comes_to_an_end(tmp_path: Path) ->
         assert len(found) == 16
         limited = response_of(await ask({"input": "Pay", "tools": SEARCHABLE, "max_tool_calls": 1}))
         found = [one["tools"] for one in limited["output"] if one["type"] == "tool_search_output"]
-        assert [bool(tools) for tools in found] == [True, *[False] * 15]
+        assert [bool(tools) for tools in found] == [True, *[False] * 9]
 
 
 async def test_search_that_is_cut_off_is_not_made(tmp_path: Path) -> None:
@@ -525,7 +525,6 @@ MCP = {
     "authorization": "hush",
 }
 HOSTED = [
-    MCP,
     {"type": "web_search"},
     {"type": "file_search", "vector_store_ids": ["vs_1"]},
     {"type": "code_interpreter", "container": {"type": "auto"}},
@@ -549,7 +548,7 @@ async def test_hosted_tools_are_taken_and_not_offered(way: str) -> None:
 @pytest.mark.parametrize(
     "choice",
     [
-        *({"type": tool["type"]} for tool in HOSTED if tool["type"] != "mcp"),
+        *({"type": tool["type"]} for tool in HOSTED),
         {"type": "mcp", "server_label": "x"},
         {"type": "web_search_preview"},
         {"type": "computer_use_preview"},
@@ -568,14 +567,14 @@ async def test_forcing_a_hosted_tool_is_refused(choice: Any) -> None:
 
 
 async def test_secrets_are_neither_echoed_nor_kept(tmp_path: Path) -> None:
-    """Not in a response, not in a list of items, not in the database: from `tools` or from an item."""
+    """Not in a response, not in a list of items, not in the database."""
     path = tmp_path / "turns.db"
     given = [
         {"type": "additional_tools", "tools": [MCP, WEATHER]},
         {"role": "user", "content": "x"},
     ]
     async with serving(store=f"sqlite:///{path}") as served, asking(served, "sse") as ask:
-        told = await ask({"input": given, "tools": [MCP]})
+        told = await ask({"input": given})
         answer = response_of(told)
         listed = await fetch(served, "GET", f"/v1/responses/{answer['id']}/input_items")
     assert answer["output"][0]["name"] == "get_weather"
@@ -596,7 +595,6 @@ HISTORY = [
     {"type": "file_search_call", "id": "fs_1", "queries": ["rain"], "status": "completed"},
     {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "container_id": "c", "status": "completed"},
     {"type": "mcp_call", "id": "mcp_1", "server_label": "x", "name": "n", "arguments": "{}", "output": "o"},
-    {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "x", "tools": []},
     {"type": "program", "id": "p_1", "call_id": "c9", "code": "1"},
 ]  # fmt: skip
 

@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from segue.errors import EngineFailed, InvalidRequest
 from segue.turn.admit import ReasoningView
 from segue.turn.assemble import Assembler
 from segue.turn.decide import End
 from segue.turn.values import Closed, Opened, Said, Sealed, Wrote, id_array
+from segue.wire.codec import as_item
 from segue.wire.events import Event
+from segue.wire.items import McpCall, McpListTools
+from segue.wire.mcp import error_of
 from segue.wire.response import InputDetails, OutputDetails, Usage
 from tests.contracts.turns import response_of
 from tests.events import check_turn
@@ -41,9 +45,19 @@ def item(
     return [begin, *(Wrote(text) for text in texts), Closed(id_array(ids), is_cut)]
 
 
+def answered(writer: Assembler) -> list[Event]:
+    """Our own tools answer what is open, the last call first: they take the time that they take."""
+    return [
+        event
+        for one in reversed(writer.items)
+        if isinstance(one.value, McpCall) and one.value.status == "in_progress"
+        for event in writer.finish(as_item(replace(one.value, status="completed", output="o")))
+    ]
+
+
 def tell(writer: Assembler, said: Sequence[Said], end: End = COMPLETED) -> list[Event]:
     """The events of a whole turn."""
-    events = writer.start() + writer.feed(said)
+    events = writer.start() + writer.feed(said) + answered(writer)
     writer.conclude(end, USAGE, 1_700_000_001)
     return [*events, writer.end()]
 
@@ -57,7 +71,10 @@ def shown(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 kinds = st.sampled_from(
-    ["message", "reasoning", "function", "custom", "shell", "local_shell", "apply_patch", "tool_search"]
+    [
+        "message", "reasoning", "function", "custom", "shell", "local_shell", "apply_patch", "tool_search", "mcp",
+        "mcp_approval",
+    ]
 )  # fmt: skip
 # Anything, and pieces that may join to the arguments of a shell.
 written = st.sampled_from(['{"commands": [', '"ls', '\\n"', ', "', '"]', ', "timeout_ms": 5}', "}"])
@@ -119,6 +136,7 @@ def test_cutting_what_is_said_elsewhere_changes_no_event(
     events = writer.start()
     for begin, until in itertools.pairwise([0, *cuts, len(said)]):
         events += writer.feed(said[begin:until])
+    events += answered(writer)
     writer.conclude(end, USAGE, 1_700_000_001)
     events.append(writer.end())
 
@@ -139,6 +157,7 @@ def test_heartbeats_are_numbered_like_any_event(
             events.append(writer.heartbeat())
         events += writer.feed([one])
     events.append(writer.heartbeat())
+    events += answered(writer)
     writer.conclude(end, USAGE, 1_700_000_001)
     events.append(writer.end())
 
@@ -459,3 +478,44 @@ def test_turn_that_did_not_fail_leaves_no_item_open(end: End) -> None:
 
     with pytest.raises(AssertionError):
         writer.conclude(end, USAGE, 1)
+
+
+def test_call_of_our_own_tool_is_done_when_the_tool_is() -> None:
+    writer = assembler()
+    writer.start()
+    said = [*item("mcp", "{}", namespace="own"), *item("message", "Hm.")]
+    told = shown(writer.feed(said))
+
+    assert [one["type"] for one in told if one["output_index"] == 0] == [
+        "response.output_item.added",
+        "response.mcp_call.in_progress",
+        "response.mcp_call_arguments.delta",
+        "response.mcp_call_arguments.done",
+    ]
+    assert not writer.is_at_boundary, "a steer waits for the tool"
+    call = writer.items[0].value
+    assert isinstance(call, McpCall)
+    error = error_of("http_error", "no", 500)
+    failed = shown(writer.finish(as_item(replace(call, status="failed", error=error))))
+    assert [one["type"] for one in failed] == [
+        "response.mcp_call.failed",
+        "response.output_item.done",
+    ]
+    assert failed[1]["output_index"] == 0
+    assert writer.is_at_boundary
+
+
+def test_what_nobody_waits_for_is_closed() -> None:
+    writer = assembler()
+    events = writer.start()
+    events += writer.begin(as_item(McpListTools(id="mcpl_1", server_label="own", tools=[])))
+    events += writer.feed([*item("mcp", "{}", namespace="own"), Sealed(TAIL)])
+    events += writer.abandon()
+    assert writer.abandon() == []
+    writer.conclude(End("cancelled"), USAGE, 1_700_000_001)
+
+    response = check_turn(shown([*events, writer.end()]))
+
+    assert "ended before" in response["output"][0]["error"]
+    assert response["output"][1]["status"] == "incomplete"
+    assert [len(ids) for ids in writer.ids] == [0, 1]

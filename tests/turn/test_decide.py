@@ -51,6 +51,8 @@ def test_answers_of_our_own_tools_are_given_to_the_model() -> None:
     assert decide(Finish("stop"), [], answers=(item,)) == Again((item,))
     assert isinstance(decide(Finish("length"), [], answers=(item,)), End)
     assert isinstance(decide(Finish("stop"), [Cancel()], answers=(item,)), End)
+    steered = decide(Finish("stop"), [Steer("s", Raw(b"[]"), ())], answers=(item,))
+    assert steered == End("incomplete", reason="steered")
 
 
 def test_drain_is_told_as_our_fault() -> None:

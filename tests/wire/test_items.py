@@ -16,6 +16,7 @@ from segue.wire.items import (
     Call,
     FunctionCall,
     FunctionCallOutput,
+    HostedOutput,
     InputFile,
     InputImage,
     InputText,
@@ -123,8 +124,9 @@ def decode(raw: str) -> Value:
 def test_examples_cover_every_type() -> None:
     named = {type(decode(raw)) for raw in EXAMPLES}
 
-    assert named == set(get_args(Value))
-    assert len(ITEM_TYPES) == len(get_args(Value))
+    # What our own tools told the model is written down by us alone; a client that sends it is refused.
+    assert named == set(get_args(Value)) - {HostedOutput}
+    assert len(ITEM_TYPES) == len(named)
 
 
 @pytest.mark.parametrize("raw", EXAMPLES)

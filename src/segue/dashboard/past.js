@@ -27,15 +27,19 @@ export const stagesOf = (turn) => {
   return found;
 };
 
+// When sampling paused for a tool that the server ran; drawn over the stages.
+export const pausesOf = (turn) => (turn.pauses ?? []).map(([from, to]) => ["pause", "tools", from, to]);
+
 const derive = (turn, names) => {
   turn.mark = Object.fromEntries(names.map((name, at) => [name, turn.marks[at]]));
   const { first_token: first, last_token: last, sent } = turn.mark;
   turn.first_ms = first ?? null;
   turn.total_ms = sent ?? last ?? null;
-  turn.speed =
-    first !== null && last !== null && last - first > 0.5 && turn.output > 1
-      ? ((turn.output - 1) * 1000) / (last - first)
-      : null;
+  const paused = pausesOf(turn)
+    .filter(([, , from]) => first !== null && from >= first)
+    .reduce((sum, [, , from, to]) => sum + to - from, 0);
+  const spoke = first !== null && last !== null ? last - first - paused : 0;
+  turn.speed = spoke > 0.5 && turn.output > 1 ? ((turn.output - 1) * 1000) / spoke : null;
   // Everything but the engine: what we ourselves add to a turn.
   const engine = first !== null && last !== null ? last - (turn.mark.rendered ?? 0) : 0;
   turn.own_ms = turn.total_ms === null ? null : Math.max(0, turn.total_ms - engine);

@@ -35,6 +35,8 @@ MARKS = (
 CONNECTIONS_LISTED_MAX = 48
 CELLS_MAX = 4_096
 RUNNING_LISTED_MAX = 64
+# The last pauses of a turn; there are no more than its hosted calls.
+PAUSES_LISTED_MAX = 32
 # A cell of the map of connections is one digit.
 CELL_MAX = 9
 
@@ -69,6 +71,9 @@ class TurnRow(Struct, frozen=True):
     output: int
     bytes: int
     found_in: str | None
+    # Calls that our own tools answered, and when sampling paused for them, in milliseconds like the marks.
+    tools: int = 0
+    pauses: tuple[tuple[float, float], ...] = ()
 
 
 class RunningRow(Struct, frozen=True):
@@ -184,6 +189,11 @@ def turn_row(number: int, settled: Settled, wall_ms: float, salt: bytes) -> Turn
         output=entry.output_tokens,
         bytes=tally.bytes_received,
         found_in=tally.found_in,
+        tools=tally.tool_calls,
+        pauses=tuple(
+            (round((since - began) * 1000, 3), round((to - began) * 1000, 3))
+            for since, to in tally.pauses[-PAUSES_LISTED_MAX:]
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 // Aligned: all begin at zero.
 
 import { $, clock, count, h, roving, s, short, span, tip, took } from "./dom.js";
-import { STAGES, stagesOf } from "./past.js";
+import { STAGES, pausesOf, stagesOf } from "./past.js";
 
 const ABOUT = "The last turns. Settling overlaps the next one.";
 const ROW = 21;
@@ -75,6 +75,16 @@ const told = (turn) => [
   ...stagesOf(turn).map(([, label, from, to]) =>
     h("div", {}, h("span", {}, label), h("span", {}, took(to - from))),
   ),
+  ...(turn.tools
+    ? [
+        h(
+          "div",
+          {},
+          h("span", {}, `paused for ${turn.tools} tool calls`),
+          h("span", {}, took(pausesOf(turn).reduce((sum, [, , from, to]) => sum + to - from, 0))),
+        ),
+      ]
+    : []),
   h(
     "div",
     {},
@@ -131,7 +141,7 @@ export const drawWaterfall = (past, open) => {
     );
   const groups = rows.map(({ turn, stages }, at) => {
     const y = TOP + at * ROW;
-    const bars = stages.map(([kind, , from, to]) => {
+    const bars = [...stages, ...pausesOf(turn)].map(([kind, , from, to]) => {
       const x = place(turn.at_ms, from);
       const wide = place(turn.at_ms, to) - x;
       return wide > 0.15 || kind === "settle"

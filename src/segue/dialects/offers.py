@@ -72,7 +72,9 @@ def offer_in(
 
     `spelled` is how the family writes a name.
     """
-    for offer in (*scene.offers, *scene.deferred):
+    # What a search has loaded of a remote server is a copy: it is called as what it is.
+    remote = [one for one in scene.head.tools.deferred if one.builtin == "mcp"]
+    for offer in (*scene.head.tools.offers, *remote, *scene.offers, *scene.deferred):
         if spelled(offer.qualified_name) == name:
             return offer
     return None

@@ -33,6 +33,7 @@ from segue.wire.items import (
     FileSearchCall,
     FunctionCall,
     FunctionCallOutput,
+    HostedOutput,
     ImageGenerationCall,
     InputAudio,
     InputFile,
@@ -81,6 +82,11 @@ class Part(NamedTuple):
     call_id: str = ""
 
 
+# What an item says that has no words of its own; left out like a thought that is closed.
+NOTHING = Part("think", "")
+DECLINED = "The user declined this call."
+
+
 def parts_of(items: Sequence[Item]) -> list[Part]:
     """What these items say. Reasoning that came encrypted, from elsewhere, says nothing."""
     parts = [part_of(item) for item in items]
@@ -97,17 +103,15 @@ def part_of(item: Item) -> Part:
         case Reasoning():
             return Part("think", "\n\n".join(part.text for part in value.content or value.summary))
         case FunctionCall():
-            return Part("call", value.arguments, _qualified(value), value.call_id)
+            return Part("call", value.arguments, called(value), value.call_id)
         case CustomToolCall():
-            return Part("call", dumps({"input": value.input}), _qualified(value), value.call_id)
+            return Part("call", dumps({"input": value.input}), called(value), value.call_id)
         case ShellCall() | LocalShellCall() | ApplyPatchCall() | ToolSearchCall():
             arguments = arguments_of(value)
             told = arguments if isinstance(arguments, str) else dumps(arguments)
             return Part("call", told, _bare_type(item), _call_id(value))
         case (
             ComputerCall()
-            | McpCall()
-            | McpApprovalRequest()
             | WebSearchCall()
             | FileSearchCall()
             | CodeInterpreterCall()
@@ -116,6 +120,19 @@ def part_of(item: Item) -> Part:
         ):
             told = dumps(_fields(item, but=UNTOLD))
             return Part("call", told, _bare_type(item), _call_id(value))
+        case McpCall(approval_request_id=str()):
+            # The model made this call when it asked for the approval.
+            return NOTHING
+        case McpCall() | McpApprovalRequest():
+            return Part("call", value.arguments, called(value), _call_id(value))
+        case McpApprovalResponse(approve=True) | McpListTools():
+            # What comes of the one stands behind it; of the other, in the head.
+            return NOTHING
+        case McpApprovalResponse():
+            told = f"{DECLINED} {value.reason}" if value.reason else DECLINED
+            return Part("response", told, call_id=value.approval_request_id)
+        case HostedOutput():
+            return Part("response", value.output, call_id=value.call_id)
         case FunctionCallOutput() | CustomToolCallOutput():
             return Part("response", _joined(value.output, "\n"), call_id=_call_id(value))
         case LocalShellCallOutput():
@@ -127,22 +144,14 @@ def part_of(item: Item) -> Part:
         case ToolSearchOutput():
             found = [dumps(definition_of(offer)) for offer in added_by(item)]
             return Part("response", "\n".join(found) or NOTHING_FOUND, call_id=_call_id(value))
-        case (
-            ApplyPatchCallOutput() | ComputerCallOutput() | McpApprovalResponse() | ProgramOutput()
-        ):
+        case ApplyPatchCallOutput() | ComputerCallOutput() | ProgramOutput():
             told = dumps(_fields(item, but={"type", "id", "call_id"}))
             return Part("response", told, call_id=_call_id(value))
         case AdditionalTools():
             return Part("tools", "")
         case ConfigurationUpdate():
             return Part("system", _updated(value))
-        case (
-            McpListTools()
-            | Compaction()
-            | CompactionSummary()
-            | CompactionTrigger()
-            | ItemReference()
-        ):
+        case Compaction() | CompactionSummary() | CompactionTrigger() | ItemReference():
             return Part("system", dumps(_told(msgspec.json.decode(item.raw))))
         case _:
             assert_never(value)
@@ -278,9 +287,22 @@ def _call_id(value: Value) -> str:
         case ToolSearchCall(id=str() as named) | ToolSearchOutput(id=str() as named):
             # Our own search has no call_id; call and output have the same letters behind their prefix.
             return f"search_{named.rpartition('_')[2]}"
+        case McpCall(id=str() as named) | McpApprovalRequest(id=str() as named):
+            return named
+        case WebSearchCall(id=str() as named):
+            return named
         case _:
             return ""
 
 
-def _qualified(value: FunctionCall | CustomToolCall) -> str:
-    return f"{value.namespace}.{value.name}" if value.namespace else value.name
+def called(value: Value) -> str:
+    """Whom a call calls, by the one name that the model sees; nothing where the item alone does not tell."""
+    match value:
+        case McpCall() | McpApprovalRequest():
+            return f"{value.server_label}.{value.name}"
+        case FunctionCall() | CustomToolCall():
+            return f"{value.namespace}.{value.name}" if value.namespace else value.name
+        case WebSearchCall():
+            return "web_search"
+        case _:
+            return ""

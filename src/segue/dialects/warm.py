@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from segue.dialects.parts import called
 from segue.turn.values import (
     NO_TOKENS,
     Head,
@@ -33,7 +34,7 @@ from segue.turn.values import (
     id_array,
     since_fresh,
 )
-from segue.wire.items import CustomToolCall, FunctionCall, Item, Reasoning, Value, call_of
+from segue.wire.items import Item, Reasoning, call_of, hosted_call_of
 
 # Who was called, by the id of the call, before the items that are written; nothing for an unknown id.
 NameOf = Callable[[str], str]
@@ -142,18 +143,14 @@ def _names(rounds: Sequence[Round], count: int, turn: Turn | None) -> NameOf:
 
     def name_of(call_id: str) -> str:
         for item in _backwards(rounds, count, turn):
+            if hosted_call_of(item.value) == call_id:
+                return called(item.value)
             call = call_of(item.value)
             if call is not None and call.call_id == call_id:
-                return _called(item.value) or call.kind
+                return called(item.value) or call.kind
         return ""
 
     return name_of
-
-
-def _called(value: Value) -> str:
-    if not isinstance(value, FunctionCall | CustomToolCall):
-        return ""
-    return f"{value.namespace}.{value.name}" if value.namespace else value.name
 
 
 def _backwards(rounds: Sequence[Round], count: int, turn: Turn | None) -> Iterator[Item]:
@@ -255,6 +252,4 @@ def is_alike_by_words(one: Head, other: Head) -> bool:
 
     The choice of a tool is not: tools stay in the prompt also where none may be called, so that its beginning stays.
     """
-    return one.instructions == other.instructions and (
-        one.tools is other.tools or one.tools.raw == other.tools.raw
-    )
+    return one.instructions == other.instructions and one.tools.is_told_like(other.tools)

@@ -26,6 +26,7 @@ from segue.wire.items import (
     CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
+    HostedOutput,
     InputText,
     Item,
     LocalShellCallOutput,
@@ -144,7 +145,7 @@ class ScriptedEngine:
         scene = job.scene
         if scene.brought.offers or scene.deferred:
             return self._write(entry, scene)
-        key = (entry, scene.head.tools.raw)
+        key = (entry, scene.head.tools.echo + scene.head.tools.listed)
         if key not in self._written:
             if len(self._written) >= WRITTEN_MAX:
                 self._written.clear()
@@ -250,7 +251,9 @@ def _reply(last: Value | None, wanted: TextFormat | None) -> str:
     match last:
         case Message(role="user"):
             return f"I play a script, I am not a model. You said: {_text(last.content)}"
-        case FunctionCallOutput() | CustomToolCallOutput() | LocalShellCallOutput():
+        case (
+            FunctionCallOutput() | CustomToolCallOutput() | LocalShellCallOutput() | HostedOutput()
+        ):
             return f"I play a script, I am not a model. The tool said: {_text(last.output)}"
         case ShellCallOutput():
             printed = " ".join(one.stdout for one in last.output)[:ECHO_CHARS]

@@ -13,6 +13,9 @@ The last three tell what becomes of a steer; of them alone some may follow the t
 Inside `open` at most one item is open. An item is `added`, then its inner events, then `done`; what is still open at
 the end is closed first, as incomplete, so that the terminal event always repeats finished items only
 (protocol.md 5.2). A violation here is a bug of ours and raises; the caller turns it into a failed response.
+
+A call that one of our own tools answers is closed by the model and then *pending*: it has its place in the output, and
+is done when the tool is. So it is with an item that no model wrote, from `begin` to `finish`.
 """
 
 from __future__ import annotations
@@ -51,6 +54,14 @@ from segue.wire.events import (
     Failed,
     Incomplete,
     InProgress,
+    Inside,
+    McpArgumentsDone,
+    McpCallCompleted,
+    McpCallFailed,
+    McpCallInProgress,
+    McpListCompleted,
+    McpListFailed,
+    McpListInProgress,
     OutputItemAdded,
     OutputItemDone,
     OutputTextDelta,
@@ -67,6 +78,9 @@ from segue.wire.events import (
     SummaryPartAdded,
     SummaryPartDone,
     SummaryTextDone,
+    WebSearchCompleted,
+    WebSearchInProgress,
+    WebSearchSearching,
 )
 from segue.wire.items import (
     ApplyPatchCall,
@@ -76,6 +90,9 @@ from segue.wire.items import (
     FunctionCall,
     Item,
     LocalShellCall,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
     Message,
     OutputText,
     Reasoning,
@@ -85,8 +102,8 @@ from segue.wire.items import (
     Status,
     SummaryText,
     ToolSearchCall,
-    ToolSearchOutput,
     Value,
+    WebSearchCall,
     required_by,
 )
 from segue.wire.response import Fault, IncompleteDetails, Response, Usage
@@ -107,17 +124,29 @@ PREFIX = {
     "local_shell": "lsh",
     "apply_patch": "apc",
     "tool_search": "tsc",
+    "mcp": "mcp",
+    "mcp_approval": "mcpr",
 }
 # Calls whose fields are known only when their arguments are whole: they are added when they are done.
-HELD = ("local_shell", "apply_patch")
+HELD = ("local_shell", "apply_patch", "mcp_approval")
+# Calls that are done when one of our own tools has answered.
+HOSTED = ("mcp",)
+# What is said when one of our own tools goes to work.
+BEGUN: dict[type[Value], tuple[type[Inside], ...]] = {
+    McpCall: (McpCallInProgress,),
+    McpListTools: (McpListInProgress,),
+    WebSearchCall: (WebSearchInProgress, WebSearchSearching),
+}
 LOCAL = Raw(b'{"type":"local"}')
 NO_ARGUMENTS = Raw(b"{}")
+STOPPED = Raw(b'"The response ended before the server had answered."')
 
 DELTA_EVENT = {
     "message": "response.output_text.delta",
     "reasoning": "response.reasoning_text.delta",
     "function": "response.function_call_arguments.delta",
     "custom": "response.custom_tool_call_input.delta",
+    "mcp": "response.mcp_call_arguments.delta",
 }
 
 
@@ -158,6 +187,8 @@ class Assembler:
         self._open: OpenItem | None = None
         self._snapshot = Raw(b"")
         self._compaction_id = ""
+        # Where the items stand that our own tools are at work on.
+        self._pending: dict[str, int] = {}
         self.items: list[Item] = []
         self.ids: list[IdArray[int]] = []
         self.tail: IdArray[int] = NO_IDS
@@ -197,7 +228,7 @@ class Assembler:
         never behind one that the client must answer, because then it is about to finish anyway."""
         item = self._open
         if item is None:
-            return not any(required_by(one.value) for one in self.items)
+            return not self._pending and not any(required_by(one.value) for one in self.items)
         if not self.is_in_text or not item.pieces:
             return False
         return item.pieces[-1].rstrip(" ").endswith(SENTENCE_ENDS)
@@ -270,19 +301,73 @@ class Assembler:
         self.ids.append(NO_IDS)
         return [encode_event(event)]
 
-    def add(self, output: Item) -> list[Event]:
-        """What one of our own tools has answered: an item that no model wrote."""
+    def name(self, prefix: str) -> str:
+        """A new id for an item of this response."""
+        return self._new_id(prefix)
+
+    def begin(self, begun: Item) -> list[Event]:
+        """One of our own tools goes to work on an item that no model wrote."""
         self._require("open")
-        value = output.value
-        assert isinstance(value, ToolSearchOutput), "nothing else answers here"
-        begun = msgspec.structs.replace(value, status="in_progress", tools=[])
-        added = self._added_event(begun)
-        done = OutputItemDone(
-            sequence_number=self._next(), output_index=len(self.items), item=Raw(output.raw)
-        )
-        self.items.append(output)
+        value, index = begun.value, len(self.items)
+        item_id = value.id
+        assert isinstance(item_id, str), "an item of ours has an id"
+        if isinstance(value, McpCall):
+            events = [self._added_event(msgspec.structs.replace(value, arguments=""))]
+            events += self._begun_events(value, item_id, index)
+            place: dict[str, str | int | list[Raw]] = {"item_id": item_id, "output_index": index}
+            delta = DeltaTemplate(DELTA_EVENT["mcp"], place)
+            events.append(delta.event(self._next(), value.arguments))
+            events.append(self._arguments_done(item_id, index, value.arguments))
+        else:
+            events = [self._added_event(value), *self._begun_events(value, item_id, index)]
+        self._pending[item_id] = index
+        self.items.append(begun)
         self.ids.append(NO_IDS)
-        return [added, encode_event(done)]
+        return events
+
+    def finish(self, done: Item) -> list[Event]:
+        """The tool is done with this item."""
+        self._require("open")
+        value = done.value
+        assert isinstance(value.id, str), "an item of ours has an id"
+        index = self._pending.pop(value.id)
+        self.items[index] = done
+        events = self._ended_events(value, value.id, index)
+        last = OutputItemDone(sequence_number=self._next(), output_index=index, item=Raw(done.raw))
+        return [*events, encode_event(last)]
+
+    def abandon(self) -> list[Event]:
+        """Nobody waits any longer for what is pending."""
+        events: list[Event] = []
+        for index in sorted(self._pending.values()):
+            value = self.items[index].value
+            if isinstance(value, McpListTools):
+                value = msgspec.structs.replace(value, error=STOPPED)
+            else:
+                value = msgspec.structs.replace(value, status="incomplete")
+            events += self.finish(as_item(value))
+        return events
+
+    def _begun_events(self, value: Value, item_id: str, index: int) -> list[Event]:
+        return [self._inside(kind, item_id, index) for kind in BEGUN.get(type(value), ())]
+
+    def _ended_events(self, value: Value, item_id: str, index: int) -> list[Event]:
+        match value:
+            case McpCall(status="completed"):
+                return [self._inside(McpCallCompleted, item_id, index)]
+            case McpCall():
+                return [self._inside(McpCallFailed, item_id, index)]
+            case McpListTools(error=Raw()):
+                return [self._inside(McpListFailed, item_id, index)]
+            case McpListTools():
+                return [self._inside(McpListCompleted, item_id, index)]
+            case WebSearchCall():
+                return [self._inside(WebSearchCompleted, item_id, index)]
+            case _:
+                return []
+
+    def _inside(self, kind: type[Inside], item_id: str, index: int) -> Event:
+        return encode_event(kind(sequence_number=self._next(), item_id=item_id, output_index=index))
 
     def heartbeat(self) -> Event:
         """A sign of life: an ordinary numbered event that every client may ignore."""
@@ -356,6 +441,8 @@ class Assembler:
         events.append(self._added_event(added))
         if (part := self._part(item, "")) is not None:
             events.append(self._part_event(item, part, is_done=False))
+        if opened.kind in HOSTED:
+            events.extend(self._begun_events(added, item.id, item.index))
         item.delta = self._template(item)
 
     def _added_event(self, value: Value) -> Event:
@@ -416,7 +503,9 @@ class Assembler:
             events.append(self._done_event(item, text))
         if (part := self._part(item, text)) is not None:
             events.append(self._part_event(item, part, is_done=True))
+        is_pending = item.opened.kind in HOSTED and not closed.is_cut
         status: Status = "incomplete" if closed.is_cut else "completed"
+        status = "in_progress" if is_pending else status
         if item.opened.kind in HELD:
             added = _value(item, text, "in_progress", self._reasoning, is_added=True)
             events.append(self._added_event(added))
@@ -426,6 +515,9 @@ class Assembler:
         done = as_item(value)
         self.items.append(done)
         self.ids.append(closed.ids)
+        if is_pending:
+            self._pending[item.id] = item.index
+            return
         events.append(
             encode_event(
                 OutputItemDone(
@@ -451,7 +543,7 @@ class Assembler:
                 )
             case "reasoning":
                 place |= {"content_index": 0}
-            case "function" | "custom":
+            case "function" | "custom" | "mcp":
                 pass
             case _:
                 return None
@@ -564,8 +656,22 @@ class Assembler:
                         sequence_number=number, item_id=item.id, output_index=index, input=text
                     )
                 )
+            case "mcp":
+                return self._arguments_done(item.id, index, text, number)
             case kind:
                 raise AssertionError(f"a call of kind {kind} has no text of its own")
+
+    def _arguments_done(
+        self, item_id: str, index: int, arguments: str, number: int | None = None
+    ) -> Event:
+        return encode_event(
+            McpArgumentsDone(
+                sequence_number=self._next() if number is None else number,
+                item_id=item_id,
+                output_index=index,
+                arguments=arguments,
+            )
+        )
 
 
 def steer_failed(ref: SteerRef, error: ApiError, number: int = 0) -> Event:
@@ -645,6 +751,21 @@ def _value(
                 call_id=item.call_id or None,
                 execution=opened.execution or "server",
                 arguments=NO_ARGUMENTS if is_added else search_arguments(text),
+            )
+        case "mcp":
+            return McpCall(
+                id=item.id,
+                status=status,
+                server_label=opened.namespace or "",
+                name=opened.name,
+                arguments=text,
+            )
+        case "mcp_approval":
+            return McpApprovalRequest(
+                id=item.id,
+                server_label=opened.namespace or "",
+                name=opened.name,
+                arguments="" if is_added else text,
             )
         case _:
             assert_never(opened.kind)

@@ -1,7 +1,8 @@
 """What do items change for everything behind them? Pure.
 
-Items can bring tools (`additional_tools`, and what a search has found) and settings (`configuration_update`), which
-hold from there on, along the chain. A turn keeps what its history has brought, so that nobody walks a history to know.
+Items can bring tools (`additional_tools`, what a search has found, what a remote server has listed) and settings
+(`configuration_update`), which hold from there on, along the chain. A turn keeps what its history has brought, so that
+nobody walks a history to know.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from segue.turn.values import NOTHING_BROUGHT, Brought, Turn
-from segue.wire.items import AdditionalTools, ConfigurationUpdate, Item, ToolSearchOutput
+from segue.wire.items import (
+    AdditionalTools,
+    ConfigurationUpdate,
+    Item,
+    McpListTools,
+    ToolSearchOutput,
+)
 from segue.wire.tools import Offer, deferred_of, offers_of
 
 
@@ -29,6 +36,9 @@ def bring(before: Brought, items: Iterable[Item]) -> Brought:
             case ToolSearchOutput(tools=tools):
                 loaded = offers_of(tools, is_loaded=True)
                 brought = replace(brought, offers=_with(brought.offers, loaded))
+            case McpListTools(server_label=label, tools=[_, *_]) as listed:
+                others = (one for one in brought.listed if one.server_label != label)
+                brought = replace(brought, listed=(*others, listed))
             case ConfigurationUpdate(reasoning=reasoning, text=text):
                 brought = replace(
                     brought,

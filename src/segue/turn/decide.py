@@ -9,6 +9,8 @@ than our own leaving, and both are stronger than anything the model still wanted
     broken off          a steer waits                    ends, incomplete: steered
     broken off          nothing explains it              ends, failed
     at its length                                        ends, incomplete: max_output_tokens
+    by itself           our tools answered, a steer      ends, incomplete: steered
+                        waits
     by itself           only our own tools were called   goes on with what they answered
     by itself           a rollout owes calls             goes on with what was appended, or waits for it
     by itself                                            ends, completed
@@ -75,6 +77,8 @@ def decide(
         )
     if finish.reason == "length":
         return End("incomplete", reason="max_output_tokens")
+    if answers and any(isinstance(one, Steer) for one in inbox):
+        return End("incomplete", reason="steered")
     if answers:
         return Again(answers)
     if not is_owed:

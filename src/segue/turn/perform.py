@@ -22,11 +22,11 @@ from segue.turn.bring import bring
 from segue.turn.compact import Compacted, asking, stand_in, to_bytes, worth_keeping
 from segue.turn.compose import Composed, compose, fitting, remember, set_scene
 from segue.turn.decide import Again, Await, End, decide
+from segue.turn.hosted import Errands, Hosted
 from segue.turn.recall import RenderCache
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.seams import Reader, Turns
-from segue.turn.search import answer
 from segue.turn.settle import calls_in, commit, warm_after
 from segue.turn.values import (
     Finish,
@@ -47,22 +47,20 @@ from segue.turn.values import (
 )
 from segue.wire.items import (
     Call,
+    HostedOutput,
     Item,
     Reasoning,
     Required,
-    ToolSearchCall,
     ToolSearchOutput,
     required_by,
 )
-from segue.wire.requests import TextConfig
+from segue.wire.requests import TextConfig, ToolChoiceName
 from segue.wire.response import InputDetails, OutputDetails, Usage
 
 log = logging.getLogger(__name__)
 
 # How many more pieces a text may take to come to the end of a sentence once a steer waits.
 STEER_PIECES_MAX = 64
-# How often the tools of one response are searched for: more is a model that goes round in circles.
-SEARCHES_MAX = 16
 # How many more pieces are awaited when the model may say no more: mostly it stops by itself, and then the engine tells
 # what it counted.
 OVER_PIECES_MAX = 8
@@ -82,6 +80,7 @@ class Play:
 
     plan: Plan
     running: Running
+    errands: Errands
     scene: Scene
     # What this round was given, for the record; the scene may show it in another way.
     given: tuple[Item, ...]
@@ -100,13 +99,18 @@ class Play:
     first: Composed | None = None
 
 
-async def perform(plan: Plan, running: Running, turns: Turns, recall: RenderCache) -> None:
+async def perform(
+    plan: Plan, running: Running, turns: Turns, recall: RenderCache, hosted: Hosted
+) -> None:
     """Play the turn to its end and save it."""
-    resolved, assembler = plan.resolved, running.assembler
+    assembler = running.assembler
     try:
-        scene = set_scene(plan, recall)
-        play = Play(plan, running, scene, resolved.given, resolved.open_calls, [*resolved.earlier])
-        end = await _play(play)
+        errands = Errands(plan, running, hosted)
+        plan, error = await _open(plan, errands)
+        scene, resolved = set_scene(plan, recall), plan.resolved
+        rounds = [*resolved.earlier]
+        play = Play(plan, running, errands, scene, resolved.given, resolved.open_calls, rounds)
+        end = await _play(play) if error is None else End("failed", error=error)
         if play.first is not None:
             remember(plan, play.first, recall)
         await _save(play, end, turns)
@@ -117,6 +121,14 @@ async def perform(plan: Plan, running: Running, turns: Turns, recall: RenderCach
 
 
 # --- the loop -----------------------------------------------------------------------------------------
+
+
+async def _open(plan: Plan, errands: Errands) -> tuple[Plan, ApiError | None]:
+    """What our own tools do before the model speaks."""
+    try:
+        return await errands.open(), None
+    except ApiError as error:
+        return plan, error
 
 
 async def _play(play: Play) -> End:
@@ -134,21 +146,23 @@ async def _play(play: Play) -> End:
             play.finish,
             running.inbox,
             is_owed=plan.is_rollout and bool(required),
-            answers=() if required else answers,
+            answers=() if required or play.errands.is_spent else answers,
         )
         if isinstance(decision, Await):
             await _wait(play, required)
             decision = decide(play.finish, running.inbox, is_owed=True)
         match decision:
             case End():
-                if answers:
-                    play.rounds.append(Round(answers))
+                if answers and decision.status in ("completed", "incomplete"):
+                    await _keep(play, answers)
                 return decision
             case Await():
                 return End("failed", error=_too_late(plan))
             case Again(items):
                 running.take_append()
-                _go_on(play, (*answers, *items) if required else items)
+                items = (*answers, *await _approved(play, items)) if required else items
+                _go_on(play, items)
+                play.open_calls = pair_calls(play.open_calls, items)
             case _:
                 assert_never(decision)
 
@@ -209,23 +223,28 @@ def _note(play: Play, *, did_sample: bool) -> None:
 
 
 async def _answer(play: Play) -> tuple[Item, ...]:
-    """What our own tools say to the calls of this round, told to the client as it is found."""
-    running, written = play.running, play.rounds[-1].wrote
-    if play.finish is None or play.finish.reason != "stop":
-        return ()
-    calls = [one.value for one in written if isinstance(one.value, ToolSearchCall)]
-    ours = [call for call in calls if call.execution == "server"]
-    done = sum(isinstance(item.value, ToolSearchOutput) for item in running.assembler.items)
-    if not ours or done + len(ours) > SEARCHES_MAX:
-        return ()
-    calls_max = play.plan.resolved.create.max_tool_calls
-    answers: list[Item] = []
-    for count, call in enumerate(ours, done):
-        is_allowed = calls_max is None or count < calls_max
-        offers = play.scene.deferred if is_allowed else ()
-        answers.append(await asyncio.to_thread(answer, call, offers))
-    running.publish([event for one in answers for event in running.assembler.add(one)])
-    return tuple(answers)
+    """What our own tools say to the calls of this round; the calls are then finished items."""
+    last, since = play.rounds[-1], play.items_before
+    may_run = play.finish is not None and play.finish.reason == "stop"
+    answers = await play.errands.answer(last.wrote, play.scene, may_run=may_run)
+    if answers:
+        wrote = play.running.assembler.items[since : since + len(last.wrote)]
+        play.rounds[-1] = structs.replace(last, wrote=tuple(wrote))
+    return answers
+
+
+async def _approved(play: Play, items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """What was appended, with the calls made that it approves."""
+    return await play.errands.approve(items, play.rounds)
+
+
+async def _keep(play: Play, answers: tuple[Item, ...]) -> None:
+    """The turn ends behind answers that the model has not read: the next turn begins with them, warm."""
+    _go_on(play, answers)
+    play.composed = None
+    with suppress(ApiError):
+        play.composed = await compose(play.plan, play.scene, may_truncate=False)
+    _note(play, did_sample=False)
 
 
 def _go_on(play: Play, items: tuple[Item, ...]) -> None:
@@ -246,28 +265,32 @@ def _go_on(play: Play, items: tuple[Item, ...]) -> None:
     )
     play.scene = structs.replace(
         scene,
-        head=_after_search(scene.head),
+        head=_unforced(scene.head, items),
         past=so_far,
         rounds=(),
         given=items,
         recalled=None,
         brought=bring(scene.brought, items),
     )
-    play.open_calls = pair_calls(play.open_calls, items)
     play.given, play.is_fresh = items, False
     play.items_before = len(play.running.assembler.items)
 
 
-def _after_search(head: Head) -> Head:
-    """A search that was forced is over after its first time."""
-    is_search = getattr(head.tool_choice, "type", None) == "tool_search"
-    return structs.replace(head, tool_choice="auto") if is_search else head
+def _unforced(head: Head, items: tuple[Item, ...]) -> Head:
+    """A call that was forced is over after its first time, where one of our own tools has answered it."""
+    choice = head.tool_choice
+    is_answered = any(isinstance(one.value, HostedOutput | ToolSearchOutput) for one in items)
+    if not is_answered or choice in ("auto", "none"):
+        return head
+    if isinstance(choice, ToolChoiceName) and choice.type == "allowed_tools":
+        return structs.replace(head, tool_choice=structs.replace(choice, mode="auto"))
+    is_clients = isinstance(choice, ToolChoiceName) and choice.type in ("function", "custom")
+    return head if is_clients else structs.replace(head, tool_choice="auto")
 
 
 def _warm(play: Play) -> Warm | None:
-    """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm, and one behind
-    which something was answered is not the last."""
-    if play.composed is None or play.composed.is_truncated or _ends_with_answers(play):
+    """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm."""
+    if play.composed is None or play.composed.is_truncated:
         return None
     plan = play.plan
     route = play.finish.route if play.finish else None
@@ -278,10 +301,6 @@ def _warm(play: Play) -> Warm | None:
         play.rounds[-1],
         route,
     )
-
-
-def _ends_with_answers(play: Play) -> bool:
-    return play.plan.generates and not play.rounds[-1].did_sample
 
 
 # --- waiting for the client ---------------------------------------------------------------------------

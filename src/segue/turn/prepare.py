@@ -30,6 +30,7 @@ from segue.wire.items import (
     Reasoning,
     ReasoningText,
 )
+from segue.wire.mcp import with_outputs
 from segue.wire.requests import Create
 
 # How much JSON is decoded before the loop may serve somebody else: a fraction of a millisecond.
@@ -72,7 +73,7 @@ async def prepare(
     validated = time.perf_counter()
     parent = await _find_parent(create, asker, tally)
     unsealed = unseal(await follow(given, parent, asker), asker.owner, seals)
-    resolved = resolve(create, unsealed.given, parent, unsealed.earlier)
+    resolved = resolve(create, with_outputs(unsealed.given), parent, unsealed.earlier)
     tally.tool_decodes += resolved.tool_decodes
     plan = admit(
         resolved,

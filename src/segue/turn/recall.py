@@ -87,7 +87,7 @@ class RenderCache:
 
 def _measure(warm: Warm) -> int:
     head = warm.head
-    text = len(head.tools.raw) + len(head.tools.echo) + len(head.instructions or "")
+    text = 2 * len(head.tools.echo) + len(head.instructions or "")
     return ENTRY_BYTES + text + warm.prompt.length * _width(warm.prompt)
 
 
@@ -108,7 +108,8 @@ def _cuts(given: Sequence[Item]) -> list[int]:
 def _digests(asked: Asked) -> list[bytes]:
     """One digest for each beginning of the items, the empty one included; each builds on the one before."""
     head = asked.head
-    first = blake2b(head.tools.raw, digest_size=16)
+    first = blake2b(head.tools.echo, digest_size=16)
+    first.update(head.tools.listed)
     first.update(b"\0" if head.instructions is None else b"\1" + head.instructions.encode())
     # Some families print the day on which a history began.
     first.update(b"%d" % (asked.root_at // DAY_S))

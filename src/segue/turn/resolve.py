@@ -26,6 +26,7 @@ from segue.wire.items import (
     InputImage,
     Item,
     LocalShellCallOutput,
+    McpListTools,
     Message,
     TextUpdate,
     ToolSearchOutput,
@@ -33,8 +34,9 @@ from segue.wire.items import (
     call_of,
     is_model_written,
 )
+from segue.wire.mcp import is_same_server, servers_of, with_listed
 from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceName
-from segue.wire.tools import BUILTINS, NO_TOOLS, Offer, Tools, chosen_offers
+from segue.wire.tools import BUILTINS, NO_TOOLS, McpTool, Offer, Tools, chosen_offers
 
 # Each of these asks for something that is not built; a clear word is better than half of it.
 UNSUPPORTED = ("prompt",)
@@ -84,6 +86,7 @@ def resolve(
     )
     shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
     brought = bring(brought_by(parent), (*shadowed, *given))
+    tools = with_listed(tools, still_listed(tools, brought, parent))
     _check_tool_choice(create.tool_choice or "auto", tools, brought)
     return Resolved(
         create=create,
@@ -97,6 +100,25 @@ def resolve(
         brought=brought,
         earlier=earlier,
     )
+
+
+def still_listed(tools: Tools, brought: Brought, parent: Turn | None) -> list[McpListTools]:
+    """What the servers of this request have listed before in this history, under the same name and filter."""
+    servers = servers_of(tools)
+    before = _servers_before(parent) if servers and parent else {}
+    return [
+        one
+        for one in brought.listed
+        if (server := servers.get(one.server_label)) is not None
+        and is_same_server(before.get(one.server_label, server), server)
+    ]
+
+
+def _servers_before(parent: Turn) -> dict[str, McpTool]:
+    if parent.tools is not None:
+        return servers_of(parent.tools)
+    # Come from a store: the response tells what the request named.
+    return servers_of(decode_tools(parent.response.tools, None)[0])
 
 
 def is_continuable(turn: Turn) -> bool:
@@ -235,7 +257,13 @@ def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, brought: Brou
     offers = tools.offers + brought.offers
     # One that is deferred can be called by name, though the model has not seen all of it.
     known: tuple[Offer, ...] = (*offers, *tools.deferred, *brought.deferred)
+    servers = servers_of(tools)
     match choice:
+        case "required" | ToolChoiceName(type="allowed_tools") if servers:
+            # Which tools there are is known when the servers have been asked.
+            return
+        case ToolChoiceName(type="mcp", server_label=str() as label) if label in servers:
+            return
         case "required" if not offers:
             problem = "'tool_choice' is 'required', but no tool was given that can be called."
         case ToolChoiceName(type="allowed_tools", mode="required", tools=allowed):
@@ -250,6 +278,8 @@ def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, brought: Brou
             problem = (
                 f"'tool_choice' names the tool '{cut_name(name)}', which is not in 'tools'."
                 if kind in ("function", "custom")
+                else f"'tool_choice' names the server '{choice.server_label}', which is not in 'tools'."
+                if kind == "mcp"
                 else f"'tool_choice' forces '{kind}', which is not in 'tools' as something that the client runs."
                 if kind in BUILTINS
                 else f"'tool_choice' forces '{cut_name(kind)}', which this server cannot run."

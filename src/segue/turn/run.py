@@ -23,6 +23,7 @@ from segue.turn.assemble import Assembler
 from segue.turn.attach import ReadUrl
 from segue.turn.compact import Kind
 from segue.turn.compose import count
+from segue.turn.hosted import Hosted
 from segue.turn.join import JoinedTurns, join
 from segue.turn.perform import perform
 from segue.turn.prepare import Asker, prepare
@@ -73,6 +74,7 @@ class Runner:
         append_s_max: float = APPEND_S_MAX,
         recall: RenderCache | None = None,
         read_url: ReadUrl | None = None,
+        hosted: Hosted | None = None,
     ) -> None:
         self.models = models
         self.is_draining = False
@@ -82,6 +84,7 @@ class Runner:
         self._append_s_max = append_s_max
         self._heartbeat_s = heartbeat_s
         self._recall = recall or RenderCache(0)
+        self._hosted = hosted or Hosted()
         self._runnings: dict[str, Running] = {}
         self._ended: OrderedDict[str, Running] = OrderedDict()
         # Which turn speaks in which conversation.
@@ -186,6 +189,7 @@ class Runner:
             plan = await prepare(
                 create, asker, tally, self.models, self._seals, read_url=self._read_url
             )
+            self._hosted.check(plan.resolved.head.tools)
             self._refuse_if_draining()
         except BaseException:
             tally.quota.release()
@@ -253,7 +257,7 @@ class Runner:
         running.publish(running.assembler.start())
         pulse = Pulse(running, self._heartbeat_s)
         try:
-            await perform(plan, running, turns, self._recall)
+            await perform(plan, running, turns, self._recall, self._hosted)
         finally:
             pulse.stop()
             self._leave_place(plan.id)

@@ -10,7 +10,16 @@ from __future__ import annotations
 import msgspec
 
 from segue.turn.values import Round, Scene
-from segue.wire.items import AdditionalTools, ConfigurationUpdate, Item, answer_of, call_of
+from segue.wire.items import (
+    AdditionalTools,
+    ConfigurationUpdate,
+    HostedOutput,
+    Item,
+    McpCall,
+    answer_of,
+    call_of,
+    hosted_call_of,
+)
 
 
 def truncate(scene: Scene, share: float) -> Scene:
@@ -24,8 +33,7 @@ def truncate(scene: Scene, share: float) -> Scene:
         is_last = one is rounds[-1]
         given: list[Item] = []
         for item in one.given:
-            answer = answer_of(item.value)
-            is_orphan = answer is not None and answer.call_id in dropped_calls
+            is_orphan = _answered_call(item) in dropped_calls
             is_very_last = is_last and item is one.given[-1]
             is_needed = is_very_last or isinstance(
                 item.value, AdditionalTools | ConfigurationUpdate
@@ -56,3 +64,14 @@ def _note(item: Item, dropped_calls: set[str]) -> None:
     """An output must not outlive its call."""
     if call := call_of(item.value):
         dropped_calls.add(call.call_id)
+    if hosted := hosted_call_of(item.value):
+        dropped_calls.add(hosted)
+
+
+def _answered_call(item: Item) -> str | None:
+    match item.value:
+        case HostedOutput(call_id=call_id) | McpCall(approval_request_id=str() as call_id):
+            return call_id
+        case value:
+            answer = answer_of(value)
+            return None if answer is None else answer.call_id

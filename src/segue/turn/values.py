@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec import Raw, Struct
 
 from segue.turn.quota import KeyLimits, Quota, unlimited
-from segue.wire.items import Call, Item, Logprob
+from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
 from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tools
@@ -119,6 +119,8 @@ class Brought(Struct, frozen=True):
     deferred: tuple[Offer, ...] = ()
     effort: Effort | None = None
     format: TextFormat | None = None
+    # What remote servers have listed: of each label the newest.
+    listed: tuple[McpListTools, ...] = ()
 
 
 NOTHING_BROUGHT = Brought()
@@ -217,7 +219,11 @@ class Turn:
         answered is output."""
         answered = _answered(self)
         sent = (item for one in self.rounds if not one.is_fresh for item in one.given)
-        return tuple(item for item in sent if item.raw not in answered)
+        return tuple(
+            item
+            for item in sent
+            if item.raw not in answered and not isinstance(item.value, HostedOutput)
+        )
 
     @property
     def output(self) -> tuple[Item, ...]:
@@ -246,8 +252,15 @@ class Turn:
 
 
 def _answered(turn: Turn) -> set[bytes]:
-    """What may stand among the given items and is ours; a turn of one round has nothing like that."""
-    return {bytes(raw) for raw in turn.response.output} if len(turn.rounds) > 1 else set()
+    """What may stand among the given items and is ours."""
+    may_be_ours = len(turn.rounds) > 1 or any(
+        isinstance(item.value, OURS) for one in turn.rounds for item in one.given
+    )
+    return {bytes(raw) for raw in turn.response.output} if may_be_ours else set()
+
+
+# Items that our own tools may put before the first words of the model.
+OURS = (McpListTools, McpCall)
 
 
 class Scene(Struct, frozen=True):
@@ -567,6 +580,9 @@ class Tally:
     tokens_tokenized: int = 0
     tokens_reused: int = 0
     tokens_sampled: int = 0
+    # Calls that our own tools have answered, and when sampling paused for them, in seconds of `perf_counter`.
+    tool_calls: int = 0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
     # Whether the store has written the usage down, together with the turn.
     is_recorded: bool = False
     # Pictures and sounds that were told in words.

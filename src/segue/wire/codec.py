@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest
 from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbered
 from segue.wire.items import (
     AdditionalTools,
+    HostedOutput,
     Item,
     ItemReference,
     Message,
@@ -96,7 +98,10 @@ _schema = msgspec.json.Decoder(dict[str, object] | None)
 
 encode = _encoder.encode
 
-ITEM_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in Value.__args__)
+# What clients may send: not what we write down for ourselves.
+ITEM_TYPES = frozenset(
+    str(kind.__struct_config__.tag) for kind in Value.__args__ if kind is not HostedOutput
+)
 TOOL_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in Tool.__args__)
 
 
@@ -268,7 +273,7 @@ def as_item(value: Value) -> Item:
 def decode_tools(raw: Raw | bytes, known: Tools | None) -> tuple[Tools, bool]:
     """The tools of a request, and whether they had to be decoded: not if the bytes equal the known ones."""
     data = bytes(raw)
-    if known is not None and known.raw == data:
+    if known is not None and known.raw == _key(data, known.definitions):
         return known, False
     if data == b"null" or data == b"[]":
         return NO_TOOLS, False
@@ -277,7 +282,20 @@ def decode_tools(raw: Raw | bytes, known: Tools | None) -> tuple[Tools, bool]:
         raise InvalidRequest(f"Too many tools: {len(raws)}, at most {TOOLS_MAX}.", param="tools")
     definitions = tuple(_decode_tool(one, f"tools[{index}]") for index, one in enumerate(raws))
     echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
-    return Tools(data, definitions, echo, offers_of(definitions), deferred_of(definitions)), True
+    offers, deferred = offers_of(definitions), deferred_of(definitions)
+    return Tools(_key(data, definitions), definitions, echo, offers, deferred), True
+
+
+def _key(data: bytes, definitions: Sequence[Tool]) -> bytes:
+    """What the next list of tools is compared with: keys of remote servers are not kept, not even for that."""
+    is_secret = any(isinstance(one, McpTool) for one in definitions)
+    return blake2b(data, digest_size=32).digest() if is_secret else data
+
+
+def decode_definitions(raw: Raw | bytes) -> list[tuple[Tool, Raw]]:
+    """The tools of a request that was taken, each beside its own bytes, secrets included."""
+    raws = _raws.decode(raw)
+    return [(_tool.decode(one), one) for one in raws]
 
 
 def check_schema(raw: Raw, path: str) -> None:

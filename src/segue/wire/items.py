@@ -359,6 +359,14 @@ class ItemReference(Body, tag="item_reference", frozen=True, kw_only=True):
     pass
 
 
+class HostedOutput(Body, tag="segue:tool_output", frozen=True, kw_only=True):
+    """What one of our own tools told the model. It stands behind the call in the history, and no client sees it: the
+    client has the call's own item. `call_id` is the id of the item in which the model made the call."""
+
+    call_id: str
+    output: str
+
+
 Value = (
     Message
     | FunctionCall
@@ -392,6 +400,7 @@ Value = (
     | CompactionSummary
     | CompactionTrigger
     | ItemReference
+    | HostedOutput
 )
 
 
@@ -504,9 +513,18 @@ def required_by(value: Value) -> Required | None:
             return Required(type=f"{kind}_output", call_id=call.call_id)
 
 
-def is_our_answer(value: Value) -> bool:
-    """Whether the server's own tools wrote this item."""
-    return isinstance(value, ToolSearchOutput) and value.execution == "server"
+def hosted_call_of(value: Value) -> str | None:
+    """The id of a call that our own tools answer, as `HostedOutput` names it."""
+    match value:
+        case McpCall(approval_request_id=str()):
+            # The model made this call when it asked for the approval.
+            return None
+        case McpCall(id=str() as named) | McpApprovalRequest(id=str() as named):
+            return named
+        case WebSearchCall(id=str() as named):
+            return named
+        case _:
+            return None
 
 
 # Written by the model, so that neighbours of these types belong to one model turn.
@@ -533,6 +551,8 @@ def is_model_written(value: Value) -> bool:
     """Whether the model wrote this item in an earlier turn."""
     if isinstance(value, Message):
         return value.role == "assistant"
+    if isinstance(value, McpCall) and value.approval_request_id:
+        return False
     return isinstance(value, MODEL_WRITTEN)
 
 

@@ -24,8 +24,9 @@ Flag = bool | None | UnsetType
 Json = Raw | UnsetType
 Execution = Literal["server", "client"]
 # Tools of the contract's own that the model is told of as functions; each has a type of call item of its own.
-Builtin = Literal["shell", "local_shell", "apply_patch", "tool_search"]
-CallKind = Literal["function", "custom"] | Builtin
+Builtin = Literal["shell", "local_shell", "apply_patch", "tool_search", "mcp"]
+# A call of a remote server that a person must approve first is an item of its own.
+CallKind = Literal["function", "custom", "mcp_approval"] | Builtin
 BUILTINS: frozenset[str] = frozenset(get_args(Builtin))
 
 
@@ -209,6 +210,8 @@ class Offer(Struct, frozen=True):
     builtin: Builtin | None = None
     # Who searches, where this is the search for tools.
     execution: Execution | None = None
+    # Whether a person must say yes before it is called.
+    needs_approval: bool = False
 
     @property
     def qualified_name(self) -> str:
@@ -219,14 +222,16 @@ class Offer(Struct, frozen=True):
     def kind(self) -> CallKind:
         """Which type of item a call of it is."""
         if self.builtin is not None:
-            return self.builtin
+            return "mcp_approval" if self.needs_approval else self.builtin
         return "custom" if isinstance(self.tool, CustomTool) else "function"
 
 
 class Tools(Struct, frozen=True):
     """All tools of a request: as they came, as they mean, and as the response echoes them.
 
-    `deferred` are those of which the model is told the name only, until a search has loaded them.
+    `deferred` are those of which the model is told the name only, until a search has loaded them. `raw` is a digest
+    where there are secrets in what came: it serves only to be compared. `listed` is a digest of what remote servers
+    have listed, which the offers hold too.
     """
 
     raw: bytes = b"[]"
@@ -234,6 +239,11 @@ class Tools(Struct, frozen=True):
     echo: bytes = b"[]"
     offers: tuple[Offer, ...] = ()
     deferred: tuple[Offer, ...] = ()
+    listed: bytes = b""
+
+    def is_told_like(self, other: Tools) -> bool:
+        """Whether the model is told the same of both."""
+        return self is other or (self.echo == other.echo and self.listed == other.listed)
 
 
 NO_TOOLS = Tools()
@@ -408,6 +418,8 @@ def _findable(tool: Tool) -> str:
             return f"- {tool.name} ({', '.join(names)}): {tool.description or ''}" if names else ""
         case FunctionTool(defer_loading=True) | CustomTool(defer_loading=True):
             return f"- {tool.name}: {tool.description or ''}"
+        case McpTool(defer_loading=True):
+            return f"- {tool.server_label}: {tool.server_description or ''}"
         case _:
             return ""
 
@@ -457,6 +469,9 @@ def chosen_offers(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) ->
 
 def _is_meant(choice: ToolChoiceName, offer: Offer) -> bool:
     """A choice that says no namespace means any."""
+    if choice.type == "mcp":
+        is_there = offer.builtin == "mcp" and offer.namespace == choice.server_label
+        return is_there and choice.name in (None, offer.tool.name)
     if choice.type in BUILTINS or offer.builtin is not None:
         return choice.type == offer.builtin
     if choice.name == offer.qualified_name:

@@ -1,0 +1,220 @@
+"""What do the tools of a remote server mean to the model? Pure.
+
+In: how a request names an MCP server, and what the server has listed. Out: offers, as for any other tool: the model
+calls `label.name`. Which of the tools may be called, and which only after a person has said yes, the request says
+(protocol.md 4.1); where it says nothing, every call needs a yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, structs
+
+from segue.wire.codec import as_item, encode
+from segue.wire.items import HostedOutput, Item, McpCall, McpListTools
+from segue.wire.tools import FunctionTool, McpTool, Offer, Tool, Tools, ToolSearchTool
+
+ErrorKind = Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_error"]
+
+
+class Hints(Struct, frozen=True, rename={"read_only": "readOnlyHint"}):
+    """What a server says of a tool; only one of these words counts here."""
+
+    read_only: bool | None = None
+
+
+class RemoteTool(Struct, frozen=True):
+    """One tool, as `mcp_list_tools` shows it."""
+
+    name: str
+    input_schema: Raw = Raw(b"{}")
+    description: str | None = None
+    annotations: Hints | None = None
+
+
+class Some(Struct, frozen=True):
+    """Some of a server's tools: by name, by being read-only, or both."""
+
+    tool_names: tuple[str, ...] | None = None
+    read_only: bool | None = None
+
+    def has(self, tool: RemoteTool) -> bool:
+        """Whether this tool is among them."""
+        is_named = self.tool_names is None or tool.name in self.tool_names
+        is_read_only = bool(tool.annotations and tool.annotations.read_only)
+        return is_named and self.read_only in (None, is_read_only)
+
+
+class Asking(Struct, frozen=True):
+    """When a person is asked."""
+
+    always: Some | None = None
+    never: Some | None = None
+
+
+_tool = msgspec.json.Decoder(RemoteTool)
+_allowed: msgspec.json.Decoder[tuple[str, ...] | Some | None] = msgspec.json.Decoder(
+    tuple[str, ...] | Some | None
+)
+_asking: msgspec.json.Decoder[Literal["always", "never"] | Asking | None] = msgspec.json.Decoder(
+    Literal["always", "never"] | Asking | None
+)
+
+
+def servers_of(tools: Tools) -> dict[str, McpTool]:
+    """The remote servers of a request, by their labels."""
+    return {one.server_label: one for one in tools.definitions if isinstance(one, McpTool)}
+
+
+def check_server(tool: McpTool) -> str | None:
+    """The field of this definition that has a wrong shape, if one has."""
+    for name, decoder in (("allowed_tools", _allowed), ("require_approval", _asking)):
+        raw = getattr(tool, name)
+        if isinstance(raw, Raw):
+            try:
+                decoder.decode(raw)
+            except msgspec.DecodeError:
+                return name
+    return None
+
+
+def is_allowed(definition: McpTool, tool: RemoteTool) -> bool:
+    """Whether the request lets the model know this tool."""
+    if not isinstance(definition.allowed_tools, Raw):
+        return True
+    allowed = _allowed.decode(definition.allowed_tools)
+    if isinstance(allowed, Some):
+        return allowed.has(tool)
+    return allowed is None or tool.name in allowed
+
+
+def needs_approval(definition: McpTool, tool: RemoteTool) -> bool:
+    """Whether a person must say yes before it is called; so it is unless the request says otherwise."""
+    if not isinstance(definition.require_approval, Raw):
+        return True
+    match _asking.decode(definition.require_approval):
+        case "never":
+            return False
+        case Asking(always=always, never=never):
+            is_asked = always is not None and always.has(tool)
+            return is_asked or never is None or not never.has(tool)
+        case _:
+            return True
+
+
+def with_listed(tools: Tools, listed: Sequence[McpListTools]) -> Tools:
+    """The same tools, with what their servers have listed; the very same if that is in them already."""
+    lists = {one.server_label: one for one in listed}
+    found = [
+        (definition, lists[label])
+        for label, definition in servers_of(tools).items()
+        if label in lists
+    ]
+    offers = [offer for definition, one in found for offer in _offers(definition, one)]
+    key = blake2b(digest_size=16)
+    for offer in offers:
+        key.update(encode((offer.qualified_name, offer.tool)))
+    mark = key.digest() if offers else b""
+    if mark == tools.listed:
+        return tools
+    has_search = any(isinstance(one, ToolSearchTool) for one in tools.definitions)
+    later = [one for one in offers if has_search and one.tool.defer_loading is True]
+    return structs.replace(
+        tools,
+        offers=(*_own(tools.offers), *(one for one in offers if one not in later)),
+        deferred=(*_own(tools.deferred), *later),
+        listed=mark,
+    )
+
+
+def _own(offers: Sequence[Offer]) -> list[Offer]:
+    return [one for one in offers if one.builtin != "mcp"]
+
+
+def _offers(definition: McpTool, listed: McpListTools) -> list[Offer]:
+    remote = [_tool.decode(raw) for raw in listed.tools]
+    return [
+        Offer(
+            FunctionTool(
+                name=one.name,
+                description=one.description if one.description is not None else UNSET,
+                parameters=one.input_schema,
+                defer_loading=True if definition.defer_loading else UNSET,
+            ),
+            namespace=definition.server_label,
+            about=definition.server_description or "",
+            builtin="mcp",
+            execution="server",
+            needs_approval=needs_approval(definition, one),
+        )
+        for one in remote
+        if is_allowed(definition, one)
+    ]
+
+
+def listing(item_id: str, definition: McpTool, tools: Sequence[RemoteTool]) -> McpListTools:
+    """What a server has listed, as far as the request lets the model know it."""
+    shown = [Raw(encode(one)) for one in tools if is_allowed(definition, one)]
+    return McpListTools(id=item_id, server_label=definition.server_label, tools=shown)
+
+
+def is_same_server(one: Tool | None, other: McpTool) -> bool:
+    """Whether two requests name the same server, and the same of its tools."""
+    if not isinstance(one, McpTool):
+        return False
+    fields = ("server_label", "server_url", "connector_id", "tunnel_id", "allowed_tools")
+    return all(getattr(one, name) == getattr(other, name) for name in fields)
+
+
+# --- outcomes -------------------------------------------------------------------------------------
+
+
+def error_of(kind: ErrorKind, message: str, code: int = 0) -> Raw:
+    """Why a call failed, in the three shapes of the contract."""
+    if kind == "mcp_tool_execution_error":
+        content = [{"type": "text", "text": message}]
+        return Raw(encode({"type": kind, "content": content}))
+    return Raw(encode({"type": kind, "code": code, "message": message}))
+
+
+def words_of(value: McpCall) -> str:
+    """What the model is told of a call that a client has sent."""
+    if isinstance(value.output, str):
+        return value.output
+    if not isinstance(value.error, Raw) or bytes(value.error) == b"null":
+        # Chat endpoints refuse a call that nobody answers.
+        return "[What came of this call is not at hand.]"
+    match msgspec.json.decode(value.error):
+        case {"message": str() as message}:
+            return f"Error: {message}"
+        case {"content": list() as content}:
+            texts = [str(one.get("text", "")) for one in content if isinstance(one, dict)]
+            return "Error: " + "\n".join(texts)
+        case str() as message:
+            return f"Error: {message}"
+        case _:
+            return "Error: the call failed."
+
+
+def with_outputs(given: Sequence[Item]) -> tuple[Item, ...]:
+    """The items that a client sent, with what its calls of remote servers said put behind each.
+
+    In our own history the two are apart, because the model wrote the one and was given the other.
+    """
+    items: list[Item] = []
+    for item in given:
+        items.append(item)
+        value = item.value
+        if isinstance(value, McpCall) and (words := words_of(value)) is not None:
+            made_in = value.approval_request_id or value.id
+            items.append(output_item(made_in if isinstance(made_in, str) else "", words))
+    return tuple(items)
+
+
+def output_item(call_id: str, text: str) -> Item:
+    """What the model is told by one of our own tools."""
+    return as_item(HostedOutput(call_id=call_id, output=text))

@@ -1,0 +1,113 @@
+"""An MCP server of our own for tests: it answers, waits, fails and dies on request.
+
+As a module it speaks over its pipes; `remote` runs it over HTTP on a free loopback port, in this event loop, and shows
+what it was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+WAIT_S = 30
+
+
+@dataclass
+class Remote:
+    """A server, and what has happened to it."""
+
+    url: str = ""
+    # The headers of every request.
+    headers: list[dict[str, str]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    was_stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    # What every request is answered, instead of by the server.
+    status: int = 0
+
+
+def build(remote: Remote) -> Any:
+    """The server itself."""
+    from mcp.server import MCPServer
+    from mcp_types import ToolAnnotations
+
+    server = MCPServer("test")
+
+    @server.tool(description="Says it again.", annotations=ToolAnnotations(readOnlyHint=True))
+    async def echo(text: str) -> str:
+        remote.calls.append(text)
+        return text
+
+    @server.tool(description="Waits until it may end.")
+    async def wait(text: str) -> str:
+        remote.calls.append(text)
+        remote.has_begun.set()
+        try:
+            await remote.may_end.wait()
+        except BaseException:
+            remote.stopped.append(text)
+            remote.was_stopped.set()
+            raise
+        return text
+
+    @server.tool(description="Never works.")
+    async def fail(text: str) -> str:
+        raise ValueError(text)
+
+    @server.tool(description="Ends the server.")
+    async def die(text: str) -> str:
+        os._exit(1)
+
+    return server
+
+
+@asynccontextmanager
+async def remote(path: str = "/mcp") -> AsyncIterator[Remote]:
+    """The server over HTTP."""
+    import uvicorn
+
+    # Here, because the program that speaks over its pipes has nothing of ours.
+    from segue.app import Server
+
+    found = Remote()
+    server = build(found)
+    app = server.sse_app() if path == "/sse" else server.streamable_http_app()
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            found.headers.append({k.decode(): v.decode() for k, v in scope["headers"]})
+            if found.status:
+                await send({"type": "http.response.start", "status": found.status, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+                return
+        await app(scope, receive, send)
+
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    config = uvicorn.Config(
+        noting,
+        host="127.0.0.1",
+        port=0,
+        log_config=None,
+        lifespan="on",
+        timeout_graceful_shutdown=1,
+    )
+    listening = Server(config, address.set_result)
+    task = asyncio.create_task(listening.serve())
+    async with asyncio.timeout(WAIT_S):
+        found.url = await address + path
+    try:
+        yield found
+    finally:
+        found.may_end.set()
+        listening.should_exit = True
+        await task
+
+
+if __name__ == "__main__":
+    build(Remote()).run("stdio")
