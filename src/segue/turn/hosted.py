@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import assert_never
@@ -96,6 +97,8 @@ class Errands:
         self._running = running
         self._hosted = hosted
         self._count = self._refused = self._searches = 0
+        # Sources are numbered through the whole response, so that searches take turns.
+        self._searching = asyncio.Lock()
         # What was said to the calls, until it is handed over.
         self._words: dict[str, str] = {}
         # The tools as the request gave them, secrets included; forgotten with the turn.
@@ -257,7 +260,9 @@ class Errands:
         is_allowed = is_listing or self._may_call()
         if is_allowed:
             self._plan.tally.tool_calls += not is_listing
-            ran = self._short(await self._call(value))
+            async with self._searching if isinstance(value, WebSearchCall) else nullcontext():
+                ran = self._short(await self._call(value))
+                running.assembler.sources += ran.sources
         else:
             ran = _failed(value, TOO_MANY, REFUSED)
         self._words[str(value.id)] = ran.text
@@ -278,7 +283,8 @@ class Errands:
         if definition is None or tool is None:
             return _failed(value, f"The request does not list the tool '{key}'.", REFUSED)
         limit = self._hosted.limits.call_s_max
-        call = HostedCall(self._plan.owner, str(value.id), definition, name, arguments)
+        sources = len(self._running.assembler.sources)
+        call = HostedCall(self._plan.owner, str(value.id), definition, name, arguments, sources)
         try:
             async with asyncio.timeout(limit):
                 ran = await tool.call(call)
