@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from segue.tools.index import build
+from tests.clients.outside import misfits
 from tests.events import told_alike
 from tests.scenarios.test_tools import WAYS, asking, calling, response_of, scripted
 from tests.support import MODEL, Served, fetch, kinds, metric
@@ -78,6 +79,7 @@ async def test_events_come_in_the_order_of_the_contract(tmp_path: Path) -> None:
         "response.web_search_call.completed",
         "response.output_item.done",
     ]
+    assert misfits([*told, told[-1]["response"]]) == []
     of_text = kinds([one for one in told if one.get("output_index") == 1])
     assert of_text[-5:] == [
         *["response.output_text.annotation.added"] * 2,
