@@ -93,6 +93,14 @@ EVENT_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "response.custom_tool_call_input.delta": {**PLACE, "delta": (str,)},
     "response.custom_tool_call_input.done": {**PLACE, "input": (str,)},
     "response.compaction.compacting": PLACE,
+    "response.output_text.annotation.added": {
+        **CONTENT,
+        "annotation_index": (int,),
+        "annotation": (dict,),
+    },
+    "response.web_search_call.in_progress": PLACE,
+    "response.web_search_call.searching": PLACE,
+    "response.web_search_call.completed": PLACE,
     "response.mcp_list_tools.in_progress": PLACE,
     "response.mcp_list_tools.completed": PLACE,
     "response.mcp_list_tools.failed": PLACE,
@@ -154,9 +162,10 @@ ITEM_FIELDS |= {
     "mcp_list_tools": {**REMOTE, "tools": (list,)},
     "mcp_call": {**REMOTE, "name": (str,), "arguments": (str,), "status": (str,)},
     "mcp_approval_request": {**REMOTE, "name": (str,), "arguments": (str,)},
+    "web_search_call": {"id": (str,), "status": (str,), "action": (dict,)},
 }
 # Items that our own tools work on: others may begin before they are done.
-HOSTED = {"mcp_list_tools", "mcp_call"}
+HOSTED = {"mcp_list_tools", "mcp_call", "web_search_call"}
 # Only a search that we run ourselves has no call_id, and says so.
 NULLABLE = {"tool_search_call", "tool_search_output"}
 PREFIXES = {
@@ -173,6 +182,7 @@ PREFIXES = {
     "mcp_list_tools": "mcpl_",
     "mcp_call": "mcp_",
     "mcp_approval_request": "mcpr_",
+    "web_search_call": "ws_",
 }
 
 # The kinds of text that are streamed: what ends them, and the key of the whole text there.
@@ -278,7 +288,7 @@ def check_item(item: Mapping[str, Any], *, is_added: bool = False) -> None:
         done = {"completed", "incomplete"}
         if kind == "apply_patch_call":
             done = {"completed", "in_progress"}
-        if kind == "mcp_call":
+        if kind in ("mcp_call", "web_search_call"):
             done = {"completed", "incomplete", "failed"}
         assert item["status"] in ({"in_progress"} if is_added else done)
     if item.get("call_id") is None and kind in NULLABLE:
@@ -331,7 +341,7 @@ def _neutral(value: Any, names: dict[str, str]) -> Any:
         case list():
             return [_neutral(one, names) for one in value]
         case str() if found := re.fullmatch(
-            r"(resp|msg|rs|fc|ctc|sh|lsh|apc|tsc|tso|mcpl|mcpr|mcp|call)_[0-9A-Za-z]{8,}", value
+            r"(resp|msg|rs|fc|ctc|sh|lsh|apc|tsc|tso|mcpl|mcpr|mcp|ws|call)_[0-9A-Za-z]{8,}", value
         ):
             return names.setdefault(value, f"{found[1]} {len(names)}")
         case _:
@@ -428,6 +438,9 @@ def _check_part(
         assert not has_part or parts.get(key) == "open", f"{kind} outside of its part"
         assert key not in whole, f"{kind} after its end"
         texts[key] = texts.get(key, "") + event["delta"]
+    elif kind == "response.output_text.annotation.added":
+        assert key in texts, f"{kind} before the text"
+        assert key not in whole, f"{kind} after the end of the text"
     elif kind.split(".")[1] not in HOSTED:
         assert kind in DONE_OF, f"{kind} inside an item"
         assert not has_part or parts.get(key) == "open", f"{kind} outside of its part"
@@ -445,7 +458,7 @@ def _texts_of(item: Mapping[str, Any]) -> list[str]:
             return [part["text"] for part in (*item["summary"], *item.get("content", ()))]
         case "function_call" | "mcp_call":
             return [item["arguments"]]
-        case "mcp_list_tools" | "mcp_approval_request":
+        case "mcp_list_tools" | "mcp_approval_request" | "web_search_call":
             return []
         case "shell_call":
             commands: list[str] = item["action"]["commands"]

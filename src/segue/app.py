@@ -496,7 +496,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
 
         retention = Retention(settings.retention_s, settings.events_retention_s)
         async with (
-            _open_tools(settings) as hosted,
+            _open_tools(settings, fetcher) as hosted,
             Runner(
                 models,
                 Records(afterwards, store.events, store.repeats, store.conversations),
@@ -573,22 +573,27 @@ async def _erased(body: bytes, let_go: Callable[[Owner, str], Awaitable[None]]) 
 
 
 @asynccontextmanager
-async def _open_tools(settings: Settings) -> AsyncIterator[Hosted]:
+async def _open_tools(settings: Settings, fetcher: Fetcher) -> AsyncIterator[Hosted]:
     """The tools that this process runs; sessions with MCP servers end with it."""
     limits = ToolLimits(settings.tool_s_max, settings.tool_output_bytes_max)
-    if not settings.mcp and not settings.mcp_hosts:
-        yield Hosted(limits=limits)
-        return
+    async with open_web(settings, fetcher) as web:
+        tools: dict[str, Tool] = {} if web is None else {"web_search": web}
+        if not settings.mcp and not settings.mcp_hosts:
+            yield Hosted(tools, limits=limits)
+            return
+        async with aclosing(_open_servers(settings)) as servers:
+            tools |= {"mcp": servers, "mcp_list": servers.lister}
+            yield Hosted(tools, servers.check, limits)
+
+
+def _open_servers(settings: Settings) -> McpServers:
     if find_spec("mcp") is None:
         raise Misconfigured("mcp: the package 'mcp' is not installed: pip install 'segue[mcp]'.")
-    servers = McpServers(
+    return McpServers(
         [McpServer(**structs.asdict(one)) for one in settings.mcp],
         allow_hosts(settings.mcp_hosts),
         list_s=settings.mcp_list_s,
     )
-    async with aclosing(servers):
-        tools: dict[str, Tool] = {"mcp": servers, "mcp_list": servers.lister}
-        yield Hosted(tools, servers.check, limits)
 
 
 def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:

@@ -64,6 +64,7 @@ from segue.wire.items import (
     Value,
     WebSearchCall,
 )
+from segue.wire.web import as_call, called_by
 
 Kind = Literal["think", "talk", "call", "response", "user", "system", "tools"]
 # Fields of a call that say nothing to the model, or that stand elsewhere.
@@ -112,7 +113,6 @@ def part_of(item: Item) -> Part:
             return Part("call", told, _bare_type(item), _call_id(value))
         case (
             ComputerCall()
-            | WebSearchCall()
             | FileSearchCall()
             | CodeInterpreterCall()
             | ImageGenerationCall()
@@ -120,6 +120,10 @@ def part_of(item: Item) -> Part:
         ):
             told = dumps(_fields(item, but=UNTOLD))
             return Part("call", told, _bare_type(item), _call_id(value))
+        case WebSearchCall(action=Raw() as action):
+            return Part("call", as_call(action)[1], called_by(action), _call_id(value))
+        case WebSearchCall():
+            return NOTHING
         case McpCall(approval_request_id=str()):
             # The model made this call when it asked for the approval.
             return NOTHING
@@ -302,7 +306,7 @@ def called(value: Value) -> str:
             return f"{value.server_label}.{value.name}"
         case FunctionCall() | CustomToolCall():
             return f"{value.namespace}.{value.name}" if value.namespace else value.name
-        case WebSearchCall():
-            return "web_search"
+        case WebSearchCall(action=Raw() as action):
+            return called_by(action)
         case _:
             return ""

@@ -21,12 +21,12 @@ from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Raw, Struct
 
 from segue.errors import InvalidRequest
+from segue.tools.target import parse
 from segue.turn.values import HostedCall, Owner, Ran
 from segue.wire.codec import as_item, encode
 from segue.wire.items import McpCall, McpListTools
@@ -108,12 +108,11 @@ def allow_hosts(hosts: Sequence[str]) -> AllowUrl:
 
     def allow(url: str) -> None:
         try:
-            parts = urlsplit(url)
-            place = (parts.hostname or "", f"{parts.hostname}:{parts.port}")
-        except ValueError:
-            parts, place = urlsplit(""), ("", "")
-        is_plain = parts.scheme in ("http", "https") and not parts.username and not parts.password
-        if not is_plain or not any(one in hosts for one in place if one):
+            target = parse(url)
+            place = {target.host, f"{target.host}:{target.port}"}
+        except InvalidRequest:
+            place = set()
+        if place.isdisjoint(hosts):
             raise InvalidRequest(
                 "'server_url' names a host that this server may not call.",
                 code="mcp_server_not_allowed",
@@ -177,7 +176,7 @@ class McpServers:
             return known
         self._allow_url(tool.server_url)
         # The operator's own keys are for the operator's own servers.
-        if urlsplit(tool.server_url).path.endswith("/sse"):
+        if parse(tool.server_url).path.endswith("/sse"):
             return McpServer(tool.server_label, sse_url=tool.server_url)
         return McpServer(tool.server_label, url=tool.server_url)
 

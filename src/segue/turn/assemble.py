@@ -28,8 +28,9 @@ from msgspec import UNSET, Raw, UnsetType
 
 from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.turn.admit import ReasoningView
+from segue.turn.cite import cite
 from segue.turn.decide import End
-from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Steer, Wrote
+from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Source, Steer, Wrote
 from segue.wire.calls import (
     CommandSaid,
     CommandScanner,
@@ -41,6 +42,7 @@ from segue.wire.calls import (
 )
 from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, encode_response
 from segue.wire.events import (
+    AnnotationAdded,
     ArgumentsDone,
     Compacting,
     Completed,
@@ -107,6 +109,7 @@ from segue.wire.items import (
     required_by,
 )
 from segue.wire.response import Fault, IncompleteDetails, Response, Usage
+from segue.wire.web import read_action
 
 NewId = Callable[[str], str]
 # Makes an opaque text that only we can open, for the same owner.
@@ -128,11 +131,12 @@ PREFIX = {
     "tool_search": "tsc",
     "mcp": "mcp",
     "mcp_approval": "mcpr",
+    "web_search": "ws",
 }
 # Calls whose fields are known only when their arguments are whole: they are added when they are done.
-HELD = ("local_shell", "apply_patch", "mcp_approval")
+HELD = ("local_shell", "apply_patch", "mcp_approval", "web_search")
 # Calls that are done when one of our own tools has answered.
-HOSTED = ("mcp",)
+HOSTED = ("mcp", "web_search")
 # What is said when one of our own tools goes to work.
 BEGUN: dict[type[Value], tuple[type[Inside], ...]] = {
     McpCall: (McpCallInProgress,),
@@ -155,7 +159,17 @@ DELTA_EVENT = {
 class OpenItem:
     """The item that is being written."""
 
-    __slots__ = ("call_id", "commands", "delta", "id", "index", "logprobs", "opened", "pieces")
+    __slots__ = (
+        "annotations",
+        "call_id",
+        "commands",
+        "delta",
+        "id",
+        "index",
+        "logprobs",
+        "opened",
+        "pieces",
+    )
 
     def __init__(self, opened: Opened, item_id: str, call_id: str, index: int) -> None:
         self.opened = opened
@@ -165,6 +179,8 @@ class OpenItem:
         self.pieces: list[str] = []
         # Of a message, where they were asked for.
         self.logprobs: list[Raw] = []
+        # Of a message that is whole: what it cites.
+        self.annotations: list[Raw] = []
         self.delta: DeltaTemplate | None = None
         # Finds the commands of a shell call as they are written.
         self.commands = CommandScanner() if opened.kind == "shell" else None
@@ -191,6 +207,8 @@ class Assembler:
         self._compaction_id = ""
         # Where the items stand that our own tools are at work on.
         self._pending: dict[str, int] = {}
+        # What our own tools have found, in the order in which the model was told of it: messages may cite it.
+        self.sources: list[Source] = []
         self.items: list[Item] = []
         self.ids: list[IdArray[int]] = []
         self.tail: IdArray[int] = NO_IDS
@@ -506,6 +524,7 @@ class Assembler:
             if not item.pieces:
                 # Strict clients want one delta at least, even for an empty text (protocol.md 5.2 rule 5).
                 events.append(item.delta.event(self._next(), ""))
+            events.extend(self._cite(item, text))
             events.append(self._done_event(item, text))
         if (part := self._part(item, text)) is not None:
             events.append(self._part_event(item, part, is_done=True))
@@ -515,6 +534,8 @@ class Assembler:
         if item.opened.kind in HELD:
             added = _value(item, text, "in_progress", self._reasoning, is_added=True)
             events.append(self._added_event(added))
+            if is_pending:
+                events.extend(self._begun_events(added, item.id, item.index))
         value = _value(item, text, status, self._reasoning)
         if isinstance(value, Reasoning) and self._seal is not None:
             value = msgspec.structs.replace(value, encrypted_content=self._seal(text.encode()))
@@ -531,6 +552,25 @@ class Assembler:
                 )
             )
         )
+
+    def _cite(self, item: OpenItem, text: str) -> list[Event]:
+        """What a message that is whole cites of the sources that were found."""
+        if item.opened.kind != "message":
+            return []
+        item.annotations = [Raw(encode(one)) for one in cite(text, self.sources)]
+        return [
+            encode_event(
+                AnnotationAdded(
+                    sequence_number=self._next(),
+                    item_id=item.id,
+                    output_index=item.index,
+                    content_index=0,
+                    annotation_index=index,
+                    annotation=annotation,
+                )
+            )
+            for index, annotation in enumerate(item.annotations)
+        ]
 
     def _template(self, item: OpenItem) -> DeltaTemplate | None:
         kind = item.opened.kind
@@ -582,7 +622,7 @@ class Assembler:
         """The content part that an item of this kind wraps its text in, if it has one."""
         match item.opened.kind:
             case "message":
-                return OutputText(text=text, annotations=[], logprobs=item.logprobs)
+                return OutputText(text=text, annotations=item.annotations, logprobs=item.logprobs)
             case "reasoning" if self._reasoning == "text":
                 return ReasoningText(text=text)
             case "reasoning" if self._reasoning == "summary":
@@ -695,7 +735,7 @@ def _value(
     is_async: bool | UnsetType = True if opened.is_async else UNSET
     match opened.kind:
         case "message":
-            part = OutputText(text=text, annotations=[], logprobs=item.logprobs)
+            part = OutputText(text=text, annotations=item.annotations, logprobs=item.logprobs)
             return Message(
                 id=item.id, status=status, role="assistant", content=[] if is_added else [part]
             )
@@ -765,6 +805,10 @@ def _value(
                 server_label=opened.namespace or "",
                 name=opened.name,
                 arguments=text,
+            )
+        case "web_search":
+            return WebSearchCall(
+                id=item.id, status=status, action=Raw(encode(read_action(opened.name, text)))
             )
         case "mcp_approval":
             return McpApprovalRequest(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import assert_never
@@ -61,13 +62,8 @@ CUT_OFF = "\n[What follows was left out: the output is too long.]"
 Begun = McpListTools | McpCall | WebSearchCall
 
 
-def _know_no_server(tools: Tools) -> None:
-    for label in servers_of(tools):
-        raise InvalidRequest(
-            f"No MCP server '{label[:128]}' is configured here.",
-            code="unknown_mcp_server",
-            param="tools",
-        )
+def _take_all(tools: Tools) -> None:
+    """A server without MCP takes tools that merely list it; the model is not told of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ class Hosted:
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
     # Refuses a request that names what cannot be run, before anything is said.
-    check: Callable[[Tools], None] = _know_no_server
+    check: Callable[[Tools], None] = _take_all
     limits: ToolLimits = ToolLimits()
 
 
@@ -96,6 +92,8 @@ class Errands:
         self._running = running
         self._hosted = hosted
         self._count = self._refused = self._searches = 0
+        # Sources are numbered through the whole response, so that searches take turns.
+        self._searching = asyncio.Lock()
         # What was said to the calls, until it is handed over.
         self._words: dict[str, str] = {}
         # The tools as the request gave them, secrets included: looked at when one is called, forgotten with the turn.
@@ -133,6 +131,8 @@ class Errands:
     async def _list(self, plan: Plan) -> tuple[Item, ...]:
         """What those servers list that have not done so in this history."""
         resolved, name = plan.resolved, self._running.assembler.name
+        if "mcp_list" not in self._hosted.tools:
+            return ()
         tools = resolved.head.tools
         known = still_listed(tools, resolved.brought, resolved.parent)
         labels = servers_of(tools).keys() - {one.server_label for one in known}
@@ -255,7 +255,9 @@ class Errands:
         is_allowed = is_listing or self._may_call()
         if is_allowed:
             self._plan.tally.tool_calls += not is_listing
-            ran = self._short(await self._call(value))
+            async with self._searching if isinstance(value, WebSearchCall) else nullcontext():
+                ran = self._short(await self._call(value))
+                running.assembler.sources += ran.sources
         else:
             ran = _failed(value, TOO_MANY, REFUSED)
         self._words[str(value.id)] = ran.text
@@ -276,7 +278,8 @@ class Errands:
         if definition is None or tool is None:
             return _failed(value, f"The request does not list the tool '{key}'.", REFUSED)
         limit = self._hosted.limits.call_s_max
-        call = HostedCall(self._plan.owner, str(value.id), definition, name, arguments)
+        sources = len(self._running.assembler.sources)
+        call = HostedCall(self._plan.owner, str(value.id), definition, name, arguments, sources)
         try:
             async with asyncio.timeout(limit):
                 ran = await tool.call(call)

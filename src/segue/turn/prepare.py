@@ -61,6 +61,7 @@ async def prepare(
     seals: Seals,
     *,
     read_url: ReadUrl | None = None,
+    has_web: bool = False,
 ) -> Plan:
     """A plan for this request."""
     began = time.perf_counter()
@@ -73,7 +74,9 @@ async def prepare(
     validated = time.perf_counter()
     parent = await _find_parent(create, asker, tally)
     unsealed = unseal(await follow(given, parent, asker), asker.owner, seals)
-    resolved = resolve(create, with_outputs(unsealed.given), parent, unsealed.earlier)
+    resolved = resolve(
+        create, with_outputs(unsealed.given), parent, unsealed.earlier, has_web=has_web
+    )
     tally.tool_decodes += resolved.tool_decodes
     plan = admit(
         resolved,

@@ -37,6 +37,7 @@ from segue.wire.items import (
 from segue.wire.mcp import is_same_server, servers_of, with_listed
 from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceName
 from segue.wire.tools import BUILTINS, NO_TOOLS, McpTool, Offer, Tools, chosen_offers
+from segue.wire.web import with_web
 
 # Each of these asks for something that is not built; a clear word is better than half of it.
 UNSUPPORTED = ("prompt",)
@@ -70,8 +71,10 @@ def resolve(
     given: tuple[Item, ...],
     parent: Turn | None,
     earlier: tuple[Round, ...] = (),
+    *,
+    has_web: bool = False,
 ) -> Resolved:
-    """Bind a request to its parent, or say what contradicts."""
+    """Bind a request to its parent, or say what contradicts. `has_web`: this server can search the web."""
     if parent is not None and not is_continuable(parent):
         raise parent_not_found(parent.id)
     _refuse_unsupported(create, given)
@@ -93,6 +96,7 @@ def resolve(
     shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
     brought = bring(brought_by(parent), (*shadowed, *given))
     tools = with_listed(tools, still_listed(tools, brought, parent))
+    tools = with_web(tools) if has_web else tools
     _check_tool_choice(create.tool_choice or "auto", tools, brought)
     return Resolved(
         create=create,

@@ -287,7 +287,13 @@ class Runner:
         tally.quota.hold()
         try:
             plan = await prepare(
-                create, asker, tally, self.models, self._seals, read_url=self._read_url
+                create,
+                asker,
+                tally,
+                self.models,
+                self._seals,
+                read_url=self._read_url,
+                has_web="web_search" in self._hosted.tools,
             )
             self._hosted.check(plan.resolved.head.tools)
             self._refuse_if_draining()

@@ -15,8 +15,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, structs
 
 from segue.wire.codec import as_item, encode
-from segue.wire.items import HostedOutput, Item, McpCall, McpListTools
+from segue.wire.items import HostedOutput, Item, McpCall, McpListTools, WebSearchCall
 from segue.wire.tools import FunctionTool, McpTool, Offer, Tool, Tools, ToolSearchTool
+from segue.wire.web import words_of_action
 
 ErrorKind = Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_error"]
 
@@ -201,7 +202,7 @@ def words_of(value: McpCall) -> str:
 
 
 def with_outputs(given: Sequence[Item]) -> tuple[Item, ...]:
-    """The items that a client sent, with what its calls of remote servers said put behind each.
+    """The items that a client sent, with what its hosted calls said put behind each.
 
     In our own history the two are apart, because the model wrote the one and was given the other.
     """
@@ -209,6 +210,8 @@ def with_outputs(given: Sequence[Item]) -> tuple[Item, ...]:
     for item in given:
         items.append(item)
         value = item.value
+        if isinstance(value, WebSearchCall) and isinstance(value.action, Raw):
+            items.append(output_item(str(value.id or ""), words_of_action(value.action)))
         if isinstance(value, McpCall) and (words := words_of(value)) is not None:
             made_in = value.approval_request_id or value.id
             items.append(output_item(made_in if isinstance(made_in, str) else "", words))

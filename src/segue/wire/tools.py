@@ -24,7 +24,7 @@ Flag = bool | None | UnsetType
 Json = Raw | UnsetType
 Execution = Literal["server", "client"]
 # Tools of the contract's own that the model is told of as functions; each has a type of call item of its own.
-Builtin = Literal["shell", "local_shell", "apply_patch", "tool_search", "mcp"]
+Builtin = Literal["shell", "local_shell", "apply_patch", "tool_search", "mcp", "web_search"]
 # A call of a remote server that a person must approve first is an item of its own.
 CallKind = Literal["function", "custom", "mcp_approval"] | Builtin
 BUILTINS: frozenset[str] = frozenset(get_args(Builtin))
@@ -472,8 +472,9 @@ def _is_meant(choice: ToolChoiceName, offer: Offer) -> bool:
     if choice.type == "mcp":
         is_there = offer.builtin == "mcp" and offer.namespace == choice.server_label
         return is_there and choice.name in (None, offer.tool.name)
-    if choice.type in BUILTINS or offer.builtin is not None:
-        return choice.type == offer.builtin
+    kind = "web_search" if choice.type.startswith("web_search") else choice.type
+    if kind in BUILTINS or offer.builtin is not None:
+        return kind == offer.builtin
     if choice.name == offer.qualified_name:
         return True
     return offer.tool.name == choice.name and choice.namespace in (None, offer.namespace)

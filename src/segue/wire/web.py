@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import assert_never
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from segue.wire.tools import (
     DatedWebSearchPreviewTool,
     DatedWebSearchTool,
     FunctionTool,
+    Offer,
+    Tools,
     WebFilters,
     WebSearchPreviewTool,
     WebSearchTool,
@@ -63,6 +65,23 @@ WEB_FUNCTIONS = (
         ),
     ),
 )
+
+WEB_OFFERS = tuple(
+    Offer(one, namespace=WEB, about=WEB_ABOUT, builtin="web_search", execution="server")
+    for one in WEB_FUNCTIONS
+)
+
+
+def with_web(tools: Tools) -> Tools:
+    """The same tools, with the functions of a web search if there is one among them; the very same if they are."""
+    has_search = any(isinstance(one, WebSearchTool) for one in tools.definitions)
+    if not has_search or any(one.builtin == "web_search" for one in tools.offers):
+        return tools
+    return structs.replace(tools, offers=(*tools.offers, *WEB_OFFERS))
+
+
+# The item has no place for what was found.
+LOST = "What was found then is not at hand any more."
 
 
 class UrlSource(Struct, frozen=True, tag_field="type", tag="url"):
@@ -136,6 +155,21 @@ def as_call(action: Raw | bytes) -> tuple[str, str]:
         case _:
             assert_never(read)
     return name, msgspec.json.encode(asked).decode()
+
+
+def called_by(action: Raw | bytes) -> str:
+    """The whole name of that function."""
+    return f"{WEB}.{as_call(action)[0]}"
+
+
+def words_of_action(action: Raw | bytes) -> str:
+    """What a model is told of a search whose words are not at hand: a client has sent its item again."""
+    try:
+        read = msgspec.json.decode(action, type=SearchAction | OpenPageAction | FindInPageAction)
+    except msgspec.MsgspecError:
+        return LOST
+    found = [one.url for one in read.sources] if isinstance(read, SearchAction) else [read.url]
+    return "\n".join([LOST, *found])
 
 
 def read_definition(definition: Raw | bytes) -> WebSearchTool:
