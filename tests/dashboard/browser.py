@@ -60,7 +60,6 @@ class Page:
         self.session = session
         self.faults: list[str] = []
         self.fetched: list[str] = []
-        self._guarded = ("", "")
 
     async def call(self, method: str, wait_s: float = WAIT_S, **parameters: Any) -> dict[str, Any]:
         """A command to this tab."""
@@ -162,24 +161,9 @@ class Page:
         answer = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])
 
-    async def guard(self, pattern: str, authorization: str, refusal: object) -> None:
-        """From here on, answer requests like this with 401 unless they carry this authorization."""
-        self._guarded = (authorization, base64.b64encode(json.dumps(refusal).encode()).decode())
-        await self.call("Fetch.enable", patterns=[{"urlPattern": pattern}])
-
-    def _pass(self, request_id: str, headers: dict[str, str]) -> None:
-        authorization, body = self._guarded
-        if {k.lower(): v for k, v in headers.items()}.get("authorization") == authorization:
-            self._browser.tell("Fetch.continueRequest", {"requestId": request_id}, self.session)
-            return
-        refused = {"requestId": request_id, "responseCode": 401, "body": body}
-        self._browser.tell("Fetch.fulfillRequest", refused, self.session)
-
     def hear(self, method: str, parameters: dict[str, Any]) -> None:
         """Something happened in this tab."""
         match method:
-            case "Fetch.requestPaused":
-                self._pass(parameters["requestId"], parameters["request"]["headers"])
             case "Runtime.exceptionThrown":
                 self.faults.append(json.dumps(parameters["exceptionDetails"])[:1000])
             case "Log.entryAdded" if parameters["entry"]["level"] == "error":
@@ -230,12 +214,6 @@ class Browser:
         assert "error" not in answer, (method, answer["error"])
         result: dict[str, Any] = answer["result"]
         return result
-
-    def tell(self, method: str, parameters: dict[str, Any], session: str) -> None:
-        """A command whose answer nobody waits for."""
-        task = asyncio.create_task(self.call(method, parameters, session))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def page(self) -> Page:
         """A new tab, in a profile of its own."""

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules.protocol_rows import ROWS, SECTION_10, NotBuilt, NotServed
+from tests.rules.protocol_rows import ROWS, SECTION_10, NotServed
 
 TESTS = Path(__file__).parents[1]
 NODE = re.compile(r"(?:(?P<room>\w+)/)?(?P<file>\w+)::(?P<name>test_\w+)\Z")
-# What is being built; a feature that nothing waits for any more is to be taken out here.
-WAITING = {
     "guards",
     "hosted tools",
     "keys and limits",
@@ -47,7 +45,7 @@ def is_a_test(node: str) -> bool:
 def test_every_row_has_tests_that_exist_or_says_why_not(section: str) -> None:
     wrong: list[str] = []
     for row, proof in ROWS[section].items():
-        if isinstance(proof, NotBuilt | NotServed):
+        if isinstance(proof, NotServed):
             if not proof[0]:
                 wrong.append(f"{row}: no reason")
         elif not proof:
@@ -63,16 +61,6 @@ def test_every_row_of_section_10_has_a_test_that_names_it() -> None:
         int(found[1]) for name in names if (found := re.match(r"test_section_10_row_(\d+)_", name))
     ]
     assert set(numbers) == set(range(1, SECTION_10 + 1))
-
-
-def test_every_feature_that_rows_wait_for_is_under_way() -> None:
-    waiting = {
-        proof.feature
-        for rows in ROWS.values()
-        for proof in rows.values()
-        if isinstance(proof, NotBuilt)
-    }
-    assert waiting == WAITING
 
 
 def test_rule_sees_a_test_that_does_not_exist() -> None:
