@@ -13,10 +13,6 @@ from tests.rules.protocol_rows import ROWS, SECTION_10, NotServed
 
 TESTS = Path(__file__).parents[1]
 NODE = re.compile(r"(?:(?P<room>\w+)/)?(?P<file>\w+)::(?P<name>test_\w+)\Z")
-    "guards",
-    "hosted tools",
-    "keys and limits",
-}
 
 
 @cache
