@@ -53,7 +53,12 @@ def tokens(response: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    "way", ["trigger", "endpoint", pytest.param("threshold", marks=pytest.mark.reliability)]
+    "way",
+    [
+        "trigger",
+        pytest.param("endpoint", marks=pytest.mark.reliability),
+        pytest.param("threshold", marks=pytest.mark.reliability),
+    ],
 )
 async def test_chain_that_outgrows_a_real_models_context_is_compacted(way: str) -> None:
     """What the model is given shrinks, and the chain goes on."""

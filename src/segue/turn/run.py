@@ -104,6 +104,9 @@ class Runner:
         self._hosted = hosted or Hosted()
         self._runnings: dict[str, Running] = {}
         self._ended: OrderedDict[str, Running] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        # What ended turns that may be heard again hold in memory.
+        self.ended_bytes = 0
         # Requests with a key that are not turns yet; set when that is settled.
         self._preparing: dict[str, asyncio.Event] = {}
         # Which turn speaks in which conversation.
@@ -232,6 +235,10 @@ class Runner:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _over(self, owner: Owner, turn_id: str) -> Running | None:
+        running = self._ended.get(turn_id)
+        return running if running is not None and running.owner == owner else None
 
     def _hearable(self, held: Claim) -> Running | None:
         return self._runnings.get(held.turn_id) or self._ended.get(held.turn_id)
@@ -374,6 +381,9 @@ class Runner:
                 await running.scribe.finish()
             if plan.is_keyed:
                 await self._keep(plan, running)
+            elif plan.is_stored and running.scribe is None and transport != "http":
+                # Its last events may be on a line that is lost, and nobody has noticed yet.
+                self._remember(running)
             del self._runnings[plan.id]
             if running.unsaved is not None and running.is_background:
                 mending = asyncio.create_task(self._mend(running.unsaved, turns))
@@ -388,7 +398,7 @@ class Runner:
 
         False if some of them are not there any more, or never were.
         """
-        running = self.find(owner, turn_id)
+        running = self.find(owner, turn_id) or self._over(owner, turn_id)
         if running is not None and running.attach(sink, after=after):
             return True
         written = await self._records.log.read_after(owner, turn_id, after)
@@ -431,11 +441,21 @@ class Runner:
             except ApiError:
                 log.warning("the key of turn %s could not be let go of", plan.id)
             return
-        if plan.is_stored:
+        self._remember(running)
+
+    def _remember(self, running: Running) -> None:
+        """Keep the events of a turn that is over, for as long as there is room."""
+        if running.is_stored:
             running.turn = None
         self._ended[running.id] = running
+        self._sizes[running.id] = running.bytes
+        self.ended_bytes += running.bytes
         while len(self._ended) > 1 and self.ended_bytes > ENDED_BYTES_MAX:
-            self._ended.popitem(last=False)
+            self._drop(next(iter(self._ended)))
+
+    def _drop(self, turn_id: str) -> None:
+        del self._ended[turn_id]
+        self.ended_bytes -= self._sizes.pop(turn_id)
 
     def _is_drained(self, running: Running) -> bool:
         is_told = any(isinstance(one, Drain) for one in running.inbox)
@@ -443,14 +463,8 @@ class Runner:
 
     def forget(self, owner: Owner, turn_id: str) -> None:
         """A turn was deleted."""
-        running = self._ended.get(turn_id)
-        if running is not None and running.owner == owner:
-            del self._ended[turn_id]
-
-    @property
-    def ended_bytes(self) -> int:
-        """What ended turns that may be repeated hold in memory."""
-        return sum(running.bytes for running in self._ended.values())
+        if self._over(owner, turn_id) is not None:
+            self._drop(turn_id)
 
     async def _repeat(self, held: Claim, claim: Claim, turns: Turns, sink: Sink) -> Running:
         """The turn that this key stands for, from its first event on."""
