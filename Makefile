@@ -160,18 +160,18 @@ $(AGENTS_DONE): examples/package.json $(NODE_DONE)
 define haproxy_script
 #!/bin/sh
 here=$$(cd "$$(dirname "$$0")" && pwd)
-LD_LIBRARY_PATH=$$(echo "$$here"/root/usr/lib/*-linux-gnu*) exec "$$here"/root/usr/sbin/haproxy "$$@"
+LD_LIBRARY_PATH=$$(echo "$$here"/unpacked/usr/lib/*-linux-gnu*) exec "$$here"/unpacked/usr/sbin/haproxy "$$@"
 endef
 export haproxy_script
 
 $(HAPROXY_DONE):
-	@rm -rf $(HAPROXY) && mkdir -p $(HAPROXY)/root
+	@rm -rf $(HAPROXY) && mkdir -p $(HAPROXY)/unpacked
 	@if command -v haproxy >/dev/null 2>&1; then ln -s "$$(command -v haproxy)" $@; \
 	elif command -v apt-get >/dev/null 2>&1; then \
 		echo "unpacking HAProxy into $(HAPROXY)"; \
 		cd $(HAPROXY) \
 		&& apt-get download -qq $$(apt-get install -qq --simulate haproxy | awk '/^Inst/ { print $$2 }') 2>/dev/null \
-		&& for one in *.deb; do dpkg -x "$$one" root || exit 1; done && rm -f *.deb \
+		&& for one in *.deb; do dpkg -x "$$one" unpacked || exit 1; done && rm -f *.deb \
 		&& printf '%s\n' "$$haproxy_script" > haproxy && chmod +x haproxy; \
 	fi
 	@$@ -v >/dev/null 2>&1 || { rm -f $@; \
