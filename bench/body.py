@@ -53,7 +53,9 @@ async def longest_gap(size: int) -> tuple[float, float]:
         began = time.perf_counter()
         try:
             create = decode_create(body)
-            await app.runner.prepare(create, Asker("bench", app.turns), Tally(bytes_received=len(body)))
+            await app.runner.prepare(
+                create, Asker("bench", app.turns), Tally(bytes_received=len(body))
+            )
         except ApiError:
             pass  # No model is named: everything before that was done.
         took = time.perf_counter() - began
