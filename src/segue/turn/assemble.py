@@ -24,21 +24,16 @@ from collections.abc import Callable, Sequence
 from typing import Literal, assert_never
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw
 
 from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.turn.admit import ReasoningView
 from segue.turn.cite import cite
 from segue.turn.decide import End
 from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Source, Steer, Wrote
+from segue.turn.written import PREFIX, OpenItem, last_commands, part_of, value_of
 from segue.wire.calls import (
     CommandSaid,
-    CommandScanner,
-    local_shell_action,
-    other_commands,
-    patch_operation,
-    search_arguments,
-    shell_action,
 )
 from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, encode_response
 from segue.wire.events import (
@@ -85,31 +80,19 @@ from segue.wire.events import (
     WebSearchSearching,
 )
 from segue.wire.items import (
-    ApplyPatchCall,
     Compaction,
-    CustomToolCall,
-    DeleteFile,
-    FunctionCall,
     Item,
-    LocalShellCall,
-    McpApprovalRequest,
     McpCall,
     McpListTools,
-    Message,
-    OutputText,
     Reasoning,
-    ReasoningText,
     Required,
-    ShellCall,
     Status,
     SummaryText,
-    ToolSearchCall,
     Value,
     WebSearchCall,
     required_by,
 )
 from segue.wire.response import Fault, IncompleteDetails, Response, Usage
-from segue.wire.web import read_action
 
 NewId = Callable[[str], str]
 # Makes an opaque text that only we can open, for the same owner.
@@ -120,19 +103,6 @@ CALLERS_FAULTS = ("context_length_exceeded", "invalid_prompt")
 # Where a text may be cut so that it reads as finished: behind a sentence or a line.
 SENTENCE_ENDS = (".", "!", "?", "\n", ":", "。", "！", "？")
 
-PREFIX = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function": "fc",
-    "custom": "ctc",
-    "shell": "sh",
-    "local_shell": "lsh",
-    "apply_patch": "apc",
-    "tool_search": "tsc",
-    "mcp": "mcp",
-    "mcp_approval": "mcpr",
-    "web_search": "ws",
-}
 # Calls whose fields are known only when their arguments are whole: they are added when they are done.
 HELD = ("local_shell", "apply_patch", "mcp_approval", "web_search")
 # Calls that are done when one of our own tools has answered.
@@ -143,8 +113,6 @@ BEGUN: dict[type[Value], tuple[type[Inside], ...]] = {
     McpListTools: (McpListInProgress,),
     WebSearchCall: (WebSearchInProgress, WebSearchSearching),
 }
-LOCAL = Raw(b'{"type":"local"}')
-NO_ARGUMENTS = Raw(b"{}")
 STOPPED = Raw(b'"The response ended before the server had answered."')
 
 DELTA_EVENT = {
@@ -154,36 +122,6 @@ DELTA_EVENT = {
     "custom": "response.custom_tool_call_input.delta",
     "mcp": "response.mcp_call_arguments.delta",
 }
-
-
-class OpenItem:
-    """The item that is being written."""
-
-    __slots__ = (
-        "annotations",
-        "call_id",
-        "commands",
-        "delta",
-        "id",
-        "index",
-        "logprobs",
-        "opened",
-        "pieces",
-    )
-
-    def __init__(self, opened: Opened, item_id: str, call_id: str, index: int) -> None:
-        self.opened = opened
-        self.id = item_id
-        self.call_id = call_id
-        self.index = index
-        self.pieces: list[str] = []
-        # Of a message, where they were asked for.
-        self.logprobs: list[Raw] = []
-        # Of a message that is whole: what it cites.
-        self.annotations: list[Raw] = []
-        self.delta: DeltaTemplate | None = None
-        # Finds the commands of a shell call as they are written.
-        self.commands = CommandScanner() if opened.kind == "shell" else None
 
 
 class Assembler:
@@ -461,9 +399,9 @@ class Assembler:
         self._open = item
         if opened.kind in HELD:
             return
-        added = _value(item, "", "in_progress", self._reasoning, is_added=True)
+        added = value_of(item, "", "in_progress", self._reasoning, is_added=True)
         events.append(self._added_event(added))
-        if (part := self._part(item, "")) is not None:
+        if (part := part_of(item, "", self._reasoning)) is not None:
             events.append(self._part_event(item, part, is_done=False))
         if opened.kind in HOSTED:
             events.extend(self._begun_events(added, item.id, item.index))
@@ -519,24 +457,24 @@ class Assembler:
         self._open = None
         text = "".join(item.pieces)
         if item.commands is not None:
-            events.extend(self._command_events(item, _last_commands(item.commands, text)))
+            events.extend(self._command_events(item, last_commands(item.commands, text)))
         if item.delta is not None:
             if not item.pieces:
                 # Strict clients want one delta at least, even for an empty text (protocol.md 5.2 rule 5).
                 events.append(item.delta.event(self._next(), ""))
             events.extend(self._cite(item, text))
             events.append(self._done_event(item, text))
-        if (part := self._part(item, text)) is not None:
+        if (part := part_of(item, text, self._reasoning)) is not None:
             events.append(self._part_event(item, part, is_done=True))
         is_pending = item.opened.kind in HOSTED and not closed.is_cut
         status: Status = "incomplete" if closed.is_cut else "completed"
         status = "in_progress" if is_pending else status
         if item.opened.kind in HELD:
-            added = _value(item, text, "in_progress", self._reasoning, is_added=True)
+            added = value_of(item, text, "in_progress", self._reasoning, is_added=True)
             events.append(self._added_event(added))
             if is_pending:
                 events.extend(self._begun_events(added, item.id, item.index))
-        value = _value(item, text, status, self._reasoning)
+        value = value_of(item, text, status, self._reasoning)
         if isinstance(value, Reasoning) and self._seal is not None:
             value = msgspec.structs.replace(value, encrypted_content=self._seal(text.encode()))
         done = as_item(value)
@@ -617,18 +555,6 @@ class Assembler:
                 case _:
                     assert_never(what)
         return events
-
-    def _part(self, item: OpenItem, text: str) -> ContentPart | SummaryText | None:
-        """The content part that an item of this kind wraps its text in, if it has one."""
-        match item.opened.kind:
-            case "message":
-                return OutputText(text=text, annotations=item.annotations, logprobs=item.logprobs)
-            case "reasoning" if self._reasoning == "text":
-                return ReasoningText(text=text)
-            case "reasoning" if self._reasoning == "summary":
-                return SummaryText(text=text)
-            case _:
-                return None
 
     def _part_event(
         self, item: OpenItem, part: ContentPart | SummaryText, *, is_done: bool
@@ -724,115 +650,3 @@ def steer_failed(ref: SteerRef, error: ApiError, number: int = 0) -> Event:
     """A steer failed; one whose target is unknown belongs to no response and is numbered 0."""
     told = SteerError(type=error.type, code=error.code, message=error.message)
     return encode_event(SteerFailed(sequence_number=number, steer=ref, error=told))
-
-
-def _value(
-    item: OpenItem, text: str, status: Status, reasoning: ReasoningView, *, is_added: bool = False
-) -> Value:
-    """The item as it stands: empty when it is added, whole when it is done."""
-    opened = item.opened
-    namespace: str | UnsetType = opened.namespace or UNSET
-    is_async: bool | UnsetType = True if opened.is_async else UNSET
-    match opened.kind:
-        case "message":
-            part = OutputText(text=text, annotations=item.annotations, logprobs=item.logprobs)
-            return Message(
-                id=item.id, status=status, role="assistant", content=[] if is_added else [part]
-            )
-        case "reasoning":
-            has_content = reasoning == "text" and not is_added
-            has_summary = reasoning == "summary" and not is_added
-            return Reasoning(
-                id=item.id,
-                summary=[SummaryText(text=text)] if has_summary else [],
-                content=[ReasoningText(text=text)] if has_content else UNSET,
-            )
-        case "function":
-            return FunctionCall(
-                id=item.id,
-                status=status,
-                call_id=item.call_id,
-                name=opened.name,
-                arguments=text,
-                namespace=namespace,
-                is_async=is_async,
-            )
-        case "custom":
-            return CustomToolCall(
-                id=item.id,
-                status=status,
-                call_id=item.call_id,
-                name=opened.name,
-                input=text,
-                namespace=namespace,
-                is_async=is_async,
-            )
-        case "shell":
-            commands = item.commands.commands if item.commands else []
-            return ShellCall(
-                id=item.id,
-                status=status,
-                call_id=item.call_id,
-                action=shell_action(text, [] if is_added else commands),
-                environment=LOCAL,
-            )
-        case "local_shell":
-            action = local_shell_action(text)
-            return LocalShellCall(id=item.id, status=status, call_id=item.call_id, action=action)
-        case "apply_patch":
-            operation = patch_operation(text)
-            if is_added and not isinstance(operation, DeleteFile):
-                operation = msgspec.structs.replace(operation, diff="")
-            return ApplyPatchCall(
-                id=item.id,
-                # This item knows no third status: one that is not whole is still in progress.
-                status="in_progress" if status == "incomplete" else status,
-                call_id=item.call_id,
-                operation=operation,
-            )
-        case "tool_search":
-            return ToolSearchCall(
-                id=item.id,
-                status=status,
-                call_id=item.call_id or None,
-                execution=opened.execution or "server",
-                arguments=NO_ARGUMENTS if is_added else search_arguments(text),
-            )
-        case "mcp":
-            return McpCall(
-                id=item.id,
-                status=status,
-                server_label=opened.namespace or "",
-                name=opened.name,
-                arguments=text,
-            )
-        case "web_search":
-            return WebSearchCall(
-                id=item.id, status=status, action=Raw(encode(read_action(opened.name, text)))
-            )
-        case "mcp_approval":
-            return McpApprovalRequest(
-                id=item.id,
-                server_label=opened.namespace or "",
-                name=opened.name,
-                arguments="" if is_added else text,
-            )
-        case _:
-            assert_never(opened.kind)
-
-
-def _last_commands(scanner: CommandScanner, arguments: str) -> list[CommandSaid]:
-    """What is still to be told of the commands when the arguments are over."""
-    said = scanner.close()
-    if scanner.commands:
-        return said
-    for index, command in enumerate(other_commands(arguments)):
-        scanner.commands.append(command)
-        said.extend(
-            [
-                CommandSaid("begun", index, ""),
-                CommandSaid("more", index, command),
-                CommandSaid("whole", index, command),
-            ]
-        )
-    return said
