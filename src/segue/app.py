@@ -69,11 +69,11 @@ from segue.traces import Traces
 from segue.transports.auth import SCOPES, Account, Book
 from segue.transports.desk import Desk, Limits, NearTurns
 from segue.transports.http import HttpApp
+from segue.transports.lobby import Lobby
 from segue.transports.origin import gate
 from segue.transports.protocol import HttpLimits, http_class
 from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.tls import Certificate
-from segue.transports.websocket import Lobby
 from segue.turn.admit import Models
 from segue.turn.circle import Circle
 from segue.turn.hosted import Hosted, ToolLimits

@@ -74,7 +74,15 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # Values in, values out: a room, or one module of a room.
-PURE = {"wire", "session", "dialects", "turn.resolve", "turn.assemble", "turn.decide"}
+PURE = {
+    "wire",
+    "session",
+    "dialects",
+    "turn.resolve",
+    "turn.assemble",
+    "turn.decide",
+    "turn.written",
+}
 IMPURE_LIBRARIES = {"asyncio", "logging", "random", "secrets", "socket", "time"}
 
 EMPTY_NAMES = {

@@ -9,79 +9,55 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import time
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
-from msgspec import UNSET, Raw, structs
-from websockets.datastructures import Headers
-from websockets.http11 import Request
+from msgspec import structs
 
 from segue.errors import (
-    ID_CHARS_MAX,
     ApiError,
     Conflict,
     InvalidRequest,
-    NotFound,
     Refused,
     ServerFault,
     TooMany,
     Unauthenticated,
-    Unavailable,
     response_not_found,
     too_large,
 )
-from segue.ids import new_id
 from segue.session.lanes import Lane, Lanes, Ticket
-from segue.transports.auth import Account, bearer, offered
-from segue.transports.desk import Desk, NearTurns
-from segue.transports.socket import Closed, Refusal, Socket
+from segue.transports.auth import Account
+from segue.transports.desk import Desk
+from segue.transports.lost import LostCaches
+from segue.transports.socket import Closed, Socket
 from segue.transports.socket import Refused as Kind
-from segue.turn.assemble import Assembler, steer_failed
+from segue.transports.steering import HeldSteer, Steering
 from segue.turn.prepare import Asker, decode_items
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
-from segue.turn.values import Append, Cancel, Owner, Steer, Tally, Turn
+from segue.turn.values import Append, Cancel, Owner, Tally, Turn
 from segue.wire.codec import (
     decode_append,
     decode_create,
     decode_envelope,
     decode_lane,
     decode_steer,
-    decode_steered,
     decode_traceparent,
-    encode_error_body,
     encode_error_event,
     lane_suffix,
     with_input_before,
     with_lane,
 )
-from segue.wire.events import Event, SteerRef
-from segue.wire.items import Required, answer_of, required_by
-from segue.wire.requests import AppendFrame, Create, SteerFrame
+from segue.wire.events import Event
+from segue.wire.items import answer_of, required_by
+from segue.wire.requests import AppendFrame, Create
 
 log = logging.getLogger(__name__)
 
-# Agents leave the version out, or name their own product.
-PATHS = frozenset(
-    f"{prefix}/responses{end}" for prefix in ("/v1", "", "/v1/codex") for end in ("", "/")
-)
-
 # Each connection lives up to this much shorter than the limit, so that they do not all come back at once (F10).
 AGE_JITTER = 0.05
-# What one steer may bring; a steer is a remark, not a history.
-STEER_BYTES_MAX = 1024 * 1024
-# Steers that may wait for one response (protocol.md 9 row 11).
-STEERS_MAX = 16
-# Caches of lost connections; beyond this the oldest goes.
-LOST_MAX = 256
-# Over how many seconds those who were turned away come back.
-CROWDED_S = 4.0
-# Turns that are over and still known by name to those who would steer them.
-OVER_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +68,6 @@ class Asked:
     tally: Tally
     # Whether it is our own: the successor of a response that was steered.
     is_automatic: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HeldSteer:
-    """A steer that has outlived its response, and who numbers what is said of it."""
-
-    steer: Steer
-    assembler: Assembler
 
 
 ServedTicket = Ticket[Asked, Turn]
@@ -157,21 +125,20 @@ class LaneSink:
 class Session:
     """One connection: a listener of its socket."""
 
-    def __init__(self, desk: Desk, lobby: Lobby, account: Account) -> None:
+    def __init__(
+        self, desk: Desk, account: Account, sessions: set[Session], lost: LostCaches
+    ) -> None:
         self._desk = desk
-        self._sessions = lobby.sessions
-        self._lost = lobby.lost
+        self._sessions = sessions
+        self._lost = lost
         self.account = account
         self.owner = account.owner
         self._lanes: Lanes[Asked, Turn, HeldSteer] = Lanes()
         self._near, self._turns = desk.open_cache(account)
         self._sinks: set[LaneSink] = set()
-        # Turns that are over, for those who would still steer them.
-        self._over: OrderedDict[str, tuple[Assembler, Lane]] = OrderedDict()
+        self._steering = Steering(self._send)
         # What rollouts were given, until there is a place for them to go on.
         self._appends: dict[ServedTicket, Append] = {}
-        # Steers that came by this connection and wait for their response to end.
-        self._steers: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._age_timer: asyncio.TimerHandle | None = None
         self._is_aged = False
@@ -243,7 +210,9 @@ class Session:
         """A frame of another type than a create."""
         match kind:
             case "response.steer":
-                self._received_steer(decode_steer(text))
+                frame = decode_steer(text)
+                sink = self._sink(frame.previous_response_id)
+                self._steering.take(frame, None if sink is None else sink.running)
             case "response.append":
                 self._received_append(decode_append(text), len(text))
             case _:
@@ -296,124 +265,47 @@ class Session:
                 # Whoever was lost may ask for the rest.
                 self._desk.runner.write_down(running)
         self._sinks.clear()
-        self._over.clear()
+        self._steering.clear()
         if not (how.is_lost and self._lost.keep(self.owner, self._near)):
             self._near.leave()
 
     # --- steering (protocol.md 6.10) ---
 
-    def _received_steer(self, frame: SteerFrame) -> None:
-        """A steer: taken on by the turn that it is for, or given back with the reason."""
-        target = frame.previous_response_id
-        given = Raw(b"null") if frame.input is UNSET else frame.input
-        sink = next((one for one in self._sinks if one.running.id == target), None)
-        try:
-            running = self._steerable(sink, target)
-            if frame.stream_id is not UNSET:
-                raise InvalidRequest(
-                    "'response.steer' takes no 'stream_id': it goes to its response's lane.",
-                    code="invalid_input",
-                )
-            if memoryview(given).nbytes > STEER_BYTES_MAX:
-                raise InvalidRequest(
-                    f"A steer may have at most {STEER_BYTES_MAX} bytes.", code="invalid_input"
-                )
-            steer = Steer(new_id("steer"), given, decode_steered(given))
-            running.steer(steer)
-            self._steers.add(steer.id)
-        except ApiError as error:
-            if error.code in ("invalid_value", "invalid_request"):
-                error.code = "invalid_input"
-            self._refuse_steer(sink, target, given, error)
+    def _sink(self, response_id: str) -> LaneSink | None:
+        return next((one for one in self._sinks if one.running.id == response_id), None)
 
-    def _refuse_steer(
-        self, sink: LaneSink | None, target: str, given: Raw, error: ApiError
-    ) -> None:
-        if sink is not None:
-            sink.running.publish([sink.running.assembler.fail(error, given)])
-        elif target in self._over:
-            assembler, lane = self._over[target]
-            self._send([assembler.fail(error, given).data], lane)
-        else:
-            ref = SteerRef(previous_response_id=target[:ID_CHARS_MAX], input=given)
-            self._send([steer_failed(ref, error).data], None)
-
-    def _send(self, events: list[bytes], lane: Lane) -> None:
+    def _send(self, events: Sequence[Event], lane: Lane) -> None:
+        if self._is_closed or not events:
+            return
         suffix = None if lane is None else lane_suffix(lane)
-        self.socket.send(events if suffix is None else [with_lane(one, suffix) for one in events])
-
-    def _steerable(self, sink: LaneSink | None, target: str) -> Running:
-        """The turn that this steer is for, if it can still be steered."""
-        if sink is None and target in self._over:
-            status = self._over[target][0].response.status
-            message = f"Response with id '{target}' is {status}."
-            if status == "completed":
-                raise Conflict(message, code="response_already_completed")
-            raise Conflict(message, code="response_not_active")
-        if sink is None:
-            raise NotFound(
-                f"Response with id '{target[:ID_CHARS_MAX]}' not found on this connection.",
-                code="response_not_found",
-            )
-        running = sink.running
-        if not running.can_be_steered:
-            raise InvalidRequest(
-                f"Response with id '{running.id}' cannot be steered.", code="steering_not_supported"
-            )
-        if len(running.steers) >= STEERS_MAX:
-            raise TooMany(
-                f"At most {STEERS_MAX} steers may wait for a response.",
-                code="too_many_pending_steers",
-            )
-        return running
-
-    def _learn(self, running: Running) -> None:
-        """The turn may have begun on another connection, and been repeated here: this one can go on from it too."""
-        if running.turn is not None and self._near.held(self.owner, running.id) is None:
-            self._spawn(self._near.save(running.turn))
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        data = [event.data for event in events]
+        self.socket.send(data if suffix is None else [with_lane(one, suffix) for one in data])
 
     def _pass_on(self, sink: LaneSink) -> None:
         """The steers of a turn that is over wait for the create that continues it: the client's, or our own."""
         running, ticket = sink.running, sink.ticket
-        own = [steer for steer in running.steers if steer.id in self._steers]
-        held = [HeldSteer(steer, running.assembler) for steer in own]
-        self._steers -= {one.steer.id for one in held}
+        held = self._steering.end(running, ticket.lane)
         if not held:
             return
+        soon = asyncio.get_running_loop().call_soon
         if running.response.status not in ("completed", "incomplete"):
-            asyncio.get_running_loop().call_soon(self._give_back, held, ticket.lane)
+            soon(self._steering.give_back, held, ticket.lane)
             return
         forgotten = self._lanes.hold(ticket.lane, running.id, held)
         if forgotten is not None:
-            asyncio.get_running_loop().call_soon(self._give_back, forgotten[1], forgotten[0])
+            soon(self._steering.give_back, forgotten[1], forgotten[0])
         if self._lanes.has_waiting(ticket.lane, running.id):
             return
         items = running.assembler.items
         required = [one for item in items if (one := required_by(item.value)) is not None]
         if required:
-            asyncio.get_running_loop().call_soon(self._pend, held, required, ticket.lane)
+            soon(self._steering.pend, held, required, ticket.lane)
             return
         inherited = structs.replace(
             ticket.request.create, input=[], previous_response_id=running.id, idempotency_key=None
         )
         tally = Tally(quota=self.account.quota)
         self._lanes.put_first(ticket.lane, Asked(inherited, tally, is_automatic=True), running.id)
-
-    def _pend(self, held: Sequence[HeldSteer], required: list[Required], lane: Lane) -> None:
-        if not self._is_closed:
-            self._send([one.assembler.pend(one.steer, required).data for one in held], lane)
-
-    def _give_back(self, held: Sequence[HeldSteer], lane: Lane) -> None:
-        """These steers could not be applied."""
-        error = ServerFault("The steer could not be applied.", code="successor_creation_failed")
-        events = [one.assembler.fail(error, one.steer.input, one.steer).data for one in held]
-        if events and not self._is_closed:
-            self._send(events, lane)
 
     # --- rollouts (product.md 4) ---
 
@@ -423,7 +315,7 @@ class Session:
         asyncio.get_running_loop().call_soon(self._start_what_may)
 
     def _received_append(self, frame: AppendFrame, size: int) -> None:
-        sink = next((one for one in self._sinks if one.running.id == frame.response_id), None)
+        sink = self._sink(frame.response_id)
         if sink is None:
             raise response_not_found(frame.response_id)
         sink.ticket.request.tally.bytes_received += size
@@ -467,14 +359,21 @@ class Session:
         self._sinks.discard(sink)
         self._appends.pop(sink.ticket, None)
         self._turn_count += 1
-        self._over[sink.running.id] = (sink.running.assembler, sink.ticket.lane)
-        if len(self._over) > OVER_MAX:
-            self._over.popitem(last=False)
         self._pass_on(sink)
         self._learn(sink.running)
         has_failed = last.type == "response.failed"
         made = None if has_failed else sink.running.id
         self._free(sink.ticket, made=made, has_failed=has_failed)
+
+    def _learn(self, running: Running) -> None:
+        """The turn may have begun on another connection, and been repeated here: this one can go on from it too."""
+        if running.turn is not None and self._near.held(self.owner, running.id) is None:
+            self._spawn(self._near.save(running.turn))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _refuse(self, error: ApiError, lane: Lane) -> None:
         self._desk.note_refusal("websocket", error.code)
@@ -518,7 +417,7 @@ class Session:
             self._free(ticket, has_failed=True)
             if not asked.is_automatic:
                 self._refuse(error, ticket.lane)
-            self._give_back(held, ticket.lane)
+            self._steering.give_back(held, ticket.lane)
             return
 
     def _free(
@@ -620,143 +519,3 @@ def _decode(text: bytes) -> Create | str:
 def _lane_of_error(text: bytes, lane: Lane) -> Lane:
     """The lane that an error is echoed on, also where the frame could not be read as a whole."""
     return decode_envelope(text)[1] if lane is None else lane
-
-
-class LostCaches:
-    """What connections remembered that were lost a moment ago, for whoever comes back (product.md 3; off by default).
-
-    In memory only, and only for the same owner.
-    """
-
-    def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
-        self._caches: deque[tuple[Owner, NearTurns]] = deque()
-
-    @property
-    def bytes(self) -> int:
-        """What is held."""
-        return sum(cache.bytes for _, cache in self._caches)
-
-    def keep(self, owner: Owner, cache: NearTurns) -> bool:
-        """Keep a lost connection's cache for a moment; False if it is not worth it."""
-        if self._keep_s <= 0 or not cache.bytes:
-            return False
-        if len(self._caches) >= LOST_MAX:
-            self._drop(self._caches[0])
-        kept = (owner, cache)
-        self._caches.append(kept)
-        asyncio.get_running_loop().call_later(self._keep_s, self._drop, kept)
-        return True
-
-    def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        """A turn that a lost connection of this owner remembered."""
-        for whose, cache in self._caches:
-            if whose == owner and (turn := cache.held(owner, turn_id)) is not None:
-                return turn
-        return None
-
-    async def erase(self, owner: Owner, turn_id: str) -> None:
-        """A turn was deleted."""
-        for whose, cache in tuple(self._caches):
-            if whose == owner:
-                await cache.delete(owner, turn_id)
-
-    def _drop(self, kept: tuple[Owner, NearTurns]) -> None:
-        if kept in self._caches:
-            self._caches.remove(kept)
-            kept[1].leave()
-
-
-def _header(headers: Headers, name: str) -> str:
-    """A header's value, or nothing; one that is there twice is both, and so none that we know."""
-    return ", ".join(headers.get_all(name))
-
-
-def _secret_in(headers: Headers) -> str | None:
-    """The secret that an upgrade presents: in its Authorization header, or, from a browser, among its subprotocols."""
-    secret = bearer(_header(headers, "Authorization"))
-    return offered(headers.get_all("Sec-WebSocket-Protocol")) if secret is None else secret
-
-
-class Lobby:
-    """Accepts upgrades: every session of the process begins here."""
-
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self.sessions: set[Session] = set()
-        self.lost = LostCaches(desk.limits.reconnect_s)
-
-    def accept(self, request: Request) -> Session | Refusal | Awaitable[Session | Refusal]:
-        """A session for this upgrade, or the status that refuses it before the handshake; at once where the key is
-        known."""
-        try:
-            self._check(request)
-            secret = _secret_in(request.headers)
-            account = self._desk.book.known(secret)
-            if account is None:
-                return self._look_up(secret)
-            return self._open(account)
-        except ApiError as error:
-            return self._refuse(error)
-
-    def _check(self, request: Request) -> None:
-        """All that can be refused without asking who it is."""
-        path = request.path.partition("?")[0]
-        headers, limits = request.headers, self._desk.limits
-        self._desk.gate.check(_header(headers, "Host"), _header(headers, "Origin"))
-        if path not in PATHS:
-            raise Refused(f"Unknown request URL: {path[:256]}.", status=404, code="unknown_url")
-        if not limits.is_websocket_on:
-            raise Refused(
-                "WebSocket mode is switched off here; use HTTP.",
-                status=426,
-                code="upgrade_required",
-            )
-        if self._desk.runner.is_draining:
-            raise Unavailable("The server is shutting down. Please retry.")
-        if len(self.sessions) >= limits.connections_max:
-            # Not all at the same time: those who were turned away come back over a few seconds.
-            wait_s = 1 + CROWDED_S * random.random()
-            raise Unavailable("Too many connections. Please retry.", wait_s=wait_s)
-
-    async def _look_up(self, secret: str | None) -> Session | Refusal:
-        try:
-            return self._open(await self._desk.book.find(secret))
-        except ApiError as error:
-            return self._refuse(error)
-
-    def _open(self, account: Account) -> Session:
-        account.check_scope("responses")
-        account.quota.check_connections()
-        return Session(self._desk, self, account)
-
-    def _refuse(self, error: ApiError) -> Refusal:
-        self._desk.note_refusal("websocket", error.code)
-        headers: tuple[tuple[str, str], ...] = ()
-        if error.wait_s is not None:
-            headers += (("retry-after", str(math.ceil(error.wait_s))),)
-        if isinstance(error, Unauthenticated):
-            headers += (("www-authenticate", error.challenge),)
-        return Refusal(error.status, headers, encode_error_body(error))
-
-    def dismiss(self, account: Account) -> None:
-        """Whoever came in with this key may not stay."""
-        for session in tuple(self.sessions):
-            if session.account is account:
-                session.dismiss()
-
-    async def erase(self, owner: Owner, turn_id: str) -> None:
-        """Make every connection forget a deleted turn."""
-        for session in tuple(self.sessions):
-            await session.erase(owner, turn_id)
-        await self.lost.erase(owner, turn_id)
-
-    def leave_idle(self) -> None:
-        """Close the sockets that wait; the others close behind their last turn, in the same breath."""
-        for session in tuple(self.sessions):
-            session.leave_if_idle()
-
-    def leave(self) -> None:
-        """Close all sockets: the process is going away."""
-        for session in tuple(self.sessions):
-            session.leave()
