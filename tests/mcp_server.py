@@ -74,7 +74,7 @@ async def remote(path: str = "/mcp") -> AsyncIterator[Remote]:
     import uvicorn
 
     # Here, because the program that speaks over its pipes has nothing of ours.
-    from segue.app import Server
+    from segue.port import Server
 
     found = Remote()
     server = build(found)

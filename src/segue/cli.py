@@ -16,13 +16,15 @@ from rich.progress import Progress
 from rich.table import Table
 
 from segue import __version__, chat, connect, doctor
-from segue.app import index_folder, read_usage, rotate_seals, serve
+from segue.app import index_folder
 from segue.bench import command as bench
 from segue.errors import ApiError, Misconfigured
 from segue.keys import add_keys_verb, keys
 from segue.logs import set_up_logging
 from segue.models import add_model, list_models
+from segue.port import serve
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
+from segue.storage import read_usage, rotate_seals
 from segue.workers import serve_workers
 
 

@@ -24,10 +24,11 @@ import msgspec
 from rich.console import Console
 
 from segue import __version__
-from segue.app import listen, open_store
 from segue.errors import ApiError, Misconfigured
 from segue.models import build_models
+from segue.port import listen
 from segue.settings import ModelSettings, Settings
+from segue.storage import open_store
 
 ABOUT = "check engine, tokenizer, store and port, and say what to do"
 # An engine that does not say that it is up within this time would not be waited for by a client either.

@@ -32,19 +32,13 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
-from segue.app import (
-    BACKLOG,
-    Place,
-    announce,
-    listen,
-    serve_on,
-    url_of,
-)
+from segue.app import Place
 from segue.bus.hub import Hub
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
 from segue.logs import set_up_logging
 from segue.models import has_engines_inside, shared_engines
+from segue.port import BACKLOG, announce, listen, serve_on, url_of
 from segue.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from segue.app import give_out
+from segue.storage import give_out
 from segue.transports.auth import SCOPES
 from tests.dashboard.browser import Browser, Page, browsing
 from tests.support import MODEL, Served, ServedProcess, Wire, fetch, serving, wire

@@ -46,20 +46,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "audit": INNER | {"turn", "batches"},
     "models": INNER | {"turn", "dialects", "engines", "guards"},
     "dashboard": INNER | {"turn", "transports"},
+    "storage": INNER | {"turn", "stores", "transports"},
     "app": INNER
-    | {"turn", "session", "metrics", "traces", "audit", "models", "dashboard"}
+    | {"turn", "session", "metrics", "traces", "audit", "models", "storage", "dashboard"}
     | ADAPTERS,
+    "port": INNER | {"app", "transports"},
     # 5: how does a person start it, measure it, look at it?
     "bench": GROUND | {"app"},
     "connect": GROUND,
     "chat": GROUND | {"connect"},
-    "doctor": GROUND | {"app", "models"},
-    "keys": GROUND | {"app", "turn"},
+    "doctor": GROUND | {"port", "models", "storage"},
+    "keys": GROUND | {"storage", "turn"},
     "logs": GROUND | {"keys"},
-    "workers": GROUND | {"app", "bus", "logs", "models"},
+    "workers": GROUND | {"app", "bus", "logs", "models", "port"},
     "cli": GROUND
     | {
         "app",
+        "port",
+        "storage",
         "keys",
         "logs",
         "models",

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from segue.app import give_out
 from segue.errors import Misconfigured
 from segue.models import build_models
 from segue.settings import Settings, load_settings
+from segue.storage import give_out
 from segue.transports.auth import LOCAL
 from segue.turn.values import PASSED, Verdict
 from tests.support import MODEL, WAIT_S, WEATHER, fetch, metric, serving, wire

@@ -13,9 +13,10 @@ import websockets
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from segue.app import give_out, open_app
+from segue.app import open_app
 from segue.errors import Misconfigured
 from segue.settings import load_settings
+from segue.storage import give_out
 from segue.turn.quota import KeyLimits
 from segue.turn.values import Key
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, serving, wire

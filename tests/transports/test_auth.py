@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.app import give_out
 from segue.errors import Unauthenticated, Unavailable
+from segue.storage import give_out
 from segue.stores.hashes import KeyHashes, new_secret
 from segue.stores.memory import MemoryKeys
 from segue.stores.seals import new_key

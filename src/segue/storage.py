@@ -1,0 +1,275 @@
+"""Where is everything kept? Opens the store that the settings name, with its key ring; verbs that need no server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from segue.errors import ApiError, Misconfigured
+from segue.ids import new_id
+from segue.settings import Settings, is_loopback, is_ring_stored, seal_path
+from segue.stores.conversations import MemoryConversations, SqliteConversations
+from segue.stores.database import SqliteDatabase
+from segue.stores.hashes import KeyHashes, new_secret
+from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
+from segue.stores.memory import (
+    MemoryEventLog,
+    MemoryKeys,
+    MemoryLedger,
+    MemoryRepeats,
+    MemoryTurns,
+    MemoryUpkeep,
+)
+from segue.stores.seals import RingKey, new_key, open_ring, read_ring, rotate_ring
+from segue.stores.sqlite import (
+    SqliteEventLog,
+    SqliteKeys,
+    SqliteLedger,
+    SqliteRepeats,
+    SqliteTurns,
+    SqliteUpkeep,
+)
+from segue.transports.auth import SCOPES
+from segue.turn.quota import KeyLimits
+from segue.turn.seams import (
+    Conversations,
+    EventLog,
+    Keys,
+    Ledger,
+    Repeats,
+    Turns,
+    Upkeep,
+)
+from segue.turn.values import Key, Owner, Used
+
+if TYPE_CHECKING:
+    from segue.stores.postgres import PostgresRing
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What a durable store is made of."""
+
+    turns: Turns
+    ledger: Ledger
+    events: EventLog
+    repeats: Repeats
+    conversations: Conversations
+    upkeep: Upkeep
+    keys: Keys
+    is_ready: Callable[[], Awaitable[bool]]
+    # What of it this process holds in memory.
+    state: MemoryTurns
+    # The keys of what clients keep for us, where all who use the store share them.
+    ring: PostgresRing | None = None
+
+
+@asynccontextmanager
+async def open_store(settings: Settings) -> AsyncIterator[Store]:
+    """The durable store, with the process's cache in front, and the ledger beside it. What dead processes left
+    running has ended."""
+    kinds = {"memory": _open_memory, "sqlite": _open_sqlite}
+    async with kinds.get(settings.store.partition(":")[0], _open_postgres)(settings) as store:
+        await store.upkeep.recover()
+        yield store
+
+
+@asynccontextmanager
+async def _open_memory(settings: Settings) -> AsyncIterator[Store]:
+    # Events and turns have a budget each; keys are small and have their own.
+    budget = settings.process_state_bytes_max
+    ledger, log, repeats = MemoryLedger(), MemoryEventLog(budget // 4), MemoryRepeats()
+    on_erase = [log.erase, repeats.erase]
+    near = MemoryTurns(budget, stored_only=True, ledger=ledger, on_erase=on_erase)
+    upkeep = MemoryUpkeep(near, log, repeats)
+    conversations = MemoryConversations(budget // 4)
+    yield Store(near, ledger, log, repeats, conversations, upkeep, MemoryKeys(), _always, near)
+
+
+@asynccontextmanager
+async def _open_sqlite(settings: Settings) -> AsyncIterator[Store]:
+    path = Path(settings.store.removeprefix("sqlite:///"))
+    try:
+        database = await SqliteDatabase.open(path, durability=settings.durability)
+    except ApiError as error:
+        raise Misconfigured(f"store: {path} cannot be opened: {error.__cause__}.") from error
+    try:
+        near = MemoryTurns(settings.process_state_bytes_max, stored_only=True)
+        yield Store(
+            turns=LayeredTurns(near, SqliteTurns(database)),
+            ledger=SqliteLedger(database),
+            events=SqliteEventLog(database),
+            repeats=LayeredRepeats(MemoryRepeats(), SqliteRepeats(database)),
+            conversations=SqliteConversations(database),
+            upkeep=LayeredUpkeep(near, SqliteUpkeep(database)),
+            keys=SqliteKeys(database),
+            is_ready=database.is_ready,
+            state=near,
+        )
+    finally:
+        await database.close()
+
+
+@asynccontextmanager
+async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
+    # Imported here: a server without PostgreSQL needs neither its client nor the time to load it.
+    from segue.stores.pool import PostgresDatabase
+    from segue.stores.postgres import (
+        PostgresConversations,
+        PostgresEventLog,
+        PostgresKeys,
+        PostgresLedger,
+        PostgresRepeats,
+        PostgresRing,
+        PostgresTurns,
+        PostgresUpkeep,
+    )
+
+    try:
+        database = await PostgresDatabase.open(settings.store, durability=settings.durability)
+    except ApiError as error:
+        raise Misconfigured(
+            f"store: {settings.shown_store} cannot be opened: {error.__cause__ or error}."
+        ) from error
+    try:
+        near = MemoryTurns(settings.process_state_bytes_max, stored_only=True)
+        yield Store(
+            turns=LayeredTurns(near, PostgresTurns(database)),
+            ledger=PostgresLedger(database),
+            events=PostgresEventLog(database),
+            repeats=LayeredRepeats(MemoryRepeats(), PostgresRepeats(database)),
+            conversations=PostgresConversations(database),
+            upkeep=LayeredUpkeep(near, PostgresUpkeep(database)),
+            keys=PostgresKeys(database),
+            is_ready=database.is_ready,
+            state=near,
+            ring=PostgresRing(database),
+        )
+    finally:
+        await database.close()
+
+
+async def read_usage(settings: Settings, owner: Owner | None, days: int) -> Sequence[Used]:
+    """What was used on the last days, today included, by day, owner and model."""
+    if settings.store == "memory":
+        raise Misconfigured("store: memory keeps usage only while the server runs.")
+    today = int(time.time()) // 86_400
+    async with open_store(settings) as store:
+        return await store.ledger.report(owner, (today - days + 1) * 86_400)
+
+
+def _durable(settings: Settings) -> Settings:
+    if settings.store == "memory":
+        raise Misconfigured("store: memory has keys only while the server runs; name another one.")
+    return settings
+
+
+async def create_key(
+    settings: Settings, name: str, owner: Owner, scopes: Sequence[str], limits: KeyLimits
+) -> tuple[Key, str]:
+    """A fresh key and its secret, which nobody can be told again."""
+    unknown = set(scopes) - set(SCOPES)
+    if unknown or not scopes:
+        raise Misconfigured(f"scopes: there are {', '.join(SCOPES)}.")
+    async with open_store(_durable(settings)) as store:
+        hashes = KeyHashes(await load_ring(settings, store))
+        await check_ring(store.keys, hashes, settings)
+        return await give_out(store.keys, hashes, name, owner, scopes, limits)
+
+
+async def give_out(
+    keys: Keys,
+    hashes: KeyHashes,
+    name: str,
+    owner: Owner,
+    scopes: Sequence[str] = SCOPES[:2],
+    limits: KeyLimits | None = None,
+) -> tuple[Key, str]:
+    """A fresh key in this store, and its secret."""
+    secret = new_secret()
+    key = Key(
+        id=new_id("key"),
+        name=name,
+        owner=owner,
+        scopes=tuple(scopes),
+        limits=limits or KeyLimits(),
+        ring=hashes.newest,
+        created_at=int(time.time()),
+    )
+    await keys.add(key, hashes.digests(secret)[0])
+    return key, secret
+
+
+async def list_keys(settings: Settings) -> Sequence[Key]:
+    """Every key of the store."""
+    async with open_store(_durable(settings)) as store:
+        return await store.keys.given_out()
+
+
+async def revoke_key(settings: Settings, key_id: str) -> bool:
+    """Take a key back; False if there is nothing to take back."""
+    async with open_store(_durable(settings)) as store:
+        return await store.keys.revoke(key_id)
+
+
+async def check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None:
+    """Keys that were hashed under another ring are nobody's here: say so before anybody wonders."""
+    valid = [key for key in await keys.given_out() if key.revoked_at is None]
+    strange = sum(not hashes.knows(key.ring) for key in valid)
+    if strange:
+        raise Misconfigured(
+            f"seal_keys: {strange} of the {len(valid)} keys in this store were made with another ring "
+            f"than {_ring_name(settings)}. Name the file that they were made with, or revoke them."
+        )
+
+
+async def check_public(keys: Keys, settings: Settings) -> None:
+    """A public address only where keys are asked for, and there are some."""
+    if is_loopback(settings.host) or settings.auth == "keys":
+        return
+    if not await keys.given_out():
+        raise Misconfigured(
+            f"host: {settings.host} is not a loopback address, and nobody needs a key yet. "
+            f"Make one first: segue keys create --name NAME --store {settings.shown_store}"
+        )
+
+
+async def _always() -> bool:
+    return True
+
+
+def rotate_seals(settings: Settings) -> int:
+    """Put a fresh key in front of the ring; how many it has then."""
+    if is_ring_stored(settings):
+        return asyncio.run(_rotate_stored(settings))
+    path = seal_path(settings)
+    if path is None:
+        raise Misconfigured("seal_keys: a server with the memory store keeps no keys.")
+    return rotate_ring(path)
+
+
+async def _rotate_stored(settings: Settings) -> int:
+    async with open_store(settings) as store:
+        assert store.ring is not None
+        return await store.ring.rotate()
+
+
+async def load_ring(settings: Settings, store: Store) -> Sequence[RingKey]:
+    """The keys that seal and hash: from the database, from their file, or for this process alone."""
+    if is_ring_stored(settings):
+        assert store.ring is not None
+        return await store.ring.load()
+    path = seal_path(settings)
+    if path is None:
+        return [new_key()]
+    open_ring(path)
+    return read_ring(path)
+
+
+def _ring_name(settings: Settings) -> str:
+    return "the database's" if is_ring_stored(settings) else str(seal_path(settings))
