@@ -96,6 +96,32 @@ def test_file_that_cannot_be_changed_safely_is_left_alone(text: str) -> None:
         with_provider(text, PLACE)
 
 
+SMALL = Place(PLACE.base_url, "smollm2", None, 8_192)
+LARGE = Place(PLACE.base_url, "qwen", None, 131_072)
+
+
+def test_small_model_gets_a_short_prompt_and_few_tools() -> None:
+    meant = tomllib.loads(with_provider(OWN, SMALL))
+    assert meant["model_context_window"] == 8_192
+    assert meant["model_instructions_file"] == "segue-small-model.md"
+    assert meant["features"] == {"multi_agent": False, "goals": False}
+
+
+def test_larger_model_takes_back_what_a_small_one_needed() -> None:
+    """All but the values that were replaced, which stay as comments."""
+    own = OWN + "\n[features]\ngoals = true\nhooks = false\n"
+    small = with_provider(own, SMALL)
+    assert with_provider(small, SMALL) == small
+    assert "# goals = true" in small.splitlines()
+    meant = tomllib.loads(with_provider(small, LARGE))
+    assert meant["features"] == {"hooks": False}
+    assert meant["model_context_window"] == 131_072
+    assert "model_instructions_file" not in meant
+    assert tomllib.loads(with_provider(with_provider(OWN, SMALL), LARGE)) == tomllib.loads(
+        with_provider(OWN, LARGE)
+    )
+
+
 keys = st.text("abcdefgh_", min_size=1, max_size=8)
 values = st.one_of(st.booleans(), st.integers(-9, 9), st.text("xyz #[]=", max_size=8))
 tables = st.dictionaries(keys, values, max_size=4)
@@ -117,7 +143,10 @@ def written(top: dict[str, Any], rest: dict[str, dict[str, Any]]) -> str:
     return "\n".join(parts) + "\n"
 
 
-@given(tables, st.dictionaries(keys.map(lambda key: f"t.{key}"), tables, max_size=3))
+@given(
+    tables,
+    st.dictionaries(keys.map(lambda key: f"t.{key}") | st.just("features"), tables, max_size=3),
+)
 def test_any_simple_file_means_the_same_but_for_our_keys(
     top: dict[str, Any], rest: dict[str, dict[str, Any]]
 ) -> None:
@@ -129,6 +158,10 @@ def test_any_simple_file_means_the_same_but_for_our_keys(
     assert (meant.pop("model"), meant.pop("model_provider")) == ("smollm2", "segue")
     assert meant == tomllib.loads(text)
     assert with_provider(once, PLACE) == once
+    small = with_provider(once, SMALL)
+    assert with_provider(small, SMALL) == small
+    back = tomllib.loads(with_provider(small, LARGE))
+    assert {**back, "model": "smollm2"} == {**tomllib.loads(once), "model_context_window": 131_072}
 
 
 @pytest.mark.parametrize(

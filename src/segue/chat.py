@@ -18,7 +18,7 @@ from rich.console import Console
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from segue.connect import URL, base_url_of, first_model
+from segue.connect import URL, base_url_of, find_place
 from segue.errors import Misconfigured
 
 ABOUT = "talk to a model in the terminal, over the socket"
@@ -167,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Talk until the person has had enough."""
     base_url = base_url_of(options.url)
-    model = options.model or first_model(base_url)
+    model = options.model or find_place(base_url, None).model
     talk = Talk(base_url, model, options.instructions, options.key)
     console = Console(highlight=False)
     console.print(f"[bold]{model}[/bold] at {base_url}. /help says what else there is.")

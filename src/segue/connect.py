@@ -34,6 +34,17 @@ ASK_S_MAX = 5.0
 BACKUPS_MAX = 1_000
 PROVIDER = "segue"
 TABLE = f"model_providers.{PROVIDER}"
+# Codex's own prompt and tools are about 9,000 tokens, and then there is nothing said yet.
+SMALL_TOKENS = 24_000
+# What is written for a small model bears this mark, and goes when a larger one takes its place.
+MARK = "  # for a small model"
+SMALL_PROMPT = "segue-small-model.md"
+SMALL_PROMPT_TEXT = (
+    "You are a coding agent in a terminal. Use the tools where they help. Answer in few words.\n"
+)
+SMALL_FEATURES = ("multi_agent", "goals")
+
+Value = str | bool | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,13 @@ class Place:
     model: str
     # The environment variable that holds the key, where the server wants one.
     key_env: str | None = None
+    # What the model takes in, where the server says so.
+    context_tokens: int | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether Codex's usual prompt and tools leave too little room, or none."""
+        return self.context_tokens is not None and self.context_tokens < SMALL_TOKENS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a snippet, or change Codex's configuration; the exit status says whether it is done."""
     base_url = base_url_of(options.url)
-    model = options.model or first_model(base_url)
-    place = Place(base_url, model, options.key_env)
+    place = find_place(base_url, options.model, options.key_env)
     if options.client != "codex":
         print(SNIPPETS[options.client](place))
         return 0
@@ -80,26 +97,38 @@ def base_url_of(url: str) -> str:
 
 class _Model(msgspec.Struct):
     id: str
+    context_window: int | None = None
 
 
 class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-def first_model(base_url: str) -> str:
-    """The first model that the running server serves."""
+def find_place(base_url: str, model: str | None, key_env: str | None = None) -> Place:
+    """The model that was named, or the first that the running server serves."""
+    try:
+        served = _served(base_url)
+    except Misconfigured:
+        if model is None:
+            raise
+        served = []
+    if model is None and not served:
+        raise Misconfigured(f"model: the server at {base_url} serves no model.")
+    name = model or served[0].id
+    contexts = {one.id: one.context_window for one in served}
+    return Place(base_url, name, key_env, contexts.get(name))
+
+
+def _served(base_url: str) -> list[_Model]:
     try:
         with urllib.request.urlopen(f"{base_url}/models", timeout=ASK_S_MAX) as answer:
-            models = msgspec.json.decode(answer.read(), type=_Models).data
+            return msgspec.json.decode(answer.read(), type=_Models).data
     except (OSError, urllib.error.URLError, msgspec.MsgspecError) as error:
         reason = getattr(error, "reason", None) or error
         raise Misconfigured(
             f"url: no Segue answers at {base_url} ({reason}). "
             "Start one with `segue serve`, name another --url, or say the --model yourself."
         ) from None
-    if not models:
-        raise Misconfigured(f"model: the server at {base_url} serves no model.")
-    return models[0].id
 
 
 # --- snippets ----------------------------------------------------------------------------------------
@@ -226,17 +255,53 @@ SNIPPETS: dict[str, Callable[[Place], str]] = {
 # --- Codex -------------------------------------------------------------------------------------------
 
 
-def _codex_keys(place: Place) -> tuple[dict[str, str], dict[str, str | bool]]:
-    """What must stand at the top of Codex's file, and in the provider's table."""
-    table: dict[str, str | bool] = {
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What must stand in Codex's file."""
+
+    top: dict[str, Value]
+    provider: dict[str, Value]
+    # Of these every line is marked.
+    small_top: dict[str, Value]
+    small_features: dict[str, Value]
+
+    def over(self, meant: dict[str, object]) -> dict[str, object]:
+        """What a file means that meant this before."""
+        providers = _table_of(meant, "model_providers")
+        own = {**_table_of(providers, PROVIDER), **self.provider}
+        wanted = {**meant, **self.top, **self.small_top}
+        wanted["model_providers"] = {**providers, PROVIDER: own}
+        if self.small_features:
+            wanted["features"] = {**_table_of(meant, "features"), **self.small_features}
+        return wanted
+
+
+def _table_of(meant: dict[str, object], name: str) -> dict[str, object]:
+    table = meant.get(name)
+    return table if isinstance(table, dict) else {}
+
+
+def _wanted(place: Place) -> _Wanted:
+    top: dict[str, Value] = {"model": place.model}
+    if place.context_tokens is not None:
+        top["model_context_window"] = place.context_tokens
+    top["model_provider"] = PROVIDER
+    provider: dict[str, Value] = {
         "name": PROVIDER,
         "base_url": place.base_url,
         "wire_api": "responses",
         "supports_websockets": True,
     }
     if place.key_env is not None:
-        table["env_key"] = place.key_env
-    return {"model": place.model, "model_provider": PROVIDER}, table
+        provider["env_key"] = place.key_env
+    if not place.is_small:
+        return _Wanted(top, provider, {}, {})
+    return _Wanted(
+        top,
+        provider,
+        {"model_instructions_file": SMALL_PROMPT, "web_search": "disabled"},
+        dict.fromkeys(SMALL_FEATURES, False),
+    )
 
 
 def codex_block(place: Place) -> str:
@@ -246,18 +311,24 @@ def codex_block(place: Place) -> str:
 
 def with_provider(text: str, place: Place) -> str:
     """Codex's file with Segue as its provider, and with everything else as it was."""
+    lines = [line for line in text.splitlines() if not line.endswith(MARK)]
     try:
-        meant = tomllib.loads(text)
+        tomllib.loads(text)
+        meant = tomllib.loads("\n".join(lines))
     except tomllib.TOMLDecodeError as error:
         raise Misconfigured(f"Codex's config.toml is not TOML: {error}.") from None
-    top, table = _codex_keys(place)
-    lines = text.splitlines()
+    wanted = _wanted(place)
     end = next((n for n, line in enumerate(lines) if _header(line) is not None), len(lines))
     head, rest = lines[:end], lines[end:]
-    for key, value in reversed(top.items()):
+    for key, value in reversed(wanted.top.items()):
         head = _with_key(head, key, value, is_new_first=True)
-    changed = "\n".join([*head, *_with_table(rest, table, has_head=bool(head))]) + "\n"
-    _check_meaning(changed, meant, top, table)
+    first = next(n for n, line in enumerate(head) if line.startswith("model_provider")) + 1
+    head = _with_marked(head, first, wanted.small_top)
+    rest = _with_table(rest, wanted.provider, has_head=bool(head))
+    if wanted.small_features:
+        rest = _with_features(rest, wanted.small_features)
+    changed = "\n".join([*head, *rest]) + "\n"
+    _check_meaning(changed, wanted.over(meant))
     return changed
 
 
@@ -267,50 +338,78 @@ def _header(line: str) -> str | None:
     return found[1] if found else None
 
 
-def _with_key(
-    lines: list[str], key: str, value: str | bool, *, is_new_first: bool = False
-) -> list[str]:
+def _written(key: str, value: Value) -> str:
+    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
+
+
+def _place_of(lines: list[str], key: str) -> int | None:
+    return next(
+        (n for n, line in enumerate(lines) if re.match(rf"\s*{re.escape(key)}\s*=", line)), None
+    )
+
+
+def _with_key(lines: list[str], key: str, value: Value, *, is_new_first: bool = False) -> list[str]:
     """The lines with this key set; what it was before stays as a comment."""
-    wanted = f"{key} = {json.dumps(value, ensure_ascii=False)}"
-    for number, line in enumerate(lines):
-        if re.match(rf"\s*{re.escape(key)}\s*=", line):
-            if tomllib.loads(line) == {key: value}:
-                return lines
-            return [*lines[:number], f"# {line.strip()}", wanted, *lines[number + 1 :]]
+    wanted, number = _written(key, value), _place_of(lines, key)
+    if number is not None:
+        line = lines[number]
+        if tomllib.loads(line) == {key: value}:
+            return lines
+        return [*lines[:number], f"# {line.strip()}", wanted, *lines[number + 1 :]]
     if is_new_first:
         return [wanted, *lines]
-    last = max((n for n, line in enumerate(lines) if line.strip()), default=-1) + 1
+    last = len(_without_end(lines))
     return [*lines[:last], wanted, *lines[last:]]
 
 
-def _with_table(lines: list[str], table: dict[str, str | bool], *, has_head: bool) -> list[str]:
+def _with_marked(lines: list[str], first: int, keys: dict[str, Value]) -> list[str]:
+    """The lines with these keys set from a place on, and marked; what they were before stays as a comment."""
+    for key in keys:
+        if (number := _place_of(lines, key)) is not None:
+            lines = [*lines[:number], f"# {lines[number].strip()}", *lines[number + 1 :]]
+    marked = [_written(key, value) + MARK for key, value in keys.items()]
+    return [*lines[:first], *marked, *lines[first:]]
+
+
+def _with_table(lines: list[str], table: dict[str, Value], *, has_head: bool) -> list[str]:
     """The lines with the provider's table, changed where it stands or added at the end."""
     names = [_header(line) for line in lines]
     if TABLE not in names:
-        while lines and not lines[-1].strip():
-            lines = lines[:-1]
+        lines = _without_end(lines)
         gap = [""] if lines or has_head else []
-        new = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
+        new = [_written(key, value) for key, value in table.items()]
         return [*lines, *gap, f"[{TABLE}]", *new]
-    begin = names.index(TABLE) + 1
-    end = next((n for n in range(begin, len(lines)) if names[n] is not None), len(lines))
+    begin, end = _range(names, TABLE)
     body = lines[begin:end]
     for key, value in table.items():
         body = _with_key(body, key, value)
     return [*lines[:begin], *body, *lines[end:]]
 
 
-def _check_meaning(
-    changed: str, meant: dict[str, object], top: dict[str, str], table: dict[str, str | bool]
-) -> None:
-    """Refuse a change that would mean anything but these keys: the file is written in a way that we cannot read."""
-    before = meant.get("model_providers")
-    providers = before if isinstance(before, dict) else {}
-    wanted = {
-        **meant,
-        **top,
-        "model_providers": {**providers, PROVIDER: {**providers.get(PROVIDER, {}), **table}},
-    }
+def _with_features(lines: list[str], features: dict[str, Value]) -> list[str]:
+    names = [_header(line) for line in lines]
+    if "features" not in names:
+        lines = [*_without_end(lines), "", f"[features]{MARK}"]
+        return _with_marked(lines, len(lines), features)
+    begin, end = _range(names, "features")
+    return [*lines[:begin], *_with_marked(lines[begin:end], 0, features), *lines[end:]]
+
+
+def _without_end(lines: list[str]) -> list[str]:
+    """The lines without the empty ones behind the last."""
+    last = max((n for n, line in enumerate(lines) if line.strip()), default=-1) + 1
+    return lines[:last]
+
+
+def _range(names: list[str | None], table: str) -> tuple[int, int]:
+    """Where the lines of a table stand, without its header."""
+    begin = names.index(table) + 1
+    end = next((n for n in range(begin, len(names)) if names[n] is not None), len(names))
+    return begin, end
+
+
+def _check_meaning(changed: str, wanted: dict[str, object]) -> None:
+    """Refuse a change that would mean anything but this: the file is written in a way that we cannot read."""
     try:
         is_right = tomllib.loads(changed) == wanted
     except tomllib.TOMLDecodeError:
@@ -333,13 +432,20 @@ def _write_codex(place: Place, path: Path, *, is_agreed: bool) -> int:
         print(f"{path} points there already.")
         return 0
     _show(before, after, path)
+    if place.is_small:
+        print(
+            f"{place.model} takes in {place.context_tokens} tokens, and Codex's own prompt and tools are about 9,000. "
+            f"So this gives it a short prompt ({SMALL_PROMPT}) and few tools.\n"
+        )
     if not is_agreed and not _is_confirmed():
         print("Nothing was written.")
         return 1
     backup = _back_up(path)
     _replace(path, after)
+    if place.is_small:
+        _replace(path.with_name(SMALL_PROMPT), SMALL_PROMPT_TEXT)
     print(f"Written to {path}." + (f" It was copied to {backup.name} first." if backup else ""))
-    print('Try it: codex exec "say hello"')
+    print('Try it: codex exec --skip-git-repo-check "say hello"')
     return 0
 
 

@@ -39,7 +39,14 @@ class Shape(NamedTuple):
 
 # What the client's types do not name: Open Responses demands three of these, the contract gives custom calls a status,
 # and `retry_after` is ours.
-BEYOND_THE_CLIENT = {"presence_penalty", "frequency_penalty", "store", "status", "retry_after"}
+BEYOND_THE_CLIENT = {
+    "presence_penalty",
+    "frequency_penalty",
+    "store",
+    "status",
+    "retry_after",
+    "context_window",
+}
 EMPTY_LIST = {"object": "list", "first_id": "a", "last_id": "b", "has_more": False}
 REFUSED: list[dict[str, Any]] = [
     {"input": "x", "previous_response_id": "resp_0"},

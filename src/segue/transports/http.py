@@ -421,7 +421,7 @@ class HttpApp:
 
 
 def _model_object(name: str, model: Model) -> ModelCard:
-    return ModelCard(id=name, created=model.created_at)
+    return ModelCard(id=name, created=model.created_at, context_window=model.context_tokens)
 
 
 def _item_id(turn: Turn, index: int, item: Item) -> str:

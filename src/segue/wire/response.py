@@ -114,6 +114,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "segue"
+    # What it takes in, in tokens: ours.
+    context_window: int
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
