@@ -110,6 +110,19 @@ async def test_newcomer_connects_codex_and_gets_an_answer(
     assert [item["type"] for item in ran.items][-1] == "agent_message"
 
 
+@pytest.mark.clients
+@pytest.mark.timeout(300)
+async def test_newcomer_connects_codex_and_the_small_model_inside_answers(tmp_path: Path) -> None:
+    """Codex's usual prompt and tools are more than this model takes in: `connect` sees to that."""
+    home = tmp_path / "home"
+    with served_process("--store", "memory", "--engine", "embedded", cwd=tmp_path) as served:
+        connect(served, "codex", "--yes", CODEX_HOME=str(home))
+        command = [str(CODEX), "exec", "--skip-git-repo-check", "--json", "say hello"]
+        ran = await run(command, {"CODEX_HOME": str(home)}, cwd=tmp_path, run_s_max=280)
+    assert ran.code == 0, ran.said[-3000:]
+    assert [item["type"] for item in ran.items][-1] == "agent_message"
+
+
 @pytest.mark.parametrize("file", ["curl.sh", "websocat.sh"])
 async def test_shell_example_holds_a_conversation(
     file: str, served: ServedProcess, tmp_path: Path

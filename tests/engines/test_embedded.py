@@ -245,6 +245,22 @@ async def test_client_leaves_during_a_long_prompt_and_the_slot_is_soon_free(
     assert free_s < 4
 
 
+async def test_client_that_leaves_a_long_prompt_and_comes_back_finds_what_was_read(
+    bench: GreedyBench,
+) -> None:
+    """As Codex does when its warm-up takes too long: it opens another socket and sends the same."""
+    job = long_job(bench, 300)
+    ahead = asyncio.create_task(
+        sampled(bench.engine, msgspec.structs.replace(job, output_tokens_max=0))
+    )
+    # Prompts are read side by side: when this one is through, some of the long one is read.
+    await sampled(bench.engine, bench.job(said("Hello you"), output_tokens_max=2))
+    assert not ahead.done()
+    ahead.cancel()
+    again = await sampled(bench.engine, msgspec.structs.replace(job, output_tokens_max=1))
+    assert finish_of(again).cached_tokens >= 32
+
+
 async def test_client_leaves_during_an_answer_and_the_model_stops(
     bench: GreedyBench, engine: EmbeddedEngine
 ) -> None:

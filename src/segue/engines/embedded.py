@@ -10,7 +10,8 @@ llama.cpp gives a job the slot that shares the longest beginning with its prompt
 copied to memory and comes back when that conversation goes on, so conversations may outnumber slots.
 
 A job is cancelled by its callback's answer. In a long prompt llama.cpp calls back only between batches, which are
-therefore small. Closing the generator returns at once; the slot is free after the batch that runs.
+therefore small. Closing the generator returns at once; the slot is free after the batch that runs. A job that begins as
+one that was just left waits that long, and finds what was read: a client that lost patience comes back with the same.
 
 Ids wait for a slow loop in an array of at most `output_tokens_max`, four bytes each. The callback does not block: that
 would not slow the model, whose own queue has no limit, and would keep the slot (docs/decisions/0006).
@@ -24,8 +25,9 @@ import os
 import platform
 import secrets
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -51,6 +53,10 @@ log = logging.getLogger(__name__)
 # Tokens of a prompt between two callbacks, and so how soon a cancel is heard: about half a second for SmolLM2 on one
 # core. It costs about a tenth of the speed that a batch of 512 has.
 BATCH = 32
+# Of a job's JSON, which begins with its prompt: about a hundred tokens.
+BEGINNING_BYTES = 512
+# What a slot may take to be left: a batch, on a busy machine.
+LEAVE_S_MAX = 5.0
 # Prompts that left their slot. SmolLM2 needs 22.5 KiB a token.
 KEPT_MIB = 1_024
 # Jobs that may wait for a slot: what a caller sees as a long wait, not as a queue without end.
@@ -94,6 +100,9 @@ class EmbeddedEngine:
         self._workers = ThreadPoolExecutor(parallel, thread_name_prefix="segue-embedded")
         self._answers: set[Answer] = set()
         self._schemas: dict[bytes, bool] = {}
+        # The jobs in llama.cpp's hands, and how they begin.
+        self._inside: dict[Answer, bytes] = {}
+        self._has_left = threading.Condition()
 
     @property
     def can_constrain(self) -> bool:
@@ -164,13 +173,32 @@ class EmbeddedEngine:
         try:
             if job.schema is not None and not self._can_hold(server, job):
                 raise _unheld(job.schema)
-            server.handle_completions(request(job), Reading(job, answer, self._spelling))
+            body = request(job)
+            with self._entered(answer, body[:BEGINNING_BYTES]):
+                server.handle_completions(body, Reading(job, answer, self._spelling))
             answer.end(EngineFailed("The engine broke off."))
         except ApiError as error:
             answer.end(error)
         except Exception:
             log.exception("the embedded engine failed")
             answer.end(EngineFailed("The engine failed."))
+
+    @contextmanager
+    def _entered(self, answer: Answer, beginning: bytes) -> Iterator[None]:
+        """Behind those that begin alike and are being left."""
+
+        def is_free() -> bool:
+            return not any(one.is_left and how == beginning for one, how in self._inside.items())
+
+        with self._has_left:
+            self._has_left.wait_for(is_free, LEAVE_S_MAX)
+            self._inside[answer] = beginning
+        try:
+            yield
+        finally:
+            with self._has_left:
+                del self._inside[answer]
+                self._has_left.notify_all()
 
     def _can_hold(self, server: Server, job: Job) -> bool:
         """Whether the schema or grammar binds. llama.cpp drops one that it cannot read, and says so only in its log.
