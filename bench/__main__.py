@@ -7,6 +7,7 @@ import sys
 
 NAMES = (
     "turns",
+    "peers",
     "events",
     "idle",
     "body",

@@ -84,6 +84,10 @@ class Loop:
         self._last, self.events = json.loads(events[-1]), len(events)
         return took
 
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
 
 def measure(sizes: Sequence[int], rounds: int, turns: int, *, is_stored: bool) -> list[Cost]:
     """Wall and CPU per turn for each size of history."""

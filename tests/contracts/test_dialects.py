@@ -12,7 +12,7 @@ from segue.dialects.llama3 import Llama3Dialect
 from segue.dialects.mistral import MistralDialect
 from segue.dialects.template import Template, TemplateDialect
 from segue.engines.weights import find_weights
-from segue.turn.values import Delta, Head, Scene
+from segue.turn.values import Delta, Deltas, Head, Scene
 from segue.wire.items import Item, Message, Value
 from tests.contracts import dialect as contract
 from tests.contracts.dialect import Family, smollm2
@@ -228,4 +228,4 @@ def test_empty_answer_is_sealed(family: Family) -> None:
 
 def test_reader_of_tokens_refuses_deltas(family: Family) -> None:
     with pytest.raises(AssertionError):
-        family.dialect.reader(contract.BARE).feed(Delta(text="Hello"))
+        family.dialect.reader(contract.BARE).feed(Deltas((Delta(text="Hello"),)))

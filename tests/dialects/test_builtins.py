@@ -14,7 +14,7 @@ import pytest
 
 from segue.dialects.messages import MessagesDialect
 from segue.turn.bring import bring
-from segue.turn.values import NOTHING_BROUGHT, Delta, Head, Scene
+from segue.turn.values import NOTHING_BROUGHT, Delta, Deltas, Head, Scene
 from segue.wire.codec import decode_item, decode_tools
 from segue.wire.items import Item
 from segue.wire.requests import ToolChoiceName
@@ -276,7 +276,7 @@ def chat_read(scene: Scene, name: str, arguments: str) -> list[Item]:
     assembler = new_assembler()
     assembler.start()
     reader = MessagesDialect().reader(scene)
-    piece = Delta(call_index=0, call_name=name, call_arguments=arguments)
+    piece = Deltas((Delta(call_index=0, call_name=name, call_arguments=arguments),))
     assembler.feed([*reader.feed(piece), *reader.close(is_cut=False)])
     return assembler.items
 

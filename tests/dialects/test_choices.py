@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed
-from segue.turn.values import Delta, Head, Ids, Scene
+from segue.turn.values import Delta, Deltas, Head, Ids, Scene
 from segue.wire.requests import ToolChoiceName
 from tests.contracts import dialect as contract
 from tests.contracts.dialect import TOOLS, Family, call, custom_call, message
@@ -95,14 +95,15 @@ def test_endpoint_that_calls_what_it_may_not_has_failed() -> None:
     for scene, name in ((NONE, "look"), (SOME, "patch"), (SOME, "unknown")):
         reader = MessagesDialect().reader(scene)
         with pytest.raises(EngineFailed, match="not allowed"):
-            reader.feed(Delta(call_index=0, call_name=name, call_arguments="{}"))
+            reader.feed(Deltas((Delta(call_index=0, call_name=name, call_arguments="{}"),)))
 
 
 def test_endpoint_that_calls_twice_is_heard_once() -> None:
     reader = MessagesDialect().reader(SINGLE)
-    said = reader.feed(Delta(call_index=0, call_name="look", call_arguments="{}"))
-    said += reader.feed(Delta(call_index=1, call_name="look", call_arguments='{"q": "2"}'))
-    said += reader.feed(Delta(text="And more."))
+    first = Delta(call_index=0, call_name="look", call_arguments="{}")
+    second = Delta(call_index=1, call_name="look", call_arguments='{"q": "2"}')
+    said = reader.feed(Deltas((first, second)))
+    said += reader.feed(Deltas((Delta(text="And more."),)))
     assert reader.is_over
 
     heard = contract.heard(said + reader.close(is_cut=True))

@@ -21,6 +21,7 @@ from segue.turn.values import (
     NOTHING_BROUGHT,
     Closed,
     Delta,
+    Deltas,
     Head,
     Messages,
     Opened,
@@ -323,7 +324,7 @@ def test_beginning_that_was_sent_before_is_recalled() -> None:
 
 def read(*deltas: Delta, is_cut: bool = False, scene: Scene = OFFERING) -> list[Said]:
     reader = DIALECT.reader(scene)
-    said = [one for delta in deltas for one in reader.feed(delta)]
+    said = [one for delta in deltas for one in reader.feed(Deltas((delta,)))]
     return said + reader.close(is_cut=is_cut)
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from segue.dialects.messages import MessagesDialect
-from segue.turn.values import Closed, Delta, Ids, Odds, Opened, Said, Wrote
+from segue.turn.values import Closed, Delta, Deltas, Ids, Odds, Opened, Said, Wrote
 from segue.wire.items import Logprob, TopLogprob
 from tests.contracts import dialect as contract
 from tests.contracts.dialect import BARE, OFFERING, Family
@@ -114,7 +114,7 @@ def test_beginning_that_was_ours_has_no_odds(family: Family) -> None:
 def test_endpoints_odds_go_with_its_text() -> None:
     reader = MessagesDialect().reader(BARE)
     one, two = (Logprob(t, [10], -0.5, [TopLogprob("x", [120], -1.0)]) for t in ("\n", "Hi"))
-    said = reader.feed(Delta(text="\n", logprobs=(one,)))
-    said += reader.feed(Delta(text="Hi", logprobs=(two,)))
+    said = reader.feed(Deltas((Delta(text="\n", logprobs=(one,)),)))
+    said += reader.feed(Deltas((Delta(text="Hi", logprobs=(two,)),)))
 
     assert messages(said) == [("\nHi", [one, two])]

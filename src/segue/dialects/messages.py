@@ -25,7 +25,7 @@ from segue.turn.values import (
     NO_IDS,
     NO_MESSAGES,
     Closed,
-    Delta,
+    Deltas,
     Head,
     IdArray,
     Messages,
@@ -295,17 +295,18 @@ class MessagesReader:
         self._input = ""
 
     def feed(self, piece: Piece) -> list[Said]:
-        """What has become certain with this delta."""
-        assert isinstance(piece, Delta), "this dialect reads deltas"
+        """What has become certain with these deltas."""
+        assert isinstance(piece, Deltas), "this dialect reads deltas"
         said = self._said = []
-        if self.is_over:
-            return said
-        if piece.reasoning:
-            self._think(piece.reasoning)
-        if piece.text:
-            self._talk(piece.text, piece.logprobs)
-        if piece.call_index is not None and not self.is_over:
-            self._call(piece.call_index, piece.call_name, piece.call_arguments)
+        for delta in piece.deltas:
+            if self.is_over:
+                break
+            if delta.reasoning:
+                self._think(delta.reasoning)
+            if delta.text:
+                self._talk(delta.text, delta.logprobs)
+            if delta.call_index is not None and not self.is_over:
+                self._call(delta.call_index, delta.call_name, delta.call_arguments)
         return said
 
     def close(self, *, is_cut: bool) -> list[Said]:

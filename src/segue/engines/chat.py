@@ -13,8 +13,8 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.upstream import Stream, Upstream, read, told
-from segue.errors import InvalidRequest, ServerFault
-from segue.turn.values import Brought, Delta, Finish, Job, Messages, Piece, Sampling, Scene
+from segue.errors import ApiError, InvalidRequest, ServerFault
+from segue.turn.values import Brought, Delta, Deltas, Finish, Job, Messages, Piece, Sampling, Scene
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import TextFormat, ToolChoiceName
 from segue.wire.tools import (
@@ -135,20 +135,28 @@ class ChatEngine:
         must_call = job.output_tokens_max > 0 and _must_call(job.scene)
         async with await self._ask(job) as stream:
             async for batch in stream:
+                deltas: list[Delta] = []
+                fault: ApiError | None = None
                 for data in batch:
                     if data == DONE:
                         stream.is_over = True
                         break
-                    event = read(_event, data)
-                    if event.error is not UNSET:
-                        raise told(event.error)
+                    try:
+                        event = _heard(data)
+                    except ApiError as error:
+                        # What was said before it counts.
+                        fault = error
+                        break
                     usage = event.usage or usage
                     for choice in event.choices[:1]:
                         reason = choice.finish_reason or reason
                         if choice.delta is not None and job.output_tokens_max:
-                            for delta in _deltas(choice):
-                                must_call = must_call and delta.call_index is None
-                                yield delta
+                            deltas += _deltas(choice)
+                must_call = must_call and all(one.call_index is None for one in deltas)
+                if deltas:
+                    yield Deltas(tuple(deltas))
+                if fault is not None:
+                    raise fault
                 if stream.is_over:
                     break
             if reason == "stop" and must_call:
@@ -295,6 +303,13 @@ def _input_of(tool: CustomTool) -> dict[str, object]:
 
 
 # --- what is heard --------------------------------------------------------------------------------
+
+
+def _heard(data: bytes) -> _Event:
+    event = read(_event, data)
+    if event.error is not UNSET:
+        raise told(event.error)
+    return event
 
 
 def _deltas(choice: _Choice) -> list[Delta]:

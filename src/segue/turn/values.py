@@ -377,6 +377,12 @@ class Delta(Struct, frozen=True):
     logprobs: tuple[Logprob, ...] = ()
 
 
+class Deltas(Struct, frozen=True):
+    """Those that came together, in order."""
+
+    deltas: tuple[Delta, ...]
+
+
 class Finish(Struct, frozen=True):
     """The engine's last word: why it stopped, and how much of the prompt it did not have to compute."""
 
@@ -389,7 +395,7 @@ class Finish(Struct, frozen=True):
     route: str | None = None
 
 
-Piece = Ids | Delta | Finish
+Piece = Ids | Deltas | Finish
 
 
 class Opened(Struct, frozen=True):

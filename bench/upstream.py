@@ -1,0 +1,175 @@
+"""An inference server that costs next to nothing: it reads a request and answers with the same stream each time.
+
+`/v1/chat/completions` and `/v1/responses` say the same: a few words, then a call. Run as a process of its own
+(`python -m bench.upstream`), it prints its port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+
+WORDS = "I will look at the next file and then say what is wrong with it".split()  # noqa: SIM905
+NAME = "tool_0"
+ARGUMENTS = ['{"argument', '_0": ', '"src', "/main", ".py", " line", " 20", '"}']
+USAGE = {"prompt_tokens": 100, "completion_tokens": 24, "total_tokens": 124}
+# Where the number of the call goes: a client answers each by its own id.
+NUMBER = b"@@@@@@"
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+FINE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def chat_events() -> list[dict[str, Any]]:
+    """The answer as a chat endpoint streams it."""
+
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        return {
+            "id": "c",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": "scripted",
+            "choices": [choice],
+        }
+
+    def called(function: dict[str, str], **more: str) -> dict[str, Any]:
+        return chunk({"tool_calls": [{"index": 0, "function": function, **more}]})
+
+    words = [chunk({"content": f" {word}"}) for word in WORDS]
+    begun = called({"name": NAME, "arguments": ""}, id=f"call_{NUMBER.decode()}", type="function")
+    arguments = [called({"arguments": piece}) for piece in ARGUMENTS]
+    last = {**chunk({}), "choices": [], "usage": USAGE}
+    return [
+        chunk({"role": "assistant"}),
+        *words,
+        begun,
+        *arguments,
+        chunk({}, "tool_calls"),
+        last,
+    ]
+
+
+def responses_events() -> list[dict[str, Any]]:
+    """The same answer as a Responses endpoint streams it."""
+    number = count()
+    message_id, call_id = "msg_1", f"call_{NUMBER.decode()}"
+    text = "".join(f" {word}" for word in WORDS)
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    message = {"id": message_id, "type": "message", "role": "assistant"}
+    call = {"id": "fc_1", "type": "function_call", "call_id": call_id, "name": NAME}
+    done = [
+        {**message, "status": "completed", "content": [part]},
+        {**call, "status": "completed", "arguments": "".join(ARGUMENTS)},
+    ]
+    usage = {
+        "input_tokens": 100,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": 24,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 124,
+    }
+    response = {
+        "id": f"resp_{NUMBER.decode()}",
+        "object": "response",
+        "created_at": 1,
+        "model": "scripted",
+        "status": "in_progress",
+        "output": [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+
+    def event(kind: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"response.{kind}", "sequence_number": next(number), **fields}
+
+    at = {"item_id": message_id, "output_index": 0, "content_index": 0}
+    of = {"item_id": "fc_1", "output_index": 1}
+    whole = {**response, "status": "completed", "output": done, "usage": usage}
+    return [
+        event("created", response=response),
+        event("in_progress", response=response),
+        event(
+            "output_item.added",
+            output_index=0,
+            item={**message, "status": "in_progress", "content": []},
+        ),
+        event("content_part.added", **at, part={**part, "text": ""}),
+        *[event("output_text.delta", **at, delta=f" {word}", logprobs=[]) for word in WORDS],
+        event("output_text.done", **at, text=text, logprobs=[]),
+        event("content_part.done", **at, part=part),
+        event("output_item.done", output_index=0, item=done[0]),
+        event(
+            "output_item.added",
+            output_index=1,
+            item={**call, "status": "in_progress", "arguments": ""},
+        ),
+        *[event("function_call_arguments.delta", **of, delta=piece) for piece in ARGUMENTS],
+        event("function_call_arguments.done", **of, arguments="".join(ARGUMENTS), name=NAME),
+        event("output_item.done", output_index=1, item=done[1]),
+        event("completed", response=whole),
+    ]
+
+
+def streamed(blocks: Iterable[bytes]) -> bytes:
+    """One chunk an event, as servers write them."""
+    return b"".join(b"%x\r\n%b\r\n" % (len(block), block) for block in blocks) + b"0\r\n\r\n"
+
+
+def chat_stream() -> bytes:
+    """The whole answer of the chat endpoint."""
+    blocks = [b"data: %b\n\n" % json.dumps(event).encode() for event in chat_events()]
+    return HEAD + streamed([*blocks, b"data: [DONE]\n\n"])
+
+
+def responses_stream() -> bytes:
+    """The whole answer of the Responses endpoint."""
+    return HEAD + streamed(
+        b"event: %b\ndata: %b\n\n" % (event["type"].encode(), json.dumps(event).encode())
+        for event in responses_events()
+    )
+
+
+class Upstream(asyncio.Protocol):
+    """One connection: a request at a time."""
+
+    answers: Sequence[tuple[bytes, bytes]] = ()
+    calls = count(100_000)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It begins."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._buffer = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Answer what is whole."""
+        self._buffer += data
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            found = re.search(rb"content-length: *(\d+)", self._buffer[:end].lower())
+            size = end + 4 + (int(found[1]) if found else 0)
+            if len(self._buffer) < size:
+                return
+            line, self._buffer = self._buffer[:end].split(b"\r\n", 1)[0], self._buffer[size:]
+            stream = next((one for path, one in self.answers if path in line), FINE)
+            self._transport.write(stream.replace(NUMBER, b"%d" % next(self.calls)))
+
+
+async def main() -> None:
+    """Serve until killed."""
+    Upstream.answers = (
+        (b"/chat/completions", chat_stream()),
+        (b"POST /v1/responses", responses_stream()),
+    )
+    server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
