@@ -7,9 +7,9 @@ from collections import deque
 from contextlib import aclosing
 from typing import cast
 
-import aiohttp
 import pytest
 
+from segue.engines import client
 from segue.engines.llamacpp import LlamacppEngine
 from segue.engines.upstream import Patience, Stream, Upstream, refusal, told
 from segue.engines.vllm import VllmEngine
@@ -96,9 +96,8 @@ class Answer:
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = deque(pieces)
-        self.content = self
 
-    async def readany(self) -> bytes:
+    async def read(self) -> bytes:
         return self._pieces.popleft() if self._pieces else b""
 
     def close(self) -> None:
@@ -106,8 +105,7 @@ class Answer:
 
 
 async def events_of(pieces: list[bytes]) -> list[bytes]:
-    answer = cast(aiohttp.ClientResponse, Answer(pieces))
-    async with Stream(answer, PATIENCE, lambda answer: None) as stream:
+    async with Stream(cast(client.Answer, Answer(pieces)), PATIENCE) as stream:
         return [event async for batch in stream for event in batch]
 
 

@@ -9,17 +9,15 @@ end closes the connection, which every engine takes as the wish to stop.
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import re
-from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, TypeVar
 
-import aiohttp
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.engines.client import Answer, Broken, Client
 from segue.errors import (
     ApiError,
     EngineFailed,
@@ -45,8 +43,6 @@ WORDS_MAX = 500
 LINGER_S = 2.0
 # A job on a connection that was closed meanwhile fails sooner than this, one that the engine had begun later.
 STALE_S = 1.0
-# Above this the HTTP library wants to send a body in pieces.
-PIECE_BYTES = 1024 * 1024
 
 
 class Lost(EngineFailed):
@@ -75,52 +71,46 @@ class Upstream:
         self, url: str, key: str | None = None, patience: Patience = ORDINARY_PATIENCE
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._key = key
         self._patience = patience
-        self._session: aiohttp.ClientSession | None = None
-        # Answers that were heard out, but whose end has not come yet.
-        self._ending: set[aiohttp.ClientResponse] = set()
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        # How many jobs run at a time is decided where routes are chosen.
+        self._client = Client(self.url, headers, KEEP_S)
 
     async def close(self) -> None:
         """Close all connections."""
-        for answer in tuple(self._ending):
-            self._let_go(answer)
-        if self._session is not None:
-            await self._session.close()
+        self._client.close()
 
     async def listen(self, path: str, body: bytes) -> Stream:
         """Ask, and return when the answer begins; a refusal is raised."""
-        return Stream(await self._post(path, body), self._patience, self._await_end)
-
-    def _await_end(self, answer: aiohttp.ClientResponse) -> None:
-        """Its end is on the way, and then the connection serves the next job. Nobody waits for that."""
-        if answer.connection is not None:
-            self._ending.add(answer)
-            asyncio.get_running_loop().call_later(LINGER_S, self._let_go, answer)
-
-    def _let_go(self, answer: aiohttp.ClientResponse) -> None:
-        self._ending.discard(answer)
-        answer.close()
+        return Stream(await self._post(path, body), self._patience)
 
     async def call(
-        self, method: Literal["GET", "POST"], path: str, body: bytes | None = None
+        self, method: Literal["GET", "POST"], path: str, body: bytes = b""
     ) -> tuple[int, bytes]:
         """A small question: status and body of the answer. As for a job, a stale connection is no answer."""
         try:
             return await self._call_once(method, path, body)
-        except (aiohttp.ClientConnectorError, TimeoutError) as error:
+        except Broken:
+            log.debug("asked once more, because the connection was closed meanwhile")
+        except OSError as error:
             raise _unreachable(error) from error
-        except (aiohttp.ClientError, OSError) as error:
-            log.debug("asked once more, because of %s", type(error).__name__)
         try:
             return await self._call_once(method, path, body)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except OSError as error:
             raise _unreachable(error) from error
 
-    async def _call_once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        wait = aiohttp.ClientTimeout(self._patience.probe_s)
-        async with self._open().request(method, self.url + path, data=body, timeout=wait) as answer:
-            return answer.status, await answer.content.read(REFUSAL_BYTES_MAX)
+    async def _call_once(
+        self, method: Literal["GET", "POST"], path: str, body: bytes
+    ) -> tuple[int, bytes]:
+        patience = self._patience
+        async with asyncio.timeout(patience.probe_s):
+            answer = await self._client.ask(method, path, body, patience.connect_s)
+            try:
+                return answer.status, await answer.read_whole(REFUSAL_BYTES_MAX)
+            finally:
+                answer.close()
 
     async def is_up(self, path: str) -> bool:
         """Whether it answers, and well."""
@@ -130,7 +120,7 @@ class Upstream:
             return False
         return status == 200
 
-    async def _post(self, path: str, body: bytes) -> aiohttp.ClientResponse:
+    async def _post(self, path: str, body: bytes) -> Answer:
         """The answer to a job, as soon as it begins.
 
         A kept connection that the engine has closed in the meantime fails at once and says nothing about the engine:
@@ -147,33 +137,14 @@ class Upstream:
             return answer
         raise await _read_refusal(answer)
 
-    async def _post_once(self, path: str, body: bytes) -> aiohttp.ClientResponse:
-        wait = aiohttp.ClientTimeout(
-            total=None, sock_connect=self._patience.connect_s, sock_read=None
-        )
-        data = io.BytesIO(body) if len(body) > PIECE_BYTES else body
+    async def _post_once(self, path: str, body: bytes) -> Answer:
         try:
             async with asyncio.timeout(self._patience.first_s):
-                return await self._open().post(self.url + path, data=data, timeout=wait)
-        except (aiohttp.ClientConnectorError, TimeoutError) as error:
-            raise _unreachable(error) from error
-        except (aiohttp.ClientError, OSError) as error:
+                return await self._client.ask("POST", path, body, self._patience.connect_s)
+        except Broken as error:
             raise Lost("The engine broke off before its answer.") from error
-
-    def _open(self) -> aiohttp.ClientSession:
-        """The pool, made on first use because it belongs to the running loop."""
-        if self._session is None:
-            headers = {"content-type": "application/json", "accept-encoding": "identity"}
-            if self._key:
-                headers["authorization"] = f"Bearer {self._key}"
-            # How many jobs run at a time is decided where routes are chosen.
-            pool = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_S)
-            self._session = aiohttp.ClientSession(
-                connector=pool,
-                headers=headers,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return self._session
+        except OSError as error:
+            raise _unreachable(error) from error
 
 
 class Stream:
@@ -181,7 +152,6 @@ class Stream:
 
     __slots__ = (
         "_answer",
-        "_await_end",
         "_heard_at",
         "_is_cut",
         "_loop",
@@ -192,14 +162,8 @@ class Stream:
         "is_over",
     )
 
-    def __init__(
-        self,
-        answer: aiohttp.ClientResponse,
-        patience: Patience,
-        await_end: Callable[[aiohttp.ClientResponse], None],
-    ) -> None:
+    def __init__(self, answer: Answer, patience: Patience) -> None:
         self._answer = answer
-        self._await_end = await_end
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         # The beginning of a line that is not whole yet.
@@ -222,7 +186,8 @@ class Stream:
     ) -> None:
         self._timer.cancel()
         if self.is_over and kind in (None, GeneratorExit):
-            self._await_end(self._answer)
+            # Its end is on the way, and then the connection serves the next job. Nobody waits for that.
+            self._loop.call_later(LINGER_S, self._answer.close)
         else:
             self._answer.close()
 
@@ -232,9 +197,8 @@ class Stream:
     async def __anext__(self) -> list[bytes]:
         while True:
             try:
-                chunk = await self._answer.content.readany()
-            except (aiohttp.ClientError, OSError, RuntimeError) as error:
-                # The last one is what the library raises where nobody was reading when the connection went.
+                chunk = await self._answer.read()
+            except OSError as error:
                 raise self.broke_off() from error
             if not chunk:
                 # The engines that we know end every event with an empty line, so that nothing is left over here.
@@ -310,15 +274,15 @@ _CONTEXT = re.compile(
 )
 
 
-async def _read_refusal(answer: aiohttp.ClientResponse) -> ApiError:
+async def _read_refusal(answer: Answer) -> ApiError:
     try:
         async with asyncio.timeout(LINGER_S):
-            body = await answer.content.read(REFUSAL_BYTES_MAX)
-    except (aiohttp.ClientError, TimeoutError, OSError):
+            body = await answer.read_whole(REFUSAL_BYTES_MAX)
+    except OSError:
         body = b""
     finally:
         answer.close()
-    after = answer.headers.get("retry-after", "")
+    after = answer.retry_after
     return refusal(answer.status, body, float(after) if after.isdigit() else None)
 
 
