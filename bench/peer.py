@@ -77,7 +77,7 @@ class Client:
     """One WebSocket: whole messages in, whole turns out."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         key = base64.b64encode(os.urandom(16)).decode()
         self._socket.sendall(
@@ -88,7 +88,9 @@ class Client:
         )
         self._buffer, self._at = b"", 0
         while b"\r\n\r\n" not in self._buffer:
-            self._buffer += self._socket.recv(65536)
+            more = self._socket.recv(65536)
+            assert more, "the server closed the connection"
+            self._buffer += more
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         assert b" 101 " in head, head
 

@@ -7,7 +7,7 @@ reasoning and usage come back in the fields that the known servers use for them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -95,6 +95,7 @@ class _Event(Struct, frozen=True):
 
 
 _event = msgspec.json.Decoder(_Event)
+_events = msgspec.json.Decoder(list[_Event])
 
 
 class ChatEngine:
@@ -136,17 +137,11 @@ class ChatEngine:
         async with await self._ask(job) as stream:
             async for batch in stream:
                 deltas: list[Delta] = []
-                fault: ApiError | None = None
-                for data in batch:
-                    if data == DONE:
-                        stream.is_over = True
-                        break
-                    try:
-                        event = _heard(data)
-                    except ApiError as error:
-                        # What was said before it counts.
-                        fault = error
-                        break
+                if DONE in batch:
+                    stream.is_over = True
+                    batch = batch[: batch.index(DONE)]
+                events, fault = _heard(batch)
+                for event in events:
                     usage = event.usage or usage
                     for choice in event.choices[:1]:
                         reason = choice.finish_reason or reason
@@ -305,11 +300,24 @@ def _input_of(tool: CustomTool) -> dict[str, object]:
 # --- what is heard --------------------------------------------------------------------------------
 
 
-def _heard(data: bytes) -> _Event:
-    event = read(_event, data)
-    if event.error is not UNSET:
-        raise told(event.error)
-    return event
+def _heard(batch: Sequence[bytes]) -> tuple[list[_Event], ApiError | None]:
+    """The events that came together, up to a fault, if there is one: what was said before it counts."""
+    try:
+        events = _events.decode(b"[%b]" % b",".join(batch))
+        if all(event.error is UNSET for event in events):
+            return events, None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    heard: list[_Event] = []
+    for data in batch:
+        try:
+            event = read(_event, data)
+        except ApiError as error:
+            return heard, error
+        if event.error is not UNSET:
+            return heard, told(event.error)
+        heard.append(event)
+    return heard, None
 
 
 def _deltas(choice: _Choice) -> list[Delta]:

@@ -210,7 +210,7 @@ class Stream:
                 continue
             lines = b"".join(self._parts).split(b"\n")
             self._parts = [lines.pop()]
-            events = [data for line in lines if (data := _data(line))]
+            events = [data for line in lines if line and (data := _data(line))]
             if events:
                 if self._silent_s != self._patience.silence_s:
                     self._silent_s = self._patience.silence_s
