@@ -239,7 +239,7 @@ class HttpApp:
                 await sink.ended()
         if running.error is not None:
             raise running.error
-        await exchange.answer(200, encode(running.response))
+        await exchange.answer(200, encode(running.told))
 
     async def _compact(self, exchange: Exchange) -> None:
         """A window: a turn that nobody keeps, and that makes a summary instead of an answer."""
@@ -283,7 +283,7 @@ class HttpApp:
             return
         running = self._running(exchange)
         if running is not None:
-            await exchange.answer(200, encode(running.response))
+            await exchange.answer(200, encode(running.told))
             return
         turn = await self._desk.turns.read(exchange.owner, turn_id)
         if turn is None or turn.response.status not in ENDED:

@@ -135,6 +135,8 @@ class Assembler:
         seal: Seal | None = None,
     ) -> None:
         self._response = response
+        # What it was before it was known how it ends.
+        self._begun = response
         self._new_id = new_id
         self._reasoning = reasoning
         self._seal = seal
@@ -169,6 +171,11 @@ class Assembler:
         """The response as it stands: final once the turn has ended."""
         return self._response
 
+    @property
+    def told(self) -> Response:
+        """The response as anybody may hear of it: how it ends is told after it is saved, with the terminal event."""
+        return self._response if self._state == "ended" else self._begun
+
     def start(self) -> list[Event]:
         """The events that every turn begins with; the parent is bound by now. One in the background is queued first."""
         self._require("new")
@@ -178,6 +185,7 @@ class Assembler:
         if self._response.status == "queued":
             events.append(encode_event(Queued(sequence_number=self._next(), response=first)))
             self._response = msgspec.structs.replace(self._response, status="in_progress")
+        self._begun = self._response
         self._snapshot = encode_response(self._response)
         events.append(
             encode_event(InProgress(sequence_number=self._next(), response=self._snapshot))

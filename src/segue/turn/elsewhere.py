@@ -370,7 +370,7 @@ class Elsewhere:
     async def _look(self, _: str, body: bytes) -> bytes | None:
         named = _named(body)
         running = self._find(named.owner, named.turn_id)
-        return encode(running.response) if running is not None and running.is_stored else None
+        return encode(running.told) if running is not None and running.is_stored else None
 
     async def _follow(self, guest: str, body: bytes) -> bytes | None:
         wanted = _wanted(body)
@@ -381,7 +381,7 @@ class Elsewhere:
         forwarder = Forwarder(self._bus, wanted, guest, self._let_go)
         self._forwarders[wanted.topic] = forwarder
         first = running.attach_from_oldest(forwarder)
-        return encode(Begun(running.response, max(first, wanted.after + 1), running.last))
+        return encode(Begun(running.told, max(first, wanted.after + 1), running.last))
 
     async def _cancel(self, _: str, body: bytes) -> None:
         named = _named(body)

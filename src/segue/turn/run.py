@@ -171,7 +171,7 @@ class Runner:
         """A stored turn while it runs, in this worker or in another one, as it stands, encoded."""
         here = self._find_here(owner, turn_id)
         if here is not None:
-            return encode(here.response) if here.is_stored else None
+            return encode(here.told) if here.is_stored else None
         return None if self._elsewhere is None else await self._elsewhere.look(owner, turn_id)
 
     # --- beginning ---

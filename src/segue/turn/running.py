@@ -88,6 +88,11 @@ class Running:
         return self.assembler.response
 
     @property
+    def told(self) -> Response:
+        """The response as whoever asks may hear of it: it has not ended before it is saved."""
+        return self.assembler.told
+
+    @property
     def error(self) -> ApiError | None:
         """Why it failed, once it has ended so; plain JSON answers with its status."""
         return self.assembler.error
