@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from segue.errors import ApiError
 from segue.turn.seams import Conversations
 from segue.turn.values import Conversation, Shelved
-from tests.contracts.stores import KINDS, open_stores
-from tests.contracts.turns import OWNER, said
+from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
+from tests.contracts.turns import OWNER, make_turn, said
 
 
 @pytest.fixture(params=[kind for kind in KINDS if kind != "layered"])
@@ -89,3 +90,35 @@ async def test_owners_never_meet(kept: Conversations) -> None:
     assert list(await kept.read("bob", "conv_1")) == shelf("b")
     assert await kept.delete("bob", "conv_1")
     assert list(await kept.read(OWNER, "conv_1")) == shelf("a")
+
+
+@pytest.fixture(params=SHARED)
+async def shared(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+    async with open_stores(request.param, request, tmp_path) as open_one:
+        yield await open_one()
+
+
+async def test_turn_and_conversation_are_written_together_or_not_at_all(shared: Stores) -> None:
+    kept, turns = shared.conversations, shared.turns
+    await kept.save(new())
+    same = await found(kept)
+    first, late = make_turn("resp_1"), make_turn("resp_2")
+    tipped = structs.replace(same, tip_id=first.id, tip_items=1)
+    assert await kept.save(tipped, shelf("a"), first)
+    read = await turns.read(OWNER, first.id)
+    assert read is not None
+    assert read.response == first.response
+    assert (await found(kept)).tip_id == first.id
+    assert not await kept.save(same, shelf("b"), late), "somebody else has written it"
+    assert await turns.read(OWNER, late.id) is None
+    assert [entry.turn_id for entry in await shared.entries()] == [first.id]
+
+
+async def test_conversation_without_its_turn_is_not_written(shared: Stores) -> None:
+    kept, turn = shared.conversations, make_turn("resp_1")
+    await kept.save(new())
+    unwritable = Shelved("\ud800", said("half of a pair is no name"))
+    with pytest.raises(ApiError):
+        await kept.save(await found(kept), [unwritable], turn)
+    assert await shared.turns.read(OWNER, turn.id) is None
+    assert await kept.read(OWNER, "conv_1") == []

@@ -16,7 +16,8 @@ from msgspec import structs
 from segue.stores.database import QUERIES as SQLITE
 from segue.stores.database import SqliteDatabase, border
 from segue.stores.records import KeptItem, pack_item, unpack_item
-from segue.turn.values import Conversation, Owner, Shelved
+from segue.stores.sqlite import turn_writer
+from segue.turn.values import Conversation, Owner, Shelved, Turn
 
 # What a conversation in memory costs beside its items.
 CONVERSATION_BYTES = 1_000
@@ -73,8 +74,11 @@ class MemoryConversations:
         row = self._rows.get((owner, conversation_id))
         return [] if row is None else [one for one in row[1][since:] if one is not None]
 
-    async def save(self, conversation: Conversation, added: Sequence[Shelved] = ()) -> bool:
-        """Write it down with these items at its end, if nobody else has written it meanwhile."""
+    async def save(
+        self, conversation: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+    ) -> bool:
+        """Write it down with these items at its end, if nobody else has written it meanwhile. The turn is for `Turns`:
+        no crash leaves a memory half written."""
         key = (conversation.owner, conversation.id)
         row = self._rows.get(key)
         if (row[0].version if row else 0) != conversation.version:
@@ -143,11 +147,21 @@ class SqliteConversations:
         with border():
             return [unpack_shelved(item_id, body) for item_id, body in rows]
 
-    async def save(self, conversation: Conversation, added: Sequence[Shelved] = ()) -> bool:
-        """Write it down with these items at its end, in one transaction."""
+    async def save(
+        self, conversation: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+    ) -> bool:
+        """Write it down with these items at its end, and with the turn, in one transaction."""
         with border():
             bodies = [(one.id, pack_shelved(one)) for one in added]
-        return await self._database.write(lambda writer: _write(writer, conversation, bodies))
+            write_its_turn = None if turn is None else turn_writer(turn, self._database)
+
+        def write(writer: sqlite3.Connection) -> bool:
+            is_written = _write(writer, conversation, bodies)
+            if is_written and write_its_turn is not None:
+                write_its_turn(writer)
+            return is_written
+
+        return await self._database.write(write)
 
     async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
         """Erase it with all its items, or one of them."""

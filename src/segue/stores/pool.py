@@ -21,7 +21,7 @@ import random
 import re
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Literal, Protocol, Self, TypeVar
 
 import asyncpg  # type: ignore[import-untyped]
@@ -91,6 +91,9 @@ class Connection(Protocol):
 
     async def executemany(self, query: str, values: Sequence[Sequence[object]]) -> None:
         """Run it for each of these, all or nothing."""
+
+    def transaction(self) -> AbstractAsyncContextManager[object]:
+        """What is run inside is committed at its end, or not at all."""
 
 
 Work = Callable[[Connection], Awaitable[T]]

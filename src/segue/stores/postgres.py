@@ -26,6 +26,7 @@ from segue.stores.pool import (
     Columns,
     Connection,
     PostgresDatabase,
+    Work,
     border,
     touched,
 )
@@ -93,10 +94,14 @@ class PostgresTurns:
     async def save(self, turn: Turn) -> None:
         """Make the turn and its usage durable, in one transaction. A second save replaces the
         first; a turn that was deleted meanwhile leaves its usage only."""
-        assert turn.is_stored, "a turn that is not to be stored has reached the database"
         with border():
-            record = pack(turn)
-        entry = entry_of(turn.owner, turn.response)
+            work = self.writer(turn)
+        await self._database.run(work)
+
+    def writer(self, turn: Turn) -> Work[None]:
+        """What a connection does to save this turn."""
+        assert turn.is_stored, "a turn that is not to be stored has reached the database"
+        record, entry = pack(turn), entry_of(turn.owner, turn.response)
         values = (
             turn.owner,
             turn.id,
@@ -108,9 +113,7 @@ class PostgresTurns:
             self._database.worker if entry is None else None,
             *(NO_USAGE if entry is None else usage_values(entry)),
         )
-        await self._database.run(
-            lambda connection: self._save(connection, turn.owner, record, values)
-        )
+        return lambda connection: self._save(connection, turn.owner, record, values)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Erase the turn's row, its events, its keys, and the parts that nobody else uses."""
@@ -249,6 +252,7 @@ class PostgresConversations:
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
+        self._turns = PostgresTurns(database)
 
     async def find(self, owner: Owner, conversation_id: str) -> Conversation | None:
         """The conversation without its items."""
@@ -271,29 +275,24 @@ class PostgresConversations:
         with border():
             return [unpack_shelved(*row) for row in cast("Sequence[tuple[str, bytes]]", rows)]
 
-    async def save(self, conversation: Conversation, added: Sequence[Shelved] = ()) -> bool:
-        """Write it down with these items at its end, in one statement."""
+    async def save(
+        self, conversation: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+    ) -> bool:
+        """Write it down with these items at its end, and with the turn, in one transaction."""
         with border():
             ids, bodies = [one.id for one in added], [pack_shelved(one) for one in added]
-        key, tip = (
-            (conversation.owner, conversation.id),
-            (
-                msgspec.json.encode(conversation.metadata),
-                conversation.tip_id,
-                conversation.tip_items,
-            ),
-        )
-        if conversation.version:
-            values = (*key, *tip, conversation.version, ids, bodies)
-            row = await self._database.run(
-                lambda connection: connection.fetchrow(QUERIES["update_conversation"], *values)
-            )
-            return row is not None
-        made = (*key, conversation.created_at, *tip, ids, bodies)
-        await self._database.run(
-            lambda connection: connection.execute(QUERIES["create_conversation"], *made)
-        )
-        return True
+            write_its_turn = None if turn is None else self._turns.writer(turn)
+
+        async def write(connection: Connection) -> bool:
+            if write_its_turn is None:
+                return await write_conversation(connection, conversation, ids, bodies)
+            async with connection.transaction():
+                is_written = await write_conversation(connection, conversation, ids, bodies)
+                if is_written:
+                    await write_its_turn(connection)
+            return is_written
+
+        return await self._database.run(write)
 
     async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
         """Erase it with all its items, or one of them."""
@@ -303,6 +302,21 @@ class PostgresConversations:
             lambda connection: connection.execute(QUERIES[query], *values)
         )
         return touched(status) > 0
+
+
+async def write_conversation(
+    connection: Connection, conversation: Conversation, ids: Sequence[str], bodies: Sequence[bytes]
+) -> bool:
+    """The rows of a conversation, in one statement; False if another has written it meanwhile."""
+    key = (conversation.owner, conversation.id)
+    metadata = msgspec.json.encode(conversation.metadata)
+    tip = (metadata, conversation.tip_id, conversation.tip_items)
+    if conversation.version:
+        values = (*key, *tip, conversation.version, ids, bodies)
+        return await connection.fetchrow(QUERIES["update_conversation"], *values) is not None
+    made = (*key, conversation.created_at, *tip, ids, bodies)
+    await connection.execute(QUERIES["create_conversation"], *made)
+    return True
 
 
 class PostgresKeys:

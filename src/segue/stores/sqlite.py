@@ -15,7 +15,7 @@ from functools import cache, partial
 
 import msgspec
 
-from segue.stores.database import QUERIES, SqliteDatabase, border
+from segue.stores.database import QUERIES, SqliteDatabase, Work, border
 from segue.stores.records import (
     KeyRow,
     Part,
@@ -60,12 +60,9 @@ class SqliteTurns:
     async def save(self, turn: Turn) -> None:
         """Make the turn and its usage durable, in one transaction. A second save replaces the
         first; a turn that was deleted meanwhile leaves its usage only."""
-        assert turn.is_stored, "a turn that is not to be stored has reached the database"
         with border():
-            record = pack(turn)
-        entry = entry_of(turn.owner, turn.response)
-        worker = self._database.lease.worker if entry is None else None
-        await self._database.write(lambda writer: write_turn(writer, turn, record, entry, worker))
+            work = turn_writer(turn, self._database)
+        await self._database.write(work)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Erase the turn's row, its events, its keys, and the parts that nobody else uses."""
@@ -258,6 +255,14 @@ def is_text(*words: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def turn_writer(turn: Turn, database: SqliteDatabase) -> Work[None]:
+    """What the writing thread does to save this turn."""
+    assert turn.is_stored, "a turn that is not to be stored has reached the database"
+    record, entry = pack(turn), entry_of(turn.owner, turn.response)
+    worker = database.lease.worker if entry is None else None
+    return lambda writer: write_turn(writer, turn, record, entry, worker)
 
 
 def write_turn(

@@ -8,11 +8,12 @@ to the conversation as well.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec import structs
 
-from segue.errors import Conflict, InvalidRequest, conversation_not_found
+from segue.errors import ApiError, Conflict, InvalidRequest, conversation_not_found
 from segue.ids import given_id
 from segue.turn.resolve import is_continuable
 from segue.turn.seams import Conversations, Turns
@@ -84,10 +85,16 @@ class JoinedTurns:
         return await self._turns.delete(owner, turn_id)
 
     async def save(self, turn: Turn) -> None:
-        """Save the turn; once it can be continued, its items belong to the conversation."""
-        await self._turns.save(turn)
-        if not is_continuable(turn):
+        """Save the turn; once it can be continued, its items belong to the conversation, and no crash comes between."""
+        if not is_continuable(turn) or not await self._add(turn):
+            await self._turns.save(turn)
             return
+        # It is kept by now; what is left is that caches know it, and memory.
+        with suppress(ApiError):
+            await self._turns.save(turn)
+
+    async def _add(self, turn: Turn) -> bool:
+        """Add its items to the conversation, and save the turn with them; False if the conversation is gone."""
         added = self._added(turn)
         conversation = self._joined.conversation
         is_alone = True
@@ -98,12 +105,14 @@ class JoinedTurns:
                 tip_id=turn.id if is_alone else None,
                 tip_items=conversation.count + len(added) if is_alone else 0,
             )
-            if await self._conversations.save(moved, added):
-                return
+            if await self._conversations.save(moved, added, turn):
+                return True
             found = await self._conversations.find(turn.owner, conversation.id)
-            if found is None or found.tip_id == turn.id:
-                # Deleted while the turn ran, so that there is nothing to add to; or written, and not heard of.
-                return
+            if found is None:
+                return False
+            if found.tip_id == turn.id:
+                # Written, and not heard of.
+                return True
             conversation, is_alone = found, False
         raise Conflict(
             f"Conversation with id '{conversation.id}' is written by too many at once.",

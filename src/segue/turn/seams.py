@@ -92,8 +92,11 @@ class Conversations(Protocol):
     async def read(self, owner: Owner, conversation_id: str, since: int = 0) -> Sequence[Shelved]:
         """Its items in order, but for the first so many that were ever added."""
 
-    async def save(self, conversation: Conversation, added: Sequence[Shelved] = ()) -> bool:
-        """Write it down with these items at its end; False if it is gone or was written by another meanwhile."""
+    async def save(
+        self, conversation: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+    ) -> bool:
+        """Write it down with these items at its end; False if it is gone or was written by another meanwhile. Where it
+        is durable, so is the turn that brought them, by the same stroke."""
 
     async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
         """Erase it, or one of its items; False if there was nothing to erase."""
