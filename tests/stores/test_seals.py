@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from segue.errors import Misconfigured
 from segue.stores.seals import RingSeals, new_key, open_ring, read_ring, rotate_ring
+from tests.cuts import WAYS, cut_at
+from tests.disk import recorded
 
 RING = RingSeals([new_key()])
 
@@ -76,3 +79,19 @@ def test_broken_ring_stops_the_start(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(Misconfigured, match="ring"):
         read_ring(path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ring_in_use_is_still_there_after_a_power_cut(tmp_path: Path, way: str) -> None:
+    """Whatever is sealed or hashed under a key is worth nothing without it."""
+    path = tmp_path / "ring"
+    with recorded(tmp_path) as recording:
+        open_ring(path)
+        made, after_making = read_ring(path), len(recording.steps)
+        rotate_ring(path)
+        rotated, after_rotating = read_ring(path), len(recording.steps)
+    for place, keys in ((after_making, made), (after_rotating, rotated)):
+        image = cut_at(recording.steps, place, random.Random(7), way)
+        again = tmp_path / f"again-{len(keys)}"
+        again.write_bytes(image["ring"])
+        assert read_ring(again) == keys

@@ -12,6 +12,7 @@ import os
 import secrets
 from binascii import Error as NotBase64
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -77,7 +78,10 @@ def open_ring(path: Path) -> RingSeals:
     """The ring in this file; a missing file is made with one fresh key."""
     if not path.exists():
         _create(path)
-    return RingSeals(read_ring(path))
+    keys = read_ring(path)
+    # Even if another process has made it: that one may not have come so far yet.
+    _keep_name(path)
+    return RingSeals(keys)
 
 
 def rotate_ring(path: Path) -> int:
@@ -86,6 +90,7 @@ def rotate_ring(path: Path) -> int:
     beside = path.with_name(path.name + ".new")
     _write(beside, keys)
     os.replace(beside, path)
+    _keep_name(path)
     return len(keys)
 
 
@@ -125,3 +130,13 @@ def _write(path: Path, keys: Sequence[RingKey]) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise Misconfigured(f"seal_keys: {path} cannot be written: {error.strerror}.") from None
+
+
+def _keep_name(path: Path) -> None:
+    """A file survives a power cut once it is synced, its name once the folder is. Some file systems cannot be asked."""
+    with suppress(OSError):
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
