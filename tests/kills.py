@@ -85,8 +85,7 @@ class Victim:
             assert "Traceback" not in "".join(served.printed), "".join(served.printed)
         with served_process(*self.words, cwd=self.folder) as served:
             await self.check(served, self.book.facts)
-            found = await self.look()
-            assert not found, found
+            await until_whole(self.look)
             self.tally.facts = len(self.book.facts)
             assert served.stop() == 0
         return self.tally
@@ -130,6 +129,14 @@ class Victim:
         async with asyncio.timeout(WAIT_S):
             await process.wait()
         self.tally.kills += 1
+
+
+async def until_whole(look: Look) -> None:
+    """Wait until nothing is half there. What a dead process left running counts, until it is known to be dead."""
+    until = time.monotonic() + WAIT_S
+    while found := await look():
+        assert time.monotonic() < until, found
+        await asyncio.sleep(0.2)
 
 
 def cpu_s(pid: int) -> float | None:

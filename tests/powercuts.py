@@ -63,7 +63,15 @@ async def record(folder: Path, load_s: float, durability: str = "full") -> Recor
         ):
             await asyncio.sleep(load_s)
             assert not any(task.done() for task in writers), writers
+    # Nothing has escaped the recording: without a cut it leads to the very files that are there.
+    steps = recording.steps
+    assert cut_at(steps, len(steps), random.Random(0), "everything") == files_in(folder)
     return Recorded(recording, book.facts)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """What is in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 async def cut(recorded: Recorded, folder: Path, times: int, chance: random.Random) -> Outcome:
