@@ -9,9 +9,10 @@ import pytest
 
 from segue.errors import StoreFailed, Unavailable
 from segue.stores import pool
-from segue.stores.pool import Connection, PostgresDatabase, load_migrations
-from segue.stores.postgres import PostgresRing, PostgresTurns
+from segue.stores.pool import Connection, PostgresDatabase, Work, load_migrations
+from segue.stores.postgres import PostgresConversations, PostgresRing, PostgresTurns
 from segue.stores.seals import RingSeals
+from segue.turn.values import Conversation, Shelved
 from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
 from tests.postgres import PostgresServer, running_postgres
 
@@ -359,3 +360,26 @@ async def test_machines_that_start_together_share_one_ring(url: str) -> None:
         assert ring[1:] == mine
         assert RingSeals(ring).open("ada", old) == b"x"
         assert RingSeals(mine).open("ada", RingSeals(ring).seal("ada", b"x")) is None
+
+
+async def test_items_whose_commit_was_not_heard_of_are_there_once(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server died between its commit and its answer, and the same is asked again."""
+    conversations = PostgresConversations(database)
+    await conversations.save(Conversation("conv_1", OWNER, 0, {}))
+    found = await conversations.find(OWNER, "conv_1")
+    assert found is not None
+    once, is_lost = database._once, iter([True])
+
+    async def lose_the_first_answer(work: Work[object]) -> object:
+        result = await once(work)
+        if next(is_lost, False):
+            raise Unavailable("the connection has gone")
+        return result
+
+    monkeypatch.setattr(database, "_once", lose_the_first_answer)
+    added = [Shelved(name, said(name)) for name in ("a", "b")]
+    assert await conversations.save(found, added, make_turn("resp_1"))
+    assert list(await conversations.read(OWNER, "conv_1")) == added
+    assert not await conversations.save(found, [Shelved("c", said("c"))]), "somebody was faster"

@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import cast
 
 import msgspec
@@ -282,8 +283,12 @@ class PostgresConversations:
         with border():
             ids, bodies = [one.id for one in added], [pack_shelved(one) for one in added]
             write_its_turn = None if turn is None else self._turns.writer(turn)
+        tries = count()
 
         async def write(connection: Connection) -> bool:
+            if next(tries) and await has_shelved(connection, conversation, ids):
+                # The first time it was written, and not heard of.
+                return True
             if write_its_turn is None:
                 return await write_conversation(connection, conversation, ids, bodies)
             async with connection.transaction():
@@ -302,6 +307,16 @@ class PostgresConversations:
             lambda connection: connection.execute(QUERIES[query], *values)
         )
         return touched(status) > 0
+
+
+async def has_shelved(
+    connection: Connection, conversation: Conversation, ids: Sequence[str]
+) -> bool:
+    """Whether these items are what came next in the conversation."""
+    rows = await connection.fetch(
+        QUERIES["read_shelved"], conversation.owner, conversation.id, conversation.count
+    )
+    return bool(ids) and [row[0] for row in rows[: len(ids)]] == list(ids)
 
 
 async def write_conversation(
