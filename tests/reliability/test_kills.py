@@ -18,7 +18,7 @@ from tests.kills import LOAD_S, Victim, new_seed, until_whole
 from tests.postgres import PostgresServer, running_postgres
 from tests.support import WAIT_S, ServedProcess, fetch, served_process
 
-pytestmark = [pytest.mark.reliability, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.reliability, pytest.mark.timeout(3_600)]
 
 KILLS = 300
 POSTGRES_KILLS = 20
