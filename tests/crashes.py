@@ -24,7 +24,7 @@ Server = Served | ServedProcess
 CHAIN_MAX = 6
 CHECKS_AT_ONCE = 8
 # How a client notices that its server is no more: nothing listens, the line breaks, half an answer.
-GONE = (OSError, EOFError, ValueError, IndexError, websockets.ConnectionClosed)
+GONE = (OSError, EOFError, ValueError, IndexError, websockets.WebSocketException)
 
 
 # --- facts --------------------------------------------------------------------------------------------------
