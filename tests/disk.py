@@ -186,6 +186,8 @@ class System(ctypes.Structure):
 def library() -> ctypes.CDLL:
     """The very SQLite that Python's `sqlite3` runs on: its module leads to it, or has it inside."""
     found = ctypes.CDLL(getattr(_sqlite3, "__file__", None))
+    if not hasattr(found, "sqlite3_vfs_find"):
+        pytest.skip("the SQLite inside this Python cannot be called from outside, nor watched")
     found.sqlite3_vfs_find.restype = ctypes.POINTER(System)
     found.sqlite3_vfs_find.argtypes = [ctypes.c_char_p]
     found.sqlite3_vfs_register.argtypes = [ctypes.POINTER(System), N]
