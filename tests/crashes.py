@@ -154,7 +154,8 @@ async def listen(served: Server, book: Book) -> None:
             book.note(Finished(response))
             parent = response["id"]
 
-    async with wire(served) as socket:
+    # Unbounded: a close that waits behind frames which nobody takes any more would take ten seconds.
+    async with wire(served, max_queue=None) as socket:
         lanes: dict[str, asyncio.Queue[Any]] = {name: asyncio.Queue() for name in ("left", "right")}
         tasks = [asyncio.create_task(lane(socket, heard, name)) for name, heard in lanes.items()]
         try:
