@@ -21,7 +21,6 @@ from websockets.sync.client import ClientConnection, connect
 from segue.connect import URL, base_url_of, find_place
 from segue.errors import Misconfigured
 
-ABOUT = "talk to a model in the terminal, over the socket"
 # Segue speaks at least every 15 s while a turn runs, so that a silence this long is the network's.
 SILENCE_S_MAX = 60.0
 OPEN_S_MAX = 10.0

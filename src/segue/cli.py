@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from segue import __version__, chat, connect, doctor
+from segue import __version__, connect, doctor
 from segue.app import index_folder
-from segue.bench import command as bench
 from segue.errors import ApiError, Misconfigured
 from segue.keys import add_keys_verb, keys
 from segue.logs import set_up_logging
@@ -29,30 +28,48 @@ from segue.workers import serve_workers
 
 
 class ClientVerb(NamedTuple):
-    about: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
 
 
-# Verbs that speak to a server that runs; the others have a server's settings.
-CLIENT_VERBS: dict[str, ClientVerb] = {
-    "connect": ClientVerb(connect.ABOUT, connect.add_arguments, connect.run),
-    "chat": ClientVerb(chat.ABOUT, chat.add_arguments, chat.run),
+def _connect() -> ClientVerb:
+    return ClientVerb(connect.add_arguments, connect.run)
+
+
+def _chat() -> ClientVerb:
+    from segue import chat
+
+    return ClientVerb(chat.add_arguments, chat.run)
+
+
+def _bench() -> ClientVerb:
+    from segue.bench import command
+
+    return ClientVerb(command.add_verb, command.run)
+
+
+# Verbs that speak to a server that runs; the others have a server's settings. What they need is imported for them
+# alone, so that a server starts sooner.
+CLIENT_VERBS: dict[str, tuple[str, Callable[[], ClientVerb]]] = {
+    "connect": (connect.ABOUT, _connect),
+    "chat": ("talk to a model in the terminal, over the socket", _chat),
+    "bench": ("measure agent loops by each way of talking", _bench),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb; the exit status says whether it worked."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(arguments[:1]).parse_args(arguments)
+    # As they were typed, for a report that says how to repeat it.
+    options.arguments = arguments[1:]
     try:
         if options.verb == "models":
             return _models(options)
         if options.verb == "index":
             return _index(options)
-        if options.verb == "bench":
-            return bench.run(options, (arguments or sys.argv[1:])[1:])
         if options.verb in CLIENT_VERBS:
-            return CLIENT_VERBS[options.verb].run(options)
+            return CLIENT_VERBS[options.verb][1]().run(options)
         settings = load_settings(vars(options))
         if options.verb == "usage":
             return _usage(options, settings)
@@ -134,7 +151,8 @@ def _positive(text: str) -> int:
     return number
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(asked: Sequence[str]) -> argparse.ArgumentParser:
+    """The whole command; of a client's verb only what is asked for has its flags."""
     parser = argparse.ArgumentParser(
         prog="segue",
         description="A Responses API server for people who run their own models.",
@@ -179,12 +197,13 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument(
         "--url", metavar="PREFIX", default="", help="where the folder is published, for citations"
     )
-    bench.add_verb(verbs.add_parser("bench", help="measure agent loops by each way of talking"))
-    _add_verbs_of_clients(verbs)
+    _add_verbs_of_clients(verbs, asked)
     return parser
 
 
-def _add_verbs_of_clients(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_verbs_of_clients(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked: Sequence[str]
+) -> None:
     """What speaks to a server that runs, and what looks whether one would."""
     check = verbs.add_parser(
         "doctor", help=doctor.ABOUT, description=f"{doctor.ABOUT}; takes the flags of `serve`"
@@ -193,8 +212,10 @@ def _add_verbs_of_clients(verbs: argparse._SubParsersAction[argparse.ArgumentPar
     for field in msgspec.structs.fields(Settings):
         if field.name in FLAGS:
             _add_flag(check, field)
-    for name, client in CLIENT_VERBS.items():
-        client.add_arguments(verbs.add_parser(name, help=client.about, description=client.about))
+    for name, (about, load) in CLIENT_VERBS.items():
+        client = verbs.add_parser(name, help=about, description=about)
+        if name in asked:
+            load().add_arguments(client)
 
 
 def _add_flag(verb: argparse.ArgumentParser, field: msgspec.structs.FieldInfo) -> None:

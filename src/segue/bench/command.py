@@ -80,12 +80,12 @@ def add_verb(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run the verb; the exit status says whether everything could be measured."""
     try:
         if options.action == "load":
             return load.run(options)
-        return _bench(plan_of(options), options, arguments)
+        return _bench(plan_of(options), options)
     except KeyboardInterrupt:
         print("segue bench: stopped", file=sys.stderr)
         return INTERRUPTED
@@ -127,7 +127,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     )
 
 
-def _bench(plan: Plan, options: argparse.Namespace, arguments: Sequence[str]) -> int:
+def _bench(plan: Plan, options: argparse.Namespace) -> int:
     console = paper()
     machine = describe()
     with ProgressBar(plan, console) as bar:
@@ -143,7 +143,7 @@ def _bench(plan: Plan, options: argparse.Namespace, arguments: Sequence[str]) ->
         tls=plan.tls,
         url=plan.url,
         model=plan.model,
-        command=" ".join(["segue bench", *_shown(arguments)]),
+        command=" ".join(["segue bench", *_shown(options.arguments)]),
     )
     found = findings(measured.runs)
     report = Report(machine, measured.runs, asked, measured.left_out, found)
