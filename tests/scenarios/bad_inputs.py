@@ -535,6 +535,21 @@ CONTRADICTIONS = [
         "context_management[0].compact_threshold",
     ),
     Bad(
+        "schema that nobody needs and that is none",
+        body(text={"format": {"type": "json_object", "schema": [None]}}),
+        "invalid_value",
+        "text.format.schema",
+    ),
+    Bad(
+        "schema of an update that is none",
+        items(
+            said("x"),
+            {"type": "configuration_update", "text": {"format": {"type": "text", "schema": 5}}},
+        ),
+        "invalid_value",
+        "input[1].text.format.schema",
+    ),
+    Bad(
         "schema format without a schema",
         body(text={"format": {"type": "json_schema", "name": "x"}}),
         "invalid_request",
@@ -719,6 +734,8 @@ BAD_HTTP = [
     BadHttp("wrong method", "PUT", CREATE, 405, "method_not_allowed", body=GOOD),
     BadHttp("GET where POST is due", "GET", CREATE, 405, "method_not_allowed"),
     BadHttp("POST where GET is due", "POST", "/v1/models", 405, "method_not_allowed", body=GOOD),
+    BadHttp("GET of what takes POST", "GET", f"{CREATE}/compact", 405, "method_not_allowed"),
+    BadHttp("DELETE of no id", "DELETE", f"{CREATE}/input_tokens", 405, "method_not_allowed"),
     BadHttp("unknown path", "GET", "/v2/responses", 404, "unknown_url"),
     BadHttp("path outside", "GET", "/v1/responses/../../etc/passwd", 404, "unknown_url"),
     BadHttp("unknown model", "GET", "/v1/models/gpt-none", 404, "model_not_found", "model"),

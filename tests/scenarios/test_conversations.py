@@ -150,7 +150,13 @@ async def test_what_a_conversation_cannot_do_is_refused(
 
 @pytest.mark.parametrize(
     "given",
-    [[HELLO] * 21, [{"type": "item_reference", "id": "x"}], [{"type": "compaction_trigger"}], [7]],
+    [
+        [HELLO] * 21,
+        [{"type": "item_reference", "id": "x"}],
+        [{"type": "compaction_trigger"}],
+        [7],
+        [{"type": "configuration_update", "text": {"format": {"type": "text", "schema": [None]}}}],
+    ],
 )
 async def test_items_that_no_conversation_holds_are_refused(served: Served, given: Any) -> None:
     assert (await fetch(served, "POST", "/v1/conversations", {"items": given})).status == 400

@@ -171,12 +171,17 @@ class HttpApp:
     def _route(self, exchange: Exchange) -> Route:
         verb, path = exchange.scope["method"], exchange.scope["path"]
         allowed: set[str] = set()
+        is_literal = False
         for pattern, route in self._patterns:
-            if found := pattern.match(path):
-                if route.verb == verb or (route.verb == "GET" and verb == "HEAD"):
-                    exchange.arguments = found.groupdict()
-                    return route
-                allowed.add(route.verb)
+            found = pattern.match(path)
+            # A path of its own, such as /v1/responses/compact, is nobody's id.
+            if found is None or (is_literal and found.groupdict()):
+                continue
+            if route.verb == verb or (route.verb == "GET" and verb == "HEAD"):
+                exchange.arguments = found.groupdict()
+                return route
+            is_literal = not found.groupdict()
+            allowed.add(route.verb)
         if not allowed:
             raise NotFound(f"Unknown request URL: {verb} {path[:256]}.", code="unknown_url")
         raise Refused(

@@ -305,10 +305,12 @@ def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, brought: Brou
 
 
 def _check_format(text: TextConfig | TextUpdate | None, of: str = "") -> None:
-    """A format by schema needs its schema."""
-    if text is None or text.format is None or text.format.type != "json_schema":
+    """A format by schema needs its schema; one that nobody needs is repeated to clients all the same."""
+    if text is None or text.format is None:
         return
-    path = f"{of}text.format.schema"
-    if text.format.schema is UNSET or bytes(text.format.schema) == b"null":
+    path, schema = f"{of}text.format.schema", text.format.schema
+    is_absent = schema is UNSET or bytes(schema) == b"null"
+    if is_absent and text.format.type == "json_schema":
         raise InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
-    check_schema(text.format.schema, path)
+    if schema is not UNSET:
+        check_schema(schema, path)

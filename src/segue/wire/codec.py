@@ -18,14 +18,23 @@ from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest
 from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbered
 from segue.wire.items import (
     AdditionalTools,
+    ConfigurationUpdate,
     HostedOutput,
     Item,
     ItemReference,
     Message,
+    TextUpdate,
     ToolSearchOutput,
     Value,
 )
-from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
+from segue.wire.requests import (
+    AddedItems,
+    AppendFrame,
+    Create,
+    NewConversation,
+    SteerFrame,
+    TextFormat,
+)
 from segue.wire.response import ItemList, Response
 from segue.wire.tools import (
     NO_TOOLS,
@@ -246,8 +255,13 @@ def decode_item(raw: Raw | bytes, path: str) -> Item:
             raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")
     elif peek.type in ITEM_TYPES:
         value = _decode(_item, data, path)
-        if isinstance(value, AdditionalTools | ToolSearchOutput):
-            data = _checked_tools(data, value, path)
+        match value:
+            case AdditionalTools() | ToolSearchOutput():
+                data = _checked_tools(data, value, path)
+            case ConfigurationUpdate(text=TextUpdate(format=TextFormat(schema=Raw() as schema))):
+                check_schema(schema, f"{path}.text.format.schema")
+            case _:
+                pass
     else:
         raise InvalidRequest(
             f"Invalid value: '{peek.type[:64]}'. It is not an item type that this server knows.",
