@@ -325,6 +325,33 @@ STARTS: list[dict[str, Json]] = [
         tools=[WEATHER],
     ),
     create(input="Hello", generate=False, store=False),
+    # A remote server, and what it has listed before.
+    create(
+        input=[
+            {"role": "user", "content": "Hello"},
+            {
+                "type": "mcp_list_tools",
+                "server_label": "far",
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            },
+        ],
+        tools=[{"type": "mcp", "server_label": "far", "server_url": "https://far.example/"}],
+    ),
+    # What others have run, told to the model as it came.
+    create(
+        input=[
+            {"role": "user", "content": "Hello"},
+            {
+                "type": "file_search_call",
+                "id": "fs_1",
+                "queries": ["q"],
+                "results": [{"text": "t"}],
+            },
+            {"type": "program", "id": "p_1", "call_id": "call_2", "code": "1"},
+            {"type": "program_output", "call_id": "call_2", "result": {"a": [1]}},
+        ],
+        tools=[{"type": "custom", "name": "c", "format": {"type": "text"}}],
+    ),
 ]
 # Fields that a create may have, with values that are right at least sometimes.
 USUAL: dict[str, list[Json]] = {
@@ -370,7 +397,8 @@ RAW: dict[str, bytes] = {
     "@Infinity@": b"-Infinity",
     "@1e999@": b"1e999",
     "@digits@": b"9" * 5000,
-    "@deep@": b"[" * 2000 + b"]" * 2000,
+    "@deep@": b"[" * 600 + b"]" * 600,
+    "@deeper@": b"[" * 2000 + b"]" * 2000,
     "@bottomless@": b'{"a":' * 30_000,
     "@zero@": b"-0",
     "@lead@": b"007",
@@ -475,6 +503,28 @@ def bent(draw: st.DrawFn, value: Json) -> Json:
         case _:
             odd = draw(_some(ODD))
             return _changed(value, path, lambda _: odd)
+
+
+def every_place() -> Iterator[Step]:
+    """Every example of an item, a tool and a field, with every odd value in every place of it: what chance would take
+    long to find."""
+    user = {"role": "user", "content": "Hello"}
+    for item in ITEMS:
+        for one in _with_odd(item):
+            yield Step(encoded(create(input=[user, one])), "answered")
+    for tool in TOOLS:
+        for one in _with_odd(tool):
+            yield Step(encoded(create(input="Hello", tools=[one])), "answered")
+    for name, values in (*USUAL.items(), *RARE.items()):
+        for value in values:
+            for one in _with_odd(value):
+                yield Step(encoded(create(input="Hello") | {name: one}), "answered")
+
+
+def _with_odd(value: Json) -> Iterator[Json]:
+    for path in _paths(value):
+        for odd in ODD:
+            yield _changed(value, path, lambda _, odd=odd: odd)
 
 
 def _at(value: Json, path: tuple[Any, ...]) -> Json:

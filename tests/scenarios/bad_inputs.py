@@ -96,6 +96,35 @@ def tool(**fields: Any) -> dict[str, Any]:
     return {"type": "function", "name": "f", **fields}
 
 
+def text_part(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "output_text", "text": "x", **fields}]}
+
+
+def listed(*tools: Any) -> dict[str, Any]:
+    return {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "far", "tools": tools}
+
+
+# One item of each kind that has something unread, at "@", and where that is.
+UNREAD: list[tuple[dict[str, Any], str]] = [
+    ({"type": "file_search_call", "id": "fs_1", "queries": [], "results": ["@"]}, "[...][0]"),
+    ({"type": "code_interpreter_call", "id": "ci_1", "code": "", "outputs": ["@"]}, "[...][0]"),
+    ({"type": "image_generation_call", "id": "ig_1", "result": None, "size": "@"}, "[...]"),
+    (
+        {
+            "type": "mcp_call",
+            "server_label": "s",
+            "name": "f",
+            "arguments": "",
+            "error": {"a": "@"},
+        },
+        "[...][...]",
+    ),
+    ({"type": "program_output", "call_id": "call_1", "result": "@"}, "[...]"),
+    ({"type": "tool_search_call", "call_id": "call_1", "arguments": {"a": "@"}}, "[...][...]"),
+    ({"type": "compaction", "encrypted_content": "x", "later": "@"}, "[...]"),
+]
+
+
 NOT_JSON = [
     Bad("nothing at all", "", "invalid_json"),
     Bad("blank", "  \n", "invalid_json"),
@@ -394,6 +423,57 @@ WRONG_ITEMS = [
         "input[1]",
     ),
     Bad(
+        "annotation that is a number",
+        items(text_part(annotations=[{}, 5])),
+        "invalid_value",
+        "input[0].content[0].annotations[1]",
+    ),
+    Bad(
+        "annotation with a number that nobody can hold",
+        items(text_part(annotations=[{"index": "@"}])).replace('"@"', "1e999"),
+        "invalid_value",
+        "input[0].content[0].annotations[0][...]",
+    ),
+    Bad(
+        "logprob that is a string",
+        items(text_part(logprobs=["x"])),
+        "invalid_value",
+        "input[0].content[0].logprobs[0]",
+    ),
+    # What we do not read ourselves is told to the model or to a guard, so it must be readable.
+    *(
+        Bad(
+            f"{shown} in what we hand on, {item['type']}",
+            items(said("x"), item).replace('"@"', value),
+            code,
+            param.format(place),
+        )
+        for shown, value, code, param in [
+            ("1e999", "1e999", "invalid_value", "input[1]{}"),
+            ("5,000 digits", "9" * 5000, "invalid_value", "input[1]{}"),
+            ("600 lists", nested(600), "invalid_value", "input[1]"),
+        ]
+        for item, place in UNREAD
+    ),
+    Bad(
+        "listed remote tool that is a number",
+        items(said("x"), listed(5)),
+        "invalid_value",
+        "input[1].tools[0]",
+    ),
+    Bad(
+        "listed remote tool without a name",
+        items(said("x"), listed({"name": "a"}, {"name": None})),
+        "invalid_value",
+        "input[1].tools[1].name",
+    ),
+    Bad(
+        "listed remote tool whose schema is none",
+        items(said("x"), listed({"name": "a", "input_schema": [5]})),
+        "invalid_value",
+        "input[1].tools[0].input_schema",
+    ),
+    Bad(
         "compaction trigger before the end",
         items({"type": "compaction_trigger"}, {"role": "user", "content": "x"}),
         "invalid_value",
@@ -429,6 +509,37 @@ WRONG_TOOLS = [
         raw('"tools":[{"type":"function","name":"f","parameters":{"maximum":' + "9" * 5000 + "}}]"),
         "invalid_value",
         "tools[0].parameters[...]",
+    ),
+    Bad(
+        "an output schema that is a number",
+        body(tools=[tool(output_schema=5)]),
+        "invalid_value",
+        "tools[0].output_schema",
+    ),
+    *(
+        Bad(
+            f"{shown} in a tool",
+            body(tools=[WEATHER, tool(**{name: "@"})]).replace('"@"', value),
+            code,
+            param,
+        )
+        for name, place in (("later", "[...]"), ("parameters", ".parameters"))
+        for shown, value, code, param in [
+            (f"1e999 as {name}", '{"a":1e999}', "invalid_value", f"tools[1]{place}[...]"),
+            (f"600 lists as {name}", '{"a":' + nested(600) + "}", "invalid_value", "tools[1]"),
+        ]
+    ),
+    Bad(
+        "a format that holds a number which nobody can hold",
+        body(tools=[{"type": "custom", "name": "c", "format": "@"}]).replace('"@"', '{"a":1e999}'),
+        "invalid_value",
+        "tools[0][...][...]",
+    ),
+    Bad(
+        "a remote server that allows a number",
+        body(tools=[{"type": "mcp", "server_label": "far", "allowed_tools": 5}]),
+        "invalid_value",
+        "tools[0].allowed_tools",
     ),
     Bad(
         "strict is a string", body(tools=[tool(strict="very")]), "invalid_value", "tools[0].strict"

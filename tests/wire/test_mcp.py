@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from segue.errors import InvalidRequest
 from segue.wire.codec import as_item, decode_item, decode_tools
-from segue.wire.items import HostedOutput, McpListTools
+from segue.wire.items import Hints, HostedOutput, McpListTools, RemoteTool
 from segue.wire.mcp import (
-    Hints,
-    RemoteTool,
-    check_server,
+    check_servers,
     is_same_server,
     listing,
     servers_of,
@@ -82,11 +81,16 @@ def test_person_is_asked_unless_the_request_says_otherwise(asking: Any, asked: l
         ({"allowed_tools": [1]}, "allowed_tools"),
         ({"require_approval": "sometimes"}, "require_approval"),
         ({"require_approval": {"never": ["a"]}}, "require_approval"),
-        ({"require_approval": {"never": {}}, "allowed_tools": {}}, None),
     ],
 )
-def test_definition_of_a_wrong_shape_is_found(fields: dict[str, Any], wrong: str | None) -> None:
-    assert check_server(servers_of(tools(**fields))["own"]) == wrong
+def test_definition_of_a_wrong_shape_is_refused(fields: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        check_servers(tools(**fields))
+    assert refused.value.param == f"tools[0].{wrong}"
+
+
+def test_definition_of_the_right_shape_is_taken() -> None:
+    check_servers(tools(require_approval={"never": {}}, allowed_tools={}))
 
 
 def test_same_list_leaves_the_tools_as_they_are() -> None:

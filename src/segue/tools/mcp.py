@@ -29,8 +29,8 @@ from segue.errors import InvalidRequest
 from segue.tools.target import parse
 from segue.turn.values import HostedCall, Owner, Ran
 from segue.wire.codec import as_item, encode
-from segue.wire.items import McpCall, McpListTools
-from segue.wire.mcp import ErrorKind, Hints, RemoteTool, check_server, error_of, listing
+from segue.wire.items import Hints, McpCall, McpListTools, RemoteTool
+from segue.wire.mcp import ErrorKind, error_of, listing
 from segue.wire.tools import McpTool, Tools
 
 if TYPE_CHECKING:
@@ -152,12 +152,6 @@ class McpServers:
                     param=f"{path}.server_label",
                 )
             labels.add(tool.server_label)
-            if (field := check_server(tool)) is not None:
-                raise InvalidRequest(
-                    f"Invalid value for '{path}.{field}'.",
-                    code="invalid_value",
-                    param=f"{path}.{field}",
-                )
             self._find(tool, path)
 
     def _find(self, tool: McpTool, path: str = "tools") -> McpServer:

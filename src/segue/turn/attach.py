@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec import Raw
 
 from segue.errors import ApiError, InvalidRequest
 from segue.wire.codec import decode_item, encode
@@ -109,15 +110,16 @@ def _is_address(url: str) -> bool:
 
 
 def _with_data(item: Item, place: _Place, data: str) -> Item:
-    fields = msgspec.json.decode(item.raw, type=dict[str, object])
-    parts = fields[place.content]
-    assert isinstance(parts, list)
-    part: dict[str, object] = parts[place.part]
+    # What else the client wrote is nobody's to read, and stays as it is.
+    fields = msgspec.json.decode(item.raw, type=dict[str, Raw])
+    parts = msgspec.json.decode(fields[place.content], type=list[dict[str, Raw]])
+    part = parts[place.part]
     if place.kind == "image":
-        part["image_url"] = data
+        part["image_url"] = Raw(encode(data))
     else:
-        part["file_data"] = data
-        part.setdefault("filename", _name_of(place.url))
+        part["file_data"] = Raw(encode(data))
+        part.setdefault("filename", Raw(encode(_name_of(place.url))))
+    fields[place.content] = Raw(encode(parts))
     return decode_item(encode(fields), f"input[{place.item}]")
 
 

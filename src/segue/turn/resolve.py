@@ -34,7 +34,7 @@ from segue.wire.items import (
     call_of,
     is_model_written,
 )
-from segue.wire.mcp import is_same_server, servers_of, with_listed
+from segue.wire.mcp import check_servers, is_same_server, servers_of, with_listed
 from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceName
 from segue.wire.tools import BUILTINS, NO_TOOLS, McpTool, Offer, Tools, chosen_offers
 from segue.wire.web import with_web
@@ -95,6 +95,8 @@ def resolve(
         )
     shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
     brought = bring(brought_by(parent), (*shadowed, *given))
+    if did_decode:
+        check_servers(tools)
     tools = with_listed(tools, still_listed(tools, brought, parent))
     tools = with_web(tools) if has_web else tools
     _check_tool_choice(create.tool_choice or "auto", tools, brought)

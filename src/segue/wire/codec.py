@@ -19,10 +19,18 @@ from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbere
 from segue.wire.items import (
     AdditionalTools,
     ConfigurationUpdate,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
     HostedOutput,
     Item,
     ItemReference,
+    McpListTools,
     Message,
+    OutputText,
+    Reasoning,
+    RemoteTool,
     TextUpdate,
     ToolSearchOutput,
     Value,
@@ -59,6 +67,9 @@ PART_DEFAULTS: dict[str, Fields] = {
 
 # Far above any real request, far below what would hold the loop or fill memory (hazards.md T7).
 TOOLS_MAX = 4_096
+# How deep an item or a tool may be. Schemas that people write have a dozen levels; walking down recursively, as
+# renderers and encoders do, ends at some hundreds.
+DEPTH_MAX = 256
 # What one steer may bring, and the keys that its messages may have.
 STEERED_ITEMS_MAX = 64
 STEERED_KEYS = frozenset({"type", "role", "content"})
@@ -104,6 +115,8 @@ _tool: msgspec.json.Decoder[Tool] = msgspec.json.Decoder(Tool)
 _object = msgspec.json.Decoder(Fields)
 _objects = msgspec.json.Decoder(list[Fields])
 _schema = msgspec.json.Decoder(dict[str, object] | None)
+_any_object = msgspec.json.Decoder(dict[str, object])
+_remote = msgspec.json.Decoder(RemoteTool)
 
 encode = _encoder.encode
 
@@ -249,19 +262,14 @@ def decode_item(raw: Raw | bytes, path: str) -> Item:
     if peek.type is None:
         if peek.role is not UNSET:
             value = _decode(_message, _without_null_type(data), path)
+            _check_parts(value, path)
         elif peek.id is not UNSET:
             value = _decode(_reference, _without_null_type(data), path)
         else:
             raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")
     elif peek.type in ITEM_TYPES:
         value = _decode(_item, data, path)
-        match value:
-            case AdditionalTools() | ToolSearchOutput():
-                data = _checked_tools(data, value, path)
-            case ConfigurationUpdate(text=TextUpdate(format=TextFormat(schema=Raw() as schema))):
-                check_schema(schema, f"{path}.text.format.schema")
-            case _:
-                pass
+        data = _checked(data, value, path)
     else:
         raise InvalidRequest(
             f"Invalid value: '{peek.type[:64]}'. It is not an item type that this server knows.",
@@ -269,6 +277,71 @@ def decode_item(raw: Raw | bytes, path: str) -> Item:
             param=f"{path}.type",
         )
     return Item(data, value)
+
+
+def _checked(data: bytes, value: Value, path: str) -> bytes:
+    """The bytes of an item, of which that was checked too which is kept raw in its value."""
+    match value:
+        case Message():
+            _check_parts(value, path)
+        case (
+            FunctionCall()
+            | FunctionCallOutput()
+            | CustomToolCall()
+            | CustomToolCallOutput()
+            | Reasoning()
+        ):
+            # The most of every history, and nothing in them is raw.
+            pass
+        case AdditionalTools() | ToolSearchOutput():
+            _check_readable(data, path)
+            return _checked_tools(data, value, path)
+        case ConfigurationUpdate(text=TextUpdate(format=TextFormat(schema=Raw() as schema))):
+            check_schema(schema, f"{path}.text.format.schema")
+        case McpListTools(tools=tools):
+            for index, raw in enumerate(tools):
+                remote = _decode(_remote, raw, f"{path}.tools[{index}]")
+                check_schema(remote.input_schema, f"{path}.tools[{index}].input_schema")
+        case _:
+            _check_readable(data, path)
+    return data
+
+
+def _check_parts(message: Message, path: str) -> None:
+    """Marks and odds of a text are kept raw; they are objects, and readable."""
+    if isinstance(message.content, str):
+        return
+    for number, part in enumerate(message.content):
+        if isinstance(part, OutputText):
+            for name, raws in (("annotations", part.annotations), ("logprobs", part.logprobs)):
+                for index, raw in enumerate(raws or ()):
+                    _decode(_any_object, raw, f"{path}.content[{number}].{name}[{index}]")
+
+
+def _check_readable(data: Raw | bytes, path: str) -> None:
+    """What we keep unread is read by others: models are told of it, guards look at it. No number may be beyond all
+    measure, and nothing nested deeper than they can follow."""
+    value = _decode(_any_object, data, path)
+    # Without so many brackets it cannot be so deep; real ones stop here.
+    brackets = bytes(data)
+    if brackets.count(b"[") + brackets.count(b"{") > DEPTH_MAX and _is_deep(value):
+        raise InvalidRequest(
+            f"Invalid value for '{path}': it is nested deeper than {DEPTH_MAX} levels.",
+            code="invalid_value",
+            param=path,
+        )
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    return bool(level)
 
 
 def _checked_tools(data: bytes, value: AdditionalTools | ToolSearchOutput, path: str) -> bytes:
@@ -334,7 +407,8 @@ def decode_definitions(raw: Raw | bytes) -> list[tuple[Tool, Raw]]:
 
 def check_schema(raw: Raw, path: str) -> None:
     """A JSON Schema is kept raw, but it must be an object or null, and readable to its end."""
-    _decode(_schema, raw, path)
+    if _decode(_schema, raw, path) is not None:
+        _check_readable(raw, path)
 
 
 def _decode_tool(raw: Raw, path: str) -> Tool:
@@ -342,6 +416,7 @@ def _decode_tool(raw: Raw, path: str) -> Tool:
     if peek.type in TOOL_TYPES:
         tool = _decode(_tool, raw, path)
         _check_parameters(tool, path)
+        _check_readable(raw, path)
         return tool
     if peek.type is None:
         raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")
@@ -353,12 +428,14 @@ def _decode_tool(raw: Raw, path: str) -> Tool:
 
 
 def _check_parameters(tool: Tool, path: str) -> None:
+    if isinstance(tool, FunctionTool) and isinstance(tool.output_schema, Raw):
+        _decode(_schema, tool.output_schema, f"{path}.output_schema")
     match tool:
         case (
             FunctionTool(parameters=Raw() as parameters)
             | ToolSearchTool(parameters=Raw() as parameters)
         ):
-            check_schema(parameters, f"{path}.parameters")
+            _decode(_schema, parameters, f"{path}.parameters")
         case NamespaceTool():
             for index, inner in enumerate(tool.tools):
                 _check_parameters(inner, f"{path}.tools[{index}]")

@@ -184,6 +184,21 @@ class ComputerCallOutput(Body, tag="computer_call_output", frozen=True, kw_only=
     status: Text = UNSET
 
 
+class Hints(Struct, frozen=True, rename={"read_only": "readOnlyHint"}):
+    """What a server says of a tool; only one of these words counts here."""
+
+    read_only: bool | None = None
+
+
+class RemoteTool(Struct, frozen=True):
+    """One tool, as `mcp_list_tools` shows it."""
+
+    name: str
+    input_schema: Raw = Raw(b"{}")
+    description: str | None = None
+    annotations: Hints | None = None
+
+
 class McpListTools(Body, tag="mcp_list_tools", frozen=True, kw_only=True):
     server_label: str
     tools: list[Raw]

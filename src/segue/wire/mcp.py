@@ -14,27 +14,20 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, structs
 
+from segue.errors import InvalidRequest
 from segue.wire.codec import as_item, encode
-from segue.wire.items import HostedOutput, Item, McpCall, McpListTools, WebSearchCall
+from segue.wire.items import (
+    HostedOutput,
+    Item,
+    McpCall,
+    McpListTools,
+    RemoteTool,
+    WebSearchCall,
+)
 from segue.wire.tools import FunctionTool, McpTool, Offer, Tool, Tools, ToolSearchTool
 from segue.wire.web import words_of_action
 
 ErrorKind = Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_error"]
-
-
-class Hints(Struct, frozen=True, rename={"read_only": "readOnlyHint"}):
-    """What a server says of a tool; only one of these words counts here."""
-
-    read_only: bool | None = None
-
-
-class RemoteTool(Struct, frozen=True):
-    """One tool, as `mcp_list_tools` shows it."""
-
-    name: str
-    input_schema: Raw = Raw(b"{}")
-    description: str | None = None
-    annotations: Hints | None = None
 
 
 class Some(Struct, frozen=True):
@@ -71,8 +64,15 @@ def servers_of(tools: Tools) -> dict[str, McpTool]:
     return {one.server_label: one for one in tools.definitions if isinstance(one, McpTool)}
 
 
-def check_server(tool: McpTool) -> str | None:
-    """The field of this definition that has a wrong shape, if one has."""
+def check_servers(tools: Tools) -> None:
+    """Refuse a definition of a remote server that has a field of a wrong shape."""
+    for index, tool in enumerate(tools.definitions):
+        if isinstance(tool, McpTool) and (field := _wrong_field(tool)) is not None:
+            param = f"tools[{index}].{field}"
+            raise InvalidRequest(f"Invalid value for '{param}'.", code="invalid_value", param=param)
+
+
+def _wrong_field(tool: McpTool) -> str | None:
     for name, decoder in (("allowed_tools", _allowed), ("require_approval", _asking)):
         raw = getattr(tool, name)
         if isinstance(raw, Raw):
