@@ -140,12 +140,13 @@ def _lively_body(body: dict[str, Any], place: Place) -> dict[str, Any]:
 
 def check(case: Any, place: Place, session: requests.Session) -> None:
     """Ask, and hold the answer against the document."""
-    response = case.call(base_url=place.url, session=session, timeout=ANSWER_S_MAX)
+    # Not by `case.call`, which leaves a stream after some events.
+    asked = case.as_transport_kwargs(base_url=place.url)
+    response = session.request(**asked, timeout=ANSWER_S_MAX)
     allowed = STATUSES | ({503} if case.path == "/ready" else set())
     told = f"{case.method} {case.path} {case.body!r:.2000}: {response.status_code} {response.content[:500]!r}"
     assert response.status_code in allowed, told
-    kind = response.headers.get("content-type", [""])[0]
-    if kind.startswith("text/event-stream"):
+    if response.headers.get("content-type", "").startswith("text/event-stream"):
         # The document's schema is that of an event, not of the lines around it, which Schemathesis would hold to it.
         case.validate_response(response, checks=BUT_SCHEMA)
         check_stream(Answer(200, {}, response.content).events)

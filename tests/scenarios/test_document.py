@@ -14,7 +14,7 @@ from schemathesis import GenerationMode
 from tests.asking import ASKED, Place, ask, furnished
 
 FEW = settings(
-    max_examples=6,
+    max_examples=5,
     derandomize=True,
     database=None,
     deadline=None,

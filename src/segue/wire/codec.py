@@ -341,7 +341,9 @@ def _is_deep(value: object) -> bool:
             if isinstance(one, dict | list)
             for inner in (one.values() if isinstance(one, dict) else one)
         ]
-    return bool(level)
+        if not level:
+            return False
+    return True
 
 
 def _checked_tools(data: bytes, value: AdditionalTools | ToolSearchOutput, path: str) -> bytes:
