@@ -141,6 +141,12 @@ def test_document_takes_every_item_that_we_take() -> None:
         assert checks.is_valid(json.loads(raw)), raw
 
 
+def test_document_takes_an_action_without_its_type_as_we_do() -> None:
+    raw = '{"type":"local_shell_call","call_id":"c","action":{"command":["ls"]}}'
+    decode_item(raw.encode(), "input[0]")
+    assert check("InputItem").is_valid(json.loads(raw))
+
+
 def test_document_takes_every_tool_that_we_take() -> None:
     checks = check("Tool")
     for raw in TOOLS:

@@ -84,6 +84,8 @@ WRITTEN: dict[type[msgspec.Struct], tuple[str, ...]] = {
 }
 # Parts that we write are whole too.
 WRITTEN_PARTS = {"OutputText": ("annotations", "logprobs")}
+# Parts of which there is only one kind: a client that leaves the type out is understood.
+SINGLE = ("LocalShellAction",)
 # Null is a value of its own here: the server searched, so there is no call to answer.
 NULL_IS_SAID = {"ToolSearchCall.call_id", "ToolSearchOutput.call_id"}
 
@@ -171,6 +173,7 @@ _SECTION = re.compile(r" \((?:protocol|product|hazards)\.md[^)]*\)")
 def schemas() -> Schemas:
     """Every wire type by name, and the unions `InputItem`, `OutputItem`, `ListedItem`, `Tool` and `Event`."""
     (_, items, tools, *_), taken = _generate(TAKEN)
+    taken |= {name: _untagged(taken[name]) for name in SINGLE}
     (_, event, *_), sent = _generate((*SENT, *WRITTEN))
     named: dict[str, Json] = {name: f"Written{name}" if name in taken else name for name in sent}
     extra = {kind.__name__: fields for kind, fields in WRITTEN.items()} | WRITTEN_PARTS
@@ -186,6 +189,13 @@ def schemas() -> Schemas:
         "Event": event,
     }
     return {**taken, **written, **unions, **_loose_forms(taken)}
+
+
+def _untagged(schema: Schema) -> Schema:
+    """The same where the type may be left out, because there is only one."""
+    required = schema["required"]
+    assert isinstance(required, list)
+    return {**schema, "required": [field for field in required if field != "type"]}
 
 
 def event_names() -> dict[str, str]:
