@@ -204,6 +204,11 @@ class Session:
         except ApiError as error:
             self._refuse(error, _lane_of_error(text, lane))
             return
+        except Exception:
+            # A mistake of ours must not take the connection with it, nor leave the frame without an answer.
+            log.exception("a frame could not be read")
+            self._refuse(ServerFault("The server had an error."), lane)
+            return
         self._start_what_may()
 
     def _received_other(self, kind: str, text: bytes) -> None:
