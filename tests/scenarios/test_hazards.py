@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import websockets
 
-from segue.app import give_out
 from segue.ids import new_id
 from segue.settings import load_settings
+from segue.storage import give_out
 from segue.transports import websocket
+from segue.transports.protocol import HttpProtocol
 from segue.transports.socket import Socket, SocketLimits
 from segue.transports.websocket import Session
 from segue.turn.admit import Plan
@@ -61,13 +62,29 @@ def test_limits_are_those_that_the_field_has_taught() -> None:
     assert usual.host == "127.0.0.1"
 
 
+@pytest.mark.skipif(not hasattr(net, "TCP_USER_TIMEOUT"), reason="only Linux has all of these")
 async def test_line_of_a_dead_peer_is_given_up_by_the_system_too() -> None:
-    """F5: whatever is not acknowledged, and whoever does not answer the system's own questions."""
+    """F5: whatever is not taken in, and whoever does not answer the system's own questions. (To pull a cable takes
+    root, so that this looks at what the system was told.)"""
     async with serving() as served, wire(served):
         (session,) = served.app.lobby.sessions
-        line = session.socket._transport.get_extra_info("socket")
-        if hasattr(net, "TCP_USER_TIMEOUT"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"ok")
+        (plain,) = https()
+        for transport in (session.socket._transport, plain.transport):
+            line = transport.get_extra_info("socket")
             assert 0 < line.getsockopt(net.IPPROTO_TCP, net.TCP_USER_TIMEOUT) <= 60_000
+        # A socket is pinged; a plain request may wait for minutes without a word from either side.
+        assert line.getsockopt(net.SOL_SOCKET, net.SO_KEEPALIVE)
+        assert line.getsockopt(net.IPPROTO_TCP, net.TCP_KEEPIDLE) <= 20
+        writer.close()
+
+
+def https() -> list[HttpProtocol]:
+    """The HTTP connections of this process that have been asked something."""
+    found = [one for one in gc.get_objects() if issubclass(type(one), HttpProtocol)]
+    return [one for one in found if one.cycle is not None and not one.transport.is_closing()]
 
 
 async def test_every_frame_is_answered_within_a_second_while_a_response_runs(

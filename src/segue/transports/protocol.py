@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import socket as net
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,16 @@ log = logging.getLogger(__name__)
 # No client of ours sends more in a request line and its headers; servers in front allow 8 to 64 KiB. The same is
 # enough for all that is no body: trailers, what chunks are called, empty lines between requests.
 HEAD_BYTES_MAX = 64 * 1024
+# Over how many seconds those who were turned away come back.
+CROWDED_S_MAX = 5
+# A client that says nothing is asked for a sign of life, and given up after a minute without one, or without taking
+# anything in (hazards.md F5). Not every system knows all of these.
+LINE_OPTIONS = {
+    "TCP_KEEPIDLE": 20,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": 60_000,
+}
 # A slow reader that takes this much each time may go on.
 PROGRESS_BYTES_MIN = 64 * 1024
 
@@ -56,6 +68,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come, perhaps one too many."""
         super().connection_made(transport)
+        _watch_line(transport)
         if len(self.connections) > self.limits.connections_max:
             self._turn_away(
                 503, code="server_is_overloaded", message="Too many connections. Please retry."
@@ -248,10 +261,22 @@ def http_class(limits: HttpLimits) -> Callable[..., asyncio.Protocol]:
     return ServedHttp
 
 
+def _watch_line(transport: asyncio.Transport) -> None:
+    """Let the system find out that a client is gone without a word: nobody pings over HTTP."""
+    line: net.socket | None = transport.get_extra_info("socket")
+    if line is None or line.family not in (net.AF_INET, net.AF_INET6):
+        return
+    line.setsockopt(net.SOL_SOCKET, net.SO_KEEPALIVE, 1)
+    for name, value in LINE_OPTIONS.items():
+        if hasattr(net, name):
+            line.setsockopt(net.IPPROTO_TCP, getattr(net, name), value)
+
+
 def _plain(status: int, code: str, message: str) -> bytes:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     body = f'{{"error":{{"message":"{message}","type":"{kind}","param":null,"code":"{code}"}}}}'
-    later = "Retry-After: 1\r\n" if status == 503 else ""
+    # Not all at the same time: those who were turned away come back over a few seconds (hazards.md T15).
+    later = f"Retry-After: {random.randint(1, CROWDED_S_MAX)}\r\n" if status == 503 else ""
     head = (
         f"HTTP/1.1 {status} {PHRASES[status]}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n{later}x-request-id: {new_id('req')}\r\n"
