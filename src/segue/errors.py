@@ -137,7 +137,10 @@ class ServerFault(ApiError):
 
 
 class EngineFailed(ServerFault):
-    """The engine broke off, or said something that it may not say."""
+    """The engine broke off, or said something that it may not say; not the same status as a mistake of our own
+    (hazards.md F17)."""
+
+    status = 502
 
 
 class StoreFailed(ServerFault):

@@ -1,6 +1,8 @@
 """SmolLM2's vocabulary, as its GGUF has it."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from segue.dialects.vocabulary import (
+    ASCII_CUTS,
     Vocabulary,
+    pieces_of,
     vocabulary_from_file,
     vocabulary_from_gguf,
 )
@@ -53,6 +57,36 @@ def test_what_cannot_be_spelt_is_replaced_and_not_dropped(
 @given(text=st.text(st.characters(codec="ascii")))
 def test_pieces_that_are_remembered_change_no_ids(vocabulary: Vocabulary, text: str) -> None:
     assert vocabulary.without_pieces().encode(text) == vocabulary.encode(text)
+
+
+@given(text=st.text("ab01 '\n?slvre"), slice_chars=st.integers(1, 20))
+def test_long_text_is_cut_in_slices_as_it_would_be_whole(text: str, slice_chars: int) -> None:
+    cut = ASCII_CUTS["smollm"]
+    assert list(pieces_of(text, cut, slice_chars)) == cut.findall(text)
+
+
+@pytest.mark.parametrize("text", ["a", " ", "word ", "é "], ids=["letters", "spaces", "words", "é"])
+def test_long_text_is_encoded_while_other_threads_run(vocabulary: Vocabulary, text: str) -> None:
+    """hazards.md F7: whoever sends megabytes must not hold the event loop up."""
+    lags = []
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.is_set():
+            began = time.perf_counter()
+            time.sleep(0.001)
+            lags.append(time.perf_counter() - began)
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    began = time.perf_counter()
+    vocabulary.encode(text * (300_000 // len(text)))
+    took = time.perf_counter() - began
+    is_over.set()
+    beating.join()
+    # Held up by one long call, the other thread would have had one beat of that length.
+    assert max(lags) < took / 2
+    assert len(lags) > 10
 
 
 def test_special_tokens_are_known_by_name_only(vocabulary: Vocabulary) -> None:

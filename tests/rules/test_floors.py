@@ -6,6 +6,7 @@ old version.
 """
 
 import re
+import sysconfig
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,29 @@ def test_lock_files_satisfy_the_project_file() -> None:
         versions = dict(locked(name))
         for requirement in [Requirement(text) for text in requirements if isinstance(text, str)]:
             assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)])
+
+
+# Lines of `.pth` files that we know: setuptools' own, which comes with Python's venv module on 3.11.
+KNOWN_START = re.compile(r"import os; var = 'SETUPTOOLS_USE_DISTUTILS'; .*")
+
+
+def run_at_start(text: str) -> list[str]:
+    """The lines of a `.pth` file that the interpreter would run (`site`); others only name folders."""
+    lines = [line for line in text.splitlines() if line.startswith(("import ", "import\t"))]
+    return [line for line in lines if not KNOWN_START.fullmatch(line.strip())]
+
+
+def test_environment_runs_no_code_of_others_at_its_start() -> None:
+    """How stolen packages got at credentials: a file that every Python of the environment runs, imported or not."""
+    folder = Path(sysconfig.get_path("purelib"))
+    found = {path.name: run_at_start(path.read_text()) for path in folder.glob("*.pth")}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert [path.name for path in folder.glob("*customize.py")] == []
+
+
+def test_code_in_a_path_file_is_found() -> None:
+    assert run_at_start("/home/me/src\nimport base64; exec(base64.b64decode('…'))\n")
+    assert not run_at_start("/home/me/src\n# import nothing\n")
 
 
 def test_old_version_is_found() -> None:

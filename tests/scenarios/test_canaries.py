@@ -28,7 +28,9 @@ async def test_unstored_turns_and_keys_leave_no_trace(
 ) -> None:
     store = f"sqlite:///{tmp_path}/s.db"
     secret = await make_key(store, capsys)
-    with served_process("--store", store, "--log-level", "debug", cwd=tmp_path) as served:
+    # What it writes for a moment would be looked through as well.
+    flags, temporary = ("--store", store, "--log-level", "debug"), {"TMPDIR": str(tmp_path)}
+    with served_process(*flags, cwd=tmp_path, environment=temporary) as served:
         await leave_traces(served, secret, TURNS)
         metrics = await read_metrics(served, secret)
         assert find_traces(tmp_path, served.printed, metrics, secret) == []

@@ -9,7 +9,7 @@ import socket as net
 import sqlite3
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from tests.support import (
 
 CANCELLED = 'segue_turns_total{outcome="cancelled",transport="%s"}'
 NOBODY = {"type": "function_call_output", "call_id": "call_nobody", "output": "x"}
+Leave = Callable[[Wire], Awaitable[None]]
 
 
 def write_script(folder: Path, *turns: dict[str, Any]) -> str:
@@ -428,6 +429,74 @@ async def test_ping_is_answered_while_a_response_streams(tmp_path: Path) -> None
                     assert (await socket.next())["type"] not in TERMINAL
 
 
+# Connections that we must end.
+
+
+async def send_too_much(socket: Wire) -> None:
+    await socket.send("x" * 6_000)
+
+
+async def send_binary(socket: Wire) -> None:
+    await socket.send(b"abc")
+
+
+async def send_many_frames(socket: Wire) -> None:
+    for _ in range(80):
+        await socket.socket.ping()
+
+
+def send_bytes(data: bytes) -> Leave:
+    async def send(socket: Wire) -> None:
+        socket.socket.transport.write(data)
+
+    return send
+
+
+OFFENCES: dict[str, tuple[Leave, int, str]] = {
+    "too large": (send_too_much, 1009, "payload_too_large"),
+    "binary": (send_binary, 1003, "invalid_message"),
+    "flood": (send_many_frames, 1008, "rate_limit_exceeded"),
+    "not UTF-8": (send_bytes(b"\x81\x82\0\0\0\0\xff\xff"), 1007, "invalid_json"),
+    "reserved bits": (send_bytes(b"\xf1\x82\0\0\0\0{}"), 1002, "invalid_message"),
+    "not masked": (send_bytes(b"\x81\x02{}"), 1002, "invalid_message"),
+}
+
+
+async def test_whatever_ends_a_connection_every_create_is_answered_first(tmp_path: Path) -> None:
+    """hazards.md F9, F14: no close without an event, and none that leaves a create without its last word."""
+    script = write_script(tmp_path, {"text": "x", "pad_tokens": 100_000})
+    limits = {"body_bytes_max": 5_000, "frames_per_s": 10, "frames_burst_max": 40}
+    async with serving(script=script, tps=100, **limits) as served:
+        for name, (offend, code, reason) in OFFENCES.items():
+            ends: list[tuple[str | None, int, str]] = []
+            async with wire(served, ping_interval=None) as socket:
+                for lane in ({}, {"stream_id": "a"}, {"stream_id": "a"}):
+                    await socket.create(input="x", store=False, **lane)
+                for _ in range(2):
+                    assert (await socket.next())["type"] in (
+                        "response.created",
+                        "response.in_progress",
+                    )
+                with suppress(websockets.ConnectionClosed):
+                    await offend(socket)
+                with pytest.raises(websockets.ConnectionClosed) as closed:
+                    while True:
+                        event = await socket.next()
+                        if event["type"] in TERMINAL:
+                            error = event["error"]
+                            ends.append((event.get("stream_id"), event["status"], error["code"]))
+            assert closed.value.rcvd is not None, name
+            assert closed.value.rcvd.code == code, name
+            cut = [(lane, 500, "server_error") for lane in (None, "a", "a")]
+            assert ends[:-1] == cut, name
+            assert ends[-1][2] == reason, name
+
+        async def is_over() -> bool:
+            return served.app.runner.running_count == 0
+
+        await until(is_over)
+
+
 # Readers that do not read.
 
 
@@ -546,7 +615,6 @@ async def reset_stream(socket: Wire) -> None:
     await socket.socket.wait_closed()
 
 
-Leave = Callable[[Wire], Awaitable[None]]
 CLOSES = [close_with_status, close_without_status]
 LOSSES = [end_stream, reset_stream]
 

@@ -130,6 +130,20 @@ async def test_terminal_event_ends_the_turn_and_can_still_be_heard() -> None:
     assert late.heard == [0, 1]
 
 
+async def test_turn_that_is_over_keeps_none_of_its_hearers() -> None:
+    """hazards.md F40: it may be kept for its events, and a hearer holds its connection with all that it remembers."""
+    turn, ears = running(), [Ear() for _ in range(4)]
+    turn.attach(ears[0])
+    turn.publish(events(0))
+    turn.publish([Event("response.completed", 1, b"")])
+    assert ears[0].heard == [0, 1]
+    turn.attach(ears[1])
+    turn.attach_behind(ears[2], events(0))
+    turn.join(ears[3])
+    assert not turn.is_heard
+    assert [ear.heard[-1] for ear in ears] == [1, 1, 1, 1]
+
+
 async def test_publishing_nothing_is_no_sign_of_life() -> None:
     turn = running()
     turn.publish([])

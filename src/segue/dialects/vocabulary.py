@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from hashlib import blake2b
 from importlib import import_module
@@ -43,6 +43,12 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Pieces that are remembered: a few megabytes, and more words than a project has.
 PIECES_MAX = 65_536
 PIECE_CHARS_MAX = 64
+# How much text is cut into pieces before other threads may go on: some milliseconds.
+CUT_CHARS = 64 * 1024
+# A cut may have broken up this many pieces: a contraction at its end is two, and another may be next to it.
+BROKEN_PIECES = 4
+# Longer texts are encoded while other threads run; for a word that would take longer than the word.
+BESIDE_CHARS_MIN = 1024
 
 
 class Vocabulary:
@@ -78,10 +84,12 @@ class Vocabulary:
         """The ids of this text, none of them special. What cannot be spelt is replaced, never dropped."""
         spelt = self._unspellable.sub(REPLACEMENT, text)
         if self._ascii_cut is not None and spelt.isascii():
-            return self._encode_pieces(self._ascii_cut.findall(spelt))
+            is_short = len(spelt) <= CUT_CHARS
+            cut = self._ascii_cut.findall(spelt) if is_short else pieces_of(spelt, self._ascii_cut)
+            return self._encode_pieces(cut)
         return id_array(self._encode(spelt))
 
-    def _encode_pieces(self, pieces: list[str]) -> IdArray[int]:
+    def _encode_pieces(self, pieces: Iterable[str]) -> IdArray[int]:
         """Words repeat, in source code above all: each is encoded once and then looked up, five times as fast."""
         known, ids = self._pieces, id_array()
         for piece in pieces:
@@ -137,9 +145,28 @@ class Vocabulary:
         return bytes(BYTE_OF_LETTER[letter] for letter in token)
 
 
+def pieces_of(text: str, cut: re.Pattern[str], slice_chars: int = CUT_CHARS) -> Iterator[str]:
+    """What `cut.findall` finds, slice by slice: one call for a long text would hold up every other thread."""
+    at, width = 0, slice_chars
+    while at + width < len(text):
+        # What stands at the end of a slice may look otherwise in the whole, and begins the next.
+        whole = cut.findall(text, at, at + width)[:-BROKEN_PIECES]
+        yield from whole
+        at += sum(map(len, whole))
+        width = slice_chars if whole else 2 * width
+    yield from cut.findall(text, at)
+
+
 def _plain(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
     tokenizer.encode_special_tokens = True
-    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode(text: str) -> Sequence[int]:
+        if len(text) < BESIDE_CHARS_MIN:
+            return tokenizer.encode(text, add_special_tokens=False).ids
+        # Only a batch, be it of one, is encoded without holding up the interpreter.
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    return encode
 
 
 def _unspellable(tokens: Iterable[str]) -> re.Pattern[str]:
@@ -331,26 +358,28 @@ def vocabulary_from_tekken(file: Path) -> Vocabulary:
     specials = {names.get(id) or f"<SPECIAL_{id}>": id for id in range(first)}
     letters = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
     words = ["".join(letters[byte] for byte in one) for one in spelt]
-    ranks = {word: rank for rank, word in enumerate(words)}
-
-    bpe = models.BPE(
-        {word: first + rank for word, rank in ranks.items()}, _merges(ranks), ignore_merges=True
-    )
-    tokenizer = Tokenizer(bpe)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_split(data.config.pattern))
+    ranks = {word: first + rank for rank, word in enumerate(words)}
+    tokenizer = _ranked(ranks, data.config.pattern)
     return Vocabulary(_plain(tokenizer), [*specials, *words], specials, set())
 
 
 def _merges(ranks: dict[str, int]) -> list[tuple[str, str]]:
     """All pairs that make a token, in the order of what they make, as there is no other order in such a file."""
-    return [
-        (word[:at], word[at:])
-        for word in ranks
-        for at in sorted(
-            (at for at in range(1, len(word)) if word[:at] in ranks and word[at:] in ranks),
-            key=lambda at: (ranks[word[:at]], ranks[word[at:]]),
-        )
-    ]
+    merges: list[tuple[str, str]] = []
+    for word in ranks:
+        halves = ((word[:at], word[at:]) for at in range(1, len(word)))
+        found = [one for one in halves if one[0] in ranks and one[1] in ranks]
+        if len(found) > 1:
+            found.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merges += found
+    return merges
+
+
+def _ranked(words: dict[str, int], pattern: str) -> Tokenizer:
+    """A tokenizer for words whose ids are their ranks, with text cut by this pattern."""
+    tokenizer = Tokenizer(models.BPE(words, _merges(words), ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_split(pattern))
+    return tokenizer
 
 
 # --- from a library -------------------------------------------------------------------------------
@@ -379,6 +408,6 @@ def vocabulary_from_harmony() -> Vocabulary:
             # The public way to decode replaces the parts of a character.
             data: bytes = encoding._inner.decode_bytes([id])
             tokens[id] = "".join(letters[byte] for byte in data)
-    return Vocabulary(
-        lambda text: encoding.encode(text, disallowed_special=()), tokens, by_name, set()
-    )
+    # The library's own way takes time by the square of a word's length, and nothing else runs meanwhile.
+    words = {token: id for id, token in enumerate(tokens) if token not in by_name}
+    return Vocabulary(_plain(_ranked(words, GPT4O)), tokens, by_name, set())

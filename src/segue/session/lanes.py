@@ -206,6 +206,12 @@ class Lanes(Generic[Request, Pin, Held]):
                 if ticket.parent_id == parent_id:
                     ticket.pin = None
 
+    @property
+    def unanswered(self) -> list[Lane]:
+        """The lane of every request that runs or waits."""
+        waiting = [ticket for queue in self._waiting.values() for ticket in queue]
+        return [ticket.lane for ticket in (*self._running.values(), *waiting)]
+
     def drop_waiting(self) -> int:
         """Forget everything that has not started; says how many that were."""
         dropped = self.waiting

@@ -102,7 +102,7 @@ class SocketLimits:
 
 
 # What a peer may send that is not taken; of a flood the size is the number of frames a second.
-Refused = Literal["binary", "too_big", "invalid", "flood"]
+Refused = Literal["binary", "too_big", "invalid", "flood", "violation"]
 
 
 class Listener(Protocol):
@@ -115,7 +115,7 @@ class Listener(Protocol):
         """One whole text message, valid UTF-8."""
 
     def refused(self, kind: Refused, size: int) -> bytes | None:
-        """The event to send before the connection closes with 1003, 1009, 1007 or 1008."""
+        """The event to send before the connection closes with 1003, 1009, 1007, 1008 or 1002."""
 
     def resumed(self) -> None:
         """The outbox was full and has drained to half of its limit."""
@@ -433,6 +433,8 @@ class Socket(asyncio.Protocol):
         elif isinstance(exc, PayloadTooBig) and self._state is _State.OPEN:
             size = (exc.size or 0) + (exc.current_size or 0)
             self._refuse("too_big", size, CloseCode.MESSAGE_TOO_BIG, str(exc))
+        elif exc is not None and self._state is _State.OPEN:
+            self._refuse("violation", 0, CloseCode.PROTOCOL_ERROR, str(exc))
         elif exc is not None:
             self._turn_away(str(exc))
         elif (replies := parser.data_to_send()) and self._state is _State.OPEN:

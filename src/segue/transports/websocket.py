@@ -204,6 +204,11 @@ class Session:
         except ApiError as error:
             self._refuse(error, _lane_of_error(text, lane))
             return
+        except Exception:
+            # A mistake of ours must not take the connection with it, nor leave the frame without an answer.
+            log.exception("a frame could not be read")
+            self._refuse(ServerFault("The server had an error."), lane)
+            return
         self._start_what_may()
 
     def _received_other(self, kind: str, text: bytes) -> None:
@@ -223,8 +228,9 @@ class Session:
                     param="type",
                 )
 
-    def refused(self, kind: Kind, size: int) -> bytes | None:
-        """The in-band word before the socket closes on a message that it cannot take."""
+    def refused(self, kind: Kind, size: int) -> bytes:
+        """The in-band word before the socket closes on a message that it cannot take; before it, one for each create
+        that has not been answered: none of them is lost in silence (hazards.md F9)."""
         match kind:
             case "too_big":
                 error: ApiError = too_large(size, self._desk.limits.body_bytes_max)
@@ -235,8 +241,20 @@ class Session:
             case "flood":
                 error = TooMany(f"At most {size} frames a second are taken on one connection.")
             case "invalid":
-                return None
+                error = InvalidRequest(
+                    "We could not parse the JSON of your request: it is not valid UTF-8.",
+                    code="invalid_json",
+                )
+            case "violation":
+                error = Refused(
+                    "The frame breaks the rules of WebSocket.", status=400, code="invalid_message"
+                )
         self._desk.note_refusal("websocket", error.code)
+        cut = ServerFault(
+            "The connection is closed because of another message on it. "
+            "A response that is stored goes on, and can be retrieved."
+        )
+        self.socket.send([encode_error_event(cut, lane) for lane in self._lanes.unanswered])
         return encode_error_event(error)
 
     def resumed(self) -> None:

@@ -447,6 +447,7 @@ class Runner:
         """Keep the events of a turn that is over, for as long as there is room."""
         if running.is_stored:
             running.turn = None
+        running.rest()
         self._ended[running.id] = running
         self._sizes[running.id] = running.bytes
         self.ended_bytes += running.bytes

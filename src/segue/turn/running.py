@@ -118,7 +118,7 @@ class Running:
         newest = self._ring[-1].number if self._ring else self._first - 1
         if self._oldest > after + 1 or after > newest:
             return False
-        self._sinks.append(sink)
+        self._admit(sink)
         sink.hear(self)
         if missed:
             sink.deliver(missed)
@@ -145,7 +145,7 @@ class Running:
         if self._ring and self._ring[0].number > last + 1:
             return False
         sink.hear(self)
-        self._sinks.append(sink)
+        self._admit(sink)
         sink.deliver([*written, *(event for event in self._ring if event.number > last)])
         return True
 
@@ -153,9 +153,14 @@ class Running:
         """Hear what is still to come; the end, if it has come already."""
         last = [event for event in self._ring if event.is_terminal]
         sink.hear(self)
-        self._sinks.append(sink)
+        self._admit(sink)
         if last:
             sink.deliver(last)
+
+    def _admit(self, sink: Sink) -> None:
+        """A turn that is over may be kept for its events, and must not keep its hearers: they hold connections."""
+        if not self.is_ended:
+            self._sinks.append(sink)
 
     def detach(self, sink: Sink) -> None:
         """Hear no more. The turn goes on."""
@@ -179,6 +184,13 @@ class Running:
             self.scribe.deliver(events)
         for sink in tuple(self._sinks):
             sink.deliver(events)
+        if self.is_ended:
+            self._sinks.clear()
+
+    def rest(self) -> None:
+        """It is over, and kept for its events alone: let go of all that it was made from."""
+        self.check = lambda items: None
+        self._inbox.clear()
 
     def write_down(self, scribe: Scribe) -> None:
         """From now on, and as far back as is known, its events are written down."""

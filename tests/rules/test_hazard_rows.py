@@ -1,0 +1,52 @@
+"""Has every failure and every threat a test, does each exist, and does the page for people say the same?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.rules.hazard_rows import FAILURES, THREATS
+from tests.rules.test_protocol_rows import is_a_test, names_in
+
+TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "security.md"
+FAILURES_COUNT, THREATS_COUNT = 40, 17
+
+
+def exists(node: str) -> bool:
+    """Whether a test is there; `/file::test` stands in no room."""
+    if not node.startswith("/"):
+        return is_a_test(node)
+    file, _, name = node[1:].partition("::")
+    return name in names_in(TESTS / f"test_{file}.py")
+
+
+@pytest.mark.parametrize(
+    "letter, rows, count", [("F", FAILURES, FAILURES_COUNT), ("T", THREATS, THREATS_COUNT)]
+)
+def test_every_row_is_there_and_has_tests_that_exist(
+    letter: str, rows: dict[str, tuple[str, ...]], count: int
+) -> None:
+    assert [row.split()[0] for row in rows] == [f"{letter}{n}" for n in range(1, count + 1)]
+    assert [row for row, tests in rows.items() if not tests] == []
+    wrong = [(row, one) for row, tests in rows.items() for one in tests if not exists(one)]
+    assert wrong == []
+
+
+def test_page_tells_of_every_threat_and_names_tests_that_exist() -> None:
+    found = re.findall(
+        r"^\| (T\d+) \| .+? \| .+? \| (.+?) \|$", PAGE.read_text("utf-8"), re.MULTILINE
+    )
+    assert [name for name, _ in found] == [row.split()[0] for row in THREATS]
+    for (name, told), tests in zip(found, THREATS.values(), strict=True):
+        files = set(re.findall(r"`(\w*/?\w+)`", told))
+        assert files, name
+        assert files <= {one.partition("::")[0].removeprefix("/") for one in tests}, name
+
+
+def test_rule_sees_a_test_that_does_not_exist() -> None:
+    assert exists("/keys::test_key_is_printed_once_and_stored_nowhere")
+    assert not exists("/keys::test_nobody_wrote_this")
+    assert not exists("hazards::test_nobody_wrote_this")
