@@ -283,16 +283,16 @@ class PostgresConversations:
         with border():
             ids, bodies = [one.id for one in added], [pack_shelved(one) for one in added]
             write_its_turn = None if turn is None else self._turns.writer(turn)
-        tries = count()
+        tries, worker = count(), self._database.worker
 
         async def write(connection: Connection) -> bool:
             if next(tries) and await has_shelved(connection, conversation, ids):
                 # The first time it was written, and not heard of.
                 return True
             if write_its_turn is None:
-                return await write_conversation(connection, conversation, ids, bodies)
+                return await write_conversation(connection, conversation, ids, bodies, worker)
             async with connection.transaction():
-                is_written = await write_conversation(connection, conversation, ids, bodies)
+                is_written = await write_conversation(connection, conversation, ids, bodies, worker)
                 if is_written:
                     await write_its_turn(connection)
             return is_written
@@ -320,14 +320,19 @@ async def has_shelved(
 
 
 async def write_conversation(
-    connection: Connection, conversation: Conversation, ids: Sequence[str], bodies: Sequence[bytes]
+    connection: Connection,
+    conversation: Conversation,
+    ids: Sequence[str],
+    bodies: Sequence[bytes],
+    worker: str,
 ) -> bool:
     """The rows of a conversation, in one statement; False if another has written it meanwhile."""
     key = (conversation.owner, conversation.id)
     metadata = msgspec.json.encode(conversation.metadata)
     tip = (metadata, conversation.tip_id, conversation.tip_items)
     if conversation.version:
-        values = (*key, *tip, conversation.version, ids, bodies)
+        speaker = (conversation.speaker, worker)
+        values = (*key, *tip, conversation.version, ids, bodies, *speaker)
         return await connection.fetchrow(QUERIES["update_conversation"], *values) is not None
     made = (*key, conversation.created_at, *tip, ids, bodies)
     await connection.execute(QUERIES["create_conversation"], *made)
@@ -496,6 +501,7 @@ async def end_some(connection: Connection, *, worker: str) -> int:
         await end_one(connection, worker, owner, row, last)
     if not left:
         await execute(connection, "release_claims", worker)
+        await execute(connection, "release_speakers", worker)
         await execute(connection, "leave", worker)
     return len(left)
 

@@ -360,6 +360,7 @@ def end_some(writer: sqlite3.Connection, worker: str) -> int:
     for owner, last, *row in left:
         end_one(writer, owner, Row(*row), last)
     writer.execute(QUERIES["release_claims"], key)
+    writer.execute(QUERIES["release_speakers"], key)
     return len(left)
 
 

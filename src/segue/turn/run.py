@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 
 from msgspec import UNSET, structs
 
-from segue.errors import ID_CHARS_MAX, ApiError, Conflict, TooMany, Unavailable
+from segue.errors import ApiError, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
 from segue.turn.admit import Guards, Models, Plan, check_unseen
 from segue.turn.assemble import Assembler
@@ -27,7 +27,7 @@ from segue.turn.compact import Kind
 from segue.turn.compose import count
 from segue.turn.elsewhere import Elsewhere, Kept
 from segue.turn.hosted import Hosted
-from segue.turn.join import JoinedTurns, join
+from segue.turn.join import ATTEMPTS_MAX, Joined, JoinedTurns, join, speak, too_many_writers
 from segue.turn.perform import perform
 from segue.turn.prepare import Asker, prepare
 from segue.turn.recall import RenderCache
@@ -36,7 +36,7 @@ from segue.turn.running import Running, Sink
 from segue.turn.scribe import Scribe
 from segue.turn.seams import Bus, Conversations, EventLog, Repeats, Seals, Turns
 from segue.turn.settle import ENDED, Afterwards, Settled, commit, entry_of
-from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally, Turn
+from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally
 from segue.wire.codec import encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
@@ -56,7 +56,7 @@ END_S_MAX = 2.0
 BACKGROUND_MAX = 1_000
 # How often a request may find its key taken by one that is then refused.
 CLAIMS_MAX = 5
-# How long to wait before the end of a background turn is saved again; doubled up to a minute.
+# How long to wait before what the store has not taken is written again; doubled up to a minute.
 MEND_S, MEND_S_MAX = 1.0, 60.0
 # How long a repeat waits for a turn of another worker that has its key and has not begun, and how often it looks.
 REPEAT_S_MAX = 5.0
@@ -109,8 +109,6 @@ class Runner:
         self.ended_bytes = 0
         # Requests with a key that are not turns yet; set when that is settled.
         self._preparing: dict[str, asyncio.Event] = {}
-        # Which turn speaks in which conversation.
-        self._speaking: dict[str, tuple[Owner, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # Ends of turns that the store has still to take; nobody waits for them at a stop.
         self._mending: set[asyncio.Task[None]] = set()
@@ -246,38 +244,62 @@ class Runner:
     async def _begin(
         self, create: Create, asker: Asker, tally: Tally, sink: Sink, transport: str, turn_id: str
     ) -> Running:
-        place = (asker.owner, create.conversation_id or "")
-        if place[1]:
-            self._take_place(place, turn_id)
+        if create.conversation_id is not None:
+            asker = await self._speaking(create, asker, turn_id)
         try:
-            asker = await self.joining(create, asker)
             plan = await self.prepare(create, asker, tally, turn_id=turn_id)
             return await self._start(plan, asker.turns, sink, transport)
         except BaseException:
-            self._leave_place(turn_id)
+            # Only where there is something to wait for: a refusal must leave before its socket closes.
+            if asker.joined is not None:
+                await asyncio.shield(self._fall_silent(asker.turns, turn_id))
             raise
 
     async def joining(self, create: Create, asker: Asker) -> Asker:
         """Who asks, with the conversation that the request names."""
-        conversations = self._records.conversations
-        joined = await join(create, asker.owner, asker.turns, conversations)
-        if joined is None:
-            return asker
-        turns = JoinedTurns(asker.turns, conversations, joined)
+        joined = await join(create, asker.owner, asker.turns, self._records.conversations)
+        return asker if joined is None else self._joined(asker, joined)
+
+    def _joined(self, asker: Asker, joined: Joined) -> Asker:
+        turns = JoinedTurns(asker.turns, self._records.conversations, joined)
         return replace(asker, turns=turns, joined=joined)
 
-    def _take_place(self, place: tuple[Owner, str], turn_id: str) -> None:
-        """One turn at a time speaks in a conversation."""
-        if place in self._speaking.values():
-            raise Conflict(
-                f"Another response runs in the conversation '{place[1][:ID_CHARS_MAX]}'.",
-                code="conversation_locked",
-                param="conversation",
-            )
-        self._speaking[turn_id] = place
+    async def _speaking(self, create: Create, asker: Asker, turn_id: str) -> Asker:
+        """The same, once this turn is the one that speaks in that conversation. A client that leaves meanwhile must not
+        keep others from it."""
+        asking = asyncio.create_task(self._speak(create, asker, turn_id))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self._spawn(self._unspeak(asking, turn_id))
+            raise
 
-    def _leave_place(self, turn_id: str) -> None:
-        self._speaking.pop(turn_id, None)
+    async def _speak(self, create: Create, asker: Asker, turn_id: str) -> Asker:
+        conversations = self._records.conversations
+        for _ in range(ATTEMPTS_MAX):
+            joined = await join(create, asker.owner, asker.turns, conversations)
+            assert joined is not None, "the request names a conversation"
+            spoken = await speak(joined, turn_id, conversations)
+            if spoken is not None:
+                return self._joined(asker, spoken)
+        assert create.conversation_id is not None
+        raise too_many_writers(create.conversation_id)
+
+    async def _unspeak(self, asking: asyncio.Task[Asker], turn_id: str) -> None:
+        try:
+            asker = await asking
+        except ApiError:
+            return
+        await self._fall_silent(asker.turns, turn_id)
+
+    async def _fall_silent(self, turns: Turns, turn_id: str) -> None:
+        """If this turn speaks in a conversation, it does so no more; where the store cannot be told now, soon."""
+        if not isinstance(turns, JoinedTurns):
+            return
+        try:
+            await turns.fall_silent(turn_id)
+        except ApiError:
+            self._mend(partial(turns.fall_silent, turn_id))
 
     async def prepare(
         self,
@@ -373,7 +395,7 @@ class Runner:
             await perform(plan, running, turns, self._recall, self._hosted)
         finally:
             pulse.stop()
-            self._leave_place(plan.id)
+            await self._fall_silent(turns, plan.id)
             plan.tally.quota.release(_tokens_of(running.response))
             running.publish([running.assembler.end()])
             plan.tally.mark("sent")
@@ -386,9 +408,7 @@ class Runner:
                 self._remember(running)
             del self._runnings[plan.id]
             if running.unsaved is not None and running.is_background:
-                mending = asyncio.create_task(self._mend(running.unsaved, turns))
-                self._mending.add(mending)
-                mending.add_done_callback(self._mending.discard)
+                self._mend(partial(turns.save, running.unsaved))
         await self._records.afterwards.put(_settled(plan, running.response, transport))
 
     # --- hearing it again ---
@@ -420,16 +440,11 @@ class Runner:
             sink.deliver(written)
         return True
 
-    async def _mend(self, turn: Turn, turns: Turns) -> None:
-        """Somebody waits for this turn, and the store still says that it runs."""
-        pause_s = MEND_S
-        while True:
-            await asyncio.sleep(pause_s)
-            try:
-                await turns.save(turn)
-                return
-            except ApiError:
-                pause_s = min(2 * pause_s, MEND_S_MAX)
+    def _mend(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Somebody waits for this to be written, and the store still says otherwise."""
+        mending = asyncio.create_task(_until_written(write))
+        self._mending.add(mending)
+        mending.add_done_callback(self._mending.discard)
 
     async def _keep(self, plan: Plan, running: Running) -> None:
         """A repeat hears what the model made of it; what was broken off by somebody's leaving may be asked again."""
@@ -518,6 +533,17 @@ class Runner:
             running.tell(Drain())
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=END_S_MAX)
+
+
+async def _until_written(write: Callable[[], Awaitable[None]]) -> None:
+    pause_s = MEND_S
+    while True:
+        await asyncio.sleep(pause_s)
+        try:
+            await write()
+            return
+        except ApiError:
+            pause_s = min(2 * pause_s, MEND_S_MAX)
 
 
 def claim_of(create: Create, owner: Owner) -> Claim:

@@ -115,13 +115,17 @@ ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at;
 DELETE FROM workers WHERE id = $1;
 
 -- name: dead
--- $1 this worker, $2 seconds that a lease lasts. Workers whose lease is over, and those that left turns behind and have
--- none.
+-- $1 this worker, $2 seconds that a lease lasts. Workers whose lease is over, and those that left turns or conversations
+-- behind and have none.
 SELECT id FROM workers WHERE id <> $1 AND seen_at < seconds_now() - $2::bigint
 UNION
 SELECT worker FROM turns
 WHERE worker IS NOT NULL AND worker <> $1
-    AND NOT EXISTS (SELECT 1 FROM workers WHERE id = turns.worker);
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE id = turns.worker)
+UNION
+SELECT worker FROM conversations
+WHERE worker IS NOT NULL AND worker <> $1
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE id = conversations.worker);
 
 -- name: abandoned
 -- With the number of the last event that was written down.
@@ -230,7 +234,7 @@ INSERT INTO migrations (number) VALUES ($1);
 SELECT 1;
 
 -- name: find_conversation
-SELECT created_at, metadata, tip_id, tip_items, count, version
+SELECT created_at, metadata, tip_id, tip_items, count, version, speaker
 FROM conversations WHERE owner = $1 AND id = $2;
 
 -- name: create_conversation
@@ -246,15 +250,17 @@ SELECT made.owner, made.id, item.place - 1, item.item_id, item.body
 FROM made, unnest($7::text[], $8::bytea[]) WITH ORDINALITY AS item (item_id, body, place);
 
 -- name: update_conversation
--- $1 owner, $2 id, $3 metadata, $4 tip, $5 items of the tip, $6 version, $7 item ids, $8 bodies. One row at least tells that it
--- was done.
+-- $1 owner, $2 id, $3 metadata, $4 tip, $5 items of the tip, $6 version, $7 item ids, $8 bodies, $9 speaker, $10 worker. One
+-- row at least tells that it was done. Who writes beside a turn that speaks is not the one who runs it.
 WITH moved AS (
     UPDATE conversations SET
         metadata = $3,
         tip_id = $4,
         tip_items = $5,
         count = count + cardinality($7::text[]),
-        version = version + 1
+        version = version + 1,
+        speaker = $9::text,
+        worker = CASE WHEN $9 IS NULL THEN NULL WHEN $9 = speaker THEN worker ELSE $10::text END
     WHERE owner = $1 AND id = $2 AND version = $6
     RETURNING owner, id, count - cardinality($7::text[]) AS place
 ), added AS (
@@ -263,6 +269,10 @@ WITH moved AS (
     FROM moved, unnest($7::text[], $8::bytea[]) WITH ORDINALITY AS item (item_id, body, place)
 )
 SELECT place FROM moved;
+
+-- name: release_speakers
+-- A dead process speaks no more.
+UPDATE conversations SET speaker = NULL, worker = NULL, version = version + 1 WHERE worker = $1;
 
 -- name: read_shelved
 SELECT item_id, body FROM shelved

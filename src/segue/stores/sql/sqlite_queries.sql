@@ -102,8 +102,10 @@ DELETE FROM claims WHERE owner = :owner AND key = :key AND turn_id = :turn_id;
 SELECT turn_id, digest FROM claims WHERE owner = :owner AND key = :key;
 
 -- name: workers
--- Everybody who runs a turn.
-SELECT DISTINCT worker FROM turns WHERE worker IS NOT NULL;
+-- Everybody who runs a turn, or speaks in a conversation.
+SELECT worker FROM turns WHERE worker IS NOT NULL
+UNION
+SELECT worker FROM conversations WHERE worker IS NOT NULL;
 
 -- name: abandoned
 -- With the number of the last event that was written down.
@@ -198,7 +200,7 @@ PRAGMA busy_timeout = 5000;
 PRAGMA wal_checkpoint(TRUNCATE);
 
 -- name: find_conversation
-SELECT created_at, metadata, tip_id, tip_items, count, version
+SELECT created_at, metadata, tip_id, tip_items, count, version, speaker
 FROM conversations WHERE owner = :owner AND id = :id;
 
 -- name: create_conversation
@@ -212,8 +214,15 @@ UPDATE conversations SET
     tip_id = :tip_id,
     tip_items = :tip_items,
     count = count + :added,
-    version = version + 1
+    version = version + 1,
+    speaker = :speaker,
+    -- Who writes beside a turn that speaks is not the one who runs it.
+    worker = CASE WHEN :speaker IS NULL THEN NULL WHEN :speaker = speaker THEN worker ELSE :worker END
 WHERE owner = :owner AND id = :id AND version = :version;
+
+-- name: release_speakers
+-- A dead process speaks no more.
+UPDATE conversations SET speaker = NULL, worker = NULL, version = version + 1 WHERE worker = :worker;
 
 -- name: shelve
 INSERT INTO shelved (owner, conversation_id, position, item_id, body)
