@@ -50,6 +50,7 @@ from segue.transports.origin import gate
 from segue.turn.admit import Models
 from segue.turn.circle import Circle
 from segue.turn.hosted import Hosted, ToolLimits
+from segue.turn.meter import Meter
 from segue.turn.recall import RenderCache
 from segue.turn.run import Records, Runner
 from segue.turn.seams import (
@@ -216,12 +217,13 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
         hashes = KeyHashes(ring)
         await check_ring(store.keys, hashes, settings)
         await check_public(store.keys, settings)
-        book = Book(store.keys, hashes.digests, settings.auth)
         budget = Budget(settings.connections_state_bytes_max)
+        meter = Meter(store.meters, circle, budget.trim)
+        book = Book(store.keys, hashes.digests, settings.auth, meter)
 
         def open_cache(account: Account) -> tuple[NearTurns, Turns]:
             near = MemoryTurns(settings.connection_state_bytes_max)
-            near.enter(budget, account.key_id, account.quota.limits.state_bytes_max)
+            near.enter(budget, account.key_id, lambda: account.quota.state_bytes_max)
             return near, LayeredTurns(near, store.turns)
 
         async def is_ready() -> dict[str, bool]:
@@ -318,7 +320,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
             )
             metrics.note_limits(settings)
             pages = Dashboard(desk, feed).routes
-            async with book.kept(lobby.dismiss), circle.joined():
+            async with book.kept(lobby.dismiss), circle.joined(), meter.running():
                 yield App(
                     HttpApp(desk, pages),
                     lobby,

@@ -25,6 +25,7 @@ from segue.stores.memory import (
     MemoryTurns,
     MemoryUpkeep,
 )
+from segue.stores.meters import MemoryMeters, SqliteMeters
 from segue.stores.seals import RingKey, new_key, open_ring, read_ring, rotate_ring
 from segue.stores.sqlite import (
     SqliteEventLog,
@@ -41,6 +42,7 @@ from segue.turn.seams import (
     EventLog,
     Keys,
     Ledger,
+    Meters,
     Repeats,
     Turns,
     Upkeep,
@@ -62,6 +64,7 @@ class Store:
     conversations: Conversations
     upkeep: Upkeep
     keys: Keys
+    meters: Meters
     is_ready: Callable[[], Awaitable[bool]]
     # What of it this process holds in memory.
     state: MemoryTurns
@@ -88,7 +91,18 @@ async def _open_memory(settings: Settings) -> AsyncIterator[Store]:
     near = MemoryTurns(budget, stored_only=True, ledger=ledger, on_erase=on_erase)
     upkeep = MemoryUpkeep(near, log, repeats)
     conversations = MemoryConversations(budget // 4)
-    yield Store(near, ledger, log, repeats, conversations, upkeep, MemoryKeys(), _always, near)
+    yield Store(
+        turns=near,
+        ledger=ledger,
+        events=log,
+        repeats=repeats,
+        conversations=conversations,
+        upkeep=upkeep,
+        keys=MemoryKeys(),
+        meters=MemoryMeters(),
+        is_ready=_always,
+        state=near,
+    )
 
 
 @asynccontextmanager
@@ -108,6 +122,7 @@ async def _open_sqlite(settings: Settings) -> AsyncIterator[Store]:
             conversations=SqliteConversations(database),
             upkeep=LayeredUpkeep(near, SqliteUpkeep(database)),
             keys=SqliteKeys(database),
+            meters=SqliteMeters(database),
             is_ready=database.is_ready,
             state=near,
         )
@@ -124,6 +139,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
         PostgresEventLog,
         PostgresKeys,
         PostgresLedger,
+        PostgresMeters,
         PostgresRepeats,
         PostgresRing,
         PostgresTurns,
@@ -146,6 +162,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
             conversations=PostgresConversations(database),
             upkeep=LayeredUpkeep(near, PostgresUpkeep(database)),
             keys=PostgresKeys(database),
+            meters=PostgresMeters(database),
             is_ready=database.is_ready,
             state=near,
             ring=PostgresRing(database),

@@ -138,7 +138,7 @@ class MemoryTurns:
         """What is held now; at most the budget."""
         return self._bytes
 
-    def enter(self, budget: Budget, key: str, key_bytes_max: int) -> None:
+    def enter(self, budget: Budget, key: str, key_bytes_max: Callable[[], int]) -> None:
         """Share a budget with other caches."""
         self._share = budget.enter(self, key, key_bytes_max)
 

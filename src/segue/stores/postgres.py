@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import cast
@@ -47,6 +48,7 @@ from segue.stores.records import (
 )
 from segue.stores.seals import RingKey, new_key
 from segue.stores.upkeep import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
+from segue.turn.quota import Draw, Grant, Held, Level, share_out
 from segue.turn.settle import entry_of
 from segue.turn.values import (
     Claim,
@@ -372,6 +374,20 @@ class PostgresKeys:
         return [KeyRow(*row) for row in cast("Sequence[KeyRow]", rows)]
 
 
+class PostgresMeters:
+    """The meters of all processes that share a database."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+
+    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
+        """What this process is given, each key in a transaction of its own: none waits while it has locked another."""
+        return [
+            await self._database.run(partial(draw_one, draw=draw, worker=self._database.worker))
+            for draw in draws
+        ]
+
+
 class PostgresUpkeep:
     """What is done beside the turns of a database.
 
@@ -491,6 +507,30 @@ def named(rows: Sequence[Row[bytes]]) -> set[bytes]:
     return {digest for row in rows for digest in (row.instructions, row.tools) if digest}
 
 
+async def draw_one(connection: Connection, *, draw: Draw, worker: str) -> Grant:
+    """Lock the key's row, see what others hold, write down what is left."""
+    await connection.execute("BEGIN")
+    try:
+        limits = (draw.limits.requests_per_min, draw.limits.tokens_per_min)
+        row = await connection.fetchrow(QUERIES["begin_draw"], draw.key_id, *limits)
+        *level, now = cast("tuple[float, float, float, float]", tuple(cast("Columns", row)))
+        taken = await connection.fetchrow(QUERIES["held_by_others"], draw.key_id, worker)
+        others = Held(*cast("tuple[int, int]", tuple(cast("Columns", taken))))
+        left, grant = share_out(draw, Level(*level), others, now)
+        held = (grant.held.connections, grant.held.lanes)
+        await execute(
+            connection, "end_draw", draw.key_id, left.requests, left.tokens, left.at, worker, *held
+        )
+        if grant.held == Held():
+            await execute(connection, "drop_held", draw.key_id, worker)
+        await connection.execute(QUERIES["commit_draw"])
+    except BaseException:
+        with suppress(Exception):
+            await connection.execute("ROLLBACK")
+        raise
+    return grant
+
+
 async def end_some(connection: Connection, *, worker: str) -> int:
     """End as failed some of the turns that this dead process left; how many. When none is left its keys for turns that
     never were are free again, and so is its place."""
@@ -502,6 +542,7 @@ async def end_some(connection: Connection, *, worker: str) -> int:
     if not left:
         await execute(connection, "release_claims", worker)
         await execute(connection, "release_speakers", worker)
+        await execute(connection, "release_places", worker)
         await execute(connection, "leave", worker)
     return len(left)
 

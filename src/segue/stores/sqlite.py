@@ -361,6 +361,7 @@ def end_some(writer: sqlite3.Connection, worker: str) -> int:
         end_one(writer, owner, Row(*row), last)
     writer.execute(QUERIES["release_claims"], key)
     writer.execute(QUERIES["release_speakers"], key)
+    writer.execute(QUERIES["release_places"], key)
     return len(left)
 
 

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
-from segue.turn.quota import KeyLimits, Quota
+from segue.turn.quota import Metering, Quota, unlimited
 from segue.turn.seams import Keys
 from segue.turn.values import Key, Owner
 
@@ -53,11 +53,11 @@ KEY_PROTOCOL = "segue-key."
 class Account:
     """Somebody who may come in: whose turns it sees, what it may do, what it uses now."""
 
-    def __init__(self, key: Key | None, digest: str = "") -> None:
+    def __init__(self, key: Key | None, digest: str = "", metering: Metering | None = None) -> None:
         self.key_id = "" if key is None else key.id
         self.owner: Owner = LOCAL if key is None else key.owner
         self.scopes = frozenset(SCOPES if key is None else key.scopes)
-        self.quota = Quota(KeyLimits() if key is None else key.limits)
+        self.quota = unlimited() if key is None else Quota(key.limits, key.id, metering)
         self.is_revoked = False
         self.digest = digest
         self.confirmed_at = self.used_at = time.monotonic()
@@ -71,8 +71,15 @@ class Account:
 class Book:
     """The accounts that this process knows."""
 
-    def __init__(self, keys: Keys, digests: Callable[[str], Sequence[str]], mode: Mode) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        digests: Callable[[str], Sequence[str]],
+        mode: Mode,
+        metering: Metering | None = None,
+    ) -> None:
         self._keys = keys
+        self._metering = metering
         self._digests = digests
         self._mode = mode
         self.is_required = mode == "keys"
@@ -130,7 +137,7 @@ class Book:
     def _enter(self, digest: str, key: Key) -> Account:
         account = self._accounts.get(digest)
         if account is None or account.is_revoked:
-            account = self._accounts[digest] = Account(key, digest)
+            account = self._accounts[digest] = Account(key, digest, self._metering)
         account.confirmed_at = account.used_at = time.monotonic()
         return account
 

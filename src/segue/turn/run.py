@@ -313,7 +313,7 @@ class Runner:
         """Everything that may be refused, before a word is said. A plan has a place; a turn that starts gives it back
         at its end, and whoever does not start one does so himself."""
         self._refuse_if_draining()
-        tally.quota.hold()
+        await tally.quota.hold()
         try:
             plan = await prepare(
                 create,

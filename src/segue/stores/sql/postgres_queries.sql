@@ -115,8 +115,8 @@ ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at;
 DELETE FROM workers WHERE id = $1;
 
 -- name: dead
--- $1 this worker, $2 seconds that a lease lasts. Workers whose lease is over, and those that left turns or conversations
--- behind and have none.
+-- $1 this worker, $2 seconds that a lease lasts. Workers whose lease is over, and those that left turns, conversations or
+-- places of keys behind and have none.
 SELECT id FROM workers WHERE id <> $1 AND seen_at < seconds_now() - $2::bigint
 UNION
 SELECT worker FROM turns
@@ -125,7 +125,10 @@ WHERE worker IS NOT NULL AND worker <> $1
 UNION
 SELECT worker FROM conversations
 WHERE worker IS NOT NULL AND worker <> $1
-    AND NOT EXISTS (SELECT 1 FROM workers WHERE id = conversations.worker);
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE id = conversations.worker)
+UNION
+SELECT worker FROM places
+WHERE worker <> $1 AND NOT EXISTS (SELECT 1 FROM workers WHERE id = places.worker);
 
 -- name: abandoned
 -- With the number of the last event that was written down.
@@ -299,3 +302,35 @@ INSERT INTO ring (place, name, secret) SELECT max(place) + 1, $1, $2 FROM ring;
 
 -- name: ring
 SELECT name, secret FROM ring ORDER BY place DESC;
+
+-- name: begin_draw
+-- $1 key, $2 and $3 its limits. Of several processes that draw on a key one does, the others wait for it; the row is there
+-- so that there is something to wait for.
+INSERT INTO meters (key_id, requests, tokens, filled_at)
+VALUES ($1, $2::bigint, $3::bigint, extract(epoch FROM clock_timestamp()))
+ON CONFLICT (key_id) DO UPDATE SET key_id = excluded.key_id
+RETURNING requests, tokens, filled_at, extract(epoch FROM clock_timestamp())::double precision;
+
+-- name: held_by_others
+SELECT coalesce(sum(connections), 0)::bigint, coalesce(sum(lanes), 0)::bigint
+FROM places WHERE key_id = $1 AND worker <> $2;
+
+-- name: end_draw
+-- $1 key, $2 requests, $3 tokens, $4 when, $5 worker, $6 connections, $7 lanes.
+WITH level AS (
+    UPDATE meters SET requests = $2, tokens = $3, filled_at = $4 WHERE key_id = $1
+)
+INSERT INTO places (key_id, worker, connections, lanes) VALUES ($1, $5, $6, $7)
+ON CONFLICT (key_id, worker) DO UPDATE SET
+    connections = excluded.connections, lanes = excluded.lanes;
+
+-- name: commit_draw
+-- What is lost with a crash is told again, so nobody waits for a disk.
+SET LOCAL synchronous_commit = off;
+COMMIT;
+
+-- name: drop_held
+DELETE FROM places WHERE key_id = $1 AND worker = $2;
+
+-- name: release_places
+DELETE FROM places WHERE worker = $1;
