@@ -27,7 +27,7 @@ from segue.errors import Misconfigured
 from segue.metrics import Metrics, together
 from segue.models import build_models
 from segue.settings import Settings
-from segue.storage import check_public, check_ring, load_ring, open_store
+from segue.storage import KEYS_TOPIC, check_public, check_ring, load_ring, open_store
 from segue.stores.budget import Budget
 from segue.stores.hashes import KeyHashes
 from segue.stores.layered import LayeredTurns
@@ -320,7 +320,12 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
             )
             metrics.note_limits(settings)
             pages = Dashboard(desk, feed).routes
-            async with book.kept(lobby.dismiss), circle.joined(), meter.running():
+            async with (
+                bus.subscribe(KEYS_TOPIC, lambda body: book.look()),
+                book.kept(lobby.dismiss, partial(bus.publish, KEYS_TOPIC, b"")),
+                circle.joined(),
+                meter.running(),
+            ):
                 yield App(
                     HttpApp(desk, pages),
                     lobby,

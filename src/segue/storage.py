@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,9 @@ from segue.turn.values import Key, Owner, Used
 
 if TYPE_CHECKING:
     from segue.stores.postgres import PostgresRing
+
+# What is said on the bus when keys were given out or taken back.
+KEYS_TOPIC = "keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,9 @@ async def create_key(
     async with open_store(_durable(settings)) as store:
         hashes = KeyHashes(await load_ring(settings, store))
         await check_ring(store.keys, hashes, settings)
-        return await give_out(store.keys, hashes, name, owner, scopes, limits)
+        made = await give_out(store.keys, hashes, name, owner, scopes, limits)
+    await _tell_servers(settings)
+    return made
 
 
 async def give_out(
@@ -231,7 +236,22 @@ async def list_keys(settings: Settings) -> Sequence[Key]:
 async def revoke_key(settings: Settings, key_id: str) -> bool:
     """Take a key back; False if there is nothing to take back."""
     async with open_store(_durable(settings)) as store:
-        return await store.keys.revoke(key_id)
+        is_revoked = await store.keys.revoke(key_id)
+    if is_revoked:
+        await _tell_servers(settings)
+    return is_revoked
+
+
+async def _tell_servers(settings: Settings) -> None:
+    """Say to all servers that keys have changed, where they can be reached from here; others look for themselves."""
+    if not settings.store.startswith(("postgresql://", "postgres://")):
+        return
+    # Imported here, as the store is.
+    from segue.bus.notify import open_notify_bus
+
+    with suppress(ApiError):
+        async with open_notify_bus(settings.store) as bus:
+            await bus.publish(KEYS_TOPIC, b"")
 
 
 async def check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import websockets
 
+from segue.cli import main
 from segue.settings import Settings, load_settings
 from segue.storage import create_key
 from segue.turn.quota import AHEAD, KeyLimits
@@ -179,3 +180,28 @@ async def test_key_whose_connection_is_at_one_worker_has_its_whole_limit_there(
                 ends.append(event["type"])
         assert ends == ["response.incomplete"] * 6
     await close(sockets)
+
+
+async def test_revoked_key_loses_its_sockets_at_both_workers(fleet: Fleet) -> None:
+    """The first worker that notices tells the other; with PostgreSQL the command tells both."""
+    key_id, secret = await fleet.key(connections_max=12)
+    sockets = await fleet.open_some(12, secret)
+    assert len(sockets) == 12
+    for socket in sockets:
+        assert (await socket.turn(input="x", max_output_tokens=1))["type"] == "response.incomplete"
+    store = ["--store", fleet.settings.store]
+    revoked_at = time.monotonic()
+    assert await asyncio.to_thread(main, ["keys", "revoke", key_id, *store]) == 0
+
+    async def closed(socket: Wire) -> float:
+        assert (await socket.next())["error"]["code"] == "invalid_api_key"
+        async with asyncio.timeout(WAIT_S):
+            await socket.socket.wait_closed()
+        assert socket.socket.close_code == 1008
+        return time.monotonic()
+
+    ends = await asyncio.gather(*map(closed, sockets))
+    assert max(ends) - revoked_at < 5
+    assert max(ends) - min(ends) < 1.5, "less than it takes to look"
+    statuses = {(await fleet.post(secret)).status for _ in range(6)}
+    assert statuses == {401}

@@ -2,7 +2,8 @@
 
 Where no keys are asked for, everybody is the one local owner. Where they are, a secret is looked up by its digests;
 what was found is remembered, and all that is remembered is confirmed every two seconds, so that a key that was taken
-back anywhere is gone here within five. What could not be confirmed for that long is not trusted: "come back later".
+back anywhere is gone here within five; and at once where somebody says that it is time to look. What could not be
+confirmed for that long is not trusted: "come back later".
 
     mode    who needs a key
     off     nobody; only on a loopback address
@@ -16,7 +17,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
@@ -28,6 +29,7 @@ from segue.turn.values import Key, Owner
 log = logging.getLogger(__name__)
 
 Mode = Literal["auto", "off", "keys"]
+TellOthers = Callable[[], Awaitable[None]]
 
 # Who everybody is where no keys are asked for.
 LOCAL: Owner = "local"
@@ -86,18 +88,31 @@ class Book:
         self._local = Account(None)
         self._accounts: dict[str, Account] = {}
         self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
+        self._is_told = asyncio.Event()
 
     @asynccontextmanager
-    async def kept(self, on_revoked: Callable[[Account], None]) -> AsyncIterator[None]:
-        """A book that is kept up to date for as long as this lasts; `on_revoked` hears who may not stay."""
+    async def kept(
+        self, on_revoked: Callable[[Account], None], tell_others: TellOthers | None = None
+    ) -> AsyncIterator[None]:
+        """A book that is kept up to date for as long as this lasts; `on_revoked` hears who may not stay, and others are
+        told that there is something to see."""
         await self._notice_keys()
-        task = asyncio.create_task(self._keep(on_revoked))
+        task = asyncio.create_task(self._keep(on_revoked, tell_others))
         try:
             yield
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+    def look(self) -> None:
+        """Keys were given out or taken back elsewhere: confirm now, not in a moment."""
+        self._is_told.set()
+
+    def may_stay(self, account: Account) -> bool:
+        """Whether this account, which was let in earlier, would be let in now."""
+        is_stranger = account is self._local and self.is_required
+        return not (account.is_revoked or is_stranger)
 
     def known(self, secret: str | None) -> Account | None:
         """Whose secret this is, if that can be said at once."""
@@ -127,8 +142,7 @@ class Book:
 
     async def check(self, account: Account) -> None:
         """Refuse whoever was let in earlier and may not be here any more."""
-        is_stranger = account is self._local and self.is_required
-        if account.is_revoked or is_stranger:
+        if not self.may_stay(account):
             raise _refused("" if account.key_id else None)
         if account.key_id and not _is_trusted(account):
             raise Unavailable("Keys cannot be checked at the moment. Please retry.")
@@ -141,14 +155,31 @@ class Book:
         account.confirmed_at = account.used_at = time.monotonic()
         return account
 
-    async def _keep(self, on_revoked: Callable[[Account], None]) -> None:
+    async def _keep(
+        self, on_revoked: Callable[[Account], None], tell_others: TellOthers | None
+    ) -> None:
         while True:
-            await asyncio.sleep(CONFIRM_S)
+            is_told = await self._wait()
             try:
-                for account in await self.confirm():
+                was_required = self.is_required
+                gone = await self.confirm()
+                for account in gone:
                     on_revoked(account)
             except ApiError:
                 log.exception("keys could not be confirmed")
+                continue
+            if tell_others and not is_told and (gone or self.is_required != was_required):
+                # Whoever cannot be told looks by himself.
+                with suppress(ApiError):
+                    await tell_others()
+
+    async def _wait(self) -> bool:
+        """Until it is time to look again; whether somebody has said so."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_told.wait(), CONFIRM_S)
+        is_told = self._is_told.is_set()
+        self._is_told.clear()
+        return is_told
 
     async def confirm(self) -> Sequence[Account]:
         """Ask the store about all accounts; those that may not stay."""
