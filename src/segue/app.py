@@ -49,6 +49,7 @@ from segue.transports.lobby import Lobby
 from segue.transports.origin import gate
 from segue.turn.admit import Models
 from segue.turn.circle import Circle
+from segue.turn.claims import CircleRepeats
 from segue.turn.hosted import Hosted, ToolLimits
 from segue.turn.meter import Meter
 from segue.turn.recall import RenderCache
@@ -266,7 +267,12 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
             _open_tools(settings, fetcher) as hosted,
             Runner(
                 models,
-                Records(afterwards, store.events, store.repeats, store.conversations),
+                Records(
+                    afterwards,
+                    store.events,
+                    CircleRepeats(store.repeats, circle),
+                    store.conversations,
+                ),
                 RingSeals(ring),
                 heartbeat_s=settings.heartbeat_s,
                 append_s_max=settings.append_s_max,

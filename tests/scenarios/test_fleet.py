@@ -205,3 +205,25 @@ async def test_revoked_key_loses_its_sockets_at_both_workers(fleet: Fleet) -> No
     assert max(ends) - min(ends) < 1.5, "less than it takes to look"
     statuses = {(await fleet.post(secret)).status for _ in range(6)}
     assert statuses == {401}
+
+
+async def test_requests_with_one_idempotency_key_are_one_response_at_both_workers(
+    fleet: Fleet,
+) -> None:
+    for number, is_stored in enumerate((True, False)):
+        key, fields = f"one {number}", {"store": is_stored, "max_output_tokens": 20}
+        answers = await asyncio.gather(
+            *(fleet.post(idempotency_key=key, **fields) for _ in range(12))
+        )
+        done = [one.json["id"] for one in answers if one.status == 200]
+        assert len(set(done)) == 1
+        # Whoever came to the other worker cannot hear what was not to be stored, and starts nothing.
+        rest = [one.json["error"]["code"] for one in answers if one.status != 200]
+        assert set(rest) <= (set() if is_stored else {"idempotency_key_spent"})
+
+
+async def test_key_of_a_refused_request_is_free_at_both_workers(fleet: Fleet) -> None:
+    for is_stored in (True, False):
+        fields = {"store": is_stored, "model": "nobody's", "idempotency_key": f"two {is_stored}"}
+        answers = await asyncio.gather(*(fleet.post(**fields) for _ in range(8)))
+        assert {one.status for one in answers} == {404}

@@ -59,8 +59,10 @@ CLAIMS_MAX = 5
 # How long to wait before what the store has not taken is written again; doubled up to a minute.
 MEND_S, MEND_S_MAX = 1.0, 60.0
 # How long a repeat waits for a turn of another worker that has its key and has not begun, and how often it looks.
-REPEAT_S_MAX = 5.0
-REPEAT_LOOK_S = 0.05
+REPEAT_S_MAX = 15.0
+REPEAT_LOOK_S, REPEAT_PAUSE_S_MAX = 0.05, 0.5
+# The same for a turn that is not to be stored, and so is not heard elsewhere: it may still be refused.
+UNSTORED_S_MAX = 0.5
 # Events of ended turns that a repeat may still ask for, where no log has them.
 ENDED_BYTES_MAX = 16 * 1024 * 1024
 
@@ -183,9 +185,15 @@ class Runner:
         claim = claim_of(create, asker.owner)
         is_settled = self._preparing[claim.turn_id] = asyncio.Event()
         try:
-            held = await self._take(claim)
-            if held.turn_id != claim.turn_id:
-                return await self._repeat(held, claim, asker.turns, sink)
+            for _ in range(CLAIMS_MAX):
+                held = await self._take(claim)
+                if held.turn_id == claim.turn_id:
+                    break
+                repeated = await self._repeat(held, claim, asker.turns, sink)
+                if repeated is not None:
+                    return repeated
+            else:
+                raise _sought_after()
             try:
                 return await self._begin(create, asker, tally, sink, transport, claim.turn_id)
             except BaseException:
@@ -207,7 +215,7 @@ class Runner:
             await is_settled.wait()
             if self._hearable(held) is not None:
                 return held
-        raise Unavailable("This idempotency key is asked for by too many at once.")
+        raise _sought_after()
 
     async def _claim(self, claim: Claim) -> Claim:
         """Ask for the key. A client that leaves meanwhile must not keep it."""
@@ -481,8 +489,8 @@ class Runner:
         if self._over(owner, turn_id) is not None:
             self._drop(turn_id)
 
-    async def _repeat(self, held: Claim, claim: Claim, turns: Turns, sink: Sink) -> Running:
-        """The turn that this key stands for, from its first event on."""
+    async def _repeat(self, held: Claim, claim: Claim, turns: Turns, sink: Sink) -> Running | None:
+        """The turn that this key stands for, from its first event on; None if that was refused, and the key is ours."""
         if held.digest != claim.digest:
             raise Conflict(
                 "This idempotency key was used for another request.",
@@ -491,24 +499,34 @@ class Runner:
             )
         running = self._hearable(held)
         if running is None:
-            running = await self._retold(held, turns) or await self._heard_elsewhere(held, turns)
+            running = await self._retold(held, turns) or await self._heard_elsewhere(
+                held, claim, turns
+            )
+        if running is None:
+            return None
         if not running.attach(sink):
             written = await self._records.log.read_after(held.owner, held.turn_id, -1)
             if not written or not running.attach_behind(sink, written):
                 raise _gone(held)
         return running
 
-    async def _heard_elsewhere(self, held: Claim, turns: Turns) -> Running:
-        """The turn of a key that another worker holds, while it runs there or once it is over."""
-        until = asyncio.get_running_loop().time() + REPEAT_S_MAX
-        while self._elsewhere is not None and held.is_stored:
-            running = await self._elsewhere.reach(held.owner, held.turn_id)
+    async def _heard_elsewhere(self, held: Claim, claim: Claim, turns: Turns) -> Running | None:
+        """The turn of a key that another worker holds, while it runs there or once it is over; None if that worker let
+        go of the key, and it is ours."""
+        loop, pause_s = asyncio.get_running_loop(), REPEAT_LOOK_S
+        until = loop.time() + (REPEAT_S_MAX if held.is_stored else UNSTORED_S_MAX)
+        others = self._elsewhere
+        while others is not None and (held.is_stored or others.has_others):
+            running = await others.reach(held.owner, held.turn_id) if held.is_stored else None
             running = running or await self._retold(held, turns)
             if running is not None:
                 return running
-            if asyncio.get_running_loop().time() > until:
+            if (await self._claim(claim)).turn_id == claim.turn_id:
+                return None
+            if loop.time() > until or await _has_ended(held, turns):
                 break
-            await asyncio.sleep(REPEAT_LOOK_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, REPEAT_PAUSE_S_MAX)
         raise _gone(held)
 
     async def _retold(self, held: Claim, turns: Turns) -> Running | None:
@@ -570,6 +588,16 @@ def _check_appended(plan: Plan, items: Sequence[Item]) -> None:
     """What comes later is checked as what came first."""
     check_items(items)
     check_unseen(items, plan.model, plan.tally)
+
+
+def _sought_after() -> Unavailable:
+    return Unavailable("This idempotency key is asked for by too many at once.")
+
+
+async def _has_ended(held: Claim, turns: Turns) -> bool:
+    """Whether nothing more is to be expected of this turn."""
+    turn = await turns.read(held.owner, held.turn_id)
+    return turn is not None and turn.response.status in ENDED
 
 
 def _gone(held: Claim) -> Conflict:
