@@ -34,8 +34,11 @@ TellOthers = Callable[[], Awaitable[None]]
 # Who everybody is where no keys are asked for.
 LOCAL: Owner = "local"
 
-# What a key may be good for. `responses` and `models` are the API; the others look at the whole process.
-SCOPES = ("responses", "models", "metrics", "dashboard")
+# What a key may be good for. `responses` and `models` are the API, `metrics` and `dashboard` look at the process: the
+# first tells of nobody in particular, the second of the key's own owner. An operator sees figures of all on both.
+OPERATOR = "operator"
+SCOPES = ("responses", "models", "metrics", "dashboard", OPERATOR)
+OVERSEEN = frozenset(("metrics", "dashboard"))
 
 # Keys that are in use are confirmed this often, and are not trusted for longer than that without it.
 CONFIRM_S = 2.0
@@ -58,7 +61,9 @@ class Account:
     def __init__(self, key: Key | None, digest: str = "", metering: Metering | None = None) -> None:
         self.key_id = "" if key is None else key.id
         self.owner: Owner = LOCAL if key is None else key.owner
-        self.scopes = frozenset(SCOPES if key is None else key.scopes)
+        scopes = frozenset(SCOPES if key is None else key.scopes)
+        self.is_operator = OPERATOR in scopes
+        self.scopes = scopes | OVERSEEN if self.is_operator else scopes
         self.quota = unlimited() if key is None else Quota(key.limits, key.id, metering)
         self.is_revoked = False
         self.digest = digest
