@@ -60,7 +60,7 @@ from segue.turn.seams import (
     Tool,
     Turns,
 )
-from segue.turn.settle import Afterwards
+from segue.turn.settle import Afterwards, Settled
 from segue.turn.values import Owner, Retention
 
 log = logging.getLogger(__name__)
@@ -199,7 +199,17 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 process=place.house,
             )
         )
-        observers = [metrics.observe, feed.observe]
+
+        def fit(settled: Settled) -> None:
+            """What an owner has in the caches of the process, beside connections, counts for each of its keys."""
+            owner = settled.entry.owner
+            for account in book.bounded(owner):
+                left = max(0, account.quota.state_bytes_max - budget.bytes_of(account.key_id))
+                # What was rendered is made again sooner than what was stored is read again.
+                recall.trim(owner, max(0, left - store.state.bytes_of(owner)))
+                store.state.trim(owner, left)
+
+        observers = [metrics.observe, feed.observe, fit]
         refusals = [metrics.note_refusal, feed.note_refusal]
         if settings.otel_endpoint:
             traces = Traces(settings.otel_endpoint, settings.otel_headers)

@@ -39,6 +39,10 @@ class Budget:
         """What they hold."""
         return self._bytes
 
+    def bytes_of(self, key: str) -> int:
+        """What the caches of this key hold."""
+        return self._by_key.get(key, 0)
+
     def enter(self, cache: Cache, key: str, key_bytes_max: Callable[[], int]) -> Share:
         """Count this cache as this key's, whose limit may change; 0: the key has none of its own."""
         share = self._shares[cache] = Share(self, cache, key, key_bytes_max)

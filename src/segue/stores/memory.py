@@ -214,6 +214,15 @@ class MemoryTurns:
         self._drop((owner, next(iter(self._leaves[owner]))), is_cold=True)
         return True
 
+    def bytes_of(self, owner: Owner) -> int:
+        """What is held of this owner."""
+        return self._owner_bytes.get(owner, 0)
+
+    def trim(self, owner: Owner, bytes_max: int) -> None:
+        """Let go of what this owner has beyond so much, the longest unused first."""
+        while self.bytes_of(owner) > bytes_max and owner in self._leaves:
+            self._drop((owner, next(iter(self._leaves[owner]))), is_cold=True)
+
     def expire(self, before: int) -> None:
         """Let go of turns that began before this time, from the tips of their chains on."""
         names = [(owner, tip) for owner, tips in self._leaves.items() for tip in tips]

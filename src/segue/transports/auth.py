@@ -17,7 +17,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
@@ -92,6 +92,8 @@ class Book:
         self.is_required = mode == "keys"
         self._local = Account(None)
         self._accounts: dict[str, Account] = {}
+        # Those whose limits bound what their owner has in memory.
+        self._bounded: dict[Owner, set[Account]] = {}
         self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self._is_told = asyncio.Event()
 
@@ -118,6 +120,10 @@ class Book:
         """Whether this account, which was let in earlier, would be let in now."""
         is_stranger = account is self._local and self.is_required
         return not (account.is_revoked or is_stranger)
+
+    def bounded(self, owner: Owner) -> Collection[Account]:
+        """The accounts of this owner whose state has a limit."""
+        return self._bounded.get(owner, ())
 
     def known(self, secret: str | None) -> Account | None:
         """Whose secret this is, if that can be said at once."""
@@ -157,6 +163,8 @@ class Book:
         account = self._accounts.get(digest)
         if account is None or account.is_revoked:
             account = self._accounts[digest] = Account(key, digest, self._metering)
+            if key.limits.state_bytes_max:
+                self._bounded.setdefault(key.owner, set()).add(account)
         account.confirmed_at = account.used_at = time.monotonic()
         return account
 
@@ -203,8 +211,15 @@ class Book:
                 account.is_revoked = is_left = True
                 gone.append(account)
             if is_left:
-                self._accounts.pop(account.digest, None)
+                self._forget(account)
         return gone
+
+    def _forget(self, account: Account) -> None:
+        self._accounts.pop(account.digest, None)
+        bounded = self._bounded.get(account.owner, set())
+        bounded.discard(account)
+        if not bounded:
+            self._bounded.pop(account.owner, None)
 
     async def _notice_keys(self) -> None:
         """In mode auto, the first key shuts the door, for good."""
