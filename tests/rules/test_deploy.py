@@ -9,6 +9,8 @@ import json
 import re
 import shlex
 import tomllib
+from argparse import Namespace
+from collections.abc import Sequence
 from configparser import RawConfigParser
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,11 @@ def unit() -> RawConfigParser:
     return read
 
 
+def parsed(words: Sequence[str]) -> Namespace:
+    """As the command line reads them."""
+    return _parser(words[:1]).parse_args(words)
+
+
 def cluster_settings(manifests: dict[str, dict[str, Any]]) -> Settings:
     """What a pod is told by its file and its environment."""
     told = tomllib.loads(manifests["ConfigMap"]["data"]["segue.toml"])
@@ -61,7 +68,7 @@ def test_manifests_name_settings_that_exist(
     assert settings.store.startswith("postgresql://")
     # A pod's port is public: without this it would not start until there is a key.
     assert settings.auth == "keys"
-    options = _parser().parse_args([str(word) for word in container["args"]])
+    options = parsed(container["args"])
     assert options.config == "/etc/segue/segue.toml"
     mounted = {one["mountPath"] for one in container["volumeMounts"]}
     assert {"/etc/segue", "/models"} <= mounted
@@ -96,7 +103,7 @@ def test_unit_runs_a_command_that_exists_and_waits_for_the_drain() -> None:
     service = unit()["Service"]
     command = shlex.split(service["ExecStart"])
     assert command[0].endswith("/segue")
-    assert _parser().parse_args(command[1:]).config == "/etc/segue/segue.toml"
+    assert parsed(command[1:]).config == "/etc/segue/segue.toml"
     assert int(service["TimeoutStopSec"]) > DEFAULTS.grace_s + 15
     # The signal is for the parent alone.
     assert service["KillMode"] == "mixed"
@@ -109,7 +116,7 @@ def test_container_runs_a_command_that_exists_as_nobody_in_particular() -> None:
     assert entry
     assert command
     assert json.loads(entry[1])[0].endswith("/segue")
-    _parser().parse_args(json.loads(command[1]))
+    parsed(json.loads(command[1]))
     root = DEPLOY.parent
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)
     read = re.findall(r"-r (\S+)", text)

@@ -435,10 +435,12 @@ async def test_response_whose_conversation_is_not_saved_stays_failed(
         conversations = served.app.runner._records.conversations
         save = conversations.save
 
-        async def saving(given: Conversation, added: Sequence[Shelved] = ()) -> bool:
+        async def saving(
+            given: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+        ) -> bool:
             if added:
                 raise Unavailable("The store cannot be reached.")
-            return await save(given, added)
+            return await save(given, added, turn)
 
         monkeypatch.setattr(conversations, "save", saving)
         answer = await post(served, conversation=conversation, stream=True)

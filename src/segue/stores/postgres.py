@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import cast
@@ -509,8 +508,8 @@ def named(rows: Sequence[Row[bytes]]) -> set[bytes]:
 
 async def draw_one(connection: Connection, *, draw: Draw, worker: str) -> Grant:
     """Lock the key's row, see what others hold, write down what is left."""
-    await connection.execute("BEGIN")
-    try:
+    async with connection.transaction():
+        await connection.execute(QUERIES["relax_draw"])
         limits = (draw.limits.requests_per_min, draw.limits.tokens_per_min)
         row = await connection.fetchrow(QUERIES["begin_draw"], draw.key_id, *limits)
         *level, now = cast("tuple[float, float, float, float]", tuple(cast("Columns", row)))
@@ -523,11 +522,6 @@ async def draw_one(connection: Connection, *, draw: Draw, worker: str) -> Grant:
         )
         if grant.held == Held():
             await execute(connection, "drop_held", draw.key_id, worker)
-        await connection.execute(QUERIES["commit_draw"])
-    except BaseException:
-        with suppress(Exception):
-            await connection.execute("ROLLBACK")
-        raise
     return grant
 
 

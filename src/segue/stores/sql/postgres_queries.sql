@@ -324,10 +324,9 @@ INSERT INTO places (key_id, worker, connections, lanes) VALUES ($1, $5, $6, $7)
 ON CONFLICT (key_id, worker) DO UPDATE SET
     connections = excluded.connections, lanes = excluded.lanes;
 
--- name: commit_draw
+-- name: relax_draw
 -- What is lost with a crash is told again, so nobody waits for a disk.
 SET LOCAL synchronous_commit = off;
-COMMIT;
 
 -- name: drop_held
 DELETE FROM places WHERE key_id = $1 AND worker = $2;
