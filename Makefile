@@ -23,6 +23,8 @@ HAPROXY_DONE := $(HAPROXY)/haproxy
 # Autobahn's test suite lives in Python 2.7, which is found among the machine's own, or named: PYTHON27=/path/to/python2.7.
 AUTOBAHN := .cache/autobahn
 PYTHON27 ?=
+NGINX := .cache/nginx
+NGINX_DONE := $(NGINX)/nginx
 
 PIP_QUIET := -qq --disable-pip-version-check --no-input
 PIP_LOCKED := $(PIP_QUIET) --only-binary :all: --require-hashes
@@ -60,7 +62,7 @@ test-vllm: $(DEV_DONE) ## test against the real vLLM named by SEGUE_TEST_VLLM_UR
 	@test -n "$$SEGUE_TEST_VLLM_URL" || { echo "name a vLLM first: SEGUE_TEST_VLLM_URL=http://127.0.0.1:8000"; exit 1; }
 	@$(VENV)/bin/python -m pytest tests/engines/test_vllm_real.py -m vllm $(ARGS)
 
-test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## the long versions: hundreds of losses, kills and floods
+test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) $(if $(SEGUE_TEST_NGINX),,$(NGINX_DONE)) ## the long versions: hundreds of losses, kills and floods
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)
 
 test-autobahn: $(DEV_DONE) $(AUTOBAHN_DONE) ## Autobahn's WebSocket cases against our socket class (needs a Python 2.7)
@@ -200,6 +202,26 @@ $(AUTOBAHN_DONE): requirements/autobahn.lock requirements/virtualenv.lock $(VENV
 		--require-hashes --no-deps --no-build-isolation -r requirements/autobahn.lock
 	@rm -rf $(AUTOBAHN)-maker
 	@touch $@
+
+define nginx_script
+#!/bin/sh
+here=$$(cd "$$(dirname "$$0")" && pwd)
+LD_LIBRARY_PATH=$$(echo "$$here"/unpacked/usr/lib/*-linux-gnu*) exec "$$here"/unpacked/usr/sbin/nginx "$$@"
+endef
+export nginx_script
+
+$(NGINX_DONE):
+	@rm -rf $(NGINX) && mkdir -p $(NGINX)/unpacked
+	@if command -v nginx >/dev/null 2>&1; then ln -s "$$(command -v nginx)" $@; \
+	elif command -v apt-get >/dev/null 2>&1; then \
+		echo "unpacking nginx into $(NGINX)"; \
+		cd $(NGINX) \
+		&& apt-get download -qq $$(apt-get install -qq --simulate nginx | awk '/^Inst/ { print $$2 }') 2>/dev/null \
+		&& for one in *.deb; do dpkg -x "$$one" unpacked || exit 1; done && rm -f *.deb \
+		&& printf '%s\n' "$$nginx_script" > nginx && chmod +x nginx; \
+	fi
+	@$@ -v >/dev/null 2>&1 || { rm -f $@; \
+		echo "there is no nginx here: install it, or name one by SEGUE_TEST_NGINX"; exit 1; }
 
 # --- lock files ---
 

@@ -53,19 +53,25 @@ def settings_for(port: int, servers: Sequence[int]) -> str:
     )
 
 
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @contextmanager
 def haproxy(folder: Path, servers: Sequence[int]) -> Iterator[Balanced]:
     """HAProxy in front of these ports, until all of them are seen to be up."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     path = folder / "haproxy.cfg"
     path.write_text(settings_for(port, servers))
     process = subprocess.Popen(
         [find_haproxy(), "-db", "-f", path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     try:
-        _await_port(port, process)
+        await_port(port, process)
         yield Balanced(port)
     finally:
         process.terminate()
@@ -74,11 +80,12 @@ def haproxy(folder: Path, servers: Sequence[int]) -> Iterator[Balanced]:
         process.stderr.close()
 
 
-def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until this process takes connections there."""
     until = time.monotonic() + START_S
     while True:
         assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < until, "HAProxy did not start"
+        assert time.monotonic() < until, "it did not start"
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
             return

@@ -27,7 +27,7 @@ from segue.errors import Misconfigured
 from segue.metrics import Metrics, together
 from segue.models import build_models
 from segue.settings import Settings
-from segue.storage import check_public, check_ring, load_ring, open_store
+from segue.storage import KEYS_TOPIC, check_public, check_ring, load_ring, open_store
 from segue.stores.budget import Budget
 from segue.stores.hashes import KeyHashes
 from segue.stores.layered import LayeredTurns
@@ -49,7 +49,9 @@ from segue.transports.lobby import Lobby
 from segue.transports.origin import gate
 from segue.turn.admit import Models
 from segue.turn.circle import Circle
+from segue.turn.claims import CircleRepeats
 from segue.turn.hosted import Hosted, ToolLimits
+from segue.turn.meter import Meter
 from segue.turn.recall import RenderCache
 from segue.turn.run import Records, Runner
 from segue.turn.seams import (
@@ -58,7 +60,7 @@ from segue.turn.seams import (
     Tool,
     Turns,
 )
-from segue.turn.settle import Afterwards
+from segue.turn.settle import Afterwards, Settled
 from segue.turn.values import Owner, Retention
 
 log = logging.getLogger(__name__)
@@ -197,7 +199,17 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 process=place.house,
             )
         )
-        observers = [metrics.observe, feed.observe]
+
+        def fit(settled: Settled) -> None:
+            """What an owner has in the caches of the process, beside connections, counts for each of its keys."""
+            owner = settled.entry.owner
+            for account in book.bounded(owner):
+                left = max(0, account.quota.state_bytes_max - budget.bytes_of(account.key_id))
+                # What was rendered is made again sooner than what was stored is read again.
+                recall.trim(owner, max(0, left - store.state.bytes_of(owner)))
+                store.state.trim(owner, left)
+
+        observers = [metrics.observe, feed.observe, fit]
         refusals = [metrics.note_refusal, feed.note_refusal]
         if settings.otel_endpoint:
             traces = Traces(settings.otel_endpoint, settings.otel_headers)
@@ -216,12 +228,13 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
         hashes = KeyHashes(ring)
         await check_ring(store.keys, hashes, settings)
         await check_public(store.keys, settings)
-        book = Book(store.keys, hashes.digests, settings.auth)
         budget = Budget(settings.connections_state_bytes_max)
+        meter = Meter(store.meters, circle, budget.trim)
+        book = Book(store.keys, hashes.digests, settings.auth, meter)
 
         def open_cache(account: Account) -> tuple[NearTurns, Turns]:
             near = MemoryTurns(settings.connection_state_bytes_max)
-            near.enter(budget, account.key_id, account.quota.limits.state_bytes_max)
+            near.enter(budget, account.key_id, lambda: account.quota.state_bytes_max)
             return near, LayeredTurns(near, store.turns)
 
         async def is_ready() -> dict[str, bool]:
@@ -264,7 +277,12 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
             _open_tools(settings, fetcher) as hosted,
             Runner(
                 models,
-                Records(afterwards, store.events, store.repeats, store.conversations),
+                Records(
+                    afterwards,
+                    store.events,
+                    CircleRepeats(store.repeats, circle),
+                    store.conversations,
+                ),
                 RingSeals(ring),
                 heartbeat_s=settings.heartbeat_s,
                 append_s_max=settings.append_s_max,
@@ -318,7 +336,12 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
             )
             metrics.note_limits(settings)
             pages = Dashboard(desk, feed).routes
-            async with book.kept(lobby.dismiss), circle.joined():
+            async with (
+                bus.subscribe(KEYS_TOPIC, lambda body: book.look()),
+                book.kept(lobby.dismiss, partial(bus.publish, KEYS_TOPIC, b"")),
+                circle.joined(),
+                meter.running(),
+            ):
                 yield App(
                     HttpApp(desk, pages),
                     lobby,

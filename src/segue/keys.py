@@ -32,7 +32,7 @@ LIMITS = {
     "tokens_per_min": "tokens a minute, prompts and answers together",
     "connections_max": "open WebSocket connections",
     "lanes_max": "turns that run at once",
-    "state_bytes_max": "bytes of history that its connections keep in memory",
+    "state_bytes_max": "bytes of history that are kept in memory for it",
 }
 
 

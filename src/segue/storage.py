@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from segue.stores.memory import (
     MemoryTurns,
     MemoryUpkeep,
 )
+from segue.stores.meters import MemoryMeters, SqliteMeters
 from segue.stores.seals import RingKey, new_key, open_ring, read_ring, rotate_ring
 from segue.stores.sqlite import (
     SqliteEventLog,
@@ -41,6 +42,7 @@ from segue.turn.seams import (
     EventLog,
     Keys,
     Ledger,
+    Meters,
     Repeats,
     Turns,
     Upkeep,
@@ -49,6 +51,9 @@ from segue.turn.values import Key, Owner, Used
 
 if TYPE_CHECKING:
     from segue.stores.postgres import PostgresRing
+
+# What is said on the bus when keys were given out or taken back.
+KEYS_TOPIC = "keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class Store:
     conversations: Conversations
     upkeep: Upkeep
     keys: Keys
+    meters: Meters
     is_ready: Callable[[], Awaitable[bool]]
     # What of it this process holds in memory.
     state: MemoryTurns
@@ -88,7 +94,18 @@ async def _open_memory(settings: Settings) -> AsyncIterator[Store]:
     near = MemoryTurns(budget, stored_only=True, ledger=ledger, on_erase=on_erase)
     upkeep = MemoryUpkeep(near, log, repeats)
     conversations = MemoryConversations(budget // 4)
-    yield Store(near, ledger, log, repeats, conversations, upkeep, MemoryKeys(), _always, near)
+    yield Store(
+        turns=near,
+        ledger=ledger,
+        events=log,
+        repeats=repeats,
+        conversations=conversations,
+        upkeep=upkeep,
+        keys=MemoryKeys(),
+        meters=MemoryMeters(),
+        is_ready=_always,
+        state=near,
+    )
 
 
 @asynccontextmanager
@@ -108,6 +125,7 @@ async def _open_sqlite(settings: Settings) -> AsyncIterator[Store]:
             conversations=SqliteConversations(database),
             upkeep=LayeredUpkeep(near, SqliteUpkeep(database)),
             keys=SqliteKeys(database),
+            meters=SqliteMeters(database),
             is_ready=database.is_ready,
             state=near,
         )
@@ -124,6 +142,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
         PostgresEventLog,
         PostgresKeys,
         PostgresLedger,
+        PostgresMeters,
         PostgresRepeats,
         PostgresRing,
         PostgresTurns,
@@ -146,6 +165,7 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
             conversations=PostgresConversations(database),
             upkeep=LayeredUpkeep(near, PostgresUpkeep(database)),
             keys=PostgresKeys(database),
+            meters=PostgresMeters(database),
             is_ready=database.is_ready,
             state=near,
             ring=PostgresRing(database),
@@ -179,7 +199,9 @@ async def create_key(
     async with open_store(_durable(settings)) as store:
         hashes = KeyHashes(await load_ring(settings, store))
         await check_ring(store.keys, hashes, settings)
-        return await give_out(store.keys, hashes, name, owner, scopes, limits)
+        made = await give_out(store.keys, hashes, name, owner, scopes, limits)
+    await _tell_servers(settings)
+    return made
 
 
 async def give_out(
@@ -214,7 +236,22 @@ async def list_keys(settings: Settings) -> Sequence[Key]:
 async def revoke_key(settings: Settings, key_id: str) -> bool:
     """Take a key back; False if there is nothing to take back."""
     async with open_store(_durable(settings)) as store:
-        return await store.keys.revoke(key_id)
+        is_revoked = await store.keys.revoke(key_id)
+    if is_revoked:
+        await _tell_servers(settings)
+    return is_revoked
+
+
+async def _tell_servers(settings: Settings) -> None:
+    """Say to all servers that keys have changed, where they can be reached from here; others look for themselves."""
+    if not settings.store.startswith(("postgresql://", "postgres://")):
+        return
+    # Imported here, as the store is.
+    from segue.bus.notify import open_notify_bus
+
+    with suppress(ApiError):
+        async with open_notify_bus(settings.store) as bus:
+            await bus.publish(KEYS_TOPIC, b"")
 
 
 async def check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None:

@@ -23,12 +23,14 @@ from segue.stores.memory import (
     MemoryTurns,
     MemoryUpkeep,
 )
+from segue.stores.meters import MemoryMeters, SqliteMeters
 from segue.stores.pool import PostgresDatabase
 from segue.stores.postgres import (
     PostgresConversations,
     PostgresEventLog,
     PostgresKeys,
     PostgresLedger,
+    PostgresMeters,
     PostgresRepeats,
     PostgresTurns,
     PostgresUpkeep,
@@ -41,7 +43,7 @@ from segue.stores.sqlite import (
     SqliteTurns,
     SqliteUpkeep,
 )
-from segue.turn.seams import Conversations, EventLog, Keys, Ledger, Repeats, Turns, Upkeep
+from segue.turn.seams import Conversations, EventLog, Keys, Ledger, Meters, Repeats, Turns, Upkeep
 from segue.turn.values import Entry
 from tests.postgres import PostgresServer
 
@@ -82,6 +84,7 @@ class Stores:
     # Damages the row of a turn.
     spoil: Callable[[str], Awaitable[object]]
     keys: Keys
+    meters: Meters
     now: Callable[[], float] = time.time
 
 
@@ -145,7 +148,19 @@ def in_memory() -> Stores:
     upkeep = MemoryUpkeep(turns, log, repeats, clock)
     conversations, keys = MemoryConversations(PLENTY), MemoryKeys(clock)
     return Stores(
-        turns, ledger, log, repeats, conversations, upkeep, entries, age, crash, spoil, keys, clock
+        turns,
+        ledger,
+        log,
+        repeats,
+        conversations,
+        upkeep,
+        entries,
+        age,
+        crash,
+        spoil,
+        keys,
+        MemoryMeters(clock),
+        clock,
     )
 
 
@@ -192,6 +207,7 @@ def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stor
         crash,
         spoil,
         SqliteKeys(database),
+        SqliteMeters(database),
     )
 
 
@@ -224,4 +240,5 @@ def in_postgres(database: PostgresDatabase, server: PostgresServer, url: str) ->
         crash,
         spoil,
         PostgresKeys(database),
+        PostgresMeters(database),
     )

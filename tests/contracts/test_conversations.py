@@ -122,3 +122,39 @@ async def test_conversation_without_its_turn_is_not_written(shared: Stores) -> N
         await kept.save(await found(kept), [unwritable], turn)
     assert await shared.turns.read(OWNER, turn.id) is None
     assert await kept.read(OWNER, "conv_1") == []
+
+
+async def test_of_two_who_would_speak_at_once_one_does(kept: Conversations) -> None:
+    await kept.save(new())
+    same = await found(kept)
+    taken = await asyncio.gather(
+        *(kept.save(structs.replace(same, speaker=name)) for name in ("resp_1", "resp_2"))
+    )
+    assert sorted(taken) == [False, True]
+    speaker = (await found(kept)).speaker
+    assert speaker in ("resp_1", "resp_2")
+    assert await kept.save(structs.replace(await found(kept), speaker=None), shelf("a"))
+    assert (await found(kept)).speaker is None
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_dead_process_speaks_no_more_and_a_living_one_is_left_alone(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    async with open_stores(kind, request, tmp_path) as open_one:
+        dying, living = await open_one(), await open_one()
+        for stores, name in ((dying, "conv_1"), (living, "conv_2")):
+            await stores.conversations.save(new(name))
+            fresh = await found(stores.conversations, name)
+            assert await stores.conversations.save(structs.replace(fresh, speaker=f"resp_{name}"))
+        # Whoever adds something beside a turn does not take it over.
+        beside = await found(living.conversations)
+        assert await living.conversations.save(beside, shelf("a"))
+        await living.upkeep.recover()
+        assert (await found(living.conversations)).speaker == "resp_conv_1"
+        await dying.crash()
+        await living.upkeep.recover()
+        released = await found(living.conversations)
+        assert released.speaker is None
+        assert released.version > beside.version + 1, "a late commit of the dead one is noticed"
+        assert (await found(living.conversations, "conv_2")).speaker == "resp_conv_2"

@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 
 from segue.dashboard.pages import policy, read_assets
+from segue.storage import give_out
+from segue.transports.auth import KEY_PROTOCOL, PROTOCOL
 from tests.support import MODEL, WAIT_S, Served, fetch, serving, wire
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 
 @asynccontextmanager
-async def feed(served: Served) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+async def feed(served: Served, secret: str = "") -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
     """The stream's messages, until we leave."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(b"GET /dashboard/feed HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    key = f"Authorization: Bearer {secret}\r\n" if secret else ""
+    head = f"GET /dashboard/feed HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{key}\r\n"
+    writer.write(head.encode())
 
     async def messages() -> AsyncIterator[dict[str, Any]]:
         async with asyncio.timeout(WAIT_S):
@@ -157,3 +161,53 @@ async def test_asking_for_the_feeds_head_does_not_watch() -> None:
 
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_feed_that_was_opened_without_a_key_ends_with_the_first_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("segue.transports.auth.CONFIRM_S", 0.02)
+    async with serving() as served, feed(served) as messages:
+        assert (await anext(messages))["is_operator"]
+        app = served.app
+        _, secret = await give_out(app.keys, app.hashes, "first", "ada", ["dashboard"])
+        async for message in messages:
+            assert not message["turns"]
+        assert (await fetch(served, "GET", "/dashboard/feed")).status == 401
+        async with feed(served, secret) as own:
+            assert not (await anext(own))["is_operator"]
+
+
+async def test_operator_sees_figures_of_all_and_turns_of_nobody_else() -> None:
+    async with serving(auth="keys") as served:
+        app = served.app
+        secrets = {}
+        for owner, scopes in (
+            ("ada", ["responses", "dashboard"]),
+            ("bob", ["responses", "dashboard"]),
+            ("ops", ["operator"]),
+        ):
+            _, secrets[owner] = await give_out(app.keys, app.hashes, owner, owner, scopes)
+        for owner in ("ada", "bob"):
+            headers = {"Authorization": f"Bearer {secrets[owner]}"}
+            asked = {"model": MODEL, "input": "hello"}
+            assert (await fetch(served, "POST", "/v1/responses", asked, headers)).status == 200
+        # What waits to be settled is settled before metrics are told.
+        for owner, status in (("ada", 403), ("ops", 200)):
+            headers = {"Authorization": f"Bearer {secrets[owner]}"}
+            assert (await fetch(served, "GET", "/metrics", headers=headers)).status == status
+        for owner, turns, listed in (("ada", 1, 1), ("ops", 2, 0)):
+            async with feed(served, secrets[owner]) as messages:
+                hello = await anext(messages)
+                assert hello["is_operator"] is (owner == "ops")
+                message = await anext(messages)
+                assert message["picture"]["totals"]["turns"] == turns
+                assert len(message["turns"]) == listed
+                assert bool(message["picture"]["memory"]) is (owner == "ops")
+        headers = {"Authorization": f"Bearer {secrets['ops']}"}
+        assert (await fetch(served, "GET", "/v1/models", headers=headers)).status == 403
+
+
+def test_page_presents_its_key_to_the_socket_as_the_door_expects() -> None:
+    script = read_assets()["api.js"].body.decode()
+    assert f'["{PROTOCOL}", `{KEY_PROTOCOL}${{key}}`]' in script

@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "audit": INNER | {"turn", "batches"},
     "models": INNER | {"turn", "dialects", "engines", "guards"},
     "dashboard": INNER | {"turn", "transports"},
-    "storage": INNER | {"turn", "stores", "transports"},
+    "storage": INNER | {"turn", "stores", "bus", "transports"},
     "app": INNER
     | {"turn", "session", "metrics", "traces", "audit", "models", "storage", "dashboard"}
     | ADAPTERS,

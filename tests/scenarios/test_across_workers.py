@@ -259,3 +259,64 @@ async def test_dashboard_of_either_shows_turns_and_sockets_of_both(pair: Pair) -
         assert sorted(heard) == sorted(made)
         assert picture["connections"]["count"] == 2
         assert picture["totals"]["turns"] == 2
+
+
+async def speak(served: Served, name: str, **fields: Any) -> Answer:
+    return await post(served, conversation=name, **fields)
+
+
+async def said(served: Served, name: str) -> list[str]:
+    path = f"/v1/conversations/{name}/items?order=asc&limit=100"
+    listed = (await fetch(served, "GET", path)).json["data"]
+    return [one["role"] for one in listed if one["type"] == "message"]
+
+
+async def test_one_response_at_a_time_speaks_in_a_conversation_of_both(pair: Pair) -> None:
+    here, there = pair
+    name = (await fetch(here, "POST", "/v1/conversations", {})).json["id"]
+    answers = await asyncio.gather(
+        *(speak(one, name, input="x", max_output_tokens=40) for one in (here, there, here, there))
+    )
+    assert sorted(one.status for one in answers) == [200, 409, 409, 409]
+    refused = {one.json["error"]["code"] for one in answers if one.status == 409}
+    assert refused == {"conversation_locked"}
+    assert await said(there, name) == ["user", "assistant"]
+
+
+async def test_conversation_is_free_again_before_its_response_has_ended_on_the_wire(
+    pair: Pair,
+) -> None:
+    here, there = pair
+    name = (await fetch(here, "POST", "/v1/conversations", {})).json["id"]
+    for turn in range(4):
+        served = pair[turn % 2]
+        assert (await speak(served, name, input="x", max_output_tokens=1)).status == 200
+    assert await said(here, name) == ["user", "assistant"] * 4
+    # Refused, failed and cancelled responses let go of it as well.
+    assert (await speak(here, name, input="x", model="nobody's")).status == 404
+    begun = await speak(here, name, input="x", background=True)
+    assert (await speak(there, name, input="y")).status == 409
+    ended = await fetch(there, "POST", f"/v1/responses/{begun.json['id']}/cancel")
+    assert ended.json["status"] == "cancelled"
+    async with wire(here) as socket:
+        await socket.create(input="x", conversation=name)
+        assert (await socket.next())["type"] == "response.created"
+        assert (await speak(there, name, input="y")).status == 409
+    await until(lambda: not here.app.runner.running_count)
+    assert (await speak(there, name, input="z", max_output_tokens=1)).status == 200
+
+
+async def test_items_added_beside_a_response_are_neither_lost_nor_in_the_middle_of_it(
+    pair: Pair,
+) -> None:
+    here, there = pair
+    name = (await fetch(here, "POST", "/v1/conversations", {})).json["id"]
+    speaking = asyncio.create_task(speak(here, name, input="x", max_output_tokens=60))
+    await until(lambda: here.app.runner.running_count)
+    added = {"items": [{"type": "message", "role": "developer", "content": "beside"}]}
+    path = f"/v1/conversations/{name}/items"
+    assert (await fetch(there, "POST", path, added)).status == 200
+    assert (await speaking).status == 200
+    assert await said(there, name) == ["developer", "user", "assistant"]
+    assert (await speak(there, name, input="y", max_output_tokens=1)).status == 200
+    assert len(await said(here, name)) == 5

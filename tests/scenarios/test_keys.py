@@ -272,6 +272,39 @@ async def test_state_of_a_key_is_bounded_over_its_connections(served: Served) ->
         assert again["type"] == "response.completed"
 
 
+async def test_state_of_a_key_covers_what_its_owner_has_in_the_caches_of_the_process(
+    tmp_path: Path,
+) -> None:
+    async with serving(auth="keys", store=f"sqlite:///{tmp_path}/s.db") as served:
+        app = served.app
+        _, free = await new_key(served, "bob")
+        _, bound = await new_key(served, "ada", state_bytes_max=100_000)
+        _, operator = await give_out(app.keys, app.hashes, "ops", "ops", ["operator"])
+
+        async def held() -> float:
+            # What waits to be settled is settled before metrics are told.
+            page = await fetch(served, "GET", "/metrics", headers=bearer(operator))
+            lines = page.body.decode().splitlines()
+            return float(
+                next(one for one in lines if one.startswith("segue_state_bytes ")).split()[1]
+            )
+
+        async def talk(secret: str) -> None:
+            last = None
+            for _ in range(8):
+                asked = {"model": MODEL, "input": "x" * 20_000, "previous_response_id": last}
+                answer = await fetch(served, "POST", "/v1/responses", asked, bearer(secret))
+                assert answer.status == 200
+                last = answer.json["id"]
+
+        before = await held()
+        await talk(bound)
+        between = await held()
+        assert between - before <= 100_000
+        await talk(free)
+        assert await held() - between > 300_000, "nobody else pays for it"
+
+
 async def test_public_address_needs_keys(tmp_path: Path) -> None:
     flags = {"engine": "scripted", "host": "0.0.0.0", "store": f"sqlite:///{tmp_path}/s.db"}
     settings = load_settings(flags, environment={})

@@ -4,7 +4,7 @@ cancel between two steps, a history that is compacted twice. Each of these went 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from segue.errors import Unavailable
 from segue.turn.compose import Composed, compose
-from segue.turn.values import Claim, Job, Piece, Turn
+from segue.turn.values import Claim, Conversation, Job, Piece, Shelved, Turn
 from segue.wire.items import Compaction, Item
 from tests.scenarios.test_background import KEY, LONG, follow, post
 from tests.scenarios.test_compaction import CALL, STORY
@@ -432,14 +432,23 @@ async def test_response_whose_conversation_is_not_saved_stays_failed(
     async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
         conversation = (await fetch(served, "POST", "/v1/conversations", {})).json["id"]
 
-        async def saving(*given: object) -> bool:
-            raise Unavailable("The store cannot be reached.")
+        conversations = served.app.runner._records.conversations
+        save = conversations.save
 
-        monkeypatch.setattr(served.app.runner._records.conversations, "save", saving)
+        async def saving(
+            given: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+        ) -> bool:
+            if added:
+                raise Unavailable("The store cannot be reached.")
+            return await save(given, added, turn)
+
+        monkeypatch.setattr(conversations, "save", saving)
         answer = await post(served, conversation=conversation, stream=True)
         told = answer.events[-1]["response"]
         assert told["status"] == "failed"
         assert (await retrieved(served, told["id"]))["status"] == "failed"
+        monkeypatch.setattr(conversations, "save", save)
+        assert (await post(served, conversation=conversation)).status == 200, "it is free again"
 
 
 # --- rollouts and steers --------------------------------------------------------------------------------

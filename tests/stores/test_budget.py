@@ -35,7 +35,7 @@ def put(share: Share, pile: Pile, size: int) -> None:
 def test_greedy_key_pays_for_itself() -> None:
     budget = Budget(100)
     modest, greedy = Pile(), Pile()
-    small, large = budget.enter(modest, "ada", 0), budget.enter(greedy, "eve", 0)
+    small, large = budget.enter(modest, "ada", int), budget.enter(greedy, "eve", int)
     put(small, modest, 30)
     for _ in range(20):
         put(large, greedy, 10)
@@ -46,7 +46,7 @@ def test_greedy_key_pays_for_itself() -> None:
 def test_longest_unused_connection_of_a_key_goes_first() -> None:
     budget = Budget(1_000)
     piles = [Pile() for _ in range(3)]
-    shares = [budget.enter(pile, "ada", 30) for pile in piles]
+    shares = [budget.enter(pile, "ada", lambda: 30) for pile in piles]
     for share, pile in zip(shares, piles, strict=True):
         put(share, pile, 10)
     shares[0].settle()
@@ -54,10 +54,23 @@ def test_longest_unused_connection_of_a_key_goes_first() -> None:
     assert [pile.bytes for pile in piles] == [10, 0, 20]
 
 
+def test_key_whose_limit_has_shrunk_lets_go() -> None:
+    budget = Budget(1_000)
+    pile, limit = Pile(), [100]
+    share = budget.enter(pile, "ada", lambda: limit[0])
+    for _ in range(9):
+        put(share, pile, 10)
+    limit[0] = 40
+    budget.trim("eve")
+    assert pile.bytes == 90
+    budget.trim("ada")
+    assert pile.bytes == 40
+
+
 def test_closed_connection_counts_no_longer() -> None:
     budget = Budget(100)
     pile = Pile()
-    share = budget.enter(pile, "ada", 0)
+    share = budget.enter(pile, "ada", int)
     put(share, pile, 60)
     share.leave()
     share.leave()
@@ -74,7 +87,7 @@ def test_whatever_happens_all_limits_hold_and_the_modest_lose_nothing(
 ) -> None:
     budget = Budget(bytes_max)
     piles = [Pile() for _ in range(6)]
-    shares = [budget.enter(pile, f"k{n % 3}", key_max) for n, pile in enumerate(piles)]
+    shares = [budget.enter(pile, f"k{n % 3}", lambda: key_max) for n, pile in enumerate(piles)]
     for which, size in puts:
         before = {n: sum(p.bytes for p in piles[n::3]) for n in range(3)}
         put(shares[which], piles[which], size)

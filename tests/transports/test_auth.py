@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -14,8 +16,9 @@ from segue.storage import give_out
 from segue.stores.hashes import KeyHashes, new_secret
 from segue.stores.memory import MemoryKeys
 from segue.stores.seals import new_key
-from segue.transports.auth import LOCAL, SECRET, TRUST_S, Book, bearer, offered
+from segue.transports.auth import LOCAL, SECRET, TRUST_S, Account, Book, bearer, offered
 from segue.turn.values import Key
+from tests.support import until
 
 
 class FailingKeys(MemoryKeys):
@@ -87,6 +90,30 @@ async def test_key_that_cannot_be_confirmed_is_trusted_only_for_a_while(
     keys.is_down = False
     assert await some.find(secret) is account
     await some.check(account)
+
+
+async def test_whoever_notices_first_tells_the_others(
+    keys: FailingKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, secret = await give_out(keys, HASHES, "test", "ada")
+    late, early = book(keys), book(keys)
+    accounts = [await one.find(secret) for one in (late, early)]
+    gone: list[Account] = []
+    told: list[str] = []
+
+    async def tell(who: str, other: Book) -> None:
+        told.append(who)
+        other.look()
+
+    monkeypatch.setattr("segue.transports.auth.CONFIRM_S", 3_600)
+    async with late.kept(gone.append, partial(tell, "late", early)):
+        await asyncio.sleep(0)
+        monkeypatch.setattr("segue.transports.auth.CONFIRM_S", 0.01)
+        async with early.kept(gone.append, partial(tell, "early", late)):
+            await keys.revoke(key.id)
+            await until(lambda: len(gone) == 2)
+    assert gone == accounts[::-1]
+    assert told == ["early"], "what one was told is not told on"
 
 
 async def test_idle_account_is_forgotten_and_found_again(

@@ -35,7 +35,7 @@ export const askJson = async (path) => (await ask(path)).json();
 export const openSocket = () => {
   const url = new URL("/v1/responses", location.href);
   url.protocol = url.protocol.replace("http", "ws");
-  return key ? new WebSocket(url, ["realtime", `openai-insecure-api-key.${key}`]) : new WebSocket(url);
+  return key ? new WebSocket(url, ["segue.v1", `segue-key.${key}`]) : new WebSocket(url);
 };
 
 // The `data` of each event of an SSE body, as it comes; `heard` gets the size of every chunk.

@@ -64,7 +64,7 @@ def read_assets() -> dict[str, Asset]:
 
 def viewer_of(exchange: Exchange) -> Viewer:
     """Who asks for the stream. The one owner of a server without keys is its operator too."""
-    return Viewer(exchange.owner, is_operator=not exchange.account.key_id)
+    return Viewer(exchange.owner, is_operator=exchange.account.is_operator)
 
 
 class Dashboard:
@@ -143,7 +143,8 @@ class Dashboard:
         await exchange.start(200, SSE_HEADERS)
         await self._write(exchange, _event(watcher.hello()))
         wrote_at = loop.time()
-        while not (leaving.done() or self._desk.runner.is_draining or exchange.account.is_revoked):
+        account, book = exchange.account, self._desk.book
+        while not (leaving.done() or self._desk.runner.is_draining) and book.may_stay(account):
             update = await watcher.update()
             if update is not None or loop.time() - wrote_at > PING_S:
                 await self._write(exchange, PING if update is None else _event(update))

@@ -39,8 +39,12 @@ class Budget:
         """What they hold."""
         return self._bytes
 
-    def enter(self, cache: Cache, key: str, key_bytes_max: int) -> Share:
-        """Count this cache as this key's; 0: the key has no limit of its own."""
+    def bytes_of(self, key: str) -> int:
+        """What the caches of this key hold."""
+        return self._by_key.get(key, 0)
+
+    def enter(self, cache: Cache, key: str, key_bytes_max: Callable[[], int]) -> Share:
+        """Count this cache as this key's, whose limit may change; 0: the key has none of its own."""
         share = self._shares[cache] = Share(self, cache, key, key_bytes_max)
         share.used_at = next(self._ticks)
         return share
@@ -54,11 +58,19 @@ class Budget:
         """The cache was used, and has perhaps grown: let go of what is too much."""
         share.used_at = next(self._ticks)
         self._count(share, share.cache.bytes)
-        most = share.key_bytes_max
-        if most and self._by_key.get(share.key, 0) > most:
-            self._shrink(lambda: self._by_key.get(share.key, 0) - most, self._of(share.key))
+        self._trim(share.key, share.key_bytes_max())
         if self._bytes > self._bytes_max:
             self._shrink_fairly()
+
+    def trim(self, key: str) -> None:
+        """The limit of this key may be another one now."""
+        share = next((one for one in self._shares.values() if one.key == key), None)
+        if share is not None:
+            self._trim(key, share.key_bytes_max())
+
+    def _trim(self, key: str, most: int) -> None:
+        if most and self._by_key.get(key, 0) > most:
+            self._shrink(lambda: self._by_key.get(key, 0) - most, self._of(key))
 
     def _shrink_fairly(self) -> None:
         self._count_all()
@@ -104,7 +116,9 @@ class Share:
 
     __slots__ = ("_budget", "bytes", "cache", "key", "key_bytes_max", "used_at")
 
-    def __init__(self, budget: Budget, cache: Cache, key: str, key_bytes_max: int) -> None:
+    def __init__(
+        self, budget: Budget, cache: Cache, key: str, key_bytes_max: Callable[[], int]
+    ) -> None:
         self._budget = budget
         self.cache = cache
         self.key = key

@@ -23,7 +23,7 @@ from segue.turn.values import Conversation, Owner, Shelved, Turn
 CONVERSATION_BYTES = 1_000
 ITEM_BYTES = 600
 
-Row = tuple[int, bytes, str | None, int, int, int]
+Row = tuple[int, bytes, str | None, int, int, int, str | None]
 _kept: msgspec.msgpack.Decoder[KeptItem] = msgspec.msgpack.Decoder(KeptItem)
 
 
@@ -39,10 +39,10 @@ def unpack_shelved(item_id: str, body: bytes) -> Shelved:
 
 def from_row(owner: Owner, conversation_id: str, row: Row) -> Conversation:
     """A conversation from its row."""
-    created_at, metadata, tip_id, tip_items, count, version = row
+    created_at, metadata, tip_id, tip_items, count, version, speaker = row
     words = msgspec.json.decode(metadata, type=dict[str, str])
     return Conversation(
-        conversation_id, owner, created_at, words, tip_id, tip_items, count, version
+        conversation_id, owner, created_at, words, tip_id, tip_items, count, version, speaker
     )
 
 
@@ -154,9 +154,10 @@ class SqliteConversations:
         with border():
             bodies = [(one.id, pack_shelved(one)) for one in added]
             write_its_turn = None if turn is None else turn_writer(turn, self._database)
+        worker = self._database.lease.worker
 
         def write(writer: sqlite3.Connection) -> bool:
-            is_written = _write(writer, conversation, bodies)
+            is_written = _write(writer, conversation, bodies, worker)
             if is_written and write_its_turn is not None:
                 write_its_turn(writer)
             return is_written
@@ -180,11 +181,15 @@ class SqliteConversations:
 
 
 def _write(
-    writer: sqlite3.Connection, conversation: Conversation, bodies: Sequence[tuple[str, bytes]]
+    writer: sqlite3.Connection,
+    conversation: Conversation,
+    bodies: Sequence[tuple[str, bytes]],
+    worker: str,
 ) -> bool:
     fields = structs.asdict(conversation) | {
         "metadata": msgspec.json.encode(conversation.metadata),
         "added": len(bodies),
+        "worker": worker,
     }
     query = "update_conversation" if conversation.version else "create_conversation"
     if writer.execute(SQLITE[query], fields).rowcount == 0:

@@ -138,7 +138,7 @@ class MemoryTurns:
         """What is held now; at most the budget."""
         return self._bytes
 
-    def enter(self, budget: Budget, key: str, key_bytes_max: int) -> None:
+    def enter(self, budget: Budget, key: str, key_bytes_max: Callable[[], int]) -> None:
         """Share a budget with other caches."""
         self._share = budget.enter(self, key, key_bytes_max)
 
@@ -213,6 +213,15 @@ class MemoryTurns:
         owner = min(greedy or self._leaves, key=lambda one: next(iter(self._leaves[one].values())))
         self._drop((owner, next(iter(self._leaves[owner]))), is_cold=True)
         return True
+
+    def bytes_of(self, owner: Owner) -> int:
+        """What is held of this owner."""
+        return self._owner_bytes.get(owner, 0)
+
+    def trim(self, owner: Owner, bytes_max: int) -> None:
+        """Let go of what this owner has beyond so much, the longest unused first."""
+        while self.bytes_of(owner) > bytes_max and owner in self._leaves:
+            self._drop((owner, next(iter(self._leaves[owner]))), is_cold=True)
 
     def expire(self, before: int) -> None:
         """Let go of turns that began before this time, from the tips of their chains on."""

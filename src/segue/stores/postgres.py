@@ -47,6 +47,7 @@ from segue.stores.records import (
 )
 from segue.stores.seals import RingKey, new_key
 from segue.stores.upkeep import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
+from segue.turn.quota import Draw, Grant, Held, Level, share_out
 from segue.turn.settle import entry_of
 from segue.turn.values import (
     Claim,
@@ -283,16 +284,16 @@ class PostgresConversations:
         with border():
             ids, bodies = [one.id for one in added], [pack_shelved(one) for one in added]
             write_its_turn = None if turn is None else self._turns.writer(turn)
-        tries = count()
+        tries, worker = count(), self._database.worker
 
         async def write(connection: Connection) -> bool:
             if next(tries) and await has_shelved(connection, conversation, ids):
                 # The first time it was written, and not heard of.
                 return True
             if write_its_turn is None:
-                return await write_conversation(connection, conversation, ids, bodies)
+                return await write_conversation(connection, conversation, ids, bodies, worker)
             async with connection.transaction():
-                is_written = await write_conversation(connection, conversation, ids, bodies)
+                is_written = await write_conversation(connection, conversation, ids, bodies, worker)
                 if is_written:
                     await write_its_turn(connection)
             return is_written
@@ -320,14 +321,19 @@ async def has_shelved(
 
 
 async def write_conversation(
-    connection: Connection, conversation: Conversation, ids: Sequence[str], bodies: Sequence[bytes]
+    connection: Connection,
+    conversation: Conversation,
+    ids: Sequence[str],
+    bodies: Sequence[bytes],
+    worker: str,
 ) -> bool:
     """The rows of a conversation, in one statement; False if another has written it meanwhile."""
     key = (conversation.owner, conversation.id)
     metadata = msgspec.json.encode(conversation.metadata)
     tip = (metadata, conversation.tip_id, conversation.tip_items)
     if conversation.version:
-        values = (*key, *tip, conversation.version, ids, bodies)
+        speaker = (conversation.speaker, worker)
+        values = (*key, *tip, conversation.version, ids, bodies, *speaker)
         return await connection.fetchrow(QUERIES["update_conversation"], *values) is not None
     made = (*key, conversation.created_at, *tip, ids, bodies)
     await connection.execute(QUERIES["create_conversation"], *made)
@@ -365,6 +371,20 @@ class PostgresKeys:
     async def _rows(self, name: str, *values: object) -> list[KeyRow]:
         rows = await self._database.run(lambda connection: connection.fetch(QUERIES[name], *values))
         return [KeyRow(*row) for row in cast("Sequence[KeyRow]", rows)]
+
+
+class PostgresMeters:
+    """The meters of all processes that share a database."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+
+    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
+        """What this process is given, each key in a transaction of its own: none waits while it has locked another."""
+        return [
+            await self._database.run(partial(draw_one, draw=draw, worker=self._database.worker))
+            for draw in draws
+        ]
 
 
 class PostgresUpkeep:
@@ -486,6 +506,25 @@ def named(rows: Sequence[Row[bytes]]) -> set[bytes]:
     return {digest for row in rows for digest in (row.instructions, row.tools) if digest}
 
 
+async def draw_one(connection: Connection, *, draw: Draw, worker: str) -> Grant:
+    """Lock the key's row, see what others hold, write down what is left."""
+    async with connection.transaction():
+        await connection.execute(QUERIES["relax_draw"])
+        limits = (draw.limits.requests_per_min, draw.limits.tokens_per_min)
+        row = await connection.fetchrow(QUERIES["begin_draw"], draw.key_id, *limits)
+        *level, now = cast("tuple[float, float, float, float]", tuple(cast("Columns", row)))
+        taken = await connection.fetchrow(QUERIES["held_by_others"], draw.key_id, worker)
+        others = Held(*cast("tuple[int, int]", tuple(cast("Columns", taken))))
+        left, grant = share_out(draw, Level(*level), others, now)
+        held = (grant.held.connections, grant.held.lanes)
+        await execute(
+            connection, "end_draw", draw.key_id, left.requests, left.tokens, left.at, worker, *held
+        )
+        if grant.held == Held():
+            await execute(connection, "drop_held", draw.key_id, worker)
+    return grant
+
+
 async def end_some(connection: Connection, *, worker: str) -> int:
     """End as failed some of the turns that this dead process left; how many. When none is left its keys for turns that
     never were are free again, and so is its place."""
@@ -496,6 +535,8 @@ async def end_some(connection: Connection, *, worker: str) -> int:
         await end_one(connection, worker, owner, row, last)
     if not left:
         await execute(connection, "release_claims", worker)
+        await execute(connection, "release_speakers", worker)
+        await execute(connection, "release_places", worker)
         await execute(connection, "leave", worker)
     return len(left)
 

@@ -360,6 +360,8 @@ def end_some(writer: sqlite3.Connection, worker: str) -> int:
     for owner, last, *row in left:
         end_one(writer, owner, Row(*row), last)
     writer.execute(QUERIES["release_claims"], key)
+    writer.execute(QUERIES["release_speakers"], key)
+    writer.execute(QUERIES["release_places"], key)
     return len(left)
 
 

@@ -2,7 +2,8 @@
 
 Where no keys are asked for, everybody is the one local owner. Where they are, a secret is looked up by its digests;
 what was found is remembered, and all that is remembered is confirmed every two seconds, so that a key that was taken
-back anywhere is gone here within five. What could not be confirmed for that long is not trusted: "come back later".
+back anywhere is gone here within five; and at once where somebody says that it is time to look. What could not be
+confirmed for that long is not trusted: "come back later".
 
     mode    who needs a key
     off     nobody; only on a loopback address
@@ -16,24 +17,28 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
-from segue.turn.quota import KeyLimits, Quota
+from segue.turn.quota import Metering, Quota, unlimited
 from segue.turn.seams import Keys
 from segue.turn.values import Key, Owner
 
 log = logging.getLogger(__name__)
 
 Mode = Literal["auto", "off", "keys"]
+TellOthers = Callable[[], Awaitable[None]]
 
 # Who everybody is where no keys are asked for.
 LOCAL: Owner = "local"
 
-# What a key may be good for. `responses` and `models` are the API; the others look at the whole process.
-SCOPES = ("responses", "models", "metrics", "dashboard")
+# What a key may be good for. `responses` and `models` are the API, `metrics` and `dashboard` look at the process: the
+# first tells of nobody in particular, the second of the key's own owner. An operator sees figures of all on both.
+OPERATOR = "operator"
+SCOPES = ("responses", "models", "metrics", "dashboard", OPERATOR)
+OVERSEEN = frozenset(("metrics", "dashboard"))
 
 # Keys that are in use are confirmed this often, and are not trusted for longer than that without it.
 CONFIRM_S = 2.0
@@ -53,11 +58,13 @@ KEY_PROTOCOL = "segue-key."
 class Account:
     """Somebody who may come in: whose turns it sees, what it may do, what it uses now."""
 
-    def __init__(self, key: Key | None, digest: str = "") -> None:
+    def __init__(self, key: Key | None, digest: str = "", metering: Metering | None = None) -> None:
         self.key_id = "" if key is None else key.id
         self.owner: Owner = LOCAL if key is None else key.owner
-        self.scopes = frozenset(SCOPES if key is None else key.scopes)
-        self.quota = Quota(KeyLimits() if key is None else key.limits)
+        scopes = frozenset(SCOPES if key is None else key.scopes)
+        self.is_operator = OPERATOR in scopes
+        self.scopes = scopes | OVERSEEN if self.is_operator else scopes
+        self.quota = unlimited() if key is None else Quota(key.limits, key.id, metering)
         self.is_revoked = False
         self.digest = digest
         self.confirmed_at = self.used_at = time.monotonic()
@@ -71,26 +78,52 @@ class Account:
 class Book:
     """The accounts that this process knows."""
 
-    def __init__(self, keys: Keys, digests: Callable[[str], Sequence[str]], mode: Mode) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        digests: Callable[[str], Sequence[str]],
+        mode: Mode,
+        metering: Metering | None = None,
+    ) -> None:
         self._keys = keys
+        self._metering = metering
         self._digests = digests
         self._mode = mode
         self.is_required = mode == "keys"
         self._local = Account(None)
         self._accounts: dict[str, Account] = {}
+        # Those whose limits bound what their owner has in memory.
+        self._bounded: dict[Owner, set[Account]] = {}
         self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
+        self._is_told = asyncio.Event()
 
     @asynccontextmanager
-    async def kept(self, on_revoked: Callable[[Account], None]) -> AsyncIterator[None]:
-        """A book that is kept up to date for as long as this lasts; `on_revoked` hears who may not stay."""
+    async def kept(
+        self, on_revoked: Callable[[Account], None], tell_others: TellOthers | None = None
+    ) -> AsyncIterator[None]:
+        """A book that is kept up to date for as long as this lasts; `on_revoked` hears who may not stay, and others are
+        told that there is something to see."""
         await self._notice_keys()
-        task = asyncio.create_task(self._keep(on_revoked))
+        task = asyncio.create_task(self._keep(on_revoked, tell_others))
         try:
             yield
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+    def look(self) -> None:
+        """Keys were given out or taken back elsewhere: confirm now, not in a moment."""
+        self._is_told.set()
+
+    def may_stay(self, account: Account) -> bool:
+        """Whether this account, which was let in earlier, would be let in now."""
+        is_stranger = account is self._local and self.is_required
+        return not (account.is_revoked or is_stranger)
+
+    def bounded(self, owner: Owner) -> Collection[Account]:
+        """The accounts of this owner whose state has a limit."""
+        return self._bounded.get(owner, ())
 
     def known(self, secret: str | None) -> Account | None:
         """Whose secret this is, if that can be said at once."""
@@ -120,8 +153,7 @@ class Book:
 
     async def check(self, account: Account) -> None:
         """Refuse whoever was let in earlier and may not be here any more."""
-        is_stranger = account is self._local and self.is_required
-        if account.is_revoked or is_stranger:
+        if not self.may_stay(account):
             raise _refused("" if account.key_id else None)
         if account.key_id and not _is_trusted(account):
             raise Unavailable("Keys cannot be checked at the moment. Please retry.")
@@ -130,18 +162,37 @@ class Book:
     def _enter(self, digest: str, key: Key) -> Account:
         account = self._accounts.get(digest)
         if account is None or account.is_revoked:
-            account = self._accounts[digest] = Account(key, digest)
+            account = self._accounts[digest] = Account(key, digest, self._metering)
+            if key.limits.state_bytes_max:
+                self._bounded.setdefault(key.owner, set()).add(account)
         account.confirmed_at = account.used_at = time.monotonic()
         return account
 
-    async def _keep(self, on_revoked: Callable[[Account], None]) -> None:
+    async def _keep(
+        self, on_revoked: Callable[[Account], None], tell_others: TellOthers | None
+    ) -> None:
         while True:
-            await asyncio.sleep(CONFIRM_S)
+            is_told = await self._wait()
             try:
-                for account in await self.confirm():
+                was_required = self.is_required
+                gone = await self.confirm()
+                for account in gone:
                     on_revoked(account)
             except ApiError:
                 log.exception("keys could not be confirmed")
+                continue
+            if tell_others and not is_told and (gone or self.is_required != was_required):
+                # Whoever cannot be told looks by himself.
+                with suppress(ApiError):
+                    await tell_others()
+
+    async def _wait(self) -> bool:
+        """Until it is time to look again; whether somebody has said so."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_told.wait(), CONFIRM_S)
+        is_told = self._is_told.is_set()
+        self._is_told.clear()
+        return is_told
 
     async def confirm(self) -> Sequence[Account]:
         """Ask the store about all accounts; those that may not stay."""
@@ -160,8 +211,15 @@ class Book:
                 account.is_revoked = is_left = True
                 gone.append(account)
             if is_left:
-                self._accounts.pop(account.digest, None)
+                self._forget(account)
         return gone
+
+    def _forget(self, account: Account) -> None:
+        self._accounts.pop(account.digest, None)
+        bounded = self._bounded.get(account.owner, set())
+        bounded.discard(account)
+        if not bounded:
+            self._bounded.pop(account.owner, None)
 
     async def _notice_keys(self) -> None:
         """In mode auto, the first key shuts the door, for good."""

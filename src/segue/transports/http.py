@@ -193,7 +193,7 @@ class HttpApp:
 
     async def _decode(self, exchange: Exchange) -> tuple[Create, Tally]:
         quota = exchange.account.quota
-        quota.ask()
+        await quota.ask()
         body = await exchange.text(self._desk.limits.body_bytes_max)
         create = decode_create(body)
         trace = exchange.header(b"traceparent") or decode_traceparent(create)

@@ -47,12 +47,12 @@ class Lobby:
 
     def accept(self, request: Request) -> Session | Refusal | Awaitable[Session | Refusal]:
         """A session for this upgrade, or the status that refuses it before the handshake; at once where the key is
-        known."""
+        known and has a place for it."""
         try:
             self._check(request)
             secret = _secret_in(request.headers)
             account = self._desk.book.known(secret)
-            if account is None:
+            if account is None or not account.quota.can_connect:
                 return self._look_up(secret)
             return self._open(account)
         except ApiError as error:
@@ -80,13 +80,15 @@ class Lobby:
 
     async def _look_up(self, secret: str | None) -> Session | Refusal:
         try:
-            return self._open(await self._desk.book.find(secret))
+            account = await self._desk.book.find(secret)
+            account.check_scope("responses")
+            await account.quota.check_connections()
+            return self._open(account)
         except ApiError as error:
             return self._refuse(error)
 
     def _open(self, account: Account) -> Session:
         account.check_scope("responses")
-        account.quota.check_connections()
         return Session(self._desk, account, self.sessions, self.lost)
 
     def _refuse(self, error: ApiError) -> Refusal:

@@ -176,7 +176,7 @@ class Session:
         """The handshake is done."""
         self.socket = socket
         self._sessions.add(self)
-        self.account.quota.connections += 1
+        self.account.quota.connect()
         age_s = self._desk.limits.connection_age_s * (1 - AGE_JITTER * random.random())
         self._age_timer = asyncio.get_running_loop().call_later(age_s, self._come_of_age)
 
@@ -266,7 +266,7 @@ class Session:
         """The connection is over: a close frame is a cancel, a loss lets stored turns finish."""
         self._is_closed = True
         self._sessions.discard(self)
-        self.account.quota.connections -= 1
+        self.account.quota.disconnect()
         if self._age_timer is not None:
             self._age_timer.cancel()
         self._lanes.drop_waiting()
@@ -424,7 +424,7 @@ class Session:
         try:
             _refuse_background(create)
             await self._desk.book.check(self.account)
-            self.account.quota.ask()
+            await self.account.quota.ask()
             await self._desk.runner.begin(create, asker, asked.tally, sink, "websocket")
         except Exception as fault:
             error = (

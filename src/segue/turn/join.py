@@ -4,16 +4,19 @@ Before it begins, it is given what it has not seen: nothing but the newest items
 continued, else all of them. When it is saved, what it was given and what it wrote are added to the conversation, and it
 is the turn that the next one continues. Nothing of this is known to the turn itself: a joined turn has `Turns` that add
 to the conversation as well.
+
+One turn at a time speaks in a conversation. Which one is written down with the conversation, by compare and set, so
+that it holds for all who share the store; with what the turn adds it is struck out again.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from segue.errors import ApiError, Conflict, InvalidRequest, conversation_not_found
+from segue.errors import ID_CHARS_MAX, ApiError, Conflict, InvalidRequest, conversation_not_found
 from segue.ids import given_id
 from segue.turn.resolve import is_continuable
 from segue.turn.seams import Conversations, Turns
@@ -64,6 +67,44 @@ async def join(
     return Joined(conversation, tip, tuple(one.item for one in unseen))
 
 
+async def speak(joined: Joined, turn_id: str, conversations: Conversations) -> Joined | None:
+    """The same, with this turn as the one that speaks; None if somebody has written it meanwhile: then join again."""
+    conversation = joined.conversation
+    if conversation.speaker == turn_id:
+        # Written before, and not heard of.
+        return joined
+    if conversation.speaker is not None:
+        raise Conflict(
+            f"Another response runs in the conversation '{conversation.id[:ID_CHARS_MAX]}'.",
+            code="conversation_locked",
+            param="conversation",
+        )
+    spoken = structs.replace(conversation, speaker=turn_id)
+    if not await conversations.save(spoken):
+        return None
+    return replace(joined, conversation=structs.replace(spoken, version=spoken.version + 1))
+
+
+async def fall_silent(named: Conversation, turn_id: str, conversations: Conversations) -> None:
+    """This turn speaks no more."""
+    for _ in range(ATTEMPTS_MAX):
+        found = await conversations.find(named.owner, named.id)
+        if found is None or found.speaker != turn_id:
+            return
+        if await conversations.save(structs.replace(found, speaker=None)):
+            return
+    raise too_many_writers(named.id)
+
+
+def too_many_writers(conversation_id: str) -> Conflict:
+    """Others were always faster."""
+    return Conflict(
+        f"Conversation with id '{conversation_id[:ID_CHARS_MAX]}' is written by too many at once.",
+        code="conversation_locked",
+        param="conversation",
+    )
+
+
 class JoinedTurns:
     """`Turns` for one turn of a conversation: what is saved is added to the conversation too."""
 
@@ -71,6 +112,8 @@ class JoinedTurns:
         self._turns = turns
         self._conversations = conversations
         self._joined = joined
+        # Whether the turn has been struck out as the one that speaks.
+        self._is_silent = False
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
         """As without a conversation."""
@@ -104,21 +147,27 @@ class JoinedTurns:
                 conversation,
                 tip_id=turn.id if is_alone else None,
                 tip_items=conversation.count + len(added) if is_alone else 0,
+                speaker=None if conversation.speaker == turn.id else conversation.speaker,
             )
             if await self._conversations.save(moved, added, turn):
+                self._is_silent = True
                 return True
             found = await self._conversations.find(turn.owner, conversation.id)
             if found is None:
+                self._is_silent = True
                 return False
             if found.tip_id == turn.id:
                 # Written, and not heard of.
+                self._is_silent = True
                 return True
             conversation, is_alone = found, False
-        raise Conflict(
-            f"Conversation with id '{conversation.id}' is written by too many at once.",
-            code="conversation_locked",
-            param="conversation",
-        )
+        raise too_many_writers(conversation.id)
+
+    async def fall_silent(self, turn_id: str) -> None:
+        """The turn is over, or was never begun: another one may speak."""
+        if not self._is_silent:
+            await fall_silent(self._joined.conversation, turn_id, self._conversations)
+            self._is_silent = True
 
     def _added(self, turn: Turn) -> list[Shelved]:
         """What this turn brings: its own input, not what the conversation gave it, and its output."""

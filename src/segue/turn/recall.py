@@ -8,7 +8,7 @@ the prompt is the same.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -45,11 +45,25 @@ class RenderCache:
         self._bytes_max = bytes_max
         self._entries: OrderedDict[Key, Warm] = OrderedDict()
         self._bytes = 0
+        self._owner_bytes: Counter[Owner] = Counter()
 
     @property
     def bytes(self) -> int:
         """What it holds."""
         return self._bytes
+
+    def bytes_of(self, owner: Owner) -> int:
+        """What it holds of this owner."""
+        return self._owner_bytes[owner]
+
+    def trim(self, owner: Owner, bytes_max: int) -> None:
+        """Let go of what this owner has beyond so much, the longest unused first."""
+        if self._owner_bytes[owner] <= bytes_max:
+            return
+        for key in [one for one in self._entries if one[0] == owner]:
+            self._drop(key)
+            if self._owner_bytes[owner] <= bytes_max:
+                return
 
     def find(self, asked: Asked) -> tuple[Warm | None, int]:
         """The longest beginning of these items that was rendered before, and how many items that is."""
@@ -77,12 +91,18 @@ class RenderCache:
             self._drop(before)
         warm = Warm(asked.fingerprint, asked.head, context)
         self._entries[key] = warm
-        self._bytes += _measure(warm)
+        self._count(asked.owner, _measure(warm))
         while self._bytes > self._bytes_max:
             self._drop(next(iter(self._entries)))
 
     def _drop(self, key: Key) -> None:
-        self._bytes -= _measure(self._entries.pop(key))
+        self._count(key[0], -_measure(self._entries.pop(key)))
+
+    def _count(self, owner: Owner, change: int) -> None:
+        self._bytes += change
+        self._owner_bytes[owner] += change
+        if not self._owner_bytes[owner]:
+            del self._owner_bytes[owner]
 
 
 def _measure(warm: Warm) -> int:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 
 from msgspec import UNSET, structs
 
-from segue.errors import ID_CHARS_MAX, ApiError, Conflict, TooMany, Unavailable
+from segue.errors import ApiError, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
 from segue.turn.admit import Guards, Models, Plan, check_unseen
 from segue.turn.assemble import Assembler
@@ -27,7 +27,7 @@ from segue.turn.compact import Kind
 from segue.turn.compose import count
 from segue.turn.elsewhere import Elsewhere, Kept
 from segue.turn.hosted import Hosted
-from segue.turn.join import JoinedTurns, join
+from segue.turn.join import ATTEMPTS_MAX, Joined, JoinedTurns, join, speak, too_many_writers
 from segue.turn.perform import perform
 from segue.turn.prepare import Asker, prepare
 from segue.turn.recall import RenderCache
@@ -36,7 +36,7 @@ from segue.turn.running import Running, Sink
 from segue.turn.scribe import Scribe
 from segue.turn.seams import Bus, Conversations, EventLog, Repeats, Seals, Turns
 from segue.turn.settle import ENDED, Afterwards, Settled, commit, entry_of
-from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally, Turn
+from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally
 from segue.wire.codec import encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
@@ -56,11 +56,13 @@ END_S_MAX = 2.0
 BACKGROUND_MAX = 1_000
 # How often a request may find its key taken by one that is then refused.
 CLAIMS_MAX = 5
-# How long to wait before the end of a background turn is saved again; doubled up to a minute.
+# How long to wait before what the store has not taken is written again; doubled up to a minute.
 MEND_S, MEND_S_MAX = 1.0, 60.0
 # How long a repeat waits for a turn of another worker that has its key and has not begun, and how often it looks.
-REPEAT_S_MAX = 5.0
-REPEAT_LOOK_S = 0.05
+REPEAT_S_MAX = 15.0
+REPEAT_LOOK_S, REPEAT_PAUSE_S_MAX = 0.05, 0.5
+# The same for a turn that is not to be stored, and so is not heard elsewhere: it may still be refused.
+UNSTORED_S_MAX = 0.5
 # Events of ended turns that a repeat may still ask for, where no log has them.
 ENDED_BYTES_MAX = 16 * 1024 * 1024
 
@@ -109,8 +111,6 @@ class Runner:
         self.ended_bytes = 0
         # Requests with a key that are not turns yet; set when that is settled.
         self._preparing: dict[str, asyncio.Event] = {}
-        # Which turn speaks in which conversation.
-        self._speaking: dict[str, tuple[Owner, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # Ends of turns that the store has still to take; nobody waits for them at a stop.
         self._mending: set[asyncio.Task[None]] = set()
@@ -185,9 +185,15 @@ class Runner:
         claim = claim_of(create, asker.owner)
         is_settled = self._preparing[claim.turn_id] = asyncio.Event()
         try:
-            held = await self._take(claim)
-            if held.turn_id != claim.turn_id:
-                return await self._repeat(held, claim, asker.turns, sink)
+            for _ in range(CLAIMS_MAX):
+                held = await self._take(claim)
+                if held.turn_id == claim.turn_id:
+                    break
+                repeated = await self._repeat(held, claim, asker.turns, sink)
+                if repeated is not None:
+                    return repeated
+            else:
+                raise _sought_after()
             try:
                 return await self._begin(create, asker, tally, sink, transport, claim.turn_id)
             except BaseException:
@@ -209,7 +215,7 @@ class Runner:
             await is_settled.wait()
             if self._hearable(held) is not None:
                 return held
-        raise Unavailable("This idempotency key is asked for by too many at once.")
+        raise _sought_after()
 
     async def _claim(self, claim: Claim) -> Claim:
         """Ask for the key. A client that leaves meanwhile must not keep it."""
@@ -246,38 +252,62 @@ class Runner:
     async def _begin(
         self, create: Create, asker: Asker, tally: Tally, sink: Sink, transport: str, turn_id: str
     ) -> Running:
-        place = (asker.owner, create.conversation_id or "")
-        if place[1]:
-            self._take_place(place, turn_id)
+        if create.conversation_id is not None:
+            asker = await self._speaking(create, asker, turn_id)
         try:
-            asker = await self.joining(create, asker)
             plan = await self.prepare(create, asker, tally, turn_id=turn_id)
             return await self._start(plan, asker.turns, sink, transport)
         except BaseException:
-            self._leave_place(turn_id)
+            # Only where there is something to wait for: a refusal must leave before its socket closes.
+            if asker.joined is not None:
+                await asyncio.shield(self._fall_silent(asker.turns, turn_id))
             raise
 
     async def joining(self, create: Create, asker: Asker) -> Asker:
         """Who asks, with the conversation that the request names."""
-        conversations = self._records.conversations
-        joined = await join(create, asker.owner, asker.turns, conversations)
-        if joined is None:
-            return asker
-        turns = JoinedTurns(asker.turns, conversations, joined)
+        joined = await join(create, asker.owner, asker.turns, self._records.conversations)
+        return asker if joined is None else self._joined(asker, joined)
+
+    def _joined(self, asker: Asker, joined: Joined) -> Asker:
+        turns = JoinedTurns(asker.turns, self._records.conversations, joined)
         return replace(asker, turns=turns, joined=joined)
 
-    def _take_place(self, place: tuple[Owner, str], turn_id: str) -> None:
-        """One turn at a time speaks in a conversation."""
-        if place in self._speaking.values():
-            raise Conflict(
-                f"Another response runs in the conversation '{place[1][:ID_CHARS_MAX]}'.",
-                code="conversation_locked",
-                param="conversation",
-            )
-        self._speaking[turn_id] = place
+    async def _speaking(self, create: Create, asker: Asker, turn_id: str) -> Asker:
+        """The same, once this turn is the one that speaks in that conversation. A client that leaves meanwhile must not
+        keep others from it."""
+        asking = asyncio.create_task(self._speak(create, asker, turn_id))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self._spawn(self._unspeak(asking, turn_id))
+            raise
 
-    def _leave_place(self, turn_id: str) -> None:
-        self._speaking.pop(turn_id, None)
+    async def _speak(self, create: Create, asker: Asker, turn_id: str) -> Asker:
+        conversations = self._records.conversations
+        for _ in range(ATTEMPTS_MAX):
+            joined = await join(create, asker.owner, asker.turns, conversations)
+            assert joined is not None, "the request names a conversation"
+            spoken = await speak(joined, turn_id, conversations)
+            if spoken is not None:
+                return self._joined(asker, spoken)
+        assert create.conversation_id is not None
+        raise too_many_writers(create.conversation_id)
+
+    async def _unspeak(self, asking: asyncio.Task[Asker], turn_id: str) -> None:
+        try:
+            asker = await asking
+        except ApiError:
+            return
+        await self._fall_silent(asker.turns, turn_id)
+
+    async def _fall_silent(self, turns: Turns, turn_id: str) -> None:
+        """If this turn speaks in a conversation, it does so no more; where the store cannot be told now, soon."""
+        if not isinstance(turns, JoinedTurns):
+            return
+        try:
+            await turns.fall_silent(turn_id)
+        except ApiError:
+            self._mend(partial(turns.fall_silent, turn_id))
 
     async def prepare(
         self,
@@ -291,7 +321,7 @@ class Runner:
         """Everything that may be refused, before a word is said. A plan has a place; a turn that starts gives it back
         at its end, and whoever does not start one does so himself."""
         self._refuse_if_draining()
-        tally.quota.hold()
+        await tally.quota.hold()
         try:
             plan = await prepare(
                 create,
@@ -373,7 +403,7 @@ class Runner:
             await perform(plan, running, turns, self._recall, self._hosted)
         finally:
             pulse.stop()
-            self._leave_place(plan.id)
+            await self._fall_silent(turns, plan.id)
             plan.tally.quota.release(_tokens_of(running.response))
             running.publish([running.assembler.end()])
             plan.tally.mark("sent")
@@ -386,9 +416,7 @@ class Runner:
                 self._remember(running)
             del self._runnings[plan.id]
             if running.unsaved is not None and running.is_background:
-                mending = asyncio.create_task(self._mend(running.unsaved, turns))
-                self._mending.add(mending)
-                mending.add_done_callback(self._mending.discard)
+                self._mend(partial(turns.save, running.unsaved))
         await self._records.afterwards.put(_settled(plan, running.response, transport))
 
     # --- hearing it again ---
@@ -420,16 +448,11 @@ class Runner:
             sink.deliver(written)
         return True
 
-    async def _mend(self, turn: Turn, turns: Turns) -> None:
-        """Somebody waits for this turn, and the store still says that it runs."""
-        pause_s = MEND_S
-        while True:
-            await asyncio.sleep(pause_s)
-            try:
-                await turns.save(turn)
-                return
-            except ApiError:
-                pause_s = min(2 * pause_s, MEND_S_MAX)
+    def _mend(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Somebody waits for this to be written, and the store still says otherwise."""
+        mending = asyncio.create_task(_until_written(write))
+        self._mending.add(mending)
+        mending.add_done_callback(self._mending.discard)
 
     async def _keep(self, plan: Plan, running: Running) -> None:
         """A repeat hears what the model made of it; what was broken off by somebody's leaving may be asked again."""
@@ -467,8 +490,8 @@ class Runner:
         if self._over(owner, turn_id) is not None:
             self._drop(turn_id)
 
-    async def _repeat(self, held: Claim, claim: Claim, turns: Turns, sink: Sink) -> Running:
-        """The turn that this key stands for, from its first event on."""
+    async def _repeat(self, held: Claim, claim: Claim, turns: Turns, sink: Sink) -> Running | None:
+        """The turn that this key stands for, from its first event on; None if that was refused, and the key is ours."""
         if held.digest != claim.digest:
             raise Conflict(
                 "This idempotency key was used for another request.",
@@ -477,24 +500,34 @@ class Runner:
             )
         running = self._hearable(held)
         if running is None:
-            running = await self._retold(held, turns) or await self._heard_elsewhere(held, turns)
+            running = await self._retold(held, turns) or await self._heard_elsewhere(
+                held, claim, turns
+            )
+        if running is None:
+            return None
         if not running.attach(sink):
             written = await self._records.log.read_after(held.owner, held.turn_id, -1)
             if not written or not running.attach_behind(sink, written):
                 raise _gone(held)
         return running
 
-    async def _heard_elsewhere(self, held: Claim, turns: Turns) -> Running:
-        """The turn of a key that another worker holds, while it runs there or once it is over."""
-        until = asyncio.get_running_loop().time() + REPEAT_S_MAX
-        while self._elsewhere is not None and held.is_stored:
-            running = await self._elsewhere.reach(held.owner, held.turn_id)
+    async def _heard_elsewhere(self, held: Claim, claim: Claim, turns: Turns) -> Running | None:
+        """The turn of a key that another worker holds, while it runs there or once it is over; None if that worker let
+        go of the key, and it is ours."""
+        loop, pause_s = asyncio.get_running_loop(), REPEAT_LOOK_S
+        until = loop.time() + (REPEAT_S_MAX if held.is_stored else UNSTORED_S_MAX)
+        others = self._elsewhere
+        while others is not None and (held.is_stored or others.has_others):
+            running = await others.reach(held.owner, held.turn_id) if held.is_stored else None
             running = running or await self._retold(held, turns)
             if running is not None:
                 return running
-            if asyncio.get_running_loop().time() > until:
+            if (await self._claim(claim)).turn_id == claim.turn_id:
+                return None
+            if loop.time() > until or await _has_ended(held, turns):
                 break
-            await asyncio.sleep(REPEAT_LOOK_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, REPEAT_PAUSE_S_MAX)
         raise _gone(held)
 
     async def _retold(self, held: Claim, turns: Turns) -> Running | None:
@@ -521,6 +554,17 @@ class Runner:
             await asyncio.wait(tuple(self._tasks), timeout=END_S_MAX)
 
 
+async def _until_written(write: Callable[[], Awaitable[None]]) -> None:
+    pause_s = MEND_S
+    while True:
+        await asyncio.sleep(pause_s)
+        try:
+            await write()
+            return
+        except ApiError:
+            pause_s = min(2 * pause_s, MEND_S_MAX)
+
+
 def claim_of(create: Create, owner: Owner) -> Claim:
     """The claim of a request on its key; how it is to be answered is no part of what it asks."""
     assert create.idempotency_key is not None
@@ -545,6 +589,16 @@ def _check_appended(plan: Plan, items: Sequence[Item]) -> None:
     """What comes later is checked as what came first."""
     check_items(items)
     check_unseen(items, plan.model, plan.tally)
+
+
+def _sought_after() -> Unavailable:
+    return Unavailable("This idempotency key is asked for by too many at once.")
+
+
+async def _has_ended(held: Claim, turns: Turns) -> bool:
+    """Whether nothing more is to be expected of this turn."""
+    turn = await turns.read(held.owner, held.turn_id)
+    return turn is not None and turn.response.status in ENDED
 
 
 def _gone(held: Claim) -> Conflict:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from segue.turn.quota import Draw, Grant
 from segue.turn.values import (
     Claim,
     Conversation,
@@ -116,6 +117,13 @@ class Keys(Protocol):
 
     async def revoke(self, key_id: str) -> bool:
         """Take it back for good; False if there is no such key, or it was taken back before."""
+
+
+class Meters(Protocol):
+    """What all processes together use of the limits of keys. Nothing of it must survive; nobody may count twice."""
+
+    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
+        """Take note of what this process has used and would hold; what it is given of each key's limits."""
 
 
 class Seals(Protocol):

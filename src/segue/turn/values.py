@@ -546,6 +546,8 @@ class Conversation(Struct, frozen=True):
     # How many items were ever added; and how often it was written, so that two who write at once notice.
     count: int = 0
     version: int = 0
+    # The turn that speaks in it now, wherever that runs.
+    speaker: str | None = None
 
 
 class Shelved(Struct, frozen=True):

@@ -115,13 +115,20 @@ ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at;
 DELETE FROM workers WHERE id = $1;
 
 -- name: dead
--- $1 this worker, $2 seconds that a lease lasts. Workers whose lease is over, and those that left turns behind and have
--- none.
+-- $1 this worker, $2 seconds that a lease lasts. Workers whose lease is over, and those that left turns, conversations or
+-- places of keys behind and have none.
 SELECT id FROM workers WHERE id <> $1 AND seen_at < seconds_now() - $2::bigint
 UNION
 SELECT worker FROM turns
 WHERE worker IS NOT NULL AND worker <> $1
-    AND NOT EXISTS (SELECT 1 FROM workers WHERE id = turns.worker);
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE id = turns.worker)
+UNION
+SELECT worker FROM conversations
+WHERE worker IS NOT NULL AND worker <> $1
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE id = conversations.worker)
+UNION
+SELECT worker FROM places
+WHERE worker <> $1 AND NOT EXISTS (SELECT 1 FROM workers WHERE id = places.worker);
 
 -- name: abandoned
 -- With the number of the last event that was written down.
@@ -230,7 +237,7 @@ INSERT INTO migrations (number) VALUES ($1);
 SELECT 1;
 
 -- name: find_conversation
-SELECT created_at, metadata, tip_id, tip_items, count, version
+SELECT created_at, metadata, tip_id, tip_items, count, version, speaker
 FROM conversations WHERE owner = $1 AND id = $2;
 
 -- name: create_conversation
@@ -246,15 +253,17 @@ SELECT made.owner, made.id, item.place - 1, item.item_id, item.body
 FROM made, unnest($7::text[], $8::bytea[]) WITH ORDINALITY AS item (item_id, body, place);
 
 -- name: update_conversation
--- $1 owner, $2 id, $3 metadata, $4 tip, $5 items of the tip, $6 version, $7 item ids, $8 bodies. One row at least tells that it
--- was done.
+-- $1 owner, $2 id, $3 metadata, $4 tip, $5 items of the tip, $6 version, $7 item ids, $8 bodies, $9 speaker, $10 worker. One
+-- row at least tells that it was done. Who writes beside a turn that speaks is not the one who runs it.
 WITH moved AS (
     UPDATE conversations SET
         metadata = $3,
         tip_id = $4,
         tip_items = $5,
         count = count + cardinality($7::text[]),
-        version = version + 1
+        version = version + 1,
+        speaker = $9::text,
+        worker = CASE WHEN $9 IS NULL THEN NULL WHEN $9 = speaker THEN worker ELSE $10::text END
     WHERE owner = $1 AND id = $2 AND version = $6
     RETURNING owner, id, count - cardinality($7::text[]) AS place
 ), added AS (
@@ -263,6 +272,10 @@ WITH moved AS (
     FROM moved, unnest($7::text[], $8::bytea[]) WITH ORDINALITY AS item (item_id, body, place)
 )
 SELECT place FROM moved;
+
+-- name: release_speakers
+-- A dead process speaks no more.
+UPDATE conversations SET speaker = NULL, worker = NULL, version = version + 1 WHERE worker = $1;
 
 -- name: read_shelved
 SELECT item_id, body FROM shelved
@@ -289,3 +302,34 @@ INSERT INTO ring (place, name, secret) SELECT max(place) + 1, $1, $2 FROM ring;
 
 -- name: ring
 SELECT name, secret FROM ring ORDER BY place DESC;
+
+-- name: begin_draw
+-- $1 key, $2 and $3 its limits. Of several processes that draw on a key one does, the others wait for it; the row is there
+-- so that there is something to wait for.
+INSERT INTO meters (key_id, requests, tokens, filled_at)
+VALUES ($1, $2::bigint, $3::bigint, extract(epoch FROM clock_timestamp()))
+ON CONFLICT (key_id) DO UPDATE SET key_id = excluded.key_id
+RETURNING requests, tokens, filled_at, extract(epoch FROM clock_timestamp())::double precision;
+
+-- name: held_by_others
+SELECT coalesce(sum(connections), 0)::bigint, coalesce(sum(lanes), 0)::bigint
+FROM places WHERE key_id = $1 AND worker <> $2;
+
+-- name: end_draw
+-- $1 key, $2 requests, $3 tokens, $4 when, $5 worker, $6 connections, $7 lanes.
+WITH level AS (
+    UPDATE meters SET requests = $2, tokens = $3, filled_at = $4 WHERE key_id = $1
+)
+INSERT INTO places (key_id, worker, connections, lanes) VALUES ($1, $5, $6, $7)
+ON CONFLICT (key_id, worker) DO UPDATE SET
+    connections = excluded.connections, lanes = excluded.lanes;
+
+-- name: relax_draw
+-- What is lost with a crash is told again, so nobody waits for a disk.
+SET LOCAL synchronous_commit = off;
+
+-- name: drop_held
+DELETE FROM places WHERE key_id = $1 AND worker = $2;
+
+-- name: release_places
+DELETE FROM places WHERE worker = $1;

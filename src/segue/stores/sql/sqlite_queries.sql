@@ -102,8 +102,12 @@ DELETE FROM claims WHERE owner = :owner AND key = :key AND turn_id = :turn_id;
 SELECT turn_id, digest FROM claims WHERE owner = :owner AND key = :key;
 
 -- name: workers
--- Everybody who runs a turn.
-SELECT DISTINCT worker FROM turns WHERE worker IS NOT NULL;
+-- Everybody who runs a turn, speaks in a conversation, or holds places of a key.
+SELECT worker FROM turns WHERE worker IS NOT NULL
+UNION
+SELECT worker FROM conversations WHERE worker IS NOT NULL
+UNION
+SELECT worker FROM places;
 
 -- name: abandoned
 -- With the number of the last event that was written down.
@@ -198,7 +202,7 @@ PRAGMA busy_timeout = 5000;
 PRAGMA wal_checkpoint(TRUNCATE);
 
 -- name: find_conversation
-SELECT created_at, metadata, tip_id, tip_items, count, version
+SELECT created_at, metadata, tip_id, tip_items, count, version, speaker
 FROM conversations WHERE owner = :owner AND id = :id;
 
 -- name: create_conversation
@@ -212,8 +216,15 @@ UPDATE conversations SET
     tip_id = :tip_id,
     tip_items = :tip_items,
     count = count + :added,
-    version = version + 1
+    version = version + 1,
+    speaker = :speaker,
+    -- Who writes beside a turn that speaks is not the one who runs it.
+    worker = CASE WHEN :speaker IS NULL THEN NULL WHEN :speaker = speaker THEN worker ELSE :worker END
 WHERE owner = :owner AND id = :id AND version = :version;
+
+-- name: release_speakers
+-- A dead process speaks no more.
+UPDATE conversations SET speaker = NULL, worker = NULL, version = version + 1 WHERE worker = :worker;
 
 -- name: shelve
 INSERT INTO shelved (owner, conversation_id, position, item_id, body)
@@ -236,3 +247,29 @@ DELETE FROM shelved WHERE owner = :owner AND conversation_id = :id;
 -- name: unlink_tip
 UPDATE conversations SET tip_id = NULL, tip_items = 0, version = version + 1
 WHERE owner = :owner AND id = :id;
+
+-- name: level
+SELECT requests, tokens, filled_at FROM meters WHERE key_id = :key_id;
+
+-- name: held_by_others
+SELECT coalesce(sum(connections), 0), coalesce(sum(lanes), 0)
+FROM places WHERE key_id = :key_id AND worker <> :worker;
+
+-- name: save_level
+INSERT INTO meters (key_id, requests, tokens, filled_at)
+VALUES (:key_id, :requests, :tokens, :at)
+ON CONFLICT (key_id) DO UPDATE SET
+    requests = excluded.requests, tokens = excluded.tokens, filled_at = excluded.filled_at;
+
+-- name: save_held
+INSERT INTO places (key_id, worker, connections, lanes)
+VALUES (:key_id, :worker, :connections, :lanes)
+ON CONFLICT (key_id, worker) DO UPDATE SET
+    connections = excluded.connections, lanes = excluded.lanes
+WHERE (connections, lanes) <> (excluded.connections, excluded.lanes);
+
+-- name: drop_held
+DELETE FROM places WHERE key_id = :key_id AND worker = :worker;
+
+-- name: release_places
+DELETE FROM places WHERE worker = :worker;

@@ -1,0 +1,7 @@
+-- The turn that speaks in a conversation, and the process that runs it: one at a time, whoever is asked.
+
+ALTER TABLE conversations ADD COLUMN speaker text;
+
+ALTER TABLE conversations ADD COLUMN worker text;
+
+CREATE INDEX conversations_by_worker ON conversations (worker) WHERE worker IS NOT NULL;

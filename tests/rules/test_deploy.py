@@ -1,0 +1,145 @@
+"""Do the files in deploy/ say what is so? They parse, name settings and routes that exist, and fit our defaults.
+
+What a parser cannot see is tried elsewhere: HAProxy in `make test`, nginx in `make test-reliability`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from argparse import Namespace
+from collections.abc import Sequence
+from configparser import RawConfigParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from segue import __version__
+from segue.cli import _parser
+from segue.settings import FLAGS, Settings, load_settings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DEFAULTS = Settings()
+
+
+@pytest.fixture(scope="module")
+def manifests() -> dict[str, dict[str, Any]]:
+    found = yaml.safe_load_all((DEPLOY / "kubernetes" / "segue.yaml").read_text())
+    return {one["kind"]: one for one in found}
+
+
+@pytest.fixture(scope="module")
+def container(manifests: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    (found,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def unit() -> RawConfigParser:
+    read = RawConfigParser(strict=False)
+    read.optionxform = str  # type: ignore[assignment, method-assign]
+    read.read(DEPLOY / "segue.service")
+    return read
+
+
+def parsed(words: Sequence[str]) -> Namespace:
+    """As the command line reads them."""
+    return _parser(words[:1]).parse_args(words)
+
+
+def cluster_settings(manifests: dict[str, dict[str, Any]]) -> Settings:
+    """What a pod is told by its file and its environment."""
+    told = tomllib.loads(manifests["ConfigMap"]["data"]["segue.toml"])
+    return load_settings(told, environment=manifests["Secret"]["stringData"])
+
+
+def test_manifests_name_settings_that_exist(
+    manifests: dict[str, dict[str, Any]], container: dict[str, Any]
+) -> None:
+    assert sorted(manifests) == [
+        "ConfigMap", "Deployment", "Ingress", "PodDisruptionBudget", "Secret", "Service",
+    ]  # fmt: skip
+    names = {name.removeprefix("SEGUE_").lower() for name in manifests["Secret"]["stringData"]}
+    assert names <= set(FLAGS)
+    settings = cluster_settings(manifests)
+    assert settings.store.startswith("postgresql://")
+    # A pod's port is public: without this it would not start until there is a key.
+    assert settings.auth == "keys"
+    options = parsed(container["args"])
+    assert options.config == "/etc/segue/segue.toml"
+    mounted = {one["mountPath"] for one in container["volumeMounts"]}
+    assert {"/etc/segue", "/models"} <= mounted
+
+
+def test_manifests_agree_with_each_other_and_with_the_server(
+    manifests: dict[str, dict[str, Any]], container: dict[str, Any]
+) -> None:
+    settings = cluster_settings(manifests)
+    pod = manifests["Deployment"]["spec"]["template"]
+    (port,) = container["ports"]
+    (served,) = manifests["Service"]["spec"]["ports"]
+    assert port["containerPort"] == settings.port
+    assert served["targetPort"] == port["name"]
+    assert container["image"] == f"segue:{__version__}"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+    labels = pod["metadata"]["labels"]
+    for kind in ("Service", "PodDisruptionBudget", "Deployment"):
+        selector = manifests[kind]["spec"]["selector"]
+        assert selector.get("matchLabels", selector) == labels
+    command = container["lifecycle"]["preStop"]["exec"]["command"]
+    pause_s = int(command[-1])
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= pause_s + settings.grace_s + 15
+    notes = manifests["Ingress"]["metadata"]["annotations"]
+    prefix = "nginx.ingress.kubernetes.io/proxy-"
+    assert int(notes[f"{prefix}read-timeout"]) > DEFAULTS.connection_age_s
+    assert notes[f"{prefix}body-size"] == f"{DEFAULTS.body_bytes_max // 1024**2}m"
+
+
+def test_unit_runs_a_command_that_exists_and_waits_for_the_drain() -> None:
+    service = unit()["Service"]
+    command = shlex.split(service["ExecStart"])
+    assert command[0].endswith("/segue")
+    assert parsed(command[1:]).config == "/etc/segue/segue.toml"
+    assert int(service["TimeoutStopSec"]) > DEFAULTS.grace_s + 15
+    # The signal is for the parent alone.
+    assert service["KillMode"] == "mixed"
+
+
+def test_container_runs_a_command_that_exists_as_nobody_in_particular() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    entry = re.search(r"^ENTRYPOINT (\[.*\])$", text, re.MULTILINE)
+    command = re.search(r"^CMD (\[.*\])$", text, re.MULTILINE)
+    assert entry
+    assert command
+    assert json.loads(entry[1])[0].endswith("/segue")
+    parsed(json.loads(command[1]))
+    root = DEPLOY.parent
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)
+    read = re.findall(r"-r (\S+)", text)
+    for name in [word for line in copied for word in line.split()] + read:
+        assert (root / name).exists(), name
+    user = re.search(r"^USER (\S+)$", text, re.MULTILINE)
+    assert user
+    assert user[1] != "root"
+
+
+def test_balancers_wait_as_long_as_sockets_are_silent_and_take_what_we_take() -> None:
+    nginx, haproxy = (DEPLOY / "nginx.conf").read_text(), (DEPLOY / "haproxy.cfg").read_text()
+    age_min = DEFAULTS.connection_age_s / 60
+    for text, setting in (
+        (nginx, r"proxy_read_timeout (\d+)m;"),
+        (haproxy, r"timeout tunnel (\d+)m"),
+    ):
+        found = re.search(setting, text)
+        assert found
+        assert int(found[1]) > age_min
+    body = re.search(r"client_max_body_size (\d+)m;", nginx)
+    assert body
+    assert int(body[1]) * 1024**2 >= DEFAULTS.body_bytes_max
+    silence = re.search(r"timeout server (\d+)s", haproxy)
+    assert silence
+    assert int(silence[1]) > 2 * DEFAULTS.heartbeat_s
