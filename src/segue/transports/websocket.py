@@ -135,7 +135,7 @@ class Session:
         self.owner = account.owner
         self._lanes: Lanes[Asked, Turn, HeldSteer] = Lanes()
         self._near, self._turns = desk.open_cache(account)
-        self._sinks: set[LaneSink] = set()
+        self._sinks: dict[ServedTicket, LaneSink] = {}
         self._steering = Steering(self._send)
         # What rollouts were given, until there is a place for them to go on.
         self._appends: dict[ServedTicket, Append] = {}
@@ -259,7 +259,7 @@ class Session:
 
     def resumed(self) -> None:
         """The reader has caught up."""
-        for sink in self._sinks:
+        for sink in self._sinks.values():
             sink.running.make_room()
 
     def closed(self, how: Closed) -> None:
@@ -272,7 +272,7 @@ class Session:
         self._lanes.drop_waiting()
         for task in tuple(self._tasks):
             task.cancel()
-        for sink in tuple(self._sinks):
+        for sink in tuple(self._sinks.values()):
             running = sink.running
             running.detach(sink)
             if running.is_heard:
@@ -290,7 +290,7 @@ class Session:
     # --- steering (protocol.md 6.10) ---
 
     def _sink(self, response_id: str) -> LaneSink | None:
-        return next((one for one in self._sinks if one.running.id == response_id), None)
+        return next((one for one in self._sinks.values() if one.running.id == response_id), None)
 
     def _send(self, events: Sequence[Event], lane: Lane) -> None:
         if self._is_closed or not events:
@@ -370,11 +370,11 @@ class Session:
 
     def turn_began(self, sink: LaneSink) -> None:
         """A turn of this connection runs."""
-        self._sinks.add(sink)
+        self._sinks[sink.ticket] = sink
 
     def turn_ended(self, sink: LaneSink, last: Event) -> None:
         """A turn of this connection is over: free its lane, forget what must be forgotten, start the next."""
-        self._sinks.discard(sink)
+        self._sinks.pop(sink.ticket, None)
         self._appends.pop(sink.ticket, None)
         self._turn_count += 1
         self._pass_on(sink)
@@ -405,8 +405,7 @@ class Session:
             if appended is None:
                 self._spawn(self._serve(ticket))
             else:
-                running = next(one.running for one in self._sinks if one.ticket is ticket)
-                running.tell(appended)
+                self._sinks[ticket].running.tell(appended)
 
     async def _serve(self, ticket: ServedTicket) -> None:
         """Prepare a turn whose time has come, and let it run."""
@@ -488,7 +487,7 @@ class Session:
         if self._is_dismissed:
             return
         self._is_dismissed = True
-        for sink in tuple(self._sinks):
+        for sink in tuple(self._sinks.values()):
             if sink.running.owed is not None:
                 sink.running.tell(Cancel())
         if self._lanes.is_idle:
