@@ -13,11 +13,13 @@ from typing import cast
 
 import uvicorn
 import uvloop
+from msgspec import structs
 
 from segue import __version__
 from segue.app import ALONE, App, Place, open_app
 from segue.errors import Misconfigured
 from segue.settings import Settings
+from segue.transports.descriptors import fit_connections
 from segue.transports.protocol import HttpLimits, http_class
 from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.tls import Certificate
@@ -132,6 +134,8 @@ async def serve_on(
     place: Place = ALONE,
 ) -> None:
     """Serve on this port, which is somebody else's to close."""
+    fitting = fit_connections(settings.connections_max)
+    settings = structs.replace(settings, connections_max=fitting)
     certificate = open_certificate(settings)
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(open_app(settings, place))
