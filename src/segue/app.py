@@ -312,7 +312,8 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 lobby,
                 afterwards,
                 lambda: (
-                    sum(one.bytes for one in (store.state, recall, served, lobby.lost))
+                    sum(one.bytes for one in (store.state, *store.beside))
+                    + sum(one.bytes for one in (recall, served, lobby.lost))
                     + runner.ended_bytes
                 ),
             )
