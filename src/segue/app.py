@@ -387,5 +387,10 @@ def _watch(
     metrics.watch("segue_connections", "Open WebSocket connections", lambda: len(lobby.sessions))
     metrics.watch("segue_state_bytes", "Bytes of history held in memory", state_bytes)
     metrics.watch(
+        "segue_unread_bytes",
+        "Bytes that wait for WebSocket clients to read them",
+        lambda: sum(session.unread_bytes for session in lobby.sessions),
+    )
+    metrics.watch(
         "segue_ledger_backlog", "Turns that wait to be settled", lambda: afterwards.backlog
     )

@@ -39,6 +39,8 @@ Lane = str | None
 IN_FLIGHT_MAX = 16
 NAMES_MAX = 32
 WAITING_MAX = 64
+# As much as the largest request alone.
+WAITING_BYTES_MAX = 64 * 1024 * 1024
 # Responses whose steers wait for a create that may never come.
 HELD_MAX = 32
 # More than a cache holds of real turns; a parent older than that counts as its continuer's own.
@@ -53,6 +55,8 @@ class Ticket(Generic[Request, Pin]):
     request: Request
     parent_id: str | None
     pin: Pin | None = None
+    # The bytes that it came in.
+    size: int = 0
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ class Lanes(Generic[Request, Pin, Held]):
     in_flight_max: int = IN_FLIGHT_MAX
     names_max: int = NAMES_MAX
     waiting_max: int = WAITING_MAX
+    waiting_bytes_max: int = WAITING_BYTES_MAX
     # Lists, because lanes are few and most connections are idle: an empty deque or set costs many times as much.
     _names: list[str] = field(default_factory=list)
     _waiting: dict[Lane, deque[Ticket[Request, Pin]]] = field(default_factory=dict)
@@ -87,6 +92,10 @@ class Lanes(Generic[Request, Pin, Held]):
         return sum(map(len, self._waiting.values()))
 
     @property
+    def _waiting_bytes(self) -> int:
+        return sum(ticket.size for queue in self._waiting.values() for ticket in queue)
+
+    @property
     def running(self) -> int:
         """How many requests run."""
         return len(self._running)
@@ -110,14 +119,25 @@ class Lanes(Generic[Request, Pin, Held]):
         self._names.append(lane)
 
     def add(
-        self, lane: Lane, request: Request, parent_id: str | None, pin: Pin | None = None
+        self,
+        lane: Lane,
+        request: Request,
+        parent_id: str | None,
+        pin: Pin | None = None,
+        *,
+        size: int = 0,
     ) -> None:
         """Put a request at the end of its lane."""
         if self.waiting >= self.waiting_max:
             raise TooMany(
                 f"Too many requests wait on this connection (at most {self.waiting_max})."
             )
-        ticket = Ticket(lane, request, parent_id, pin if self.is_fork(lane, parent_id) else None)
+        if self._waiting and self._waiting_bytes + size > self.waiting_bytes_max:
+            raise TooMany(
+                f"The requests that wait on this connection may have {self.waiting_bytes_max} bytes together."
+            )
+        pinned = pin if self.is_fork(lane, parent_id) else None
+        ticket = Ticket(lane, request, parent_id, pinned, size)
         if lane not in self._waiting:
             self._waiting[lane] = deque()
             if lane not in self._running:

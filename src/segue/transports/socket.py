@@ -223,6 +223,11 @@ class Socket(asyncio.Protocol):
         self._flush_soon()
 
     @property
+    def unread_bytes(self) -> int:
+        """What waits for the peer to read, as far as it waits here."""
+        return 0 if self._state is _State.ENDED else self._backlog_bytes()
+
+    @property
     def is_full(self) -> bool:
         """Whether to wait for `Listener.resumed` before sending more."""
         return self._backlog_bytes() > self._limits.outbox_bytes_max
@@ -291,6 +296,8 @@ class Socket(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._is_paused = True
         self._paused_bytes = self._transport.get_write_buffer_size()
+        # What the transport holds counts only from here on.
+        self._resume_is_owed = self._resume_is_owed or self.is_full
         self._set_write_timer(self._limits.write_s_max)
 
     def resume_writing(self) -> None:

@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 
 # Each connection lives up to this much shorter than the limit, so that they do not all come back at once (F10).
 AGE_JITTER = 0.05
+# Turns stop when the outbox is full; what else is said may take so many times as much.
+UNREAD_TIMES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,9 @@ class Session:
         self._lost = lost
         self.account = account
         self.owner = account.owner
-        self._lanes: Lanes[Asked, Turn, HeldSteer] = Lanes()
+        self._lanes: Lanes[Asked, Turn, HeldSteer] = Lanes(
+            waiting_bytes_max=desk.limits.body_bytes_max
+        )
         self._near, self._turns = desk.open_cache(account)
         self._sinks: dict[ServedTicket, LaneSink] = {}
         self._steering = Steering(self._send)
@@ -152,6 +156,11 @@ class Session:
     def state_bytes(self) -> int:
         """What the connection's cache holds."""
         return self._near.bytes
+
+    @property
+    def unread_bytes(self) -> int:
+        """What waits for its client to read."""
+        return self.socket.unread_bytes
 
     def glance(self) -> Glance:
         """What it is doing now."""
@@ -200,7 +209,7 @@ class Session:
                 traceparent=decode_traceparent(create),
             )
             asked = Asked(create, tally)
-            self._lanes.add(lane, asked, parent_id, pin)
+            self._lanes.add(lane, asked, parent_id, pin, size=len(text))
         except ApiError as error:
             self._refuse(error, _lane_of_error(text, lane))
             return
@@ -261,6 +270,7 @@ class Session:
         """The reader has caught up."""
         for sink in self._sinks.values():
             sink.running.make_room()
+        self._start_what_may()
 
     def closed(self, how: Closed) -> None:
         """The connection is over: a close frame is a cancel, a loss lets stored turns finish."""
@@ -297,7 +307,7 @@ class Session:
             return
         suffix = None if lane is None else lane_suffix(lane)
         data = [event.data for event in events]
-        self.socket.send(data if suffix is None else [with_lane(one, suffix) for one in data])
+        self._say(data if suffix is None else [with_lane(one, suffix) for one in data])
 
     def _pass_on(self, sink: LaneSink) -> None:
         """The steers of a turn that is over wait for the create that continues it: the client's, or our own."""
@@ -395,10 +405,18 @@ class Session:
 
     def _refuse(self, error: ApiError, lane: Lane) -> None:
         self._desk.note_refusal("websocket", error.code)
-        self.socket.send([encode_error_event(error, lane)])
+        self._say([encode_error_event(error, lane)])
+
+    def _say(self, events: list[bytes]) -> None:
+        """Answer a frame at once, unless its sender has left too many answers unread."""
+        if self.socket.unread_bytes > UNREAD_TIMES_MAX * self._desk.limits.outbox_bytes_max:
+            self.socket.close(1008, "answers are not read")
+        else:
+            self.socket.send(events)
 
     def _start_what_may(self) -> None:
-        if self._is_closed:
+        # A client that does not read gets no more to read.
+        if self._is_closed or self.socket.is_full:
             return
         for ticket in self._lanes.start():
             appended = self._appends.pop(ticket, None)

@@ -589,7 +589,9 @@ class Pulse:
         loop = asyncio.get_running_loop()
         due_at = self._running.published_at + self._every_s
         if due_at <= loop.time():
-            self._running.publish([self._running.assembler.heartbeat()])
+            # Whoever does not read hears no silence, and a snapshot for each beat would have no end.
+            if not self._running.is_unread:
+                self._running.publish([self._running.assembler.heartbeat()])
             due_at = loop.time() + self._every_s
         if self._running.is_heard:
             self._unheard_since = None
