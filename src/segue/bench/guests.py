@@ -23,9 +23,8 @@ from segue.bench.streams import LATE_STEPS, MODEL, Connection, Lanes, Refused, T
 OPENING_MAX = 200
 OPEN_S_MAX = 120.0
 ANSWER_S_MAX = 600.0
-# Those who never read ask for more than a connection's outbox holds: answers of a second, as many as may wait.
-STALLED_LANES = 2
-STALLED_ANSWERS = 32
+# Those who never read have asked for as many answers as may wait, so that the server is the one that ends it.
+STALLED_ANSWERS = 64
 # So that what is not read stays with the server, as on a thin line.
 STALLED_RECEIVE_BYTES = 4_096
 # Streams begin one after the other, so that they do not end together.
@@ -125,9 +124,8 @@ class Idle:
         self._guests.append(guest)
         if self._is_stalled:
             guest.connection.stop_reading()
-            for answer in range(STALLED_LANES * STALLED_ANSWERS):
-                lane = str(answer % STALLED_LANES)
-                guest.connection.write(create(stream_id=lane, store=False))
+            for _ in range(STALLED_ANSWERS):
+                guest.connection.write(create(store=False))
 
     async def heed(self, word: str, amount: float) -> None:
         """They only tell."""

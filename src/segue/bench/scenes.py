@@ -60,6 +60,8 @@ class Beside(Struct, frozen=True, kw_only=True):
     alone: Told
     beside: Told
     again: Told
+    # What the server needed of a core in each of the three.
+    cpu_cores: list[float]
     # What the server held before they came, at most while they were there, and for each of them when all had come.
     memory_bytes: int
     peak_bytes: int
@@ -144,25 +146,24 @@ def beside(
     *flags: str,
 ) -> Beside:
     """Count streams alone, beside this crowd, and alone again."""
-    count = f"count {seconds}"
     with (
         serve(served(tokens_per_s, flags)) as process,
         apart(process),
         crowd(process.port, "streams", streams, tokens_per_s) as others,
     ):
-        alone = others.ask(count)
+        alone, alone_cores = _count(process, others, seconds)
         before = process.memory_bytes() or 0
         began = time.perf_counter()
         with Watch(process) as watch, crowd(process.port, kind, guests) as crowded:
             arrived = (process.memory_bytes() or 0) - before
-            meanwhile = others.ask(count)
+            meanwhile, cores = _count(process, others, seconds)
             out_s = None
             if kind == "stalled":
                 wait_until_out(process, streams)
                 out_s = round(time.perf_counter() - began, 1)
             left = connected(process) - streams
             lost = crowded.ask().lost
-        again = others.ask(count)
+        again, again_cores = _count(process, others, seconds)
     grown = arrived if kind == "idle" else watch.peak_bytes - before
     return Beside(
         crowd=kind,
@@ -172,6 +173,7 @@ def beside(
         alone=alone,
         beside=msgspec.structs.replace(meanwhile, lost=lost),
         again=again,
+        cpu_cores=[alone_cores, cores, again_cores],
         memory_bytes=before,
         peak_bytes=watch.peak_bytes,
         guest_bytes=round(grown / guests),
@@ -179,6 +181,13 @@ def beside(
         out_s=out_s,
         health_ms_max=watch.health_ms_max,
     )
+
+
+def _count(process: Process, streams: Crowd, seconds: float) -> tuple[Told, float]:
+    """What the streams hear for so long, and what the server needed of a core."""
+    before = process.cpu_s() or 0.0
+    told = streams.ask(f"count {seconds}")
+    return told, round(((process.cpu_s() or 0.0) - before) / (told.seconds or seconds), 2)
 
 
 def wait_until_out(process: Process, streams: int) -> None:
@@ -286,8 +295,8 @@ def _check(options: argparse.Namespace) -> None:
 def tables(scenes: Sequence[Beside], returns: Sequence[Return]) -> Iterator[Table]:
     """What was found, for people."""
     if scenes:
-        names = "streams|delivered|late p50 ms|p99 ms|answers|drops|guests left|memory MB|a guest KiB|health ms max"
-        table = _table(names)
+        names = "streams|delivered|late p50 ms|p99 ms|answers|drops|CPU cores"
+        table = _table(f"{names}|guests left|memory MB|a guest KiB|health ms max")
         for scene in scenes:
             for row in _rows(scene):
                 table.add_row(*row)
@@ -327,7 +336,7 @@ def _rows(scene: Beside) -> Iterator[list[str]]:
         (f"beside {scene.guests:,} {words}", scene.beside),
         ("alone again", scene.again),
     )
-    for name, told in parts:
+    for (name, told), cores in zip(parts, scene.cpu_cores, strict=True):
         is_beside = told is scene.beside
         beside = (
             f"{scene.left:,}",
@@ -342,6 +351,7 @@ def _rows(scene: Beside) -> Iterator[list[str]]:
             _shown(told.late_ms_p99, ".1f"),
             f"{told.answers:,}",
             str(told.drops),
+            f"{cores:.2f}",
             *(beside if is_beside else ("",) * len(beside)),
         ]
 
