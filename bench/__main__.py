@@ -17,6 +17,7 @@ NAMES = (
     "chain",
     "reencode",
     "guards",
+    "ending",
 )
 FIRST = ("turns", "events")
 

@@ -45,10 +45,12 @@ class Server:
 
 
 @contextmanager
-def server(script: Mapping[str, Any] | None = None, *flags: str) -> Iterator[Server]:
-    """Run a server, pinned to the first core where there are two."""
+def server(
+    script: Mapping[str, Any] | None = None, *flags: str, module: str = "segue.cli"
+) -> Iterator[Server]:
+    """Run a server, pinned to the first core where there are two; another module may change it before it serves."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "segue.cli", "serve", "--port", "0", *flags]
+        command = [sys.executable, "-m", module, "serve", "--port", "0", *flags]
         if "--engine" not in flags:
             command += ["--engine", "scripted"]
         if "--store" not in flags:

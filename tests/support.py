@@ -217,10 +217,14 @@ class ServedProcess:
 
 @contextmanager
 def served_process(
-    *flags: str, cwd: Path, environment: Mapping[str, str] | None = None
+    *flags: str,
+    cwd: Path,
+    environment: Mapping[str, str] | None = None,
+    wrapper: Sequence[str] = (),
 ) -> Iterator[ServedProcess]:
-    """Run the command as a person would, on a free port; everything it prints is kept."""
-    command = [sys.executable, "-m", "segue.cli", "serve", "--port", "0", *flags]
+    """Run the command as a person would, on a free port; everything it prints is kept. A wrapper is a command that runs
+    the rest of its line."""
+    command = [*wrapper, sys.executable, "-m", "segue.cli", "serve", "--port", "0", *flags]
     if "--engine" not in flags:
         command += ["--engine", "scripted"]
     process = subprocess.Popen(

@@ -330,7 +330,8 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 lobby,
                 afterwards,
                 lambda: (
-                    sum(one.bytes for one in (store.state, recall, served, lobby.lost))
+                    sum(one.bytes for one in (store.state, *store.beside))
+                    + sum(one.bytes for one in (recall, served, lobby.lost))
                     + runner.ended_bytes
                 ),
             )
@@ -408,6 +409,11 @@ def _watch(
 
     metrics.watch("segue_connections", "Open WebSocket connections", lambda: len(lobby.sessions))
     metrics.watch("segue_state_bytes", "Bytes of history held in memory", state_bytes)
+    metrics.watch(
+        "segue_unread_bytes",
+        "Bytes that wait for WebSocket clients to read them",
+        lambda: sum(session.unread_bytes for session in lobby.sessions),
+    )
     metrics.watch(
         "segue_ledger_backlog", "Turns that wait to be settled", lambda: afterwards.backlog
     )

@@ -45,7 +45,13 @@ LIMITS = (
 
 # Gauges of which each worker has its own part. Of all others one worker's word is everybody's.
 SUMMED = frozenset(
-    {"segue_connections", "segue_state_bytes", "segue_ledger_backlog", "segue_workers"}
+    {
+        "segue_connections",
+        "segue_ledger_backlog",
+        "segue_state_bytes",
+        "segue_unread_bytes",
+        "segue_workers",
+    }
 )
 
 

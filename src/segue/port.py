@@ -13,11 +13,13 @@ from typing import cast
 
 import uvicorn
 import uvloop
+from msgspec import structs
 
 from segue import __version__
 from segue.app import ALONE, App, Place, open_app
 from segue.errors import Misconfigured
 from segue.settings import Settings
+from segue.transports.descriptors import fit_connections
 from segue.transports.protocol import HttpLimits, http_class
 from segue.transports.socket import SocketLimits, socket_class
 from segue.transports.tls import Certificate
@@ -30,6 +32,8 @@ SERVER_STOP_S = 2
 SPARE_CONNECTIONS = 100
 # Connections that wait to be accepted: a herd that comes back at once is not refused.
 BACKLOG = 2_048
+# More than a tick of the busiest socket; without it the kernel takes megabytes for each reader that has gone quiet.
+UNSENT_BYTES_MAX = 128 * 1024
 
 
 class Server(uvicorn.Server):
@@ -119,6 +123,15 @@ def listen(settings: Settings) -> socket.socket:
         ) from None
 
 
+def _hold_little(port: socket.socket) -> None:
+    """Let the kernel hold little of what a slow reader has not taken: it waits with us, where it is counted.
+
+    Connections have this from their port. What is on its way is not limited by it, so that long lines stay fast.
+    """
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        port.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+
+
 async def run_server(settings: Settings) -> None:
     """Serve until a signal comes, then drain; a second signal ends the grace."""
     with listen(settings) as port:
@@ -132,6 +145,9 @@ async def serve_on(
     place: Place = ALONE,
 ) -> None:
     """Serve on this port, which is somebody else's to close."""
+    _hold_little(port)
+    fitting = fit_connections(settings.connections_max)
+    settings = structs.replace(settings, connections_max=fitting)
     certificate = open_certificate(settings)
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(open_app(settings, place))

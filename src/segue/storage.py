@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
@@ -56,6 +56,14 @@ if TYPE_CHECKING:
 KEYS_TOPIC = "keys"
 
 
+class Held(Protocol):
+    """Something in the memory of this process that knows its size."""
+
+    @property
+    def bytes(self) -> int:
+        """What it holds; it has a limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
     """What a durable store is made of."""
@@ -69,8 +77,9 @@ class Store:
     keys: Keys
     meters: Meters
     is_ready: Callable[[], Awaitable[bool]]
-    # What of it this process holds in memory.
+    # The turns that this process holds in memory, and all that it holds beside them.
     state: MemoryTurns
+    beside: Sequence[Held]
     # The keys of what clients keep for us, where all who use the store share them.
     ring: PostgresRing | None = None
 
@@ -105,6 +114,7 @@ async def _open_memory(settings: Settings) -> AsyncIterator[Store]:
         meters=MemoryMeters(),
         is_ready=_always,
         state=near,
+        beside=(log, repeats, conversations),
     )
 
 
@@ -117,17 +127,19 @@ async def _open_sqlite(settings: Settings) -> AsyncIterator[Store]:
         raise Misconfigured(f"store: {path} cannot be opened: {error.__cause__}.") from error
     try:
         near = MemoryTurns(settings.process_state_bytes_max, stored_only=True)
+        repeats = MemoryRepeats()
         yield Store(
             turns=LayeredTurns(near, SqliteTurns(database)),
             ledger=SqliteLedger(database),
             events=SqliteEventLog(database),
-            repeats=LayeredRepeats(MemoryRepeats(), SqliteRepeats(database)),
+            repeats=LayeredRepeats(repeats, SqliteRepeats(database)),
             conversations=SqliteConversations(database),
             upkeep=LayeredUpkeep(near, SqliteUpkeep(database)),
             keys=SqliteKeys(database),
             meters=SqliteMeters(database),
             is_ready=database.is_ready,
             state=near,
+            beside=(repeats,),
         )
     finally:
         await database.close()
@@ -157,17 +169,19 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
         ) from error
     try:
         near = MemoryTurns(settings.process_state_bytes_max, stored_only=True)
+        repeats = MemoryRepeats()
         yield Store(
             turns=LayeredTurns(near, PostgresTurns(database)),
             ledger=PostgresLedger(database),
             events=PostgresEventLog(database),
-            repeats=LayeredRepeats(MemoryRepeats(), PostgresRepeats(database)),
+            repeats=LayeredRepeats(repeats, PostgresRepeats(database)),
             conversations=PostgresConversations(database),
             upkeep=LayeredUpkeep(near, PostgresUpkeep(database)),
             keys=PostgresKeys(database),
             meters=PostgresMeters(database),
             is_ready=database.is_ready,
             state=near,
+            beside=(repeats,),
             ring=PostgresRing(database),
         )
     finally:

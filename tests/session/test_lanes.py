@@ -398,3 +398,16 @@ def test_steers_wait_for_their_own_lane_and_parent() -> None:
     lanes.add("c", "fresh", None)
     (ticket,) = lanes.start()
     assert lanes.take_held(ticket) == []
+
+
+def test_requests_that_wait_are_bounded_in_bytes_together() -> None:
+    lanes: Lanes[str, None, str] = Lanes(waiting_bytes_max=100)
+    # One alone may be as large as it likes: the connection has its own limit for that.
+    lanes.add(None, "first", None, size=150)
+    assert [one.request for one in lanes.start()] == ["first"]
+    lanes.add(None, "second", None, size=60)
+    with pytest.raises(TooMany, match="100 bytes"):
+        lanes.add("a", "third", None, size=41)
+    lanes.add("a", "third", None, size=40)
+    assert [one.request for one in lanes.start()] == ["third"]
+    lanes.add("a", "fourth", None, size=40)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from segue.bench import load
+from segue.bench import load, scenes
 from segue.bench.charts import speed_words, tokens_words
 from segue.bench.findings import findings
 from segue.bench.line import LineFailed
@@ -46,9 +46,12 @@ def add_verb(parser: argparse.ArgumentParser) -> None:
         "Run the same agent loop by each way of talking to a Responses server, and say how long it took and why. "
         "Without --url it starts servers of its own, with an engine that plays a script at a given speed."
     )
-    actions = parser.add_subparsers(dest="action", metavar="load")
+    actions = parser.add_subparsers(dest="action", metavar="load|crowd")
     load.add_action(
         actions.add_parser("load", help="many streams at once: how many does a core hold?")
+    )
+    scenes.add_action(
+        actions.add_parser("crowd", help="what idle, stalled and returning clients do to others")
     )
     presets = "; ".join(f"{name}: {one.about}" for name, one in PRESETS.items())
     add = parser.add_argument
@@ -85,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.action == "load":
             return load.run(options)
+        if options.action == "crowd":
+            return scenes.run(options)
         return _bench(plan_of(options), options)
     except KeyboardInterrupt:
         print("segue bench: stopped", file=sys.stderr)

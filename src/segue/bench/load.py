@@ -25,7 +25,7 @@ from rich.table import Table
 from segue.bench.machine import Machine, describe, in_words
 from segue.bench.report import paper
 from segue.bench.server import NotServing, Played, Process, Served, serve
-from segue.bench.streams import LATE_STEPS, MODEL, Connection, Tally, late_ms
+from segue.bench.streams import LATE_STEPS, MODEL, Lanes, Tally, late_ms
 from segue.errors import Misconfigured
 
 # An answer lasts about this long, so that ends and beginnings are part of the load.
@@ -98,16 +98,15 @@ async def _apply(
     """Put the load on the server for so long."""
     loop = asyncio.get_running_loop()
     tally = Tally(late=array("L", bytes(8 * LATE_STEPS)) if tokens_per_s else None)
-    made: list[Connection] = []
+    made: list[Lanes] = []
     try:
         async with asyncio.timeout(CONNECT_S_MAX):
             for _ in range(connections):
-                made.append(Connection(process.port, lanes, tally, tokens_per_s))
-                await loop.create_connection(lambda: made[-1], "127.0.0.1", process.port)
-                await made[-1].opened
+                made.append(Lanes(process.port, lanes, tally, tokens_per_s))
+                await made[-1].connection.open()
         source = random.Random(seed)
-        for connection in made:
-            for begin in connection.start():
+        for one in made:
+            for begin in one.start():
                 loop.call_later(source.uniform(0, RAMP_S), begin)
         await asyncio.sleep(RAMP_S + ANSWER_S / 2)
         cpu, own, began = process.cpu_s(), time.process_time(), time.perf_counter()
@@ -123,8 +122,8 @@ async def _apply(
         ) from None
     finally:
         tally.is_over = True
-        for connection in made:
-            connection.close()
+        for one in made:
+            one.connection.close()
     rate = tally.tokens / took
     asked = connections * lanes * tokens_per_s
     has_late = tally.late is not None and any(tally.late)

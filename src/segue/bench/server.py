@@ -161,23 +161,31 @@ class Served:
 @contextmanager
 def serve(served: Served) -> Iterator[Process]:
     """Run `segue serve` on a free loopback port, with a SQLite file that goes with it."""
-    with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
-        folder = Path(name)
-        lines = ['engine = "scripted"', f'store = "sqlite:///{folder}/bench.db"', "grace_s = 0"]
-        for number, model in enumerate(served.models):
-            script = folder / f"script-{number}.json"
-            script.write_bytes(model.script)
-            lines += [
-                "[[models]]",
-                f'name = "{model.name}"',
-                f'script = "{script}"',
-                f"tps = {model.tokens_per_s:g}",
-            ]
-        config = folder / "segue.toml"
-        config.write_text("\n".join(lines) + "\n")
-        command = ["segue.cli", "serve", "--port", "0", "--config", str(config), *served.flags]
-        with spawn(command, r" at http://\S+:(\d+)/v1", folder) as process:
-            yield process
+    with (
+        tempfile.TemporaryDirectory(prefix="segue-bench-") as name,
+        serve_in(Path(name), served) as process,
+    ):
+        yield process
+
+
+@contextmanager
+def serve_in(folder: Path, served: Served, port: int = 0) -> Iterator[Process]:
+    """The same in a folder that another one may be served from later, and on this port, if one is named."""
+    lines = ['engine = "scripted"', f'store = "sqlite:///{folder}/bench.db"', "grace_s = 0"]
+    for number, model in enumerate(served.models):
+        script = folder / f"script-{number}.json"
+        script.write_bytes(model.script)
+        lines += [
+            "[[models]]",
+            f'name = "{model.name}"',
+            f'script = "{script}"',
+            f"tps = {model.tokens_per_s:g}",
+        ]
+    config = folder / "segue.toml"
+    config.write_text("\n".join(lines) + "\n")
+    command = ["segue.cli", "serve", "--port", str(port), "--config", str(config), *served.flags]
+    with spawn(command, r" at http://\S+:(\d+)/v1", folder) as process:
+        yield process
 
 
 @contextmanager

@@ -7,12 +7,13 @@ counted in one tally that all connections share.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
@@ -21,7 +22,8 @@ from segue.bench.line import frame
 MODEL = "stream"
 LATE_STEP_S = 0.0001
 LATE_STEPS = 200_000
-TEXT, PING, PONG_KIND = 0x81, 0x89, 10
+TEXT, CLOSE, PING = 0x81, 0x88, 0x89
+CLOSE_KIND, PONG_KIND = 8, 10
 
 
 @dataclass(slots=True)
@@ -36,37 +38,47 @@ class Tally:
     late: array[int] | None = None
 
 
-class Lane:
-    """One stream: asks, listens, asks again."""
+class Listener(Protocol):
+    """What a client does with what its connection hears."""
 
-    __slots__ = ("arrivals", "name", "request")
+    def hear(self, event: bytes, now: float) -> None:
+        """One text message, undecoded."""
 
-    def __init__(self, name: bytes, request: bytes) -> None:
-        self.name = name
-        self.request = request
-        self.arrivals: list[float] = []
+    def lost(self, code: int | None) -> None:
+        """The connection is over, by a close frame with this code, or without one."""
 
 
 class Connection(asyncio.Protocol):
-    """One WebSocket with its lanes; frames are cut by hand, nothing is decoded."""
+    """One WebSocket; frames are cut by hand, nothing is decoded."""
 
-    def __init__(self, port: int, lanes: int, tally: Tally, tokens_per_s: float) -> None:
+    def __init__(self, port: int, listener: Listener) -> None:
         self._port = port
-        self._tally = tally
-        self._tokens_per_s = tokens_per_s
-        self._lanes: dict[bytes, Lane] = {}
-        for number in range(lanes):
-            name = b"lane-%d" % number
-            self._lanes[name] = Lane(name, frame(request(name)))
+        self._listener = listener
         self._buffer = b""
+        self._close_code: int | None = None
         self._transport: asyncio.Transport | None = None
-        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def open(self, *, receive_bytes: int = 0) -> None:
+        """Connect and be let in; with a receive buffer of about this size, if one is named."""
+        loop = asyncio.get_running_loop()
+        line = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        line.setblocking(False)
+        if receive_bytes:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        try:
+            await loop.sock_connect(line, ("127.0.0.1", self._port))
+        except OSError:
+            line.close()
+            raise
+        await loop.create_connection(lambda: self, sock=line)
+        await self._opened
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask for the upgrade."""
         # uvloop's transports are none of asyncio's, and do the same.
         self._transport = cast(asyncio.Transport, transport)
-        self._write(
+        self.write(
             (
                 f"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nUpgrade: websocket\r\n"
                 "Connection: Upgrade\r\nSec-WebSocket-Key: c2VndWUtYmVuY2gtbG9hZA==\r\n"
@@ -74,26 +86,23 @@ class Connection(asyncio.Protocol):
             ).encode()
         )
 
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
+        """Send these bytes."""
         assert self._transport is not None
         self._transport.write(data)
 
-    def start(self) -> list[Callable[[], None]]:
-        """One call for each lane that makes it begin."""
-        return [partial(self._write, lane.request) for lane in self._lanes.values()]
-
     def data_received(self, data: bytes) -> None:
-        """Cut frames and count them."""
+        """Cut frames and pass them on."""
         buffer = self._buffer + data if self._buffer else data
-        if not self.opened.done():
+        if not self._opened.done():
             head, mark, rest = buffer.partition(b"\r\n\r\n")
             self._buffer = buffer
             if not mark:
                 return
             if b" 101 " not in head[:20]:
-                self.opened.set_exception(ConnectionError(head[:80].decode("latin-1")))
+                self._opened.set_exception(Refused(head[:80].decode("latin-1")))
                 return
-            self.opened.set_result(None)
+            self._opened.set_result(None)
             buffer = rest
         self._buffer = self._cut(buffer, time.perf_counter())
 
@@ -108,13 +117,66 @@ class Connection(asyncio.Protocol):
             if start + size > end:
                 break
             if buffer[at] == TEXT:
-                self._hear(buffer[start : start + size], now)
+                self._listener.hear(buffer[start : start + size], now)
             elif buffer[at] == PING:
-                self._write(frame(buffer[start : start + size], PONG_KIND))
+                self.write(frame(buffer[start : start + size], PONG_KIND))
+            elif buffer[at] == CLOSE:
+                self._close_code = int.from_bytes(buffer[start : start + 2], "big") or None
+                self.write(frame(buffer[start : start + 2], CLOSE_KIND))
             at = start + size
         return buffer[at:]
 
-    def _hear(self, event: bytes, now: float) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        if not self._opened.done():
+            self._opened.set_exception(exc or ConnectionError("closed before it was open"))
+        else:
+            self._listener.lost(self._close_code)
+
+    def stop_reading(self) -> None:
+        """Take nothing any more."""
+        assert self._transport is not None
+        self._transport.pause_reading()
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Be gone, as by a broken network."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Refused(ConnectionError):
+    """The server did not let us in."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """One stream: asks, listens, asks again."""
+
+    request: bytes
+    arrivals: list[float] = field(default_factory=list)
+
+
+class Lanes:
+    """The streams of one connection."""
+
+    def __init__(self, port: int, lanes: int, tally: Tally, tokens_per_s: float) -> None:
+        self._tally = tally
+        self._tokens_per_s = tokens_per_s
+        names = [b"lane-%d" % number for number in range(lanes)]
+        self._lanes = {name: Lane(frame(request(name))) for name in names}
+        self.connection = Connection(port, self)
+
+    def start(self) -> list[Callable[[], None]]:
+        """One call for each lane that makes it begin."""
+        return [partial(self.connection.write, lane.request) for lane in self._lanes.values()]
+
+    def hear(self, event: bytes, now: float) -> None:
+        """Count what came."""
         place = event.rfind(b'"stream_id":"') + 13
         lane = self._lanes.get(event[place : event.find(b'"', place)])
         if event.startswith(b'{"type":"response.output_text.delta"'):
@@ -136,19 +198,12 @@ class Connection(asyncio.Protocol):
                 note_late(tally.late, lane.arrivals, self._tokens_per_s)
         lane.arrivals = []
         if not tally.is_over:
-            self._write(lane.request)
+            self.connection.write(lane.request)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def lost(self, code: int | None) -> None:
         """A connection that goes before it is told to is a drop."""
         if not self._tally.is_over:
             self._tally.drops += len(self._lanes)
-        if not self.opened.done():
-            self.opened.set_exception(exc or ConnectionError("closed before it was open"))
-
-    def close(self) -> None:
-        """Hang up."""
-        if self._transport is not None:
-            self._transport.close()
 
 
 def request(lane: bytes) -> bytes:

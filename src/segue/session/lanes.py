@@ -39,6 +39,8 @@ Lane = str | None
 IN_FLIGHT_MAX = 16
 NAMES_MAX = 32
 WAITING_MAX = 64
+# As much as the largest request alone.
+WAITING_BYTES_MAX = 64 * 1024 * 1024
 # Responses whose steers wait for a create that may never come.
 HELD_MAX = 32
 # More than a cache holds of real turns; a parent older than that counts as its continuer's own.
@@ -53,6 +55,8 @@ class Ticket(Generic[Request, Pin]):
     request: Request
     parent_id: str | None
     pin: Pin | None = None
+    # The bytes that it came in.
+    size: int = 0
 
 
 @dataclass(slots=True)
@@ -62,16 +66,18 @@ class Lanes(Generic[Request, Pin, Held]):
     in_flight_max: int = IN_FLIGHT_MAX
     names_max: int = NAMES_MAX
     waiting_max: int = WAITING_MAX
-    _names: set[str] = field(default_factory=set)
+    waiting_bytes_max: int = WAITING_BYTES_MAX
+    # Lists, because lanes are few and most connections are idle: an empty deque or set costs many times as much.
+    _names: list[str] = field(default_factory=list)
     _waiting: dict[Lane, deque[Ticket[Request, Pin]]] = field(default_factory=dict)
     _running: dict[Lane, Ticket[Request, Pin]] = field(default_factory=dict)
     # Free lanes with something to do, the one that has waited longest first.
-    _ready: deque[Lane] = field(default_factory=deque)
+    _ready: list[Lane] = field(default_factory=list)
     # Which lane made a response that this connection still remembers.
     _made_by: dict[str, Lane] = field(default_factory=dict)
     # Lanes whose request waits for its client, and those of them that may go on once there is a place.
-    _paused: set[Lane] = field(default_factory=set)
-    _resuming: deque[Lane] = field(default_factory=deque)
+    _paused: list[Lane] = field(default_factory=list)
+    _resuming: list[Lane] = field(default_factory=list)
     # Steers that wait for the next create with this parent, by lane and parent.
     _held: dict[tuple[Lane, str], list[Held]] = field(default_factory=dict)
 
@@ -84,6 +90,10 @@ class Lanes(Generic[Request, Pin, Held]):
     def waiting(self) -> int:
         """How many requests wait."""
         return sum(map(len, self._waiting.values()))
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return sum(ticket.size for queue in self._waiting.values() for ticket in queue)
 
     @property
     def running(self) -> int:
@@ -106,17 +116,28 @@ class Lanes(Generic[Request, Pin, Held]):
                 code="websocket_stream_limit_reached",
                 param="stream_id",
             )
-        self._names.add(lane)
+        self._names.append(lane)
 
     def add(
-        self, lane: Lane, request: Request, parent_id: str | None, pin: Pin | None = None
+        self,
+        lane: Lane,
+        request: Request,
+        parent_id: str | None,
+        pin: Pin | None = None,
+        *,
+        size: int = 0,
     ) -> None:
         """Put a request at the end of its lane."""
         if self.waiting >= self.waiting_max:
             raise TooMany(
                 f"Too many requests wait on this connection (at most {self.waiting_max})."
             )
-        ticket = Ticket(lane, request, parent_id, pin if self.is_fork(lane, parent_id) else None)
+        if self._waiting and self._waiting_bytes + size > self.waiting_bytes_max:
+            raise TooMany(
+                f"The requests that wait on this connection may have {self.waiting_bytes_max} bytes together."
+            )
+        pinned = pin if self.is_fork(lane, parent_id) else None
+        ticket = Ticket(lane, request, parent_id, pinned, size)
         if lane not in self._waiting:
             self._waiting[lane] = deque()
             if lane not in self._running:
@@ -154,11 +175,11 @@ class Lanes(Generic[Request, Pin, Held]):
         """The requests that may run now, or go on; they count as running from here on."""
         started: list[Ticket[Request, Pin]] = []
         while self._resuming and self._in_flight < self.in_flight_max:
-            lane = self._resuming.popleft()
-            self._paused.discard(lane)
+            lane = self._resuming.pop(0)
+            _take_out(lane, self._paused)
             started.append(self._running[lane])
         while self._ready and self._in_flight < self.in_flight_max:
-            lane = self._ready.popleft()
+            lane = self._ready.pop(0)
             queue = self._waiting[lane]
             ticket = queue.popleft()
             if not queue:
@@ -173,7 +194,8 @@ class Lanes(Generic[Request, Pin, Held]):
 
     def pause(self, ticket: Ticket[Request, Pin]) -> None:
         """A request waits for its client: its place may be another's."""
-        self._paused.add(ticket.lane)
+        if ticket.lane not in self._paused:
+            self._paused.append(ticket.lane)
 
     def resume(self, ticket: Ticket[Request, Pin]) -> None:
         """Its client has answered: it goes on once there is a place, before any that has not begun."""
@@ -184,9 +206,8 @@ class Lanes(Generic[Request, Pin, Held]):
     ) -> str | None:
         """A request is over. `made` is the response that can now be continued. Returns what is to be forgotten."""
         del self._running[ticket.lane]
-        self._paused.discard(ticket.lane)
-        if ticket.lane in self._resuming:
-            self._resuming.remove(ticket.lane)
+        _take_out(ticket.lane, self._paused)
+        _take_out(ticket.lane, self._resuming)
         if ticket.lane in self._waiting:
             self._ready.append(ticket.lane)
         if made is not None:
@@ -218,3 +239,8 @@ class Lanes(Generic[Request, Pin, Held]):
         self._waiting.clear()
         self._ready.clear()
         return dropped
+
+
+def _take_out(lane: Lane, lanes: list[Lane]) -> None:
+    if lane in lanes:
+        lanes.remove(lane)

@@ -164,12 +164,10 @@ class Socket(asyncio.Protocol):
         "_transport",
         "_unfinished_s",
         "_write_timer",
-        "request",
     )
 
     _listener: Listener
     _transport: asyncio.Transport
-    request: Request  # the upgrade request: path and headers
 
     def __init__(
         self,
@@ -223,6 +221,11 @@ class Socket(asyncio.Protocol):
         if self.is_full:
             self._resume_is_owed = True
         self._flush_soon()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What waits for the peer to read, as far as it waits here."""
+        return 0 if self._state is _State.ENDED else self._backlog_bytes()
 
     @property
     def is_full(self) -> bool:
@@ -293,6 +296,8 @@ class Socket(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._is_paused = True
         self._paused_bytes = self._transport.get_write_buffer_size()
+        # What the transport holds counts only from here on.
+        self._resume_is_owed = self._resume_is_owed or self.is_full
         self._set_write_timer(self._limits.write_s_max)
 
     def resume_writing(self) -> None:
@@ -318,15 +323,14 @@ class Socket(asyncio.Protocol):
             problem = str(self._parser.handshake_exc)
             self._turn_down(_bad_upgrade(response.status_code, problem))
             return
-        self.request = request
         answer = self._ask(request)
         if isinstance(answer, Awaitable):
             # Nothing is read meanwhile: a stranger holds no more of our memory than its request.
             self._transport.pause_reading()
             self._set_timer(self._limits.handshake_s_max, self._transport.abort)
-            self._deciding = self._loop.create_task(self._wait_for(answer, response))
+            self._deciding = self._loop.create_task(self._wait_for(answer, request, response))
         else:
-            self._greet(answer, response)
+            self._greet(answer, request, response)
 
     def _ask(self, request: Request) -> Answer | Awaitable[Answer]:
         try:
@@ -334,7 +338,9 @@ class Socket(asyncio.Protocol):
         except Exception:
             return _undecided()
 
-    async def _wait_for(self, awaited: Awaitable[Answer], response: Response) -> None:
+    async def _wait_for(
+        self, awaited: Awaitable[Answer], request: Request, response: Response
+    ) -> None:
         """Greet as soon as somebody has decided, unless the peer has left meanwhile."""
         try:
             answer = await awaited
@@ -342,19 +348,19 @@ class Socket(asyncio.Protocol):
             answer = _undecided()
         self._deciding = None
         if self._state is _State.NEW:
-            self._greet(answer, response)
+            self._greet(answer, request, response)
             self._transport.resume_reading()
 
-    def _greet(self, answer: Answer, response: Response) -> None:
+    def _greet(self, answer: Answer, request: Request, response: Response) -> None:
+        # A secret is kept no longer than it takes to look at it. The parser holds on to the request, of which nobody
+        # asks for the rest either.
+        request.headers.clear()
         if isinstance(answer, Refusal):
             self._turn_down(answer)
             return
         response.headers["x-request-id"] = new_id("req")
         self._parser.send_response(response)
         self._transport.write(b"".join(self._parser.data_to_send()))
-        # A secret is kept no longer than it takes to look at it.
-        for name in ("Authorization", "Sec-WebSocket-Protocol"):
-            self.request.headers.pop(name, None)
         self._listener = answer
         self._state = _State.OPEN
         self._set_timer(self._limits.ping_s, self._beat)

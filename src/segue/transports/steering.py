@@ -58,7 +58,7 @@ class Steering:
         # Turns that are over, for those who would still steer them.
         self._over: dict[str, tuple[Assembler, Lane]] = {}
         # Steers that came by this connection and wait for their response to end.
-        self._waiting: set[str] = set()
+        self._waiting: list[str] = []
 
     def take(self, frame: SteerFrame, running: Running | None) -> None:
         """A steer: taken on by the turn that it is for, or given back with the reason."""
@@ -77,7 +77,7 @@ class Steering:
                 )
             steer = Steer(new_id("steer"), given, decode_steered(given))
             steerable.steer(steer)
-            self._waiting.add(steer.id)
+            self._waiting.append(steer.id)
         except ApiError as error:
             if error.code in ("invalid_value", "invalid_request"):
                 error.code = "invalid_input"
@@ -89,7 +89,8 @@ class Steering:
         if len(self._over) > OVER_MAX:
             del self._over[next(iter(self._over))]
         own = [steer for steer in running.steers if steer.id in self._waiting]
-        self._waiting -= {steer.id for steer in own}
+        for steer in own:
+            self._waiting.remove(steer.id)
         return [HeldSteer(steer, running.assembler) for steer in own]
 
     def pend(self, held: Sequence[HeldSteer], required: Sequence[Required], lane: Lane) -> None:

@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 
 # Each connection lives up to this much shorter than the limit, so that they do not all come back at once (F10).
 AGE_JITTER = 0.05
+# Turns stop when the outbox is full; what else is said may take so many times as much.
+UNREAD_TIMES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,11 @@ class Session:
         self._lost = lost
         self.account = account
         self.owner = account.owner
-        self._lanes: Lanes[Asked, Turn, HeldSteer] = Lanes()
+        self._lanes: Lanes[Asked, Turn, HeldSteer] = Lanes(
+            waiting_bytes_max=desk.limits.body_bytes_max
+        )
         self._near, self._turns = desk.open_cache(account)
-        self._sinks: set[LaneSink] = set()
+        self._sinks: dict[ServedTicket, LaneSink] = {}
         self._steering = Steering(self._send)
         # What rollouts were given, until there is a place for them to go on.
         self._appends: dict[ServedTicket, Append] = {}
@@ -152,6 +156,11 @@ class Session:
     def state_bytes(self) -> int:
         """What the connection's cache holds."""
         return self._near.bytes
+
+    @property
+    def unread_bytes(self) -> int:
+        """What waits for its client to read."""
+        return self.socket.unread_bytes
 
     def glance(self) -> Glance:
         """What it is doing now."""
@@ -200,7 +209,7 @@ class Session:
                 traceparent=decode_traceparent(create),
             )
             asked = Asked(create, tally)
-            self._lanes.add(lane, asked, parent_id, pin)
+            self._lanes.add(lane, asked, parent_id, pin, size=len(text))
         except ApiError as error:
             self._refuse(error, _lane_of_error(text, lane))
             return
@@ -259,8 +268,9 @@ class Session:
 
     def resumed(self) -> None:
         """The reader has caught up."""
-        for sink in self._sinks:
+        for sink in self._sinks.values():
             sink.running.make_room()
+        self._start_what_may()
 
     def closed(self, how: Closed) -> None:
         """The connection is over: a close frame is a cancel, a loss lets stored turns finish."""
@@ -272,7 +282,7 @@ class Session:
         self._lanes.drop_waiting()
         for task in tuple(self._tasks):
             task.cancel()
-        for sink in tuple(self._sinks):
+        for sink in tuple(self._sinks.values()):
             running = sink.running
             running.detach(sink)
             if running.is_heard:
@@ -290,14 +300,14 @@ class Session:
     # --- steering (protocol.md 6.10) ---
 
     def _sink(self, response_id: str) -> LaneSink | None:
-        return next((one for one in self._sinks if one.running.id == response_id), None)
+        return next((one for one in self._sinks.values() if one.running.id == response_id), None)
 
     def _send(self, events: Sequence[Event], lane: Lane) -> None:
         if self._is_closed or not events:
             return
         suffix = None if lane is None else lane_suffix(lane)
         data = [event.data for event in events]
-        self.socket.send(data if suffix is None else [with_lane(one, suffix) for one in data])
+        self._say(data if suffix is None else [with_lane(one, suffix) for one in data])
 
     def _pass_on(self, sink: LaneSink) -> None:
         """The steers of a turn that is over wait for the create that continues it: the client's, or our own."""
@@ -370,11 +380,11 @@ class Session:
 
     def turn_began(self, sink: LaneSink) -> None:
         """A turn of this connection runs."""
-        self._sinks.add(sink)
+        self._sinks[sink.ticket] = sink
 
     def turn_ended(self, sink: LaneSink, last: Event) -> None:
         """A turn of this connection is over: free its lane, forget what must be forgotten, start the next."""
-        self._sinks.discard(sink)
+        self._sinks.pop(sink.ticket, None)
         self._appends.pop(sink.ticket, None)
         self._turn_count += 1
         self._pass_on(sink)
@@ -395,18 +405,25 @@ class Session:
 
     def _refuse(self, error: ApiError, lane: Lane) -> None:
         self._desk.note_refusal("websocket", error.code)
-        self.socket.send([encode_error_event(error, lane)])
+        self._say([encode_error_event(error, lane)])
+
+    def _say(self, events: list[bytes]) -> None:
+        """Answer a frame at once, unless its sender has left too many answers unread."""
+        if self.socket.unread_bytes > UNREAD_TIMES_MAX * self._desk.limits.outbox_bytes_max:
+            self.socket.close(1008, "answers are not read")
+        else:
+            self.socket.send(events)
 
     def _start_what_may(self) -> None:
-        if self._is_closed:
+        # A client that does not read gets no more to read.
+        if self._is_closed or self.socket.is_full:
             return
         for ticket in self._lanes.start():
             appended = self._appends.pop(ticket, None)
             if appended is None:
                 self._spawn(self._serve(ticket))
             else:
-                running = next(one.running for one in self._sinks if one.ticket is ticket)
-                running.tell(appended)
+                self._sinks[ticket].running.tell(appended)
 
     async def _serve(self, ticket: ServedTicket) -> None:
         """Prepare a turn whose time has come, and let it run."""
@@ -488,7 +505,7 @@ class Session:
         if self._is_dismissed:
             return
         self._is_dismissed = True
-        for sink in tuple(self._sinks):
+        for sink in tuple(self._sinks.values()):
             if sink.running.owed is not None:
                 sink.running.tell(Cancel())
         if self._lanes.is_idle:

@@ -36,6 +36,7 @@ from segue.turn.running import Running, Sink
 from segue.turn.scribe import Scribe
 from segue.turn.seams import Bus, Conversations, EventLog, Repeats, Seals, Turns
 from segue.turn.settle import ENDED, Afterwards, Settled, commit, entry_of
+from segue.turn.turnstile import Turnstile
 from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally
 from segue.wire.codec import encode
 from segue.wire.items import Item
@@ -104,6 +105,7 @@ class Runner:
         # Owners with guards of their own.
         self._guards = guards or {}
         self._hosted = hosted or Hosted()
+        self._turnstile = Turnstile()
         self._runnings: dict[str, Running] = {}
         self._ended: OrderedDict[str, Running] = OrderedDict()
         self._sizes: dict[str, int] = {}
@@ -180,6 +182,7 @@ class Runner:
         self, create: Create, asker: Asker, tally: Tally, sink: Sink, transport: str
     ) -> Running:
         """A turn for this request, heard by this sink; or the turn that its key stands for already."""
+        await self._turnstile.enter()
         if create.idempotency_key is None:
             return await self._begin(create, asker, tally, sink, transport, new_id("resp"))
         claim = claim_of(create, asker.owner)
@@ -640,7 +643,9 @@ class Pulse:
         loop = asyncio.get_running_loop()
         due_at = self._running.published_at + self._every_s
         if due_at <= loop.time():
-            self._running.publish([self._running.assembler.heartbeat()])
+            # Whoever does not read hears no silence, and a snapshot for each beat would have no end.
+            if not self._running.is_unread:
+                self._running.publish([self._running.assembler.heartbeat()])
             due_at = loop.time() + self._every_s
         if self._running.is_heard:
             self._unheard_since = None

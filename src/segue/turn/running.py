@@ -112,6 +112,11 @@ class Running:
         """Whether anybody is attached."""
         return bool(self._sinks)
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether all who hear it are so far behind that they have enough to read."""
+        return bool(self._sinks) and all(sink.is_full for sink in self._sinks)
+
     def attach(self, sink: Sink, *, after: int = -1) -> bool:
         """Hear every event with a higher number than `after`; False if some are gone, or it has not come that far."""
         missed = [event for event in self._ring if event.number > after]
