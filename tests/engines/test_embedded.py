@@ -258,7 +258,7 @@ async def test_client_that_leaves_a_long_prompt_and_comes_back_finds_what_was_re
     assert not ahead.done()
     ahead.cancel()
     again = await sampled(bench.engine, msgspec.structs.replace(job, output_tokens_max=1))
-    assert finish_of(again).cached_tokens >= 32
+    assert finish_of(again).cached_tokens > 0
 
 
 async def test_client_leaves_during_an_answer_and_the_model_stops(
