@@ -146,12 +146,12 @@ class Errands:
 
     async def approve(self, given: tuple[Item, ...], before: Iterable[Round]) -> tuple[Item, ...]:
         """What was given, and behind each approval the call that it allows, made and answered."""
-        approvals = _approvals(given)
-        if not approvals:
+        approved = approvals(given)
+        if not approved:
             return given
         earlier = (item for one in before for item in (*one.given, *one.wrote))
         asked = _requests((*earlier, *given))
-        calls = [self._approved(asked[one]) for one in approvals if one in asked]
+        calls = [self._approved(asked[one]) for one in approved if one in asked]
         made: dict[str, list[Item]] = {}
         for item in await self._work(calls):
             assert isinstance(item.value, McpCall)
@@ -364,7 +364,7 @@ def _failed(value: Begun, message: str, code: int) -> Ran:
     return Ran(f"Error: {message}", as_item(failed))
 
 
-def _approvals(given: Sequence[Item]) -> list[str]:
+def approvals(given: Sequence[Item]) -> list[str]:
     """The requests that these items approve, and that no call among them has followed."""
     made = {one.value.approval_request_id for one in given if isinstance(one.value, McpCall)}
     return [
