@@ -42,6 +42,7 @@ from segue.wire.mcp import error_of, output_item, servers_of, with_listed
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import McpTool, Tools, WebSearchTool, forced_offers
 from segue.wire.tools import Tool as Definition
+from segue.wire.web import without_sources
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ ERRANDS_MAX = 128
 REFUSED_MAX = 8
 # How often the tools of one response are searched for.
 SEARCHES_MAX = 16
+# What `include` says to see what a search has found.
+SOURCES = "web_search_call.action.sources"
 # As MCP numbers them.
 TIMED_OUT, REFUSED = -32001, -32600
 
@@ -289,7 +292,14 @@ class Errands:
             # A mistake of ours. The traceback names no argument and no header.
             log.exception("a tool broke in turn %s", self._plan.id)
             return _failed(value, "The tool could not be run.", REFUSED)
-        return structs.replace(ran, item=_related(ran.item, value))
+        return structs.replace(ran, item=self._shown(_related(ran.item, value)))
+
+    def _shown(self, item: Item) -> Item:
+        """The finished item as this request asks for it."""
+        value, wanted = item.value, self._plan.resolved.create.include or ()
+        if isinstance(value, WebSearchCall) and SOURCES not in wanted:
+            return as_item(without_sources(value))
+        return item
 
     def _definition(self, key: str) -> Raw | None:
         if self._definitions is None:

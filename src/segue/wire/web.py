@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import assert_never
 
 import msgspec
-from msgspec import Raw, Struct, structs
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.wire.items import WebSearchCall
 from segue.wire.tools import (
     DatedWebSearchPreviewTool,
     DatedWebSearchTool,
@@ -93,7 +94,8 @@ class UrlSource(Struct, frozen=True, tag_field="type", tag="url"):
 class SearchAction(Struct, frozen=True, tag_field="type", tag="search", kw_only=True):
     query: str
     queries: list[str] = []
-    sources: list[UrlSource] = []
+    # Shown where the request asks for them.
+    sources: list[UrlSource] | UnsetType = UNSET
 
 
 class OpenPageAction(Struct, frozen=True, tag_field="type", tag="open_page", kw_only=True):
@@ -168,8 +170,21 @@ def words_of_action(action: Raw | bytes) -> str:
         read = msgspec.json.decode(action, type=SearchAction | OpenPageAction | FindInPageAction)
     except msgspec.MsgspecError:
         return LOST
-    found = [one.url for one in read.sources] if isinstance(read, SearchAction) else [read.url]
+    found = (
+        [one.url for one in read.sources or ()] if isinstance(read, SearchAction) else [read.url]
+    )
     return "\n".join([LOST, *found])
+
+
+def without_sources(call: WebSearchCall) -> WebSearchCall:
+    """The same call for a client that has not asked what was found."""
+    if not isinstance(call.action, Raw):
+        return call
+    action = msgspec.json.decode(call.action, type=WebAction)
+    if not isinstance(action, SearchAction) or action.sources is UNSET:
+        return call
+    bare = structs.replace(action, sources=UNSET)
+    return structs.replace(call, action=Raw(msgspec.json.encode(bare)))
 
 
 def read_definition(definition: Raw | bytes) -> WebSearchTool:
