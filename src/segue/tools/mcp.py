@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 from msgspec import Raw, Struct
 
-from segue.errors import InvalidRequest
+from segue.errors import Forbidden, InvalidRequest
 from segue.tools.target import parse
 from segue.turn.values import HostedCall, Owner, Ran
 from segue.wire.codec import as_item, encode
@@ -138,8 +138,8 @@ class McpServers:
         self._lists: OrderedDict[bytes, tuple[float, tuple[RemoteTool, ...]]] = OrderedDict()
         self.lister = McpLister(self)
 
-    def check(self, tools: Tools) -> None:
-        """Refuse a request that names a server which is not known, or may not be called."""
+    def check(self, tools: Tools, may: Container[str]) -> None:
+        """Refuse a request that names a server which is not known, or may not be called, or not by whoever asks."""
         labels: set[str] = set()
         for index, tool in enumerate(tools.definitions):
             if not isinstance(tool, McpTool):
@@ -152,7 +152,10 @@ class McpServers:
                     param=f"{path}.server_label",
                 )
             labels.add(tool.server_label)
-            self._find(tool, path)
+            known = self._find(tool, path)
+            scope = "mcp" if known is self._servers.get(tool.server_label) else "mcp_url"
+            if scope not in may:
+                raise Forbidden(f"This key is not good for '{scope}'.", param=path)
 
     def _find(self, tool: McpTool, path: str = "tools") -> McpServer:
         known = self._servers.get(tool.server_label)

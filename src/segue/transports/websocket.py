@@ -436,7 +436,7 @@ class Session:
         if known is None and parent_id is not None:
             known = self._near.held(self.owner, parent_id) or self._lost.find(self.owner, parent_id)
         lane = f"{id(self)}/{ticket.lane or ''}"
-        asker = Asker(self.owner, self._turns, known, lane)
+        asker = Asker(self.owner, self._turns, known, lane, may=self.account.scopes)
         sink = LaneSink(self, ticket)
         try:
             _refuse_background(create)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -46,6 +46,9 @@ from segue.wire.web import without_sources
 
 log = logging.getLogger(__name__)
 
+# What a key must be good for, beside sampling: the web search, the operator's MCP servers, and any other that a request
+# names by its address (hazards.md T11).
+SCOPES = ("web_search", "mcp", "mcp_url")
 # How many errands one response may have, whatever the request says.
 ERRANDS_MAX = 128
 # How many more the model may ask for in vain: beyond it goes round in circles, and the response ends.
@@ -65,7 +68,7 @@ CUT_OFF = "\n[What follows was left out: the output is too long.]"
 Begun = McpListTools | McpCall | WebSearchCall
 
 
-def _take_all(tools: Tools) -> None:
+def _take_all(tools: Tools, may: Container[str]) -> None:
     """A server without MCP takes tools that merely list it; the model is not told of them."""
 
 
@@ -82,8 +85,8 @@ class Hosted:
     """The tools that this process runs, by the kind of their calls."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    # Refuses a request that names what cannot be run, before anything is said.
-    check: Callable[[Tools], None] = _take_all
+    # Refuses a request that names what cannot be run, or not by whoever asks, before anything is said.
+    check: Callable[[Tools, Container[str]], None] = _take_all
     limits: ToolLimits = ToolLimits()
 
 

@@ -74,7 +74,7 @@ def resolve(
     *,
     has_web: bool = False,
 ) -> Resolved:
-    """Bind a request to its parent, or say what contradicts. `has_web`: this server can search the web."""
+    """Bind a request to its parent, or say what contradicts. `has_web`: the web may be searched."""
     if parent is not None and not is_continuable(parent):
         raise parent_not_found(parent.id)
     _refuse_unsupported(create, given)
@@ -98,7 +98,7 @@ def resolve(
     if did_decode:
         check_servers(tools)
     tools = with_listed(tools, still_listed(tools, brought, parent))
-    tools = with_web(tools) if has_web else tools
+    tools = with_web(tools, is_on=has_web)
     _check_tool_choice(create.tool_choice or "auto", tools, brought)
     return Resolved(
         create=create,

@@ -333,9 +333,9 @@ class Runner:
                 self.models,
                 self._seals,
                 read_url=self._read_url,
-                has_web="web_search" in self._hosted.tools,
+                has_web="web_search" in self._hosted.tools and "web_search" in asker.may,
             )
-            self._hosted.check(plan.resolved.head.tools)
+            self._hosted.check(plan.resolved.head.tools, asker.may)
             self._refuse_if_draining()
         except BaseException:
             tally.quota.release()

@@ -240,10 +240,17 @@ class Tools(Struct, frozen=True):
     offers: tuple[Offer, ...] = ()
     deferred: tuple[Offer, ...] = ()
     listed: bytes = b""
+    # Whether the functions of a web search are among the offers.
+    has_web: bool = False
 
     def is_told_like(self, other: Tools) -> bool:
         """Whether the model is told the same of both."""
-        return self is other or (self.echo == other.echo and self.listed == other.listed)
+        return self is other or self.told == other.told
+
+    @property
+    def told(self) -> tuple[bytes, bytes, bool]:
+        """What decides how the model is told of them."""
+        return self.echo, self.listed, self.has_web
 
 
 NO_TOOLS = Tools()

@@ -73,12 +73,15 @@ WEB_OFFERS = tuple(
 )
 
 
-def with_web(tools: Tools) -> Tools:
-    """The same tools, with the functions of a web search if there is one among them; the very same if they are."""
-    has_search = any(isinstance(one, WebSearchTool) for one in tools.definitions)
-    if not has_search or any(one.builtin == "web_search" for one in tools.offers):
+def with_web(tools: Tools, *, is_on: bool) -> Tools:
+    """The same tools, with the functions of a web search if there is one among them and it is on, and without them if
+    not; the very same if they are so already."""
+    has_web = is_on and any(isinstance(one, WebSearchTool) for one in tools.definitions)
+    if has_web == tools.has_web:
         return tools
-    return structs.replace(tools, offers=(*tools.offers, *WEB_OFFERS))
+    others = [one for one in tools.offers if one.builtin != "web_search"]
+    offers = (*others, *WEB_OFFERS) if has_web else tuple(others)
+    return structs.replace(tools, offers=offers, has_web=has_web)
 
 
 # The item has no place for what was found.
