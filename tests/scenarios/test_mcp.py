@@ -714,6 +714,93 @@ async def test_deferred_tools_of_a_server_are_found_by_a_search(tmp_path: Path) 
     assert far.calls == ["a"]
 
 
+def bringing(*tools: Body) -> Body:
+    return {"type": "additional_tools", "role": "developer", "tools": [*tools]}
+
+
+@pytest.mark.parametrize("way", ["json", "websocket"])
+async def test_server_that_an_item_brings_is_called_like_a_listed_one(
+    way: str, tmp_path: Path
+) -> None:
+    """Along the chain too, and from a store: its tools stay where they are in the prompt. What is secret in the item
+    goes to the server, and nowhere else; later turns do not know it."""
+    store = f"sqlite:///{tmp_path / 'turns.db'}"
+    script = [echoing("a"), DONE, echoing("b"), DONE, echoing("c"), DONE]
+    go = {"role": "user", "content": "Go"}
+    async with remote() as far:
+        table = {"label": "own", "url": far.url}
+        async with (
+            hosting(tmp_path, *script, mcp=[table], store=store) as served,
+            asking(served, way) as ask,
+        ):
+            secret = {**OWN, "authorization": "hush"}
+            first = response_of(await ask({"input": [bringing(secret), go]}))
+            told = [first]
+            tokenized = await metric(served, "segue_tokens_tokenized_total")
+            told.append(response_of(await ask({"input": "B", "previous_response_id": first["id"]})))
+            assert await metric(served, "segue_tokens_tokenized_total") - tokenized < 40
+        async with (
+            hosting(tmp_path, *script, mcp=[table], store=store) as served,
+            asking(served, way) as ask,
+        ):
+            body = {"input": "C", "previous_response_id": told[1]["id"]}
+            told.append(response_of(await ask(body)))
+    assert [[one["type"] for one in each["output"]] for each in told] == [
+        ["mcp_list_tools", "mcp_call", "message"],
+        ["mcp_call", "message"],
+        ["mcp_call", "message"],
+    ]
+    assert far.calls == ["a", "b", "c"]
+    assert [each["tools"] for each in told] == [[]] * 3
+    keys = [one.get("authorization") for one in far.headers]
+    assert set(keys) == {"Bearer hush", None}
+    assert b"hush" not in stored_bytes(tmp_path)
+
+
+async def test_server_that_an_item_brings_is_checked_like_a_listed_one(tmp_path: Path) -> None:
+    async with hosting(tmp_path, DONE, mcp=[PIPED]) as served:
+        for tool, code in (
+            ({**OWN, "server_label": "other"}, "unknown_mcp_server"),
+            ({**OWN, "server_url": "http://169.254.169.254/"}, "mcp_server_not_allowed"),
+            ({**OWN, "allowed_tools": 7}, "invalid_value"),
+        ):
+            body = {"model": MODEL, "input": [bringing(tool)]}
+            answer = await fetch(served, "POST", "/v1/responses", body)
+            assert (answer.status, answer.json["error"]["code"]) == (400, code)
+
+
+async def test_request_goes_before_what_an_item_has_brought(tmp_path: Path) -> None:
+    """Two of one name: what the request itself says of the server holds."""
+    go = {"role": "user", "content": "Go"}
+    async with (
+        hosting_own(tmp_path, echoing("a"), DONE) as (served, far),
+        asking(served, "json") as ask,
+    ):
+        asked = {"type": "mcp", "server_label": "own"}
+        told = await ask({"input": [bringing(OWN), go], "tools": [asked]})
+    assert types_of(told) == ["mcp_list_tools", "mcp_approval_request"]
+    assert far.calls == []
+
+
+async def test_deferred_server_that_an_item_brings_is_found_by_the_search_beside_it(
+    tmp_path: Path,
+) -> None:
+    turns = [calling("tool_search", query="echo"), echoing("a"), DONE]
+    brought = bringing({"type": "tool_search"}, {**OWN, "defer_loading": True})
+    async with (
+        hosting_own(tmp_path, *turns) as (served, far),
+        asking(served, "websocket") as ask,
+    ):
+        told = await ask({"input": [brought, {"role": "user", "content": "Go"}]})
+    assert types_of(told)[:4] == [
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "mcp_call",
+    ]
+    assert far.calls == ["a"]
+
+
 def test_official_client_asks_with_approval_and_without(tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": [NOW, DONE]}))

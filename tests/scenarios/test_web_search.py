@@ -162,6 +162,24 @@ async def test_search_can_be_forced(kind: str, tmp_path: Path) -> None:
     assert [one["type"] for one in answer.json["output"]] == ["web_search_call", "message"]
 
 
+@ways
+async def test_search_that_an_item_brings_works_like_a_listed_one(way: str, tmp_path: Path) -> None:
+    """As Codex may bring it; its settings hold, and the chain goes on with it."""
+    web = {**WEB, "filters": {"blocked_domains": ["docs.a.com"]}}
+    brought = {"type": "additional_tools", "role": "developer", "tools": [web]}
+    body = {"input": [brought, {"role": "user", "content": "Go"}], "include": [SOURCES]}
+    async with (
+        searching(tmp_path, SEARCH, {"text": "No."}, SEARCH, {"text": "No."}) as served,
+        asking(served, way) as ask,
+    ):
+        told = response_of(await ask(body))
+        assert [one["type"] for one in told["output"]] == ["web_search_call", "message"]
+        assert told["output"][0]["action"]["sources"] == []
+        after = {"input": "Again", "previous_response_id": told["id"]}
+        again = response_of(await ask(after))
+        assert [one["type"] for one in again["output"]] == ["web_search_call", "message"]
+
+
 async def test_without_anything_behind_it_the_search_is_not_offered(tmp_path: Path) -> None:
     async with scripted(tmp_path, {"text": "Hi."}) as served:
         body: Body = {"model": MODEL, "input": "Go", "tools": [WEB]}

@@ -30,7 +30,7 @@ from segue.tools.target import parse
 from segue.turn.values import HostedCall, Owner, Ran
 from segue.wire.codec import as_item, encode
 from segue.wire.items import Hints, McpCall, McpListTools, RemoteTool
-from segue.wire.mcp import ErrorKind, error_of, listing
+from segue.wire.mcp import ErrorKind, error_of, listing, servers_of
 from segue.wire.tools import McpTool, Tools
 
 if TYPE_CHECKING:
@@ -141,10 +141,11 @@ class McpServers:
     def check(self, tools: Tools, may: Container[str]) -> None:
         """Refuse a request that names a server which is not known, or may not be called, or not by whoever asks."""
         labels: set[str] = set()
-        for index, tool in enumerate(tools.definitions):
+        carried = [one for one in servers_of(tools).values() if one in tools.carried]
+        places = [(f"tools[{index}]", one) for index, one in enumerate(tools.definitions)]
+        for path, tool in (*places, *(("input", one) for one in carried)):
             if not isinstance(tool, McpTool):
                 continue
-            path = f"tools[{index}]"
             if tool.server_label in labels:
                 raise InvalidRequest(
                     f"Two tools have the server_label '{tool.server_label[:128]}'.",

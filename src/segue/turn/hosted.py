@@ -27,7 +27,7 @@ from segue.turn.running import Running
 from segue.turn.seams import Tool
 from segue.turn.search import answer
 from segue.turn.values import HostedCall, Ran, Round, Scene
-from segue.wire.codec import as_item, decode_definitions, encode
+from segue.wire.codec import as_item, definitions_in, encode
 from segue.wire.items import (
     Item,
     McpApprovalRequest,
@@ -40,8 +40,7 @@ from segue.wire.items import (
 )
 from segue.wire.mcp import error_of, output_item, servers_of, with_listed
 from segue.wire.requests import ToolChoiceName
-from segue.wire.tools import McpTool, Tools, WebSearchTool, forced_offers
-from segue.wire.tools import Tool as Definition
+from segue.wire.tools import Tools, forced_offers, name_of
 from segue.wire.web import without_sources
 
 log = logging.getLogger(__name__)
@@ -306,9 +305,11 @@ class Errands:
 
     def _definition(self, key: str) -> Raw | None:
         if self._definitions is None:
-            raw = self._plan.resolved.create.tools
-            given = decode_definitions(raw) if isinstance(raw, Raw) else []
-            self._definitions = {name: one for tool, one in given if (name := _key(tool))}
+            resolved = self._plan.resolved
+            # Those of the history have lost what was secret in them; what this request says goes before.
+            carried = [(tool, Raw(encode(tool))) for tool in resolved.head.tools.carried]
+            given = (*carried, *definitions_in(resolved.create))
+            self._definitions = {name: one for tool, one in given if (name := name_of(tool))}
         return self._definitions.get(key)
 
     def _short(self, ran: Ran) -> Ran:
@@ -323,17 +324,6 @@ class Errands:
                 ran, text=text, item=as_item(structs.replace(value, output=text))
             )
         return structs.replace(ran, text=text)
-
-
-def _key(tool: Definition) -> str:
-    """By what the calls of a tool find its definition; nothing for a tool that is not ours to run."""
-    match tool:
-        case McpTool(server_label=label):
-            return label
-        case WebSearchTool():
-            return "web_search"
-        case _:
-            return ""
 
 
 def _outline(value: Begun) -> tuple[str, str, str, str]:

@@ -76,7 +76,7 @@ WEB_OFFERS = tuple(
 def with_web(tools: Tools, *, is_on: bool) -> Tools:
     """The same tools, with the functions of a web search if there is one among them and it is on, and without them if
     not; the very same if they are so already."""
-    has_web = is_on and any(isinstance(one, WebSearchTool) for one in tools.definitions)
+    has_web = is_on and any(isinstance(one, WebSearchTool) for one in tools.known)
     if has_web == tools.has_web:
         return tools
     others = [one for one in tools.offers if one.builtin != "web_search"]
