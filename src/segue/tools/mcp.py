@@ -184,7 +184,10 @@ class McpServers:
             raise Failed("mcp_protocol_error", f"Unknown tool: {call.name[:128]}", INVALID_PARAMS)
         arguments = _arguments(call.arguments)
         async with session.speaking() as client:
-            result = await client.session.call_tool(call.name, arguments)
+            # Asking for progress makes a long call say that it lives: a line that is silent may be cut on its way.
+            result = await client.session.call_tool(
+                call.name, arguments, progress_callback=_hear_progress
+            )
         text = _text(result)
         if result.is_error:
             raise Failed("mcp_tool_execution_error", text or "The tool failed and said nothing.")
@@ -527,8 +530,15 @@ def _arguments(written: str) -> dict[str, object]:
     return found
 
 
+async def _hear_progress(progress: float, total: float | None, message: str | None) -> None:
+    """The contract has no event for it; that it came is enough."""
+
+
 def _text(result: CallToolResult) -> str:
-    """What the model can read of an answer: its texts; what is none of these is named."""
+    """What the model can read of an answer: its texts; what is none of these is named. What has a structure is written
+    as text too, by most servers; else it is read as it is."""
+    if not result.content and result.structured_content is not None:
+        return encode(result.structured_content).decode()
     return "\n".join(_words(block) for block in result.content)
 
 
