@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import segue.tools.mcp
+from segue.cli import main
 from segue.transports.desk import LOCAL
 from segue.turn.values import Tokens
 from tests.clients.outside import misfits, run_python
@@ -799,6 +800,23 @@ async def test_deferred_server_that_an_item_brings_is_found_by_the_search_beside
         "mcp_call",
     ]
     assert far.calls == ["a"]
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_ledger_counts_the_calls_of_a_response(
+    is_stored: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a person reads it afterwards; listing is no call, and a call that failed was one."""
+    store = f"sqlite:///{tmp_path / 'turns.db'}"
+    turns = [echoing("a", "b"), calling("own.fail", text="x"), DONE]
+    async with (
+        hosting_own(tmp_path, *turns, store=store) as (served, _),
+        asking(served, "websocket") as ask,
+    ):
+        await ask({"input": "Go", "tools": [OWN], "store": is_stored})
+    assert await asyncio.to_thread(main, ["usage", "--store", store, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["turns"], row["tool_calls"]) == (1, 3)
 
 
 def test_official_client_asks_with_approval_and_without(tmp_path: Path) -> None:
