@@ -57,6 +57,17 @@ def build(remote: Remote) -> Any:
             raise
         return text
 
+    @server.tool(description="Takes its time.")
+    async def sleep(seconds: float) -> str:
+        remote.has_begun.set()
+        try:
+            await asyncio.sleep(seconds)
+        except BaseException:
+            remote.stopped.append("sleep")
+            remote.was_stopped.set()
+            raise
+        return f"slept {seconds:g} s"
+
     @server.tool(description="Never works.")
     async def fail(text: str) -> str:
         raise ValueError(text)

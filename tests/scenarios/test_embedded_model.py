@@ -35,11 +35,11 @@ RUN_S_MAX = 240
 
 
 @asynccontextmanager
-async def serving_smollm2(**flags: object) -> AsyncIterator[Served]:
+async def serving_smollm2(parallel: int = 2, **flags: object) -> AsyncIterator[Served]:
     """The whole product, with the embedded model beside the scripted one."""
     path = find_weights("smollm2")
     words = vocabulary_from_gguf(path)
-    engine = EmbeddedEngine(path, words, context_tokens=CONTEXT, parallel=2)
+    engine = EmbeddedEngine(path, words, context_tokens=CONTEXT, parallel=parallel)
     try:
         async with serving(**flags) as served:
             models = served.app.runner.models

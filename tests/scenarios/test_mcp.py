@@ -35,6 +35,7 @@ from tests.support import (
     metric,
     served_process,
     serving,
+    until,
     wire,
 )
 
@@ -551,18 +552,23 @@ async def test_waiting_tool_holds_up_no_other_lane(tmp_path: Path) -> None:
 
 
 async def test_closing_the_socket_stops_the_tool_at_once(tmp_path: Path) -> None:
-    async with hosting_own(tmp_path, calling("own.wait", text="x"), DONE) as (served, far):
-        async with wire(served) as socket:
-            await socket.create(input="Go", tools=[OWN])
-            async with asyncio.timeout(10):
-                await far.has_begun.wait()
+    async with (
+        hosting_own(tmp_path, calling("own.wait", text="x"), DONE) as (served, far),
+        wire(served) as socket,
+        asyncio.TaskGroup() as group,
+    ):
+        await socket.create(input="Go", tools=[OWN])
+        async with asyncio.timeout(10):
+            await far.has_begun.wait()
         began = asyncio.get_running_loop().time()
+        # This client has events to read before it hears that its close was heard.
+        group.create_task(socket.socket.close())
         async with asyncio.timeout(10):
             await far.was_stopped.wait()
-        # Nothing is left but the end itself, which waits for nobody.
-        await served.app.runner.drain(5)
-        assert served.app.runner.running_count == 0
+        await until(lambda: not served.app.runner.running_count)
         assert asyncio.get_running_loop().time() - began < 1.0
+        async for _ in socket.socket:
+            pass
 
 
 async def test_steer_waits_for_the_tool_and_then_ends_the_turn(tmp_path: Path) -> None:
@@ -677,7 +683,7 @@ async def test_request_names_the_tools_that_the_model_may_know(tmp_path: Path) -
         more = {"input": "Go", "tools": [OWN], "previous_response_id": told["id"]}
         after = response_of(await ask(more))
     assert [one["name"] for one in told["output"][0]["tools"]] == ["echo"]
-    assert len(after["output"][0]["tools"]) == 4, "another filter is another list"
+    assert len(after["output"][0]["tools"]) == 5, "another filter is another list"
 
 
 @pytest.mark.parametrize("name", [None, "echo"])
