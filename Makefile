@@ -26,6 +26,11 @@ PYTHON27 ?=
 NGINX := .cache/nginx
 NGINX_DONE := $(NGINX)/nginx
 
+# A server of the MCP project's own, with every kind of answer; its lock file is in requirements/mcp. Other machines name
+# its folder by SEGUE_TEST_MCP.
+MCP := .cache/mcp
+MCP_DONE := $(MCP)/.done
+
 PIP_QUIET := -qq --disable-pip-version-check --no-input
 PIP_LOCKED := $(PIP_QUIET) --only-binary :all: --require-hashes
 EMPTY :=
@@ -52,7 +57,7 @@ setup: $(SETUP_DONE) ## make .venv with everything that the server needs
 serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue serve`
 	@$(VENV)/bin/segue serve $(ARGS)
 
-test: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## run all tests, official clients included; ARGS goes to pytest
+test: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## run all tests, official clients included; ARGS goes to pytest
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
 
 test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## drive the real agents, and write what came of it into docs/clients
@@ -62,7 +67,7 @@ test-vllm: $(DEV_DONE) ## test against the real vLLM named by SEGUE_TEST_VLLM_UR
 	@test -n "$$SEGUE_TEST_VLLM_URL" || { echo "name a vLLM first: SEGUE_TEST_VLLM_URL=http://127.0.0.1:8000"; exit 1; }
 	@$(VENV)/bin/python -m pytest tests/engines/test_vllm_real.py -m vllm $(ARGS)
 
-test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) $(if $(SEGUE_TEST_NGINX),,$(NGINX_DONE)) ## the long versions: hundreds of losses, kills and floods
+test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) $(if $(SEGUE_TEST_NGINX),,$(NGINX_DONE)) ## the long versions: hundreds of losses, kills and floods
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)
 
 test-autobahn: $(DEV_DONE) $(AUTOBAHN_DONE) ## Autobahn's WebSocket cases against our socket class (needs a Python 2.7)
@@ -166,6 +171,13 @@ $(AGENTS_DONE): examples/package.json $(NODE_DONE)
 		--no-fund --no-package-lock --loglevel=error $(CODEX) >/dev/null
 	@touch $@
 
+$(MCP_DONE): requirements/mcp/package-lock.json requirements/mcp/package.json $(NODE_DONE)
+	@echo "installing an MCP server into $(MCP)"
+	@rm -rf $(MCP) && mkdir -p $(MCP) && cp requirements/mcp/package.json requirements/mcp/package-lock.json $(MCP)
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm ci --prefix $(MCP) --ignore-scripts --no-audit \
+		--no-fund --loglevel=error >/dev/null
+	@touch $@
+
 define haproxy_script
 #!/bin/sh
 here=$$(cd "$$(dirname "$$0")" && pwd)
@@ -235,3 +247,5 @@ lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest ve
 	@$(COMPILE) --group clients -o requirements/clients.lock
 	@$(COMPILE) --group node -o requirements/node.lock
 	@$(COMPILE) --group virtualenv -o requirements/virtualenv.lock
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix requirements/mcp --package-lock-only \
+		--omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null

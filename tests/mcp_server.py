@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,17 @@ def build(remote: Remote) -> Any:
             raise
         return text
 
+    @server.tool(description="Takes its time.")
+    async def sleep(seconds: float) -> str:
+        remote.has_begun.set()
+        try:
+            await asyncio.sleep(seconds)
+        except BaseException:
+            remote.stopped.append("sleep")
+            remote.was_stopped.set()
+            raise
+        return f"slept {seconds:g} s"
+
     @server.tool(description="Never works.")
     async def fail(text: str) -> str:
         raise ValueError(text)
@@ -69,16 +80,22 @@ def build(remote: Remote) -> Any:
 
 
 @asynccontextmanager
-async def remote(path: str = "/mcp") -> AsyncIterator[Remote]:
-    """The server over HTTP."""
+async def remote(path: str = "/mcp", hosts: Sequence[str] = ()) -> AsyncIterator[Remote]:
+    """The server over HTTP; `hosts` are other names that it is asked under."""
     import uvicorn
+    from mcp.server.transport_security import TransportSecuritySettings
 
     # Here, because the program that speaks over its pipes has nothing of ours.
     from segue.port import Server
 
     found = Remote()
     server = build(found)
-    app = server.sse_app() if path == "/sse" else server.streamable_http_app()
+    asked = TransportSecuritySettings(allowed_hosts=["127.0.0.1:*", *hosts])
+    app = (
+        server.sse_app(transport_security=asked)
+        if path == "/sse"
+        else server.streamable_http_app(transport_security=asked)
+    )
 
     async def noting(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":

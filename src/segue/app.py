@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -37,8 +37,9 @@ from segue.stores.memory import (
 from segue.stores.seals import RingSeals
 from segue.stores.upkeep import kept_up
 from segue.tools.fetch import Fetcher, Policy, read_as_data
+from segue.tools.hosts import McpHosts, policy_for
 from segue.tools.index import IndexWeb, Report, build
-from segue.tools.mcp import McpServer, McpServers, allow_hosts
+from segue.tools.mcp import McpServer, McpServers
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
 from segue.traces import Traces
@@ -370,19 +371,21 @@ async def _open_tools(settings: Settings, fetcher: Fetcher) -> AsyncIterator[Hos
         if not settings.mcp and not settings.mcp_hosts:
             yield Hosted(tools, limits=limits)
             return
-        async with aclosing(_open_servers(settings)) as servers:
+        async with _open_servers(settings) as servers:
             tools |= {"mcp": servers, "mcp_list": servers.lister}
             yield Hosted(tools, servers.check, limits)
 
 
-def _open_servers(settings: Settings) -> McpServers:
+@asynccontextmanager
+async def _open_servers(settings: Settings) -> AsyncIterator[McpServers]:
     if find_spec("mcp") is None:
         raise Misconfigured("mcp: the package 'mcp' is not installed: pip install 'segue[mcp]'.")
-    return McpServers(
-        [McpServer(**structs.asdict(one)) for one in settings.mcp],
-        allow_hosts(settings.mcp_hosts),
-        list_s=settings.mcp_list_s,
-    )
+    # A fetcher of its own: its list and its ports are others, and it works where pages are not fetched.
+    with closing(Fetcher(policy_for(settings.mcp_hosts, settings.fetch_deny))) as fetcher:
+        known = [McpServer(**structs.asdict(one)) for one in settings.mcp]
+        hosts = McpHosts(settings.mcp_hosts, fetcher)
+        async with aclosing(McpServers(known, hosts, list_s=settings.mcp_list_s)) as servers:
+            yield servers
 
 
 def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:

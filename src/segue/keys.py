@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 USUAL_SCOPES = "responses,models"
+SCOPES_HELP = (
+    f"what it is good for (default: {USUAL_SCOPES}); beside these: metrics, dashboard, and of tools "
+    "that the server runs web_search, mcp, mcp_url"
+)
 WORD_CHARS_MAX = 100
 LIMITS = {
     "requests_per_min": "requests a minute",
@@ -147,7 +151,7 @@ def add_keys_verb(verbs: Verbs) -> None:
     create = actions.add_parser("create", help="make a key, and print it once")
     create.add_argument("--name", required=True, help="what it is for, in your own words")
     create.add_argument("--owner", help="whose responses it sees (default: its name)")
-    create.add_argument("--scopes", default=USUAL_SCOPES, help=f"(default: {USUAL_SCOPES})")
+    create.add_argument("--scopes", default=USUAL_SCOPES, help=SCOPES_HELP)
     for name, text in LIMITS.items():
         flag = "--" + _option(name).replace("_", "-")
         create.add_argument(flag, type=_amount, metavar="N", help=f"{text} (default: no limit)")

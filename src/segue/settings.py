@@ -301,7 +301,9 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 128 * 1024
     mcp_hosts: Annotated[
         tuple[str, ...],
-        about("hosts that a request's `server_url` may name, with or without port; none: no host"),
+        about(
+            "hosts that a request's `server_url` may name; without a port: 80 and 443; none: no host"
+        ),
     ] = ()
     mcp_list_s: Annotated[
         float, Meta(ge=0, description="how long what an MCP server has listed is believed")

@@ -75,9 +75,12 @@ def serving_clients(folder: Path) -> Iterator[ServedProcess]:
         assert not [line for line in served.printed if "Traceback" in line], served.printed
 
 
-def run_python(script: str, served: ServedProcess, *arguments: str) -> Any:
+def run_python(
+    script: str, served: ServedProcess, *arguments: str, s_max: float = RUN_S_MAX
+) -> Any:
     """What a script of the Python client prints."""
-    return _run([str(PYTHON), "-W", "error", str(SCRIPTS / script)], served, arguments)
+    command = [str(PYTHON), "-W", "error", str(SCRIPTS / script)]
+    return _run(command, served, arguments, s_max)
 
 
 def run_node(script: str, served: ServedProcess, *arguments: str) -> Any:
@@ -101,14 +104,19 @@ def misfits(values: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def _run(command: list[str], served: ServedProcess, arguments: tuple[str, ...]) -> Any:
+def _run(
+    command: list[str],
+    served: ServedProcess,
+    arguments: tuple[str, ...],
+    s_max: float = RUN_S_MAX,
+) -> Any:
     assert Path(command[0]).exists(), "the clients are not installed: run `make test`"
     done = subprocess.run(
         [*command, f"{served.url}/v1", *arguments],
         env={**os.environ, "NODE_PATH": str(NODE_MODULES)},
         capture_output=True,
         text=True,
-        timeout=RUN_S_MAX,
+        timeout=s_max,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -12,6 +12,7 @@ import pytest
 from segue.storage import give_out
 from segue.transports.auth import SCOPES
 from tests.dashboard.browser import Browser, Page, browsing
+from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting_own
 from tests.support import MODEL, Served, ServedProcess, Wire, fetch, serving, wire
 
 IS_LIVE = "document.querySelector('#link').dataset.state === 'live'"
@@ -96,6 +97,24 @@ async def test_person_watches_a_rollout_as_it_runs(browser: Browser) -> None:
                 f"document.querySelector('#tree [data-id=\"{fork['response']['id']}\"]') !== null"
             )
         await page.until("!document.querySelector('#sockets tbody tr')")
+        assert page.faults == []
+
+
+async def test_person_sees_the_pause_for_a_tool_of_the_server(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """In the timeline, between the parts of sampling, and in words beside it."""
+    async with (
+        hosting_own(tmp_path, echoing("a", "b"), DONE) as (served, _),
+        wire(served) as socket,
+    ):
+        page = await look(browser, served)
+        await socket.turn(input="Go", tools=[OWN])
+        await page.until(count(".turn-row rect.pause", 1))
+        row = "document.querySelector('.turn-row')"
+        assert await page.read(f"{row}.querySelector('rect.pause').width.baseVal.value > 0")
+        await page.read(f"{row}.dispatchEvent(new MouseEvent('mousemove', {{bubbles: true}}))")
+        await page.until("document.body.innerText.includes('paused for 2 tool calls')")
         assert page.faults == []
 
 

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
+from msgspec import Raw, structs
 
 from segue.dialects.chatml import ChatmlDialect
 from segue.dialects.vocabulary import vocabulary_from_gguf
 from segue.engines.embedded import EmbeddedEngine
+from segue.engines.scripted import Script, ScriptedCall, ScriptedEngine, ScriptedTurn
 from segue.engines.weights import find_weights
+from segue.tools.index import build
 from segue.turn.admit import Model
+from segue.turn.values import Finish, Ids, Job, Piece, Tokens, id_array
+from tests.clients.outside import ROOT, run_python
 from tests.mcp_server import remote
-from tests.support import WEATHER, Served, fetch, kinds, metric, serving, wire
+from tests.support import WEATHER, Served, fetch, kinds, metric, served_process, serving, wire
 
 NAME = "smollm2"
 CONTEXT = 1_024
+# What a client has for a few answers of a model on a busy machine.
+RUN_S_MAX = 240
 
 
 @asynccontextmanager
-async def serving_smollm2(**flags: object) -> AsyncIterator[Served]:
+async def serving_smollm2(parallel: int = 2, **flags: object) -> AsyncIterator[Served]:
     """The whole product, with the embedded model beside the scripted one."""
     path = find_weights("smollm2")
     words = vocabulary_from_gguf(path)
-    engine = EmbeddedEngine(path, words, context_tokens=CONTEXT, parallel=2)
+    engine = EmbeddedEngine(path, words, context_tokens=CONTEXT, parallel=parallel)
     try:
         async with serving(**flags) as served:
             models = served.app.runner.models
@@ -186,3 +197,113 @@ async def test_model_calls_a_server_and_goes_on_where_it_stopped(tmp_path: Path)
     # Two prompts: of the second all is cached but for what the tool said, its marks and the cue.
     assert usage["input_tokens"] - cached <= tokenized + usage["output_tokens"] + 40
     assert cached > usage["input_tokens"] / 3
+
+
+class DictatedEngine:
+    """The embedded engine, which reads every prompt and every word, and is told what to say: a model of this size does
+    not call five tools by itself. Notes what it was given, and what it had of that already."""
+
+    def __init__(self, engine: EmbeddedEngine, script: ScriptedEngine) -> None:
+        self._engine = engine
+        self._script = script
+        self.can_constrain, self.grammars = False, frozenset[str]()
+        # For each round: the prompt, what of it was cached, and what was said.
+        self.rounds: list[tuple[int, int, int]] = []
+
+    async def is_ready(self) -> bool:
+        return True
+
+    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        assert isinstance(job.prompt, Tokens)
+        cached = await self._read(job)
+        said = id_array()
+        async with aclosing(self._script.sample(job)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Ids):
+                    said.extend(piece.ids)
+                    yield piece
+        await self._read(structs.replace(job, prompt=job.prompt.plus(said)))
+        self.rounds.append((job.prompt.length, cached, len(said)))
+        yield Finish("stop", cached_tokens=cached)
+
+    async def _read(self, job: Job) -> int:
+        """Compute this prompt; how much of it was there."""
+        cached = 0
+        async with aclosing(
+            self._engine.sample(structs.replace(job, output_tokens_max=0, schema=None))
+        ) as pieces:
+            async for piece in pieces:
+                cached = piece.cached_tokens if isinstance(piece, Finish) else cached
+        return cached
+
+
+async def test_response_with_five_hosted_calls_costs_what_is_new_in_it(tmp_path: Path) -> None:
+    """Behind each pause the engine has everything from before it, what the model said included; and what is tokenized
+    in the whole response is what the last prompt has beside what was sampled."""
+    calls = tuple(
+        ScriptedTurn(calls=(ScriptedCall("own.echo", Raw(f'{{"text":"{word}"}}'.encode())),))
+        for word in ("ants", "bees", "cats", "dogs", "eels")
+    )
+    script = Script((*calls, ScriptedTurn(text="Done.")))
+    async with remote() as far:
+        config = tmp_path / "segue.toml"
+        config.write_text(f'[[mcp]]\nlabel = "own"\nurl = "{far.url}"\n')
+        tool = {"type": "mcp", "server_label": "own", "require_approval": "never"}
+        async with serving_smollm2(config=str(config)) as served, wire(served) as socket:
+            models = served.app.runner.models
+            assert isinstance(models, dict)
+            model = models[NAME]
+            assert isinstance(model.engine, EmbeddedEngine)
+            engine = DictatedEngine(model.engine, ScriptedEngine(model.dialect, script))
+            models[NAME] = replace(model, engine=engine, checks_rendering=True)
+            end = await socket.turn(
+                model=NAME, input="Go.", tools=[{**tool, "allowed_tools": ["echo"]}]
+            )
+            tokenized = await metric(served, "segue_tokens_tokenized_total")
+            models[NAME] = model
+    assert far.calls == ["ants", "bees", "cats", "dogs", "eels"]
+    assert [one["type"] for one in end["response"]["output"]][1:] == ["mcp_call"] * 5 + ["message"]
+    assert len(engine.rounds) == 6
+    for (before, _, said), (prompt, cached, _) in pairwise(engine.rounds):
+        # The last token is not computed before it is needed.
+        assert before + said - 1 <= cached <= before + said
+        # What the tool said, with the marks around it.
+        assert 0 < prompt - before - said < 40
+    last, _, _ = engine.rounds[-1]
+    sampled = sum(said for _, _, said in engine.rounds[:-1])
+    # Beside that stand only what closes the model's words and what makes it speak, which are kept as ids.
+    assert 0 <= last - (tokenized + sampled) <= 6 * 5
+    usage = end["response"]["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] == sum(one for _, one, _ in engine.rounds)
+
+
+@pytest.mark.reliability
+def test_official_client_forces_hosted_calls_of_a_real_model(tmp_path: Path) -> None:
+    """An MCP tool and a web search over a local index, over HTTP and over the socket, on SmolLM2."""
+    stories = ["http:mcp", "socket:web", "socket:mcp", "http:web"]
+    papers = tmp_path / "papers"
+    papers.mkdir()
+    (papers / "rain.md").write_text("# About rain\n\nClouds bring rain.\n")
+    build(papers, tmp_path / "i.db", "https://docs.a.com")
+    config = tmp_path / "segue.toml"
+    command = [sys.executable, "-m", "tests.mcp_server"]
+    config.write_text(
+        f'store = "memory"\nsearch_index = "{tmp_path / "i.db"}"\ncontext_tokens = {CONTEXT}\n'
+        f'[[mcp]]\nlabel = "own"\ncommand = {json.dumps(command)}\n'
+        f"environment = {{ PYTHONPATH = {json.dumps(str(ROOT))} }}\n"
+    )
+    flags = ("--config", str(config), "--engine", "embedded", "--model", NAME)
+    with served_process(*flags, cwd=tmp_path) as served:
+        found = run_python("python_forced.py", served, NAME, *stories, s_max=RUN_S_MAX)
+        assert not [line for line in served.printed if "Traceback" in line], served.printed
+    for story in stories:
+        call = next(one for one in found[story]["output"] if one["type"] != "mcp_list_tools")
+        assert call["status"] == "completed"
+        if story.endswith("mcp"):
+            assert (call["type"], call["name"]) == ("mcp_call", "echo")
+            assert json.loads(call["arguments"])["text"] == call["output"]
+        else:
+            assert call["type"] == "web_search_call"
+        # It has gone on behind the pause, and what stood before it was not computed again.
+        usage = found[story]["usage"]
+        assert usage["input_tokens_details"]["cached_tokens"] > usage["input_tokens"] / 3

@@ -22,7 +22,8 @@ from segue.settings import Settings, load_settings
 from segue.storage import give_out
 from segue.transports.auth import LOCAL
 from segue.turn.values import PASSED, Verdict
-from tests.support import MODEL, WAIT_S, WEATHER, fetch, metric, serving, wire
+from tests.scenarios.test_mcp import DONE, echoing, hosting_own
+from tests.support import MODEL, WAIT_S, WEATHER, Wire, fetch, metric, serving, wire
 
 CHECKED = "segue_guard_chars_checked_total"
 WATCHED = "segue_guard_chars_watched_total"
@@ -446,6 +447,61 @@ async def test_steer_is_checked_with_the_response_that_follows_it(
         successor = (await socket.events())[-1]["response"]
         assert successor["previous_response_id"] == target
         assert successor["error"]["code"] == "invalid_prompt"
+
+
+async def ask_for_a_yes(socket: Wire, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """A turn that ends, or waits, with a call that a person must allow: its id, and the yes."""
+    await socket.create(input="Go", tools=[{"type": "mcp", "server_label": "own"}], **fields)
+    (guard,) = BY_HAND
+    async with asyncio.timeout(WAIT_S):
+        await guard.was_asked.wait()
+    guard.may_answer.set()
+    asked, turn_id = "", ""
+    event = await socket.next()
+    while event["type"] not in ("response.completed", "response.done"):
+        turn_id = turn_id or event["response"]["id"]
+        if event["type"] == "response.output_item.done":
+            asked = event["item"]["id"]
+        event = await socket.next()
+    guard.may_answer.clear()
+    guard.was_asked.clear()
+    yes = {"type": "mcp_approval_response", "approval_request_id": asked, "approve": True}
+    return turn_id, yes
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+@pytest.mark.parametrize("is_rollout", [False, True])
+async def test_approved_call_waits_for_the_verdict_on_what_came_with_the_yes(
+    is_rollout: bool, is_blocked: bool, tmp_path: Path
+) -> None:
+    async with (
+        hosting_own(tmp_path, echoing("a"), DONE, **HAND) as (served, far),
+        wire(served) as socket,
+    ):
+        turn_id, yes = await ask_for_a_yes(socket, rollout=is_rollout)
+        (guard,) = BY_HAND
+        given = [{**yes, "reason": "Now."}]
+        if is_rollout:
+            append = {"type": "response.append", "response_id": turn_id, "input": given}
+            await socket.send(append)
+        else:
+            tool = {"type": "mcp", "server_label": "own"}
+            await socket.create(input=given, tools=[tool], previous_response_id=turn_id)
+        async with asyncio.timeout(WAIT_S):
+            await guard.was_asked.wait()
+        before, shown = list(far.calls), guard.checked.count("Now.")
+        if is_blocked:
+            guard.verdict = Verdict("no")
+        guard.may_answer.set()
+        last = (await socket.events())[-1]["response"]
+    assert (before, shown) == ([], 1)
+    if is_blocked:
+        assert last["error"]["code"] == "invalid_prompt"
+        assert far.calls == []
+    else:
+        assert [one["type"] for one in last["output"]][-2:] == ["mcp_call", "message"]
+        assert far.calls == ["a"]
+        assert guard.checked.count("Now.") == 1, "nothing is shown twice"
 
 
 async def test_tool_of_the_server_waits_for_the_verdict(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import segue.tools.mcp
+from segue.cli import main
 from segue.transports.desk import LOCAL
 from segue.turn.values import Tokens
 from tests.clients.outside import misfits, run_python
@@ -34,6 +35,7 @@ from tests.support import (
     metric,
     served_process,
     serving,
+    until,
     wire,
 )
 
@@ -550,18 +552,23 @@ async def test_waiting_tool_holds_up_no_other_lane(tmp_path: Path) -> None:
 
 
 async def test_closing_the_socket_stops_the_tool_at_once(tmp_path: Path) -> None:
-    async with hosting_own(tmp_path, calling("own.wait", text="x"), DONE) as (served, far):
-        async with wire(served) as socket:
-            await socket.create(input="Go", tools=[OWN])
-            async with asyncio.timeout(10):
-                await far.has_begun.wait()
+    async with (
+        hosting_own(tmp_path, calling("own.wait", text="x"), DONE) as (served, far),
+        wire(served) as socket,
+        asyncio.TaskGroup() as group,
+    ):
+        await socket.create(input="Go", tools=[OWN])
+        async with asyncio.timeout(10):
+            await far.has_begun.wait()
         began = asyncio.get_running_loop().time()
+        # This client has events to read before it hears that its close was heard.
+        group.create_task(socket.socket.close())
         async with asyncio.timeout(10):
             await far.was_stopped.wait()
-        # Nothing is left but the end itself, which waits for nobody.
-        await served.app.runner.drain(5)
-        assert served.app.runner.running_count == 0
+        await until(lambda: not served.app.runner.running_count)
         assert asyncio.get_running_loop().time() - began < 1.0
+        async for _ in socket.socket:
+            pass
 
 
 async def test_steer_waits_for_the_tool_and_then_ends_the_turn(tmp_path: Path) -> None:
@@ -676,7 +683,7 @@ async def test_request_names_the_tools_that_the_model_may_know(tmp_path: Path) -
         more = {"input": "Go", "tools": [OWN], "previous_response_id": told["id"]}
         after = response_of(await ask(more))
     assert [one["name"] for one in told["output"][0]["tools"]] == ["echo"]
-    assert len(after["output"][0]["tools"]) == 4, "another filter is another list"
+    assert len(after["output"][0]["tools"]) == 5, "another filter is another list"
 
 
 @pytest.mark.parametrize("name", [None, "echo"])
@@ -712,6 +719,110 @@ async def test_deferred_tools_of_a_server_are_found_by_a_search(tmp_path: Path) 
         "message",
     ]
     assert far.calls == ["a"]
+
+
+def bringing(*tools: Body) -> Body:
+    return {"type": "additional_tools", "role": "developer", "tools": [*tools]}
+
+
+@pytest.mark.parametrize("way", ["json", "websocket"])
+async def test_server_that_an_item_brings_is_called_like_a_listed_one(
+    way: str, tmp_path: Path
+) -> None:
+    """Along the chain too, and from a store: its tools stay where they are in the prompt. What is secret in the item
+    goes to the server, and nowhere else; later turns do not know it."""
+    store = f"sqlite:///{tmp_path / 'turns.db'}"
+    script = [echoing("a"), DONE, echoing("b"), DONE, echoing("c"), DONE]
+    go = {"role": "user", "content": "Go"}
+    async with remote() as far:
+        table = {"label": "own", "url": far.url}
+        async with (
+            hosting(tmp_path, *script, mcp=[table], store=store) as served,
+            asking(served, way) as ask,
+        ):
+            secret = {**OWN, "authorization": "hush"}
+            first = response_of(await ask({"input": [bringing(secret), go]}))
+            told = [first]
+            tokenized = await metric(served, "segue_tokens_tokenized_total")
+            told.append(response_of(await ask({"input": "B", "previous_response_id": first["id"]})))
+            assert await metric(served, "segue_tokens_tokenized_total") - tokenized < 40
+        async with (
+            hosting(tmp_path, *script, mcp=[table], store=store) as served,
+            asking(served, way) as ask,
+        ):
+            body = {"input": "C", "previous_response_id": told[1]["id"]}
+            told.append(response_of(await ask(body)))
+    assert [[one["type"] for one in each["output"]] for each in told] == [
+        ["mcp_list_tools", "mcp_call", "message"],
+        ["mcp_call", "message"],
+        ["mcp_call", "message"],
+    ]
+    assert far.calls == ["a", "b", "c"]
+    assert [each["tools"] for each in told] == [[]] * 3
+    keys = [one.get("authorization") for one in far.headers]
+    assert set(keys) == {"Bearer hush", None}
+    assert b"hush" not in stored_bytes(tmp_path)
+
+
+async def test_server_that_an_item_brings_is_checked_like_a_listed_one(tmp_path: Path) -> None:
+    async with hosting(tmp_path, DONE, mcp=[PIPED]) as served:
+        for tool, code in (
+            ({**OWN, "server_label": "other"}, "unknown_mcp_server"),
+            ({**OWN, "server_url": "http://169.254.169.254/"}, "mcp_server_not_allowed"),
+            ({**OWN, "allowed_tools": 7}, "invalid_value"),
+        ):
+            body = {"model": MODEL, "input": [bringing(tool)]}
+            answer = await fetch(served, "POST", "/v1/responses", body)
+            assert (answer.status, answer.json["error"]["code"]) == (400, code)
+
+
+async def test_request_goes_before_what_an_item_has_brought(tmp_path: Path) -> None:
+    """Two of one name: what the request itself says of the server holds."""
+    go = {"role": "user", "content": "Go"}
+    async with (
+        hosting_own(tmp_path, echoing("a"), DONE) as (served, far),
+        asking(served, "json") as ask,
+    ):
+        asked = {"type": "mcp", "server_label": "own"}
+        told = await ask({"input": [bringing(OWN), go], "tools": [asked]})
+    assert types_of(told) == ["mcp_list_tools", "mcp_approval_request"]
+    assert far.calls == []
+
+
+async def test_deferred_server_that_an_item_brings_is_found_by_the_search_beside_it(
+    tmp_path: Path,
+) -> None:
+    turns = [calling("tool_search", query="echo"), echoing("a"), DONE]
+    brought = bringing({"type": "tool_search"}, {**OWN, "defer_loading": True})
+    async with (
+        hosting_own(tmp_path, *turns) as (served, far),
+        asking(served, "websocket") as ask,
+    ):
+        told = await ask({"input": [brought, {"role": "user", "content": "Go"}]})
+    assert types_of(told)[:4] == [
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "mcp_call",
+    ]
+    assert far.calls == ["a"]
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_ledger_counts_the_calls_of_a_response(
+    is_stored: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a person reads it afterwards; listing is no call, and a call that failed was one."""
+    store = f"sqlite:///{tmp_path / 'turns.db'}"
+    turns = [echoing("a", "b"), calling("own.fail", text="x"), DONE]
+    async with (
+        hosting_own(tmp_path, *turns, store=store) as (served, _),
+        asking(served, "websocket") as ask,
+    ):
+        await ask({"input": "Go", "tools": [OWN], "store": is_stored})
+    assert await asyncio.to_thread(main, ["usage", "--store", store, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["turns"], row["tool_calls"]) == (1, 3)
 
 
 def test_official_client_asks_with_approval_and_without(tmp_path: Path) -> None:

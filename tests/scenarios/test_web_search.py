@@ -19,6 +19,7 @@ from tests.support import MODEL, Served, fetch, kinds, metric
 Body = dict[str, Any]
 URL = "https://docs.a.com"
 WEB = {"type": "web_search"}
+SOURCES = "web_search_call.action.sources"
 SEARCH = calling("web.search", query="rain")
 OPEN = calling("web.open_page", url=f"{URL}/rain.md")
 FIND = calling("web.find_in_page", url=f"{URL}/rain.md", pattern="bring rain")
@@ -47,7 +48,8 @@ async def test_model_searches_reads_finds_and_cites(way: str, tmp_path: Path) ->
         searching(tmp_path, SEARCH, OPEN, FIND, ANSWER) as served,
         asking(served, way) as ask,
     ):
-        response = response_of(await ask({"input": "Why does it rain?", "tools": [WEB]}))
+        body = {"input": "Why does it rain?", "tools": [WEB], "include": [SOURCES]}
+        response = response_of(await ask(body))
         assert response["status"] == "completed"
         search, opened, found, message = response["output"]
         assert search["status"] == opened["status"] == found["status"] == "completed"
@@ -64,6 +66,25 @@ async def test_model_searches_reads_finds_and_cites(way: str, tmp_path: Path) ->
         assert {(one["url"], one["title"]) for _, one in cited} == {
             (f"{URL}/rain.md", "About rain")
         }
+
+
+@ways
+async def test_what_was_found_is_shown_to_those_who_ask_for_it(way: str, tmp_path: Path) -> None:
+    """The answer cites it all the same, and the next turn knows it."""
+    async with (
+        searching(tmp_path, SEARCH, ANSWER, ANSWER) as served,
+        asking(served, way) as ask,
+    ):
+        told = await ask(
+            {"input": "Go", "tools": [WEB], "include": ["reasoning.encrypted_content"]}
+        )
+        response = response_of(told)
+        after = {"input": "And?", "tools": [WEB], "previous_response_id": response["id"]}
+        assert response_of(await ask(after))["status"] == "completed"
+    search, message = response["output"]
+    assert search["action"] == {"type": "search", "query": "rain", "queries": ["rain"]}
+    assert "sources" not in json.dumps(told)
+    assert message["content"][0]["annotations"]
 
 
 async def test_events_come_in_the_order_of_the_contract(tmp_path: Path) -> None:
@@ -112,7 +133,7 @@ async def test_chain_goes_on_behind_a_search_and_tokenizes_only_what_is_new(tmp_
 async def test_several_searches_at_once_are_numbered_through(tmp_path: Path) -> None:
     both = {"calls": [*SEARCH["calls"], *calling("web.search", query="snow")["calls"]]}
     async with searching(tmp_path, both, {"text": "See [1], [2], [3] and [4]."}) as served:
-        body = {"model": MODEL, "input": "Go", "tools": [WEB]}
+        body = {"model": MODEL, "input": "Go", "tools": [WEB], "include": [SOURCES]}
         response = (await fetch(served, "POST", "/v1/responses", body)).json
     first, second, message = response["output"]
     urls = [one["url"] for item in (first, second) for one in item["action"]["sources"]]
@@ -139,6 +160,24 @@ async def test_search_can_be_forced(kind: str, tmp_path: Path) -> None:
         }
         answer = await fetch(served, "POST", "/v1/responses", body)
     assert [one["type"] for one in answer.json["output"]] == ["web_search_call", "message"]
+
+
+@ways
+async def test_search_that_an_item_brings_works_like_a_listed_one(way: str, tmp_path: Path) -> None:
+    """As Codex may bring it; its settings hold, and the chain goes on with it."""
+    web = {**WEB, "filters": {"blocked_domains": ["docs.a.com"]}}
+    brought = {"type": "additional_tools", "role": "developer", "tools": [web]}
+    body = {"input": [brought, {"role": "user", "content": "Go"}], "include": [SOURCES]}
+    async with (
+        searching(tmp_path, SEARCH, {"text": "No."}, SEARCH, {"text": "No."}) as served,
+        asking(served, way) as ask,
+    ):
+        told = response_of(await ask(body))
+        assert [one["type"] for one in told["output"]] == ["web_search_call", "message"]
+        assert told["output"][0]["action"]["sources"] == []
+        after = {"input": "Again", "previous_response_id": told["id"]}
+        again = response_of(await ask(after))
+        assert [one["type"] for one in again["output"]] == ["web_search_call", "message"]
 
 
 async def test_without_anything_behind_it_the_search_is_not_offered(tmp_path: Path) -> None:

@@ -134,6 +134,38 @@ def test_name_that_changes_its_mind_is_believed_once(world: dict[str, Any]) -> N
         assert [hit[0] for hit in one["hits"]] == [public]
 
 
+# --- MCP servers by address, in the same world ---------------------------------------------------------
+
+
+def test_no_vector_reaches_anything_as_an_mcp_server(world: dict[str, Any]) -> None:
+    """Though every name among them is on the operator's list: where a name leads is not the list's to say."""
+    told = world["mcp"]["refused"]
+    assert len(told) >= 300
+    assert [one for one in told if one["hits"] or not one["error"]] == []
+    # Some were refused for where they lead, and not because nobody has listed them.
+    assert sum(bool(one["asked"]) for one in told) >= 5
+
+
+def test_mcp_server_whose_name_changes_its_mind_is_refused(world: dict[str, Any]) -> None:
+    """A session goes to the address that was checked; the next session asks again."""
+    public = START if world["is_walled"] else "127.1.0.1"
+    for first, second in world["mcp"]["rebound"]:
+        assert {hit[0] for hit in first["hits"]} == {public}
+        assert all(hit[2] for hit in first["hits"]), "the key is for this server"
+        assert list(first["asked"].values()) == [1]
+        assert second["hits"] == []
+        assert second["error"]
+
+
+def test_mcp_server_cannot_send_its_key_elsewhere(world: dict[str, Any]) -> None:
+    """Neither by a redirect that keeps the body, nor by naming another place for its messages."""
+    public = START if world["is_walled"] else "127.1.0.1"
+    for one in (*world["mcp"]["moved"], *world["mcp"]["mixed"]):
+        assert one["hits"], one
+        assert {hit[0] for hit in one["hits"]} == {public}, one
+        assert one["error"], one
+
+
 # --- limits, on loopback ---------------------------------------------------------------------------
 
 Serve = Callable[[bytes], bytes]

@@ -1,4 +1,4 @@
-"""A world of its own for the fetcher: every address there is answers, and writes down who came.
+"""A world of its own for the fetcher, and for MCP servers by address: everything answers, and writes down who came.
 
 Run as a program inside a fresh network namespace (`unshare --net`), where the whole of IPv4 and IPv6 is made local to
 the loopback interface. Where that is impossible it takes addresses of 127.0.0.0/8 for the public and for the inside.
@@ -14,9 +14,15 @@ import subprocess
 import sys
 from ipaddress import ip_address
 
-from segue.errors import ApiError
+from msgspec import Raw
+
+import segue.tools.mcp
+from segue.errors import ApiError, InvalidRequest
 from segue.tools.fetch import Fetcher, Policy
-from segue.tools.target import Address, is_public
+from segue.tools.hosts import McpHosts, policy_for
+from segue.tools.mcp import McpServers
+from segue.tools.target import Address, is_public, parse
+from segue.turn.values import HostedCall
 from tests.tools.urls import (
     BAD_PORTS,
     METADATA,
@@ -67,10 +73,20 @@ class World:
         line, _, rest = head.partition(b"\r\n")
         path = [*line.split(b" "), b"", b""][1]
         self.hits.append((address, place[1], b"canary" in head.lower(), rest.decode("latin-1")))
-        if path.startswith(b"/to/") and path[4:].isdigit():
-            location = LOCATIONS[int(path[4:])]
-            writer.write(b"HTTP/1.1 302 Found\r\nSet-Cookie: a=canary\r\nLocation: " + location)
+        kind, _, number = path[1:].partition(b"/")
+        if kind in (b"to", b"via") and number.isdigit():
+            status = b"302 Found" if kind == b"to" else b"307 Temporary Redirect"
+            location = LOCATIONS[int(number)]
+            writer.write(
+                b"HTTP/1.1 " + status + b"\r\nSet-Cookie: a=canary\r\nLocation: " + location
+            )
             writer.write(b"\r\nContent-Length: 0\r\n\r\n")
+        elif kind == b"events":
+            # The older transport of MCP: the first event says where messages go.
+            place = LOCATIONS[int(number.split(b"/")[0])]
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+            writer.write(b"event: endpoint\ndata: " + place + b"\n\n")
+            await writer.drain()
         else:
             writer.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello"
@@ -88,6 +104,81 @@ def chained(*urls: str) -> str:
         LOCATIONS.append(last.encode("utf-8", "surrogatepass"))
         last = f"{url}/to/{len(LOCATIONS) - 1}"
     return last
+
+
+def named(url: str, path: str) -> str:
+    """A path on the first host whose answer names this URL."""
+    LOCATIONS.append(url.encode())
+    return path.format(len(LOCATIONS) - 1)
+
+
+def listed_names(urls: list[str], port: int) -> list[str]:
+    """Every name among these, as an operator would list it who trusts names too much."""
+    found = {"start.com", "mixed.com", *(f"rebind-{number}.com" for number in range(20))}
+    for url in urls:
+        try:
+            target = parse(url)
+        except InvalidRequest:
+            continue
+        if target.address is None:
+            found.add(target.host)
+    ports = {80, 443, port}
+    return [f"{name}:{one}" for name in sorted(found) for one in ports]
+
+
+class Callers:
+    """MCP servers by address: each is asked for its tools, with a key that is for it alone."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        names = listed_names(REFUSED, world.port)
+        self._fetcher = Fetcher(policy_for(names, ("denied.com",)), world.resolve, world.may_reach)
+        self._servers = McpServers([], McpHosts(names, self._fetcher))
+        # What names no good place for its messages is waited for until then.
+        segue.tools.mcp.CONNECT_S_MAX = 1.0
+
+    async def go(self, url: str, *, is_again: bool = False) -> dict[str, object]:
+        """What the item says, and who was connected to. `is_again`: the resolver remembers that it was asked."""
+        before = len(self._world.hits)
+        if not is_again:
+            self._world.asked.clear()
+        shown = url.encode("utf-8", "replace").decode()
+        tool = {"type": "mcp", "server_label": "x", "server_url": shown, "authorization": CANARY}
+        call = HostedCall("ada", "mcpl_1", Raw(json.dumps(tool).encode()), "", "")
+        ran = await self._servers.lister.call(call)
+        error = json.loads(ran.item.raw).get("error")
+        hits, asked = self._world.hits[before:], dict(self._world.asked)
+        return {"url": shown[:200], "error": error, "hits": hits, "asked": asked}
+
+    async def close(self) -> None:
+        await self._servers.aclose()
+        self._fetcher.close()
+
+
+async def call_servers(world: World, start: str, port: str) -> dict[str, object]:
+    """The same vectors, as addresses of MCP servers."""
+    callers = Callers(world)
+    inside = f"http://{METADATA}{port}/latest"
+    away = [f"http://other.com{port}/mcp", inside, "//third.com/mcp", f"{start}@{METADATA}/"]
+    try:
+        return {
+            "refused": [await callers.go(url) for url in REFUSED],
+            "rebound": [
+                [
+                    await callers.go(f"http://rebind-{number}.com{port}/mcp", is_again=is_again)
+                    for is_again in (False, True)
+                ]
+                for number in range(20)
+            ],
+            "moved": [
+                await callers.go(start + named(url, path))
+                for url in away
+                for path in ("/to/{}", "/via/{}", "/events/{}/sse")
+            ],
+            "mixed": [await callers.go(f"http://mixed.com{port}/mcp")],
+        }
+    finally:
+        await callers.close()
 
 
 def build_wall() -> None:
@@ -162,6 +253,7 @@ async def main() -> None:
     ] + [
         await go(chained(f"http://rebind-{number}.com{port}", "/page")) for number in range(20, 40)
     ]
+    told["mcp"] = await call_servers(world, start, port)
     print(json.dumps(told))
     for server in servers:
         server.close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +15,11 @@ import pytest
 from segue.dialects.parts import part_of
 from segue.errors import InvalidRequest
 from segue.tools.fetch import read_as_data
+from segue.transports.desk import LOCAL
 from segue.turn.attach import URLS_MAX, attach
 from segue.wire.codec import decode_item
 from segue.wire.items import Item
-from tests.support import MODEL, fetch, serving, wire
+from tests.support import MODEL, WEATHER, Served, fetch, serving, wire
 from tests.tools.test_fetch import page, site
 
 
@@ -123,3 +127,78 @@ async def test_address_is_told_in_words_while_fetching_is_off() -> None:
     async with serving() as served:
         answer = await fetch(served, "POST", "/v1/responses", {"model": MODEL, "input": [INSIDE]})
     assert answer.json["status"] == "completed"
+
+
+def file_at(url: str) -> dict[str, Any]:
+    return {"type": "input_file", "file_url": url}
+
+
+async def kept_files(served: Served, turn_id: str) -> list[str]:
+    """The files inside what a turn was given, as they are kept."""
+    turn = await served.app.turns.find(LOCAL, turn_id)
+    assert turn is not None
+    raws = [json.loads(one.raw) for each in turn.rounds for one in each.given]
+    parts = [part for one in raws for part in one.get("content", one.get("output", []))]
+    return [part["file_data"] for part in parts if part["type"] == "input_file"]
+
+
+@asynccontextmanager
+async def reading(folder: Path, *turns: dict[str, Any]) -> AsyncIterator[tuple[Served, str]]:
+    """A server that may read one site, and the site's address."""
+    script = folder / "script.json"
+    script.write_text(json.dumps({"turns": turns}))
+    async with (
+        site(lambda head: page(b"It rains.", kind="text/plain")) as (url, fetcher, _),
+        serving(script=str(script), tps=300) as served,
+    ):
+        served.app.runner._read_url = partial(read_as_data, fetcher)
+        yield served, url
+
+
+async def test_address_in_an_appended_output_is_read_like_that_of_a_create(tmp_path: Path) -> None:
+    call = {"calls": [{"name": "get_weather", "arguments": {"city": "Oslo"}}]}
+    async with (
+        reading(tmp_path, call, {"text": "Done."}) as (served, url),
+        wire(served) as socket,
+    ):
+        await socket.create(input="Go", tools=[WEATHER], rollout=True)
+        event = await socket.next()
+        while event["type"] != "response.done":
+            event = await socket.next()
+        (owed,) = event["required_input"]
+        append = {"type": "response.append", "response_id": event["response_id"]}
+        for path in ("http://10.0.0.1/a.txt", url + "/a.txt"):
+            await socket.send({**append, "input": [{**owed, "output": [file_at(path)]}]})
+            answer = await socket.next()
+            if path.startswith(url):
+                break
+            assert answer["error"]["code"] == "url_refused"
+            assert answer["error"]["param"] == "input[0].output[0].file_url"
+        last = (await socket.events())[-1]["response"]
+        assert last["status"] == "completed"
+        (data,) = await kept_files(served, last["id"])
+    assert base64.b64decode(data.partition(",")[2]) == b"It rains."
+
+
+async def test_address_in_a_steer_is_read_when_its_successor_begins(tmp_path: Path) -> None:
+    long = {"text": "Once there was a river. It went on and on and on. " * 30}
+    async with (
+        reading(tmp_path, long, long, {"text": "Short."}) as (served, url),
+        wire(served) as socket,
+    ):
+        for path in ("http://10.0.0.1/a.txt", url + "/a.txt"):
+            await socket.create(input="Go")
+            target = (await socket.next())["response"]["id"]
+            given = [{"role": "user", "content": [file_at(path)]}]
+            steer = {"type": "response.steer", "previous_response_id": target, "input": given}
+            await socket.send(steer)
+            first = (await socket.events())[-1]["response"]
+            assert first["incomplete_details"] == {"reason": "steered"}
+            if not path.startswith(url):
+                failed = await socket.next()
+                assert failed["type"] == "response.steer.failed"
+                assert failed["error"]["code"] == "successor_creation_failed"
+        last = (await socket.events())[-1]["response"]
+        assert last["previous_response_id"] == target
+        (data,) = await kept_files(served, last["id"])
+    assert base64.b64decode(data.partition(",")[2]) == b"It rains."

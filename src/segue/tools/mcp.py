@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 from msgspec import Raw, Struct
 
-from segue.errors import InvalidRequest
+from segue.errors import Forbidden, InvalidRequest
+from segue.tools.hosts import McpHosts
 from segue.tools.target import parse
 from segue.turn.values import HostedCall, Owner, Ran
 from segue.wire.codec import as_item, encode
 from segue.wire.items import Hints, McpCall, McpListTools, RemoteTool
-from segue.wire.mcp import ErrorKind, error_of, listing
+from segue.wire.mcp import ErrorKind, error_of, listing, servers_of
 from segue.wire.tools import McpTool, Tools
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.client import Transport
     from mcp_types import CallToolResult, ContentBlock
+
+    from segue.tools.pinned import PinnedTransport
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +76,8 @@ class McpServer(Struct, frozen=True):
     headers: Mapping[str, str] = {}
     # The tools that may be listed and called; none named: all.
     tools: tuple[str, ...] = ()
+    # Whether a request has named it: then it is connected to as the fetcher would.
+    is_outside: bool = False
 
 
 class Secrets(Struct, frozen=True):
@@ -99,29 +104,6 @@ class Failed(Exception):
         self.code = code
 
 
-# Raises `InvalidRequest` for an address from a request that may not be called.
-AllowUrl = Callable[[str], None]
-
-
-def allow_hosts(hosts: Sequence[str]) -> AllowUrl:
-    """Only these hosts may be called by address: `name`, or `name:port`."""
-
-    def allow(url: str) -> None:
-        try:
-            target = parse(url)
-            place = {target.host, f"{target.host}:{target.port}"}
-        except InvalidRequest:
-            place = set()
-        if place.isdisjoint(hosts):
-            raise InvalidRequest(
-                "'server_url' names a host that this server may not call.",
-                code="mcp_server_not_allowed",
-                param="tools",
-            )
-
-    return allow
-
-
 class McpServers:
     """The servers, the sessions with them, and what they have listed.
 
@@ -129,22 +111,23 @@ class McpServers:
     """
 
     def __init__(
-        self, servers: Sequence[McpServer], allow_url: AllowUrl, *, list_s: float = 300.0
+        self, servers: Sequence[McpServer], hosts: McpHosts, *, list_s: float = 300.0
     ) -> None:
         self._servers = {one.label: one for one in servers}
-        self._allow_url = allow_url
+        self._hosts = hosts
         self._list_s = list_s
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
         self._lists: OrderedDict[bytes, tuple[float, tuple[RemoteTool, ...]]] = OrderedDict()
         self.lister = McpLister(self)
 
-    def check(self, tools: Tools) -> None:
-        """Refuse a request that names a server which is not known, or may not be called."""
+    def check(self, tools: Tools, may: Container[str]) -> None:
+        """Refuse a request that names a server which is not known, or may not be called, or not by whoever asks."""
         labels: set[str] = set()
-        for index, tool in enumerate(tools.definitions):
+        carried = [one for one in servers_of(tools).values() if one in tools.carried]
+        places = [(f"tools[{index}]", one) for index, one in enumerate(tools.definitions)]
+        for path, tool in (*places, *(("input", one) for one in carried)):
             if not isinstance(tool, McpTool):
                 continue
-            path = f"tools[{index}]"
             if tool.server_label in labels:
                 raise InvalidRequest(
                     f"Two tools have the server_label '{tool.server_label[:128]}'.",
@@ -152,7 +135,10 @@ class McpServers:
                     param=f"{path}.server_label",
                 )
             labels.add(tool.server_label)
-            self._find(tool, path)
+            known = self._find(tool, path)
+            scope = "mcp" if known is self._servers.get(tool.server_label) else "mcp_url"
+            if scope not in may:
+                raise Forbidden(f"This key is not good for '{scope}'.", param=path)
 
     def _find(self, tool: McpTool, path: str = "tools") -> McpServer:
         known = self._servers.get(tool.server_label)
@@ -168,11 +154,11 @@ class McpServers:
             )
         if known is not None and tool.server_url in (known.url, known.sse_url):
             return known
-        self._allow_url(tool.server_url)
+        target = self._hosts.check(tool.server_url)
         # The operator's own keys are for the operator's own servers.
-        if parse(tool.server_url).path.endswith("/sse"):
-            return McpServer(tool.server_label, sse_url=tool.server_url)
-        return McpServer(tool.server_label, url=tool.server_url)
+        if target.path.endswith("/sse"):
+            return McpServer(tool.server_label, sse_url=target.url, is_outside=True)
+        return McpServer(tool.server_label, url=target.url, is_outside=True)
 
     async def call(self, call: HostedCall) -> Ran:
         """Make one call. Whatever goes wrong is an error of the item, and the turn goes on."""
@@ -198,7 +184,10 @@ class McpServers:
             raise Failed("mcp_protocol_error", f"Unknown tool: {call.name[:128]}", INVALID_PARAMS)
         arguments = _arguments(call.arguments)
         async with session.speaking() as client:
-            result = await client.session.call_tool(call.name, arguments)
+            # Asking for progress makes a long call say that it lives: a line that is silent may be cut on its way.
+            result = await client.session.call_tool(
+                call.name, arguments, progress_callback=_hear_progress
+            )
         text = _text(result)
         if result.is_error:
             raise Failed("mcp_tool_execution_error", text or "The tool failed and said nothing.")
@@ -220,13 +209,17 @@ class McpServers:
         return tools
 
     def _session(self, definition: McpTool, call: HostedCall) -> tuple[McpServer, Session]:
-        server = self._find(definition)
+        try:
+            server = self._find(definition)
+        except InvalidRequest as refused:
+            # It was there when the request was checked.
+            raise Failed("mcp_protocol_error", refused.message, INVALID_PARAMS) from None
         secrets = msgspec.json.decode(call.definition, type=Secrets).as_headers()
         headers = {**server.headers, **secrets}
         key = _key(call.owner, server, headers)
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = Session(key, server, headers)
+            session = self._sessions[key] = Session(key, server, headers, self._hosts)
         self._sessions.move_to_end(key)
         self._let_rest()
         return server, session
@@ -276,9 +269,12 @@ class Connection:
     """An open session with a server, held by a task of its own: the library wants to be closed by the task that opened
     it, and callers come and go."""
 
-    def __init__(self, server: McpServer, headers: Mapping[str, str]) -> None:
+    def __init__(self, server: McpServer, headers: Mapping[str, str], hosts: McpHosts) -> None:
         self._server = server
         self._headers = headers
+        self._hosts = hosts
+        # Where it is, if that was to be looked up.
+        self._addresses: tuple[str, ...] = ()
         self._leaving = asyncio.Event()
         # What the server has answered to HTTP requests since the last call began.
         self.statuses: list[int] = []
@@ -327,6 +323,8 @@ class Connection:
                 command=program, args=arguments, env=dict(server.environment)
             )
             return stdio_client(parameters, errlog=nowhere)
+        if server.is_outside:
+            self._addresses = await self._look_up()
         if server.sse_url:
             return sse_client(
                 server.sse_url,
@@ -337,6 +335,13 @@ class Connection:
             )
         client = await stack.enter_async_context(self._http(dict(self._headers), None))
         return streamable_http_client(server.url, http_client=client)
+
+    async def _look_up(self) -> tuple[str, ...]:
+        """Where a server that a request has named may be connected to; once, for the whole session."""
+        try:
+            return await self._hosts.addresses(self._server.url or self._server.sse_url)
+        except InvalidRequest as refused:
+            raise Failed("mcp_protocol_error", refused.message, CONNECTION_CLOSED) from None
 
     def _http(
         self, headers: dict[str, str] | None, timeout: httpx2.Timeout | None
@@ -351,9 +356,17 @@ class Connection:
             headers=headers,
             timeout=timeout or httpx2.Timeout(CONNECT_S_MAX, read=READ_S_MAX),
             event_hooks={"response": [note]},
+            transport=self._pinned(),
             trust_env=False,
             follow_redirects=False,
         )
+
+    def _pinned(self) -> PinnedTransport | None:
+        if not self._server.is_outside:
+            return None
+        from segue.tools.pinned import PinnedTransport
+
+        return PinnedTransport(parse(self._server.url or self._server.sse_url), self._addresses)
 
     def told(self, error: BaseException) -> Failed:
         """What went wrong, in words that tell no secret; the server's own error, unless its HTTP status says more."""
@@ -385,8 +398,11 @@ class Connection:
 class Session:
     """One session with one server, for one owner: opened when it is needed, and again when it has died."""
 
-    def __init__(self, key: bytes, server: McpServer, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, key: bytes, server: McpServer, headers: Mapping[str, str], hosts: McpHosts
+    ) -> None:
         self.key = key
+        self._hosts = hosts
         self._server = server
         self._headers = headers
         self._opening = asyncio.Lock()
@@ -434,7 +450,7 @@ class Session:
         connection = self._connection
         if connection is not None and not connection.task.done():
             return connection
-        connection = Connection(self._server, self._headers)
+        connection = Connection(self._server, self._headers, self._hosts)
         self._tasks.add(connection.task)
         connection.task.add_done_callback(self._tasks.discard)
         try:
@@ -514,8 +530,15 @@ def _arguments(written: str) -> dict[str, object]:
     return found
 
 
+async def _hear_progress(progress: float, total: float | None, message: str | None) -> None:
+    """The contract has no event for it; that it came is enough."""
+
+
 def _text(result: CallToolResult) -> str:
-    """What the model can read of an answer: its texts; what is none of these is named."""
+    """What the model can read of an answer: its texts; what is none of these is named. What has a structure is written
+    as text too, by most servers; else it is read as it is."""
+    if not result.content and result.structured_content is not None:
+        return encode(result.structured_content).decode()
     return "\n".join(_words(block) for block in result.content)
 
 

@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
+from segue.turn.hosted import SCOPES as TOOL_SCOPES
 from segue.turn.quota import Metering, Quota, unlimited
 from segue.turn.seams import Keys
 from segue.turn.values import Key, Owner
@@ -35,9 +36,10 @@ TellOthers = Callable[[], Awaitable[None]]
 LOCAL: Owner = "local"
 
 # What a key may be good for. `responses` and `models` are the API, `metrics` and `dashboard` look at the process: the
-# first tells of nobody in particular, the second of the key's own owner. An operator sees figures of all on both.
+# first tells of nobody in particular, the second of the key's own owner. An operator sees figures of all on both. The
+# last ones let a request have us run tools.
 OPERATOR = "operator"
-SCOPES = ("responses", "models", "metrics", "dashboard", OPERATOR)
+SCOPES = ("responses", "models", "metrics", "dashboard", OPERATOR, *TOOL_SCOPES)
 OVERSEEN = frozenset(("metrics", "dashboard"))
 
 # Keys that are in use are confirmed this often, and are not trusted for longer than that without it.

@@ -200,7 +200,7 @@ class HttpApp:
         return create, Tally(bytes_received=len(body), quota=quota, traceparent=trace)
 
     def _asker(self, exchange: Exchange) -> Asker:
-        return Asker(exchange.owner, self._desk.turns)
+        return Asker(exchange.owner, self._desk.turns, may=exchange.account.scopes)
 
     async def _create(self, exchange: Exchange) -> None:
         create, tally = await self._decode(exchange)

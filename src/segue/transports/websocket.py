@@ -51,7 +51,7 @@ from segue.wire.codec import (
     with_lane,
 )
 from segue.wire.events import Event
-from segue.wire.items import answer_of, required_by
+from segue.wire.items import Item, answer_of, required_by
 from segue.wire.requests import AppendFrame, Create
 
 log = logging.getLogger(__name__)
@@ -354,20 +354,11 @@ class Session:
         running = sink.running
         try:
             items = await decode_items(frame.input, sink.ticket.request.tally)
-            if running.owed is None:
-                raise Conflict(
-                    f"Response with id '{running.id}' does not wait for anything.",
-                    code="response_not_waiting",
-                    param="response_id",
-                )
-            for index, item in enumerate(items):
-                if answer_of(item.value) is None:
-                    raise InvalidRequest(
-                        "'response.append' takes the outputs of calls and nothing else.",
-                        param=f"input[{index}].type",
-                    )
+            _check_append(running, items)
+            items = await self._desk.runner.read(items)
+            # It may have been given up meanwhile, or been given what it waits for.
+            _check_append(running, items)
             running.check(items)
-            pair_calls(running.owed, items)
         except ApiError as error:
             self._refuse(error, sink.ticket.lane)
             return
@@ -436,7 +427,7 @@ class Session:
         if known is None and parent_id is not None:
             known = self._near.held(self.owner, parent_id) or self._lost.find(self.owner, parent_id)
         lane = f"{id(self)}/{ticket.lane or ''}"
-        asker = Asker(self.owner, self._turns, known, lane)
+        asker = Asker(self.owner, self._turns, known, lane, may=self.account.scopes)
         sink = LaneSink(self, ticket)
         try:
             _refuse_background(create)
@@ -527,6 +518,23 @@ class Session:
 
 def _dismissed() -> Unauthenticated:
     return Unauthenticated("Incorrect API key provided.", is_wrong=True)
+
+
+def _check_append(running: Running, items: Sequence[Item]) -> None:
+    """Refuse what the turn does not wait for."""
+    if running.owed is None:
+        raise Conflict(
+            f"Response with id '{running.id}' does not wait for anything.",
+            code="response_not_waiting",
+            param="response_id",
+        )
+    for index, item in enumerate(items):
+        if answer_of(item.value) is None:
+            raise InvalidRequest(
+                "'response.append' takes the outputs of calls and nothing else.",
+                param=f"input[{index}].type",
+            )
+    pair_calls(running.owed, items)
 
 
 def _refuse_background(create: Create) -> None:

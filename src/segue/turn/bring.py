@@ -19,7 +19,7 @@ from segue.wire.items import (
     McpListTools,
     ToolSearchOutput,
 )
-from segue.wire.tools import Offer, deferred_of, offers_of
+from segue.wire.tools import Offer, Tool, carried_of, deferred_of, name_of, offers_of
 
 
 def bring(before: Brought, items: Iterable[Item]) -> Brought:
@@ -32,6 +32,7 @@ def bring(before: Brought, items: Iterable[Item]) -> Brought:
                     brought,
                     offers=_with(brought.offers, offers_of(tools)),
                     deferred=_with(brought.deferred, deferred_of(tools)),
+                    carried=_carried(brought.carried, carried_of(tools)),
                 )
             case ToolSearchOutput(tools=tools):
                 loaded = offers_of(tools, is_loaded=True)
@@ -58,6 +59,11 @@ def brought_by(turn: Turn | None) -> Brought:
         return turn.brought
     rounds = [one for node in turn.lineage() for one in node.rounds]
     return bring(NOTHING_BROUGHT, (item for one in rounds for item in (*one.given, *one.wrote)))
+
+
+def _carried(old: Sequence[Tool], new: Sequence[Tool]) -> tuple[Tool, ...]:
+    names = {name_of(one) for one in new}
+    return (*(one for one in old if name_of(one) not in names), *new)
 
 
 def _with(old: Sequence[Offer], new: Sequence[Offer]) -> tuple[Offer, ...]:

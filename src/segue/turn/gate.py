@@ -13,6 +13,8 @@ overlap is found wherever the windows are cut, and not even its beginning has le
     shut           something was blocked, or a guard     is dropped, and so is everything behind it
                    could not say
 
+A call that a person has approved is made before its round: it waits for the verdict on what came with the yes.
+
 Why it was shut is told to the turn as a notice, which also stops the engine; `decide` does the rest. The characters
 that are counted are the new ones: an overlap counts once.
 """
@@ -75,6 +77,8 @@ class Gate:
         self._running = running
         self._tally = plan.tally
         self._asking: asyncio.Task[None] | None = None
+        # What was shown before its round, because something was to be done on its word.
+        self._shown: dict[int, Item] = {}
         self.is_shut = False
         # What was read and waits for the verdict, or for its place behind what is watched.
         self._held: deque[Said] = deque()
@@ -102,13 +106,25 @@ class Gate:
         guards, resolved = self._guards, self._plan.resolved
         if not guards.inputs:
             return
-        items = new_items(scene, guards.names) if is_first else [*scene.given]
+        items = self._unseen(scene, is_first=is_first)
         words: list[str] = []
-        if is_first:
+        if is_first and not self._shown:
             parent = resolved.parent
             known = parent if parent is not None and has_passed(parent, guards.names) else None
             words = texts_of_head(resolved.head, self._plan.response, known)
         self._asking = asyncio.create_task(self._check(words, items))
+
+    async def clear(self, scene: Scene, *, is_first: bool) -> bool:
+        """Whether something may be done on the word of what this scene is given, before the model sees it. The guards
+        are asked now; the round that follows shows them the rest."""
+        self.ask(scene, is_first=is_first)
+        self._shown |= {id(item): item for item in self._unseen(scene, is_first=is_first)}
+        await self._verdict()
+        return not self.is_shut
+
+    def _unseen(self, scene: Scene, *, is_first: bool) -> list[Item]:
+        items = new_items(scene, self._guards.names) if is_first else scene.given
+        return [item for item in items if id(item) not in self._shown]
 
     async def _check(self, words: list[str], items: Sequence[Item]) -> None:
         try:

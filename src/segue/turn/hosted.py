@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -27,7 +27,7 @@ from segue.turn.running import Running
 from segue.turn.seams import Tool
 from segue.turn.search import answer
 from segue.turn.values import HostedCall, Ran, Round, Scene
-from segue.wire.codec import as_item, decode_definitions, encode
+from segue.wire.codec import as_item, definitions_in, encode
 from segue.wire.items import (
     Item,
     McpApprovalRequest,
@@ -40,17 +40,22 @@ from segue.wire.items import (
 )
 from segue.wire.mcp import error_of, output_item, servers_of, with_listed
 from segue.wire.requests import ToolChoiceName
-from segue.wire.tools import McpTool, Tools, WebSearchTool, forced_offers
-from segue.wire.tools import Tool as Definition
+from segue.wire.tools import Tools, forced_offers, name_of
+from segue.wire.web import without_sources
 
 log = logging.getLogger(__name__)
 
+# What a key must be good for, beside sampling: the web search, the operator's MCP servers, and any other that a request
+# names by its address (hazards.md T11).
+SCOPES = ("web_search", "mcp", "mcp_url")
 # How many errands one response may have, whatever the request says.
 ERRANDS_MAX = 128
 # How many more the model may ask for in vain: beyond it goes round in circles, and the response ends.
 REFUSED_MAX = 8
 # How often the tools of one response are searched for.
 SEARCHES_MAX = 16
+# What `include` says to see what a search has found.
+SOURCES = "web_search_call.action.sources"
 # As MCP numbers them.
 TIMED_OUT, REFUSED = -32001, -32600
 
@@ -62,7 +67,7 @@ CUT_OFF = "\n[What follows was left out: the output is too long.]"
 Begun = McpListTools | McpCall | WebSearchCall
 
 
-def _take_all(tools: Tools) -> None:
+def _take_all(tools: Tools, may: Container[str]) -> None:
     """A server without MCP takes tools that merely list it; the model is not told of them."""
 
 
@@ -79,8 +84,8 @@ class Hosted:
     """The tools that this process runs, by the kind of their calls."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    # Refuses a request that names what cannot be run, before anything is said.
-    check: Callable[[Tools], None] = _take_all
+    # Refuses a request that names what cannot be run, or not by whoever asks, before anything is said.
+    check: Callable[[Tools, Container[str]], None] = _take_all
     limits: ToolLimits = ToolLimits()
 
 
@@ -146,12 +151,12 @@ class Errands:
 
     async def approve(self, given: tuple[Item, ...], before: Iterable[Round]) -> tuple[Item, ...]:
         """What was given, and behind each approval the call that it allows, made and answered."""
-        approvals = _approvals(given)
-        if not approvals:
+        approved = approvals(given)
+        if not approved:
             return given
         earlier = (item for one in before for item in (*one.given, *one.wrote))
         asked = _requests((*earlier, *given))
-        calls = [self._approved(asked[one]) for one in approvals if one in asked]
+        calls = [self._approved(asked[one]) for one in approved if one in asked]
         made: dict[str, list[Item]] = {}
         for item in await self._work(calls):
             assert isinstance(item.value, McpCall)
@@ -289,13 +294,22 @@ class Errands:
             # A mistake of ours. The traceback names no argument and no header.
             log.exception("a tool broke in turn %s", self._plan.id)
             return _failed(value, "The tool could not be run.", REFUSED)
-        return structs.replace(ran, item=_related(ran.item, value))
+        return structs.replace(ran, item=self._shown(_related(ran.item, value)))
+
+    def _shown(self, item: Item) -> Item:
+        """The finished item as this request asks for it."""
+        value, wanted = item.value, self._plan.resolved.create.include or ()
+        if isinstance(value, WebSearchCall) and SOURCES not in wanted:
+            return as_item(without_sources(value))
+        return item
 
     def _definition(self, key: str) -> Raw | None:
         if self._definitions is None:
-            raw = self._plan.resolved.create.tools
-            given = decode_definitions(raw) if isinstance(raw, Raw) else []
-            self._definitions = {name: one for tool, one in given if (name := _key(tool))}
+            resolved = self._plan.resolved
+            # Those of the history have lost what was secret in them; what this request says goes before.
+            carried = [(tool, Raw(encode(tool))) for tool in resolved.head.tools.carried]
+            given = (*carried, *definitions_in(resolved.create))
+            self._definitions = {name: one for tool, one in given if (name := name_of(tool))}
         return self._definitions.get(key)
 
     def _short(self, ran: Ran) -> Ran:
@@ -310,17 +324,6 @@ class Errands:
                 ran, text=text, item=as_item(structs.replace(value, output=text))
             )
         return structs.replace(ran, text=text)
-
-
-def _key(tool: Definition) -> str:
-    """By what the calls of a tool find its definition; nothing for a tool that is not ours to run."""
-    match tool:
-        case McpTool(server_label=label):
-            return label
-        case WebSearchTool():
-            return "web_search"
-        case _:
-            return ""
 
 
 def _outline(value: Begun) -> tuple[str, str, str, str]:
@@ -364,7 +367,7 @@ def _failed(value: Begun, message: str, code: int) -> Ran:
     return Ran(f"Error: {message}", as_item(failed))
 
 
-def _approvals(given: Sequence[Item]) -> list[str]:
+def approvals(given: Sequence[Item]) -> list[str]:
     """The requests that these items approve, and that no call among them has followed."""
     made = {one.value.approval_request_id for one in given if isinstance(one.value, McpCall)}
     return [

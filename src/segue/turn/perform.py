@@ -31,7 +31,7 @@ from segue.turn.compact import (
 from segue.turn.compose import Composed, compose, fitting, remember, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.gate import Gate, open_gate
-from segue.turn.hosted import Errands, Hosted
+from segue.turn.hosted import Errands, Hosted, approvals
 from segue.turn.recall import RenderCache
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
@@ -118,7 +118,7 @@ async def perform(
     gate = open_gate(plan, running)
     try:
         errands = Errands(plan, running, hosted)
-        plan, error = await _open(plan, errands)
+        plan, error = await _open(plan, running, errands, gate, recall)
         scene, resolved = set_scene(plan, recall), plan.resolved
         rounds = [*resolved.earlier]
         play = Play(plan, running, errands, scene, resolved.given, resolved.open_calls, rounds)
@@ -144,12 +144,29 @@ async def perform(
 # --- the loop -----------------------------------------------------------------------------------------
 
 
-async def _open(plan: Plan, errands: Errands) -> tuple[Plan, ApiError | None]:
-    """What our own tools do before the model speaks."""
+async def _open(
+    plan: Plan, running: Running, errands: Errands, gate: Gate | None, recall: RenderCache
+) -> tuple[Plan, ApiError | None]:
+    """What our own tools do before the model speaks; nothing, if what was given may not pass."""
     try:
+        if (
+            gate is not None
+            and approvals(plan.resolved.given)
+            and not await _clears(gate, running, set_scene(plan, recall), is_first=True)
+        ):
+            return plan, None
         return await errands.open(), None
     except ApiError as error:
         return plan, error
+
+
+async def _clears(gate: Gate, running: Running, scene: Scene, *, is_first: bool) -> bool:
+    """Whether calls that a person has approved may be made: they have effects, so they wait for the verdict."""
+    try:
+        async with running.interruptible(heeds_steers=False):
+            return await gate.clear(scene, is_first=is_first)
+    except TimeoutError:
+        return False
 
 
 async def _play(play: Play) -> End:
@@ -278,7 +295,11 @@ async def _answer(play: Play) -> tuple[Item, ...]:
 
 
 async def _approved(play: Play, items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """What was appended, with the calls made that it approves."""
+    """What was appended, with the calls made that it approves; none, if it may not pass."""
+    if play.gate is not None and approvals(items):
+        scene = structs.replace(play.scene, given=items)
+        if not await _clears(play.gate, play.running, scene, is_first=False):
+            return items
     return await play.errands.approve(items, play.rounds)
 
 

@@ -51,6 +51,8 @@ class Asker:
     lane: str = ""
     # The conversation that the turn joins, if any.
     joined: Joined | None = None
+    # What it may have us do, by the names of scopes.
+    may: frozenset[str] = frozenset()
 
 
 async def prepare(

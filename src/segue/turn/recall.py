@@ -130,6 +130,7 @@ def _digests(asked: Asked) -> list[bytes]:
     head = asked.head
     first = blake2b(head.tools.echo, digest_size=16)
     first.update(head.tools.listed)
+    first.update(b"\1" if head.tools.has_web else b"\0")
     first.update(b"\0" if head.instructions is None else b"\1" + head.instructions.encode())
     # Some families print the day on which a history began.
     first.update(b"%d" % (asked.root_at // DAY_S))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from segue.errors import InvalidRequest, cut_name, parent_not_found
 from segue.turn.bring import bring, brought_by
@@ -74,7 +75,7 @@ def resolve(
     *,
     has_web: bool = False,
 ) -> Resolved:
-    """Bind a request to its parent, or say what contradicts. `has_web`: this server can search the web."""
+    """Bind a request to its parent, or say what contradicts. `has_web`: the web may be searched."""
     if parent is not None and not is_continuable(parent):
         raise parent_not_found(parent.id)
     _refuse_unsupported(create, given)
@@ -95,10 +96,13 @@ def resolve(
         )
     shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
     brought = bring(brought_by(parent), (*shadowed, *given))
-    if did_decode:
+    carries_more = tools.carried != brought.carried
+    if carries_more:
+        tools = replace(tools, carried=brought.carried)
+    if did_decode or carries_more:
         check_servers(tools)
     tools = with_listed(tools, still_listed(tools, brought, parent))
-    tools = with_web(tools) if has_web else tools
+    tools = with_web(tools, is_on=has_web)
     _check_tool_choice(create.tool_choice or "auto", tools, brought)
     return Resolved(
         create=create,
@@ -130,7 +134,8 @@ def _servers_before(parent: Turn) -> dict[str, McpTool]:
     if parent.tools is not None:
         return servers_of(parent.tools)
     # Come from a store: the response tells what the request named.
-    return servers_of(decode_tools(parent.response.tools, None)[0])
+    listed = decode_tools(parent.response.tools, None)[0]
+    return servers_of(replace(listed, carried=brought_by(parent).carried))
 
 
 def is_continuable(turn: Turn) -> bool:

@@ -21,7 +21,7 @@ from segue.errors import ApiError, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
 from segue.turn.admit import Guards, Models, Plan, check_unseen
 from segue.turn.assemble import Assembler
-from segue.turn.attach import ReadUrl
+from segue.turn.attach import ReadUrl, attach
 from segue.turn.circle import Circle
 from segue.turn.compact import Kind
 from segue.turn.compose import count
@@ -333,9 +333,9 @@ class Runner:
                 self.models,
                 self._seals,
                 read_url=self._read_url,
-                has_web="web_search" in self._hosted.tools,
+                has_web="web_search" in self._hosted.tools and "web_search" in asker.may,
             )
-            self._hosted.check(plan.resolved.head.tools)
+            self._hosted.check(plan.resolved.head.tools, asker.may)
             self._refuse_if_draining()
         except BaseException:
             tally.quota.release()
@@ -353,6 +353,10 @@ class Runner:
     def _refuse_if_draining(self) -> None:
         if self.is_draining:
             raise Unavailable("The server is shutting down. Please retry elsewhere or later.")
+
+    async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """These items with what their addresses stand for, where the operator allows that."""
+        return items if self._read_url is None else await attach(items, self._read_url)
 
     async def count_tokens(self, plan: Plan) -> int:
         """How many tokens the engine would be given for this plan."""

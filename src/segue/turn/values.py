@@ -20,7 +20,7 @@ from segue.turn.quota import KeyLimits, Quota, unlimited
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
-from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tools
+from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tool, Tools
 
 Owner = str
 IdArray = array  # of typecode "I": four bytes a token
@@ -122,6 +122,8 @@ class Brought(Struct, frozen=True):
     format: TextFormat | None = None
     # What remote servers have listed: of each label the newest.
     listed: tuple[McpListTools, ...] = ()
+    # Tools of the server's own, without what is secret in them.
+    carried: tuple[Tool, ...] = ()
 
 
 NOTHING_BROUGHT = Brought()

@@ -400,11 +400,18 @@ def _key(data: bytes, definitions: Sequence[Tool]) -> bytes:
     return blake2b(data, digest_size=32).digest() if is_secret else data
 
 
-def decode_definitions(raw: Raw | bytes) -> list[tuple[Tool, Raw]]:
-    """The tools of a request that was taken, each beside its own bytes, secrets included."""
-    if bytes(raw) == b"null":
-        return []
-    return [(_tool.decode(one), one) for one in _raws.decode(raw)]
+def definitions_in(create: Create) -> list[tuple[Tool, Raw]]:
+    """The tools of a request that was taken, each beside its own bytes, secrets included: those that its items bring,
+    and then those that it lists."""
+    raws = create.input if isinstance(create.input, list) else []
+    lists = [_object.decode(raw)["tools"] for raw in raws if _brings_tools(raw)]
+    if isinstance(create.tools, Raw) and bytes(create.tools) != b"null":
+        lists.append(create.tools)
+    return [(_tool.decode(one), one) for raw in lists for one in _raws.decode(raw)]
+
+
+def _brings_tools(raw: Raw) -> bool:
+    return _peek.decode(raw).type == "additional_tools"
 
 
 def check_schema(raw: Raw, path: str) -> None:

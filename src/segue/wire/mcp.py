@@ -60,15 +60,20 @@ _asking: msgspec.json.Decoder[Literal["always", "never"] | Asking | None] = msgs
 
 
 def servers_of(tools: Tools) -> dict[str, McpTool]:
-    """The remote servers of a request, by their labels."""
-    return {one.server_label: one for one in tools.definitions if isinstance(one, McpTool)}
+    """The remote servers of a request and of its history, by their labels."""
+    found = {one.server_label: one for one in tools.definitions if isinstance(one, McpTool)}
+    for one in tools.carried:
+        if isinstance(one, McpTool):
+            found.setdefault(one.server_label, one)
+    return found
 
 
 def check_servers(tools: Tools) -> None:
     """Refuse a definition of a remote server that has a field of a wrong shape."""
-    for index, tool in enumerate(tools.definitions):
+    places = [(f"tools[{index}]", tool) for index, tool in enumerate(tools.definitions)]
+    for place, tool in (*places, *(("input", tool) for tool in tools.carried)):
         if isinstance(tool, McpTool) and (field := _wrong_field(tool)) is not None:
-            param = f"tools[{index}].{field}"
+            param = f"{place}.{field}"
             raise InvalidRequest(f"Invalid value for '{param}'.", code="invalid_value", param=param)
 
 
@@ -122,7 +127,7 @@ def with_listed(tools: Tools, listed: Sequence[McpListTools]) -> Tools:
     mark = key.digest() if offers else b""
     if mark == tools.listed:
         return tools
-    has_search = any(isinstance(one, ToolSearchTool) for one in tools.definitions)
+    has_search = any(isinstance(one, ToolSearchTool) for one in tools.known)
     later = [one for one in offers if has_search and one.tool.defer_loading is True]
     return structs.replace(
         tools,

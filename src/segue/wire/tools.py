@@ -240,10 +240,24 @@ class Tools(Struct, frozen=True):
     offers: tuple[Offer, ...] = ()
     deferred: tuple[Offer, ...] = ()
     listed: bytes = b""
+    # Whether the functions of a web search are among the offers.
+    has_web: bool = False
+    # Tools of the server's own that items have brought; one of the same name in the request goes before.
+    carried: tuple[Tool, ...] = ()
+
+    @property
+    def known(self) -> tuple[Tool, ...]:
+        """The definitions of the request, and those that the history carries."""
+        return (*self.definitions, *self.carried)
 
     def is_told_like(self, other: Tools) -> bool:
         """Whether the model is told the same of both."""
-        return self is other or (self.echo == other.echo and self.listed == other.listed)
+        return self is other or self.told == other.told
+
+    @property
+    def told(self) -> tuple[bytes, bytes, bool]:
+        """What decides how the model is told of them."""
+        return self.echo, self.listed, self.has_web
 
 
 NO_TOOLS = Tools()
@@ -274,6 +288,24 @@ def offers_of(definitions: Sequence[Tool], *, is_loaded: bool = False) -> tuple[
             case _:
                 pass
     return tuple(offers)
+
+
+def carried_of(definitions: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The tools of an item that hold in the head as if the request had listed them: those that the server runs, and
+    the search that finds them."""
+    kinds = McpTool | WebSearchTool | ToolSearchTool
+    return tuple(one for one in definitions if isinstance(one, kinds))
+
+
+def name_of(tool: Tool) -> str:
+    """By what the calls of a tool find it; nothing for a tool that the server does not run."""
+    match tool:
+        case McpTool(server_label=label):
+            return label
+        case WebSearchTool():
+            return "web_search"
+        case _:
+            return ""
 
 
 def deferred_of(definitions: Sequence[Tool]) -> tuple[Offer, ...]:

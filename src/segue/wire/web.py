@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import assert_never
 
 import msgspec
-from msgspec import Raw, Struct, structs
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.wire.items import WebSearchCall
 from segue.wire.tools import (
     DatedWebSearchPreviewTool,
     DatedWebSearchTool,
@@ -72,12 +73,15 @@ WEB_OFFERS = tuple(
 )
 
 
-def with_web(tools: Tools) -> Tools:
-    """The same tools, with the functions of a web search if there is one among them; the very same if they are."""
-    has_search = any(isinstance(one, WebSearchTool) for one in tools.definitions)
-    if not has_search or any(one.builtin == "web_search" for one in tools.offers):
+def with_web(tools: Tools, *, is_on: bool) -> Tools:
+    """The same tools, with the functions of a web search if there is one among them and it is on, and without them if
+    not; the very same if they are so already."""
+    has_web = is_on and any(isinstance(one, WebSearchTool) for one in tools.known)
+    if has_web == tools.has_web:
         return tools
-    return structs.replace(tools, offers=(*tools.offers, *WEB_OFFERS))
+    others = [one for one in tools.offers if one.builtin != "web_search"]
+    offers = (*others, *WEB_OFFERS) if has_web else tuple(others)
+    return structs.replace(tools, offers=offers, has_web=has_web)
 
 
 # The item has no place for what was found.
@@ -93,7 +97,8 @@ class UrlSource(Struct, frozen=True, tag_field="type", tag="url"):
 class SearchAction(Struct, frozen=True, tag_field="type", tag="search", kw_only=True):
     query: str
     queries: list[str] = []
-    sources: list[UrlSource] = []
+    # Shown where the request asks for them.
+    sources: list[UrlSource] | UnsetType = UNSET
 
 
 class OpenPageAction(Struct, frozen=True, tag_field="type", tag="open_page", kw_only=True):
@@ -168,8 +173,21 @@ def words_of_action(action: Raw | bytes) -> str:
         read = msgspec.json.decode(action, type=SearchAction | OpenPageAction | FindInPageAction)
     except msgspec.MsgspecError:
         return LOST
-    found = [one.url for one in read.sources] if isinstance(read, SearchAction) else [read.url]
+    found = (
+        [one.url for one in read.sources or ()] if isinstance(read, SearchAction) else [read.url]
+    )
     return "\n".join([LOST, *found])
+
+
+def without_sources(call: WebSearchCall) -> WebSearchCall:
+    """The same call for a client that has not asked what was found."""
+    if not isinstance(call.action, Raw):
+        return call
+    action = msgspec.json.decode(call.action, type=WebAction)
+    if not isinstance(action, SearchAction) or action.sources is UNSET:
+        return call
+    bare = structs.replace(action, sources=UNSET)
+    return structs.replace(call, action=Raw(msgspec.json.encode(bare)))
 
 
 def read_definition(definition: Raw | bytes) -> WebSearchTool:
