@@ -27,8 +27,9 @@ from segue.turn.values import Entry
 
 LEDGER_S = 0.2
 DELTA = b'{"type":"response.output_text.delta"'
-# Forty tokens at a speed at which they come one by one.
-SCRIPT = {"turns": [{"text": "Once", "pad_tokens": 40}]}
+# At a speed at which they come one by one; the limit ends a turn with a word and not with an end mark behind it.
+SCRIPT = {"turns": [{"text": "Once", "pad_tokens": 80}]}
+TOKENS = 40
 FLAGS = ("--tps", "1000")
 ENDINGS = {
     "not stored": (False, "full"),
@@ -49,7 +50,7 @@ class SlowLedger(SqliteLedger):
 
 def end_s(client: Client, *, store: bool) -> float:
     """From the last delta of a turn to its terminal event."""
-    client.send(input="Tell me.", store=store)
+    client.send(input="Tell me.", store=store, max_output_tokens=TOKENS)
     last = 0.0
     while not (event := client.next_event()).startswith(TERMINAL):
         if event.startswith(DELTA):
@@ -67,7 +68,12 @@ class Chain:
     def first_word_s(self) -> float:
         """From the next request to the first delta of its answer."""
         began = time.perf_counter()
-        self._client.send(input="Go on.", store=False, previous_response_id=self._parent)
+        self._client.send(
+            input="Go on.",
+            store=False,
+            previous_response_id=self._parent,
+            max_output_tokens=TOKENS,
+        )
         while not self._client.next_event().startswith(DELTA):
             pass
         took = time.perf_counter() - began
