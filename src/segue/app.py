@@ -40,6 +40,7 @@ from segue.tools.fetch import Fetcher, Policy, read_as_data
 from segue.tools.hosts import McpHosts, policy_for
 from segue.tools.index import IndexWeb, Report, build
 from segue.tools.mcp import McpServer, McpServers
+from segue.tools.paper import Papers
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
 from segue.traces import Traces
@@ -273,9 +274,10 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
             runner.forget(owner, turn_id)
             await lobby.erase(owner, turn_id)
 
+        papers = Papers(settings.file_s_max)
         retention = Retention(settings.retention_s, settings.events_retention_s)
         async with (
-            _open_tools(settings, fetcher) as hosted,
+            _open_tools(settings, fetcher, papers) as hosted,
             Runner(
                 models,
                 Records(
@@ -332,7 +334,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 afterwards,
                 lambda: (
                     sum(one.bytes for one in (store.state, *store.beside))
-                    + sum(one.bytes for one in (recall, served, lobby.lost))
+                    + sum(one.bytes for one in (recall, served, lobby.lost, papers))
                     + runner.ended_bytes
                 ),
             )
@@ -363,17 +365,19 @@ async def _erased(body: bytes, let_go: Callable[[Owner, str], Awaitable[None]]) 
 
 
 @asynccontextmanager
-async def _open_tools(settings: Settings, fetcher: Fetcher) -> AsyncIterator[Hosted]:
+async def _open_tools(
+    settings: Settings, fetcher: Fetcher, papers: Papers
+) -> AsyncIterator[Hosted]:
     """The tools that this process runs; sessions with MCP servers end with it."""
     limits = ToolLimits(settings.tool_s_max, settings.tool_output_bytes_max)
     async with open_web(settings, fetcher) as web:
         tools: dict[str, Tool] = {} if web is None else {"web_search": web}
         if not settings.mcp and not settings.mcp_hosts:
-            yield Hosted(tools, limits=limits)
+            yield Hosted(tools, limits=limits, read_pdf=papers.read)
             return
         async with _open_servers(settings) as servers:
             tools |= {"mcp": servers, "mcp_list": servers.lister}
-            yield Hosted(tools, servers.check, limits)
+            yield Hosted(tools, servers.check, limits, papers.read)
 
 
 @asynccontextmanager

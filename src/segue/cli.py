@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -102,7 +101,6 @@ def _rotate_seals(settings: Settings) -> int:
 
 def _index(options: argparse.Namespace) -> int:
     """Bring an index up to date, with a bar for those who watch."""
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     folder, into = Path(options.folder), Path(options.into)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(f"Reading {folder}", total=None)

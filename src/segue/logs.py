@@ -15,5 +15,3 @@ def set_up_logging(settings: Settings) -> None:
     for one in logging.getLogger().handlers:
         one.setFormatter(Discreet(f"%(asctime)s {which}%(levelname)s %(name)s %(message)s"))
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    # It complains about slightly broken files, which are common, and may quote from them.
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)

@@ -299,6 +299,9 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     tool_output_bytes_max: Annotated[
         int, Meta(gt=0, description="how much of a hosted tool's output the model is told")
     ] = 128 * 1024
+    file_s_max: Annotated[
+        Positive, about("how long reading one PDF of a request may take, in seconds")
+    ] = 15.0
     mcp_hosts: Annotated[
         tuple[str, ...],
         about(

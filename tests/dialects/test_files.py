@@ -14,38 +14,15 @@ from tests.support import MODEL, fetch, metric, serving
 PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 
 
-def pdf(text: str) -> bytes:
-    """A document of one page, written by hand."""
-    stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode()
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
-        b"/Resources << /Font << /F1 5 0 R >> >> >>",
-        b"<< /Length %d >>\nstream\n%b\nendstream" % (len(stream), stream),
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    data, places = b"%PDF-1.4\n", []
-    for number, one in enumerate(objects, 1):
-        places.append(len(data))
-        data += b"%d 0 obj\n%b\nendobj\n" % (number, one)
-    table = b"".join(b"%010d 00000 n \n" % place for place in places)
-    head = b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
-    tail = b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n"
-    return data + head + table + tail % (len(objects) + 1, len(data))
-
-
 def sent(data: bytes, kind: str | None = "text/plain") -> InputFile:
     encoded = base64.b64encode(data).decode()
     return InputFile(file_data=f"data:{kind};base64,{encoded}" if kind else encoded)
 
 
-def test_text_and_pdf_are_read_with_and_without_a_data_url() -> None:
+def test_text_is_read_with_and_without_a_data_url_and_of_a_pdf_what_stands_beside_it() -> None:
     assert text_of_file(sent("# Títle\n".encode(), "text/markdown")) == "# Títle\n"
     assert text_of_file(sent(b"print(1)", None)) == "print(1)"
-    words = text_of_file(sent(pdf("Hello from a page"), "application/pdf"))
-    assert words is not None
-    assert words.strip() == "Hello from a page"
+    assert text_of_file(InputFile(file_data="JVBERi0=", text="A page.")) == "A page."
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from pathlib import Path
@@ -12,7 +13,7 @@ from segue.cli import main
 from segue.errors import Misconfigured, StoreFailed
 from segue.tools.index import IndexWeb, Report, as_match, build
 from segue.tools.search import Asked
-from tests.dialects.test_files import pdf
+from tests.tools.papers import pdf
 
 URL = "https://docs.a.com/v1"
 
@@ -40,7 +41,7 @@ async def found(path: Path, query: str, **limits: object) -> list[str]:
 
 async def test_documents_of_every_kind_are_found(folder: Path, tmp_path: Path) -> None:
     into = tmp_path / "i.db"
-    assert build(folder, into, URL + "/") == Report(added=4, unread=1)
+    assert await asyncio.to_thread(build, folder, into, URL + "/") == Report(added=4, unread=1)
     assert await found(into, "raining in harbours?") == [f"{URL}/rain.md"]
     assert await found(into, "SNOW") == [f"{URL}/deep/snow%20day.html"]
     assert await found(into, "glacier") == [f"{URL}/paper.pdf"]
@@ -56,13 +57,15 @@ async def test_documents_of_every_kind_are_found(folder: Path, tmp_path: Path) -
 
 async def test_only_what_changed_is_read_again(folder: Path, tmp_path: Path) -> None:
     into = tmp_path / "i.db"
-    build(folder, into, URL)
-    assert build(folder, into, URL) == Report(same=5)
+    await asyncio.to_thread(build, folder, into, URL)
+    assert await asyncio.to_thread(build, folder, into, URL) == Report(same=5)
     (folder / "rain.md").write_text("# About hail\n\nHail is ice.\n")
     (folder / "notes.txt").unlink()
     (folder / "new.txt").write_text("A new thing.")
     os.utime(folder / "paper.pdf", ns=(1, 1))
-    assert build(folder, into, URL) == Report(added=1, changed=1, same=3, removed=1)
+    assert await asyncio.to_thread(build, folder, into, URL) == Report(
+        added=1, changed=1, same=3, removed=1
+    )
     assert await found(into, "rain") == []
     assert await found(into, "hail") == [f"{URL}/rain.md"]
     assert await found(into, "ferry") == []
@@ -73,15 +76,15 @@ async def test_folders_share_a_file_and_do_not_disturb_each_other(
     folder: Path, tmp_path: Path
 ) -> None:
     into = tmp_path / "i.db"
-    build(folder, into, URL)
-    build(folder / "deep", into)
+    await asyncio.to_thread(build, folder, into, URL)
+    await asyncio.to_thread(build, folder / "deep", into)
     assert await found(into, "snow") == [
         f"{URL}/deep/snow%20day.html",
         "file:///deep/snow%20day.html",
     ]
     assert await found(into, "snow", allowed=("a.com",)) == [f"{URL}/deep/snow%20day.html"]
     assert await found(into, "snow", blocked=("docs.a.com",)) == ["file:///deep/snow%20day.html"]
-    assert build(folder, into, URL) == Report(same=5)
+    assert await asyncio.to_thread(build, folder, into, URL) == Report(same=5)
 
 
 def test_words_never_become_a_query_language() -> None:
@@ -107,15 +110,15 @@ async def test_file_that_is_no_index_is_told(tmp_path: Path, folder: Path) -> No
     with pytest.raises(StoreFailed):
         await IndexWeb(broken).search(Asked("rain", 3))
     with pytest.raises(Misconfigured):
-        build(folder, broken, URL)
+        await asyncio.to_thread(build, folder, broken, URL)
     with pytest.raises(Misconfigured):
-        build(tmp_path / "nowhere", tmp_path / "i.db")
+        await asyncio.to_thread(build, tmp_path / "nowhere", tmp_path / "i.db")
     newer = tmp_path / "newer.db"
     with sqlite3.connect(newer) as database:
         database.execute("PRAGMA user_version = 99")
     database.close()
     with pytest.raises(Misconfigured, match="version 99"):
-        build(folder, newer, URL)
+        await asyncio.to_thread(build, folder, newer, URL)
 
 
 def test_command_makes_an_index(

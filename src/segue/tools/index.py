@@ -21,8 +21,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from segue.errors import Misconfigured, StoreFailed
-from segue.tools.pages import Page, read_page
+from segue.tools.pages import Page, open_page, read_page
 from segue.tools.search import Asked, Hit, is_allowed
+from segue.wire.files import is_pdf
 
 # A larger file is no document.
 FILE_BYTES_MAX = 32 * 1024 * 1024
@@ -156,7 +157,7 @@ def _take_in(
         database.execute(TOUCH, (state.st_mtime_ns, state.st_size, url))
         report.same += 1
         return
-    page = read_page(url, data, name=path.name) if data else None
+    page = _read(url, data, path.name) if data else None
     title, text = (page.title, page.text) if page is not None else ("", "")
     is_readable = bool(text.strip())
     row = (title if is_readable else "", text if is_readable else "")
@@ -170,6 +171,12 @@ def _take_in(
         report.added += 1
     else:
         report.changed += 1
+
+
+def _read(url: str, data: bytes, name: str) -> Page | None:
+    if is_pdf(data):
+        return asyncio.run(open_page(url, data, name=name))
+    return read_page(url, data, name=name)
 
 
 def _open_to_write(path: Path) -> sqlite3.Connection:

@@ -1,11 +1,13 @@
 """What does a page say? HTML, Markdown, plain text and PDF as a title and words for a model.
 
 In: bytes and what they are said to be. Out: a `Page`, or None where there is nothing to read. Pages come from
-strangers: work and length are bounded, and nothing in a page is run, followed or believed. Slow work, for a thread.
+strangers: work and length are bounded, and nothing in a page is run, followed or believed. `read_page` is slow work,
+for a thread; `open_page` sees to that, and to a process for a PDF.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from contextlib import suppress
@@ -15,7 +17,8 @@ from urllib.parse import urljoin
 
 from msgspec import Struct
 
-from segue.wire.files import Unreadable, is_pdf, pages_of_pdf, text_of_bytes, title_of_pdf
+from segue.tools.paper import read_paper
+from segue.wire.files import is_pdf, text_of_bytes
 
 # What is kept of a page; more than a model can be told of it.
 TEXT_CHARS_MAX = 400_000
@@ -23,6 +26,8 @@ TITLE_CHARS_MAX = 200
 LINKS_MAX = 50
 # A page that takes longer to take apart is told as far as it was read.
 PARSE_S_MAX = 3.0
+# The same for a PDF, with the start of the process that reads it.
+PDF_S_MAX = 10.0
 SLICE_CHARS = 16 * 1024
 
 # Said elsewhere, or not meant for readers.
@@ -75,27 +80,43 @@ def form_of(kind: str, name: str, data: bytes) -> Form:
     return "markdown" if is_markdown else "text"
 
 
+async def open_page(
+    url: str, data: bytes, kind: str = "", charset: str | None = None, name: str = ""
+) -> Page | None:
+    """The page that these bytes are, of whatever form; None if there is no text in them."""
+    if not is_pdf(data):
+        return await asyncio.to_thread(read_page, url, data, kind, charset, name)
+    paper = await read_paper(data, TEXT_CHARS_MAX, PDF_S_MAX)
+    # What came before a broken or a slow page is still worth reading.
+    if not any(paper.pages):
+        return None
+    title = paper.title or _last_name(name or url)
+    return Page(url, title[:TITLE_CHARS_MAX], paper.text[:TEXT_CHARS_MAX])
+
+
 def read_page(
     url: str, data: bytes, kind: str = "", charset: str | None = None, name: str = ""
 ) -> Page | None:
-    """The page that these bytes are; None if they are no text."""
+    """The page that these bytes are; None if they are no text, as a PDF is none."""
     form = form_of(kind, name or url, data)
-    is_html = form == "html"
-    text = _text_of_pdf(data) if form == "pdf" else _decoded(data, charset, is_html=is_html)
+    text = None if form == "pdf" else _decoded(data, charset, is_html=form == "html")
     if text is None:
         return None
+    title = ""
     links: tuple[Link, ...] = ()
     match form:
-        case "pdf":
-            title = title_of_pdf(data)
         case "html":
             text, title, links = _read_html(text, url)
         case "markdown":
             title = _title_of_markdown(text)
-        case "text":
-            title = ""
-    fallback = (name or url).rstrip("/").rpartition("/")[2] or url
-    return Page(url, (title or fallback)[:TITLE_CHARS_MAX], text[:TEXT_CHARS_MAX], links)
+        case _:
+            pass
+    title = title or _last_name(name or url)
+    return Page(url, title[:TITLE_CHARS_MAX], text[:TEXT_CHARS_MAX], links)
+
+
+def _last_name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2] or path
 
 
 def _title_of_markdown(text: str) -> str:
@@ -114,22 +135,6 @@ def _read_html(text: str, url: str) -> tuple[str, str, tuple[Link, ...]]:
                 break
     # Never closed: what is half open at the end would be looked through again and again by the parser, and is rubbish.
     return words.text, words.title, tuple(words.links.values())
-
-
-def _text_of_pdf(data: bytes) -> str | None:
-    ends_at = time.monotonic() + PARSE_S_MAX
-    found: list[str] = []
-    length = 0
-    try:
-        for page in pages_of_pdf(data):
-            found.append(page)
-            length += len(page)
-            if length > TEXT_CHARS_MAX or time.monotonic() > ends_at:
-                break
-    except Unreadable:
-        # What came before the broken page is still worth reading.
-        pass
-    return "\n\n".join(found) if length else None
 
 
 def _decoded(data: bytes, charset: str | None, *, is_html: bool) -> str | None:

@@ -10,7 +10,6 @@ is told to the model and shown as a failed item; the turn goes on.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections import OrderedDict
@@ -21,7 +20,7 @@ from msgspec import Raw, Struct
 
 from segue.errors import ApiError, InvalidRequest
 from segue.tools.fetch import Fetcher, failed
-from segue.tools.pages import Page, read_page
+from segue.tools.pages import Page, open_page
 from segue.tools.search import Asked, Hit, JsonSearch, Web, is_allowed
 from segue.tools.target import parse, shown
 from segue.turn.values import HostedCall, Owner, Ran, Source
@@ -72,7 +71,7 @@ class LiveWeb:
     async def open_page(self, url: str) -> Page | None:
         """The page as it is now."""
         found = await self._fetcher.fetch(url)
-        page = await asyncio.to_thread(read_page, found.url, found.data, found.kind, found.charset)
+        page = await open_page(found.url, found.data, found.kind, found.charset)
         if page is None or not page.text.strip():
             raise failed(url, "there is no text in it.")
         return page

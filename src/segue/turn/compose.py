@@ -16,7 +16,7 @@ from segue.turn.admit import Plan
 from segue.turn.recall import Asked, RenderCache
 from segue.turn.truncate import truncate
 from segue.turn.values import IdArray, Prompt, Rendered, Round, Scene, Tokens
-from segue.wire.items import CompactionTrigger, Item
+from segue.wire.items import CompactionTrigger
 
 # Rendering more than this many bytes moves to a thread: the tokenizer lets others run meanwhile.
 INLINE_RENDER_BYTES = 32 * 1024
@@ -146,19 +146,14 @@ def _flat(prompt: Prompt) -> IdArray[int] | bytes:
     return prompt.flat() if isinstance(prompt, Tokens) else b",".join(prompt.chunks())
 
 
-def _weight(item: Item) -> int:
-    """What an item has to be looked at; a small file may unfold to a large one."""
-    return len(item.raw) + (INLINE_RENDER_BYTES if b"file_data" in item.raw else 0)
-
-
 def _unrendered_bytes(scene: Scene, fingerprint: str) -> int:
     """About how much text rendering will have to look at."""
-    fresh = sum(map(_weight, scene.given))
+    fresh = sum(len(item.raw) for item in scene.given)
     past = scene.past
     if scene.recalled is not None:
         return fresh
     warm = past.warm if past is not None else None
     if warm is not None and warm.head is scene.head and warm.fingerprint == fingerprint:
         return fresh
-    older = sum(_weight(item) for one in scene.history() for item in (*one.given, *one.wrote))
+    older = sum(len(item.raw) for one in scene.history() for item in (*one.given, *one.wrote))
     return fresh + older + len(scene.head.tools.raw) + len(scene.head.instructions or "")

@@ -145,9 +145,7 @@ class Gate:
 
     async def _read(self, items: Sequence[Item]) -> list[str]:
         read_file = self._guards.read_file
-        is_short = sum(len(item.raw) for item in items) <= INLINE_BYTES
-        # A small file may unfold to a large one.
-        if is_short and not any(b"file_data" in item.raw for item in items):
+        if sum(len(item.raw) for item in items) <= INLINE_BYTES:
             return texts_of(items, read_file)
         return await asyncio.to_thread(texts_of, items, read_file)
 

@@ -21,6 +21,7 @@ from msgspec import Raw, structs
 
 from segue.errors import InvalidRequest
 from segue.turn.admit import Plan
+from segue.turn.attach import ReadPdf, read_pdfs
 from segue.turn.bring import bring
 from segue.turn.resolve import still_listed
 from segue.turn.running import Running
@@ -71,6 +72,11 @@ def _take_all(tools: Tools, may: Container[str]) -> None:
     """A server without MCP takes tools that merely list it; the model is not told of them."""
 
 
+async def _read_none(data: bytes) -> str | None:
+    """Where nobody reads PDFs, the model is told that they cannot be read."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ToolLimits:
     """What each errand may take."""
@@ -87,6 +93,19 @@ class Hosted:
     # Refuses a request that names what cannot be run, or not by whoever asks, before anything is said.
     check: Callable[[Tools, Container[str]], None] = _take_all
     limits: ToolLimits = ToolLimits()
+    # Reads the PDFs of an input.
+    read_pdf: ReadPdf = _read_none
+
+
+async def with_pdfs(plan: Plan, hosted: Hosted) -> Plan:
+    """The plan with what the PDFs say that are given in it."""
+    return _given_so(plan, await read_pdfs(plan.resolved.given, hosted.read_pdf))
+
+
+def _given_so(plan: Plan, given: tuple[Item, ...]) -> Plan:
+    if given is plan.resolved.given:
+        return plan
+    return replace(plan, resolved=structs.replace(plan.resolved, given=given))
 
 
 class Errands:
@@ -110,6 +129,22 @@ class Errands:
         return self._refused > REFUSED_MAX
 
     # --- before the model speaks ---
+
+    async def with_files(self) -> Plan:
+        """The plan with its files read."""
+        given = await self.read(self._plan.resolved.given)
+        self._plan = _given_so(self._plan, given)
+        return self._plan
+
+    async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """These items with what their PDFs say; as they are, if a notice comes in between."""
+        try:
+            async with self._running.interruptible(heeds_steers=False):
+                return await read_pdfs(items, self._hosted.read_pdf)
+        except TimeoutError:
+            if not self._running.inbox:
+                raise
+            return items
 
     async def open(self) -> Plan:
         """The plan with what was approved done, and with the tools of its remote servers in it."""

@@ -147,8 +147,9 @@ async def perform(
 async def _open(
     plan: Plan, running: Running, errands: Errands, gate: Gate | None, recall: RenderCache
 ) -> tuple[Plan, ApiError | None]:
-    """What our own tools do before the model speaks; nothing, if what was given may not pass."""
+    """What is done before the model speaks: files are read, and our own tools run, if what was given may pass."""
     try:
+        plan = await errands.with_files()
         if (
             gate is not None
             and approvals(plan.resolved.given)
@@ -198,7 +199,11 @@ async def _play(play: Play) -> End:
                 return End("failed", error=_too_late(plan))
             case Again(items):
                 running.take_append()
-                items = (*answers, *await _approved(play, items)) if required else items
+                if required:
+                    try:
+                        items = (*answers, *await _appended(play, items))
+                    except ApiError as error:
+                        return End("failed", error=error)
                 _go_on(play, items)
                 play.open_calls = pair_calls(play.open_calls, items)
             case _:
@@ -294,8 +299,9 @@ async def _answer(play: Play) -> tuple[Item, ...]:
     return answers
 
 
-async def _approved(play: Play, items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """What was appended, with the calls made that it approves; none, if it may not pass."""
+async def _appended(play: Play, items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """What was appended, with its files read and the calls made that it approves; none, if it may not pass."""
+    items = await play.errands.read(items)
     if play.gate is not None and approvals(items):
         scene = structs.replace(play.scene, given=items)
         if not await _clears(play.gate, play.running, scene, is_first=False):

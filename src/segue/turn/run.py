@@ -26,7 +26,7 @@ from segue.turn.circle import Circle
 from segue.turn.compact import Kind
 from segue.turn.compose import count
 from segue.turn.elsewhere import Elsewhere, Kept
-from segue.turn.hosted import Hosted
+from segue.turn.hosted import Hosted, with_pdfs
 from segue.turn.join import ATTEMPTS_MAX, Joined, JoinedTurns, join, speak, too_many_writers
 from segue.turn.perform import perform
 from segue.turn.prepare import Asker, prepare
@@ -360,7 +360,7 @@ class Runner:
 
     async def count_tokens(self, plan: Plan) -> int:
         """How many tokens the engine would be given for this plan."""
-        return await count(plan, self._recall)
+        return await count(await with_pdfs(plan, self._hosted), self._recall)
 
     async def _start(self, plan: Plan, turns: Turns, sink: Sink, transport: str) -> Running:
         if plan.response.background:

@@ -26,6 +26,8 @@ NAMES = frozenset(
 )
 # Fields that may hold a picture or sound itself instead of its address: letters that are no words.
 MEDIA = frozenset({"image_url", "audio_url", "file_url", "input_audio"})
+# Where the words of a file stand, or what they are read from.
+FILE = frozenset({"file_data", "segue:text"})
 
 _file_decoder = msgspec.json.Decoder(InputFile)
 
@@ -73,7 +75,7 @@ def has_passed(turn: Turn, names: Sequence[str]) -> bool:
 def _words(value: Json, read_file: ReadFile) -> Iterator[str]:
     if isinstance(value, dict) and value.get("type") == "input_file" and "file_data" in value:
         text = read_file(_file_decoder.decode(encode(value)))
-        value = {name: one for name, one in value.items() if name != "file_data"} | {"text": text}
+        value = {name: one for name, one in value.items() if name not in FILE} | {"text": text}
     match value:
         case str():
             if value:

@@ -41,6 +41,8 @@ class InputFile(Part, tag="input_file", frozen=True, kw_only=True):
     file_data: Text = UNSET
     filename: Text = UNSET
     detail: Text = UNSET
+    # What a PDF says, once the server has read it.
+    text: Text = msgspec.field(name="segue:text", default=UNSET)
 
 
 class InputAudio(Part, tag="input_audio", frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ import zlib
 
 import pytest
 
-from segue.wire import files
-from segue.wire.files import UNREAD_PAGE, UNREAD_REST, text_of_pdf
+from segue.tools import pdf as program
+from segue.tools.pdf import UNREAD_PAGE, UNREAD_REST, take_apart
 from tests.support import MODEL, fetch, serving
 
 FONT = b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"
@@ -45,6 +45,13 @@ def pdf(*pages: bytes, form: bytes = b"") -> bytes:
     return body + head + table + tail
 
 
+def pages_of(data: bytes) -> str:
+    """What is on the pages, of a file that is not broken."""
+    title, *pages, end = take_apart(data, 1_000_000)
+    assert (title, end) == ("", {"is_broken": False})
+    return "\n\n".join(map(str, pages))
+
+
 def words(text: bytes, times: int = 1) -> bytes:
     return BEGIN + (b"(" + text + b") Tj ") * times + END
 
@@ -52,20 +59,20 @@ def words(text: bytes, times: int = 1) -> bytes:
 def test_page_that_unfolds_to_megabytes_is_told_and_not_read() -> None:
     bomb = pdf(words(b"first"), words(b"a", 1_000_000), words(b"last"))
     assert len(bomb) < 20_000
-    assert text_of_pdf(bomb) == f"first\n\n{UNREAD_PAGE}\n\nlast"
+    assert pages_of(bomb) == f"first\n\n{UNREAD_PAGE}\n\nlast"
 
 
 def test_form_that_unfolds_to_megabytes_is_told_and_not_read() -> None:
     bomb = pdf(words(b"first"), b"/X Do", form=words(b"a", 1_000_000))
-    assert text_of_pdf(bomb) == f"{UNREAD_PAGE}\n\n{UNREAD_PAGE}"
+    assert pages_of(bomb) == f"{UNREAD_PAGE}\n\n{UNREAD_PAGE}"
 
 
 def test_form_that_is_drawn_without_end_is_read_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(files, "PDF_OPERATIONS_MAX", 2_000)
+    monkeypatch.setattr(program, "OPERATIONS_MAX", 2_000)
     endless = pdf(words(b"first"), b"/X Do " * 30_000, words(b"never"), form=words(b"a", 100))
-    assert text_of_pdf(endless) == f"first\n\n{UNREAD_REST}"
+    assert pages_of(endless) == f"first\n\n{UNREAD_REST}"
 
 
 async def test_others_are_served_while_a_small_file_takes_its_time() -> None:
