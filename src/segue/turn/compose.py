@@ -92,6 +92,8 @@ async def compose(plan: Plan, scene: Scene, *, may_truncate: bool) -> Composed:
             if composed.length <= target:
                 break
             shorter = truncate(composed.scene, 1 - target / composed.length)
+            if shorter is composed.scene:
+                break
             composed = Composed(await _render(plan, shorter), shorter, is_truncated=True)
     stages = plan.tally.stage_s
     stages["render"] = stages.get("render", 0.0) + perf_counter() - began

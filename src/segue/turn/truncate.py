@@ -1,13 +1,19 @@
 """Which items go when the history is too long? Pure: whole items, from the start, calls together with their outputs.
 
-Only where the client asked for it (`truncation: "auto"`); otherwise too long is an error. What the model wrote in one
-round goes as a whole, because its kept ids belong together. The last item stays, whatever its size, and so do tools and
-settings that items have brought: what was said under them still needs them.
+Only where the client asked for it (`truncation: "auto"`); otherwise too long is an error. What belongs together is a
+*unit*, and stays or goes as one: a call with its outputs, and with everything else that the model wrote in that round,
+because its kept ids belong together. What the model is to answer stays whatever its size: the last message of the user,
+the last item, and of outputs that end the history all. So do tools and settings that items have brought: what was said
+under them still needs them. If that is too long, it is an error after all.
 """
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
+
+from msgspec import structs
 
 from segue.turn.values import Round, Scene
 from segue.wire.items import (
@@ -16,62 +22,134 @@ from segue.wire.items import (
     HostedOutput,
     Item,
     McpCall,
+    Message,
+    ToolSearchCall,
+    ToolSearchOutput,
     answer_of,
     call_of,
     hosted_call_of,
 )
 
 
+class _Place(NamedTuple):
+    """An item, and what it belongs to."""
+
+    item: Item
+    unit: int
+
+
 def truncate(scene: Scene, share: float) -> Scene:
-    """The same scene without its oldest items: about this share of all bytes goes."""
+    """The same scene without its oldest items: about this share of all bytes goes. The scene itself if none can go."""
     rounds = [*scene.history(), Round(scene.given)]
-    sizes = [_size(item) for one in rounds for item in (*one.given, *one.wrote)]
-    budget = share * sum(sizes)
-    dropped_calls: set[str] = set()
-    kept: list[Round] = []
+    placed = _place(rounds)
+    places = [place for one in placed for place in one]
+    going = _going(places, share)
+    if not going:
+        return scene
+    kept = [_kept(one, places, going) for one, places in zip(rounds, placed, strict=True)]
+    *before, last = kept
+    return structs.replace(scene, past=None, recalled=None, rounds=tuple(before), given=last.given)
+
+
+def _place(rounds: Sequence[Round]) -> list[list[_Place]]:
+    """The items of each round, given and then written, with their units, which are numbered by age."""
+    numbers = count()
+    # By the calls that they hold; and the newest of them, for answers that do not say whose.
+    units: dict[str, int] = {}
+    newest: int | None = None
+    placed: list[list[_Place]] = []
     for one in rounds:
-        is_last = one is rounds[-1]
-        given: list[Item] = []
+        places: list[_Place] = []
         for item in one.given:
-            is_orphan = _answered_call(item) in dropped_calls
-            is_very_last = is_last and item is one.given[-1]
-            is_needed = is_very_last or isinstance(
-                item.value, AdditionalTools | ConfigurationUpdate
-            )
-            if is_orphan or (budget > 0 and not is_needed):
-                budget -= _size(item)
-                _note(item, dropped_calls)
-            else:
-                given.append(item)
-        if one.wrote and budget > 0:
-            budget -= sum(map(_size, one.wrote))
-            for item in one.wrote:
-                _note(item, dropped_calls)
-            one = Round(tuple(given))
-        if is_last:
-            return msgspec.structs.replace(
-                scene, past=None, recalled=None, rounds=tuple(kept), given=tuple(given)
-            )
-        kept.append(msgspec.structs.replace(one, given=tuple(given)))
-    raise AssertionError("a scene has at least what is given now")
+            answered = _answered_call(item)
+            unit = None if answered is None else units.get(answered, newest)
+            places.append(_Place(item, next(numbers) if unit is None else unit))
+            newest = _note(places[-1], units, newest)
+        written = next(numbers)
+        for item in one.wrote:
+            places.append(_Place(item, written))
+            newest = _note(places[-1], units, newest)
+        placed.append(places)
+    return placed
 
 
-def _size(item: Item) -> int:
-    return len(item.raw)
+def _note(place: _Place, units: dict[str, int], newest: int | None) -> int | None:
+    """Where the answers to this item belong, if it is a call; the newest unit that holds one."""
+    calls = _calls(place.item)
+    units.update(dict.fromkeys(calls, place.unit))
+    return place.unit if calls else newest
 
 
-def _note(item: Item, dropped_calls: set[str]) -> None:
-    """An output must not outlive its call."""
-    if call := call_of(item.value):
-        dropped_calls.add(call.call_id)
-    if hosted := hosted_call_of(item.value):
-        dropped_calls.add(hosted)
+def _going(places: Sequence[_Place], share: float) -> set[int]:
+    """The units that go: the oldest, but for those that are needed."""
+    sizes: dict[int, int] = {}
+    for item, unit in places:
+        sizes[unit] = sizes.get(unit, 0) + len(item.raw)
+    budget = share * sum(sizes.values())
+    needed = _needed(places)
+    going: set[int] = set()
+    for unit in sorted(sizes):
+        if budget <= 0:
+            break
+        if unit not in needed:
+            going.add(unit)
+            budget -= sizes[unit]
+    return going
+
+
+def _needed(places: Sequence[_Place]) -> set[int]:
+    is_setting = [
+        isinstance(item.value, AdditionalTools | ConfigurationUpdate) for item, _ in places
+    ]
+    needed = {unit for (_, unit), setting in zip(places, is_setting, strict=True) if setting}
+    said = [place for place, setting in zip(places, is_setting, strict=True) if not setting]
+    questions = [unit for item, unit in said if _is_users(item)]
+    needed.update(questions[-1:])
+    needed.update(unit for _, unit in said[-1:])
+    for item, unit in reversed(said):
+        if _answered_call(item) is None:
+            break
+        needed.add(unit)
+    return needed
+
+
+def _kept(one: Round, places: Sequence[_Place], going: set[int]) -> Round:
+    given = tuple(item for item, unit in places[: len(one.given)] if unit not in going)
+    if any(unit in going for _, unit in places[len(one.given) :]):
+        return Round(given, is_fresh=one.is_fresh)
+    return structs.replace(one, given=given)
+
+
+def _is_users(item: Item) -> bool:
+    return isinstance(item.value, Message) and item.value.role == "user"
+
+
+def _calls(item: Item) -> list[str]:
+    """The names under which this item may be answered."""
+    call = call_of(item.value)
+    search = _search_of(item) if isinstance(item.value, ToolSearchCall) else None
+    names = [call.call_id if call else None, hosted_call_of(item.value), search]
+    return [name for name in names if name]
 
 
 def _answered_call(item: Item) -> str | None:
+    """The name of the call that this item answers; nothing where it answers one and does not say which."""
     match item.value:
         case HostedOutput(call_id=call_id) | McpCall(approval_request_id=str() as call_id):
             return call_id
+        case ToolSearchOutput(execution="server"):
+            return _search_of(item)
         case value:
             answer = answer_of(value)
-            return None if answer is None else answer.call_id
+            return None if answer is None else answer.call_id or ""
+
+
+def _search_of(item: Item) -> str | None:
+    """Our own searches have no call_id; call and output have the same letters behind their prefix."""
+    match item.value:
+        case ToolSearchCall(execution="server", id=str() as name):
+            return f"search_{name.rpartition('_')[2]}"
+        case ToolSearchOutput(execution="server", id=str() as name):
+            return f"search_{name.rpartition('_')[2]}"
+        case _:
+            return None
