@@ -122,6 +122,20 @@ async def test_threshold_compacts_inside_a_response(tmp_path: Path) -> None:
         assert input_tokens(last) < 500
 
 
+async def test_limit_of_the_client_counts_its_answer_and_no_summary(tmp_path: Path) -> None:
+    # The script tells the same for the summary and behind it.
+    async with scripted(tmp_path, SUMMARY) as served, wire(served) as socket:
+        await socket.create(
+            input=STORY * 3,
+            context_management=[{"type": "compaction", "compact_threshold": 1_000}],
+            max_output_tokens=20,
+        )
+        response = check_turn(await socket.events())
+    assert response["status"] == "completed"
+    assert response["output"][-1]["content"][0]["text"] == SUMMARY
+    assert response["usage"]["output_tokens"] > 20
+
+
 async def test_chain_outgrows_its_context_and_goes_on_compacted(tmp_path: Path) -> None:
     texts = [STORY] * 3 + ["…"]
     async with scripted(tmp_path, *texts) as served, wire(served) as socket:

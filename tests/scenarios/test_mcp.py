@@ -424,6 +424,18 @@ async def test_limit_on_tokens_holds_over_all_rounds(tmp_path: Path) -> None:
     assert told["usage"]["output_tokens"] == 60
 
 
+async def test_limit_on_tokens_is_never_passed_wherever_it_falls(tmp_path: Path) -> None:
+    async with (
+        hosting_own(tmp_path, echoing("a"), {"text": "word " * 200}) as (served, _),
+        asking(served, "json") as ask,
+    ):
+        for limit in range(26, 36):
+            asked = {"input": "Go", "tools": [OWN], "max_output_tokens": limit}
+            told = response_of(await ask(asked))
+            assert told["incomplete_details"] == {"reason": "max_output_tokens"}
+            assert told["usage"]["output_tokens"] == limit
+
+
 async def test_long_output_is_cut_for_model_and_client(tmp_path: Path) -> None:
     async with (
         hosting_own(tmp_path, echoing("x" * 5000), DONE, tool_output_bytes_max=1000) as (served, _),

@@ -55,6 +55,15 @@ def test_answers_of_our_own_tools_are_given_to_the_model() -> None:
     assert steered == End("incomplete", reason="steered")
 
 
+def test_limit_that_is_used_up_ends_a_turn_that_would_go_on() -> None:
+    item = user_message("Found.")
+    ended = End("incomplete", reason="max_output_tokens")
+
+    assert decide(Finish("stop"), [], answers=(item,), is_used_up=True) == ended
+    assert decide(Finish("stop"), [], is_owed=True, is_used_up=True) == ended
+    assert decide(Finish("stop"), [], is_used_up=True) == End("completed")
+
+
 def test_drain_is_told_as_our_fault() -> None:
     error = decide(Finish("stop"), [Drain()]).error
 

@@ -14,6 +14,8 @@ say.
     at its length                                        ends, incomplete: max_output_tokens
     by itself           our tools answered, a steer      ends, incomplete: steered
                         waits
+    by itself           tools were called, and the       ends, incomplete: max_output_tokens
+                        answer has used up its tokens
     by itself           only our own tools were called   goes on with what they answered
     by itself           a rollout owes calls             goes on with what was appended, or waits for it
     by itself                                            ends, completed
@@ -63,10 +65,12 @@ def decide(
     *,
     is_owed: bool = False,
     answers: tuple[Item, ...] = (),
+    is_used_up: bool = False,
 ) -> Decision:
     """What follows a round, from the engine's last word and the inbox.
 
     `is_owed`: a rollout waits for outputs. `answers`: our own tools have answered, and nobody else is owed anything.
+    `is_used_up`: the client's limit of tokens leaves none for another round.
     """
     if any(isinstance(one, Cancel) for one in inbox):
         return End("cancelled")
@@ -87,6 +91,8 @@ def decide(
         return End("incomplete", reason="max_output_tokens")
     if answers and any(isinstance(one, Steer) for one in inbox):
         return End("incomplete", reason="steered")
+    if is_used_up and (answers or is_owed):
+        return End("incomplete", reason="max_output_tokens")
     if answers:
         return Again(answers)
     if not is_owed:

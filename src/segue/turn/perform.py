@@ -99,6 +99,8 @@ class Play:
     composed: Composed | None = None
     finish: Finish | None = None
     usage: Usage = NO_USAGE
+    # What the client's limit counts of it: the tokens of the answer, in all rounds; a summary is none of them.
+    answered: int = 0
     # Where the items of this round begin in the output, and how many tokens it has sampled.
     items_before: int = 0
     sampled: int = 0
@@ -186,6 +188,7 @@ async def _play(play: Play) -> End:
             running.inbox,
             is_owed=plan.is_rollout and bool(required),
             answers=() if required or play.errands.is_spent else answers,
+            is_used_up=_tokens_left(play) == 0,
         )
         if isinstance(decision, Await):
             await _wait(play, required)
@@ -227,7 +230,9 @@ async def _round(play: Play) -> ApiError | None:
                 reader = play.plan.model.dialect.reader(play.composed.scene)
             if play.gate is None or not play.gate.is_shut:
                 play.finish = await _sample(play, play.composed, reader)
-                play.usage = _plus(play.usage, _usage(play, play.composed, play.finish))
+                used = _usage(play, play.composed, play.finish)
+                play.usage = _plus(play.usage, used)
+                play.answered += used.output_tokens
     except ApiError as refused:
         error = refused
     except Exception:
@@ -501,8 +506,9 @@ def _job(play: Play, composed: Composed, tokens_max: int | None) -> Job:
     """What the engine is asked. A warm-up asks for no output: the engine reads the prompt and no more."""
     plan, rendered, past = play.plan, composed.rendered, play.scene.past
     room = plan.model.context_tokens - composed.length
-    asked = tokens_max or _tokens_left(play) or plan.model.output_tokens_max
-    wanted = room if asked is None else min(asked, room)
+    limits = [tokens_max, _tokens_left(play), plan.model.output_tokens_max]
+    asked = next((one for one in limits if one is not None), room)
+    wanted = min(asked, room)
     is_answer = plan.generates or tokens_max is not None
     return Job(
         prompt=rendered.prompt if is_answer else rendered.context,
@@ -521,7 +527,7 @@ def _job(play: Play, composed: Composed, tokens_max: int | None) -> Job:
 def _tokens_left(play: Play) -> int | None:
     """What the client's limit leaves for this round: it holds for the whole response."""
     asked = play.plan.resolved.create.max_output_tokens
-    return None if asked is None else max(1, asked - play.usage.output_tokens)
+    return None if asked is None else max(0, asked - play.answered)
 
 
 async def _sample(
