@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,24 @@ async def test_chain_outgrows_its_context_and_goes_on_compacted(tmp_path: Path) 
             assert last["type"] == "response.completed", last
             compactions += last["response"]["output"][0]["type"] == "compaction"
         assert compactions
+
+
+async def test_compaction_makes_room_for_many_turns(tmp_path: Path) -> None:
+    manage = [{"type": "compaction", "compact_threshold": 1_000}]
+    async with scripted(tmp_path, "Short.") as served, wire(served) as socket:
+        last, compacted = None, []
+        for number in range(16):
+            asked = f"Question {number}: " + "please look at this thing " * 20
+            end = await socket.turn(
+                input=asked, previous_response_id=last, store=False, context_management=manage
+            )
+            last = end["response"]["id"]
+            if end["response"]["output"][0]["type"] == "compaction":
+                compacted.append(number)
+            elif compacted[-1:] == [number - 1]:
+                assert input_tokens(end) < 500
+    assert compacted
+    assert all(later - before >= 4 for before, later in pairwise(compacted))
 
 
 @pytest.mark.parametrize("transport", ["http", "websocket"])

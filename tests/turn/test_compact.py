@@ -77,3 +77,9 @@ def test_window_shows_users_messages_with_ids_and_status() -> None:
     )
     (message,) = [msgspec.json.decode(raw) for raw in shown]
     assert (message["id"], message["status"], message["role"]) == ("msg_0", "completed", "user")
+
+
+def test_newest_messages_are_kept_by_whatever_measure_there_is() -> None:
+    rounds = [Round((said(f"Question {number}.", "user"),)) for number in range(9)]
+    kept = worth_keeping(rounds, (), 3, measure=lambda item: 1)
+    assert texts(kept) == ["Question 6.", "Question 7.", "Question 8."]

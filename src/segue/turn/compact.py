@@ -84,9 +84,19 @@ def stand_in(compacted: Compacted) -> tuple[Item, ...]:
     return (*kept, user_message(PREAMBLE + compacted.summary))
 
 
-def worth_keeping(rounds: Iterable[Round], given: Sequence[Item], bytes_max: int) -> list[Item]:
+def in_bytes(item: Item) -> int:
+    """The size of an item where nobody counts tokens: a token has a byte at least."""
+    return len(item.raw)
+
+
+def worth_keeping(
+    rounds: Iterable[Round],
+    given: Sequence[Item],
+    room: int,
+    measure: Callable[[Item], int] = in_bytes,
+) -> list[Item]:
     """What goes on word for word: what the developer said, tools and settings that items have brought, and of the
-    user's messages the newest that fit.
+    user's messages the newest that there is room for.
 
     The very last message of the user is always among them, because it may be still to be answered.
     """
@@ -96,12 +106,12 @@ def worth_keeping(rounds: Iterable[Round], given: Sequence[Item], bytes_max: int
         if isinstance(item.value, AdditionalTools | ConfigurationUpdate)
         or (isinstance(item.value, Message) and _is_others(item.value))
     ]
-    room = bytes_max - sum(len(item.raw) for item in messages if not _is_users(item))
+    room -= sum(measure(item) for item in messages if not _is_users(item))
     kept: list[Item] = []
     is_newest = True
     for item in reversed(messages):
         if _is_users(item):
-            room -= len(item.raw)
+            room -= measure(item) if room >= 0 else 0
             if room < 0 and not is_newest:
                 continue
             is_newest = False

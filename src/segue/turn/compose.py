@@ -15,8 +15,8 @@ from segue.errors import InvalidRequest, ServerFault, context_overflow
 from segue.turn.admit import Plan
 from segue.turn.recall import Asked, RenderCache
 from segue.turn.truncate import truncate
-from segue.turn.values import IdArray, Prompt, Rendered, Round, Scene, Tokens
-from segue.wire.items import CompactionTrigger
+from segue.turn.values import Head, IdArray, Prompt, Rendered, Round, Scene, Tokens
+from segue.wire.items import CompactionTrigger, Item
 
 # Rendering more than this many bytes moves to a thread: the tokenizer lets others run meanwhile.
 INLINE_RENDER_BYTES = 32 * 1024
@@ -24,6 +24,8 @@ INLINE_RENDER_BYTES = 32 * 1024
 ANSWER_SHARE = 0.1
 # Each pass drops what seems enough by its bytes; tokens differ from bytes, so it may take a few.
 TRUNCATE_PASSES_MAX = 8
+
+NO_HEAD = Head()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,13 @@ def fitting(plan: Plan, composed: Composed) -> Composed:
     if composed.length >= plan.model.context_tokens:
         raise context_overflow(composed.length, plan.model.context_tokens)
     return composed
+
+
+def measure(plan: Plan, item: Item) -> int:
+    """How much of a prompt this item is: in tokens, or in bytes where only the endpoint knows those. Slow work."""
+    render = plan.model.dialect.render
+    lengths = [render(Scene(NO_HEAD, None, given)).context.length for given in ((), (item,))]
+    return lengths[1] - lengths[0]
 
 
 async def count(plan: Plan, recall: RenderCache) -> int:

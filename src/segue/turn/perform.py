@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
 from msgspec import structs
@@ -28,7 +29,7 @@ from segue.turn.compact import (
     to_bytes,
     worth_keeping,
 )
-from segue.turn.compose import Composed, compose, fitting, remember, set_scene
+from segue.turn.compose import Composed, compose, fitting, measure, remember, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.gate import Gate, open_gate
 from segue.turn.hosted import Errands, Hosted, approvals
@@ -73,9 +74,11 @@ STEER_PIECES_MAX = 64
 # How many more pieces are awaited when the model may say no more: mostly it stops by itself, and then the engine tells
 # what it counted.
 OVER_PIECES_MAX = 8
-# A summary longer than this is no summary; of a small context at most this share.
+# A summary longer than this is no summary. It has at most this share of what a prompt may have, and so has what is kept
+# word for word beside it: then the next prompt is far from being compacted again.
 SUMMARY_TOKENS_MAX = 2_048
 SUMMARY_SHARE = 0.25
+KEPT_SHARE = 0.25
 
 NO_USAGE = Usage(0, InputDetails(), 0, OutputDetails(), 0)
 PROBLEM = "The server had an error while processing your request."
@@ -431,7 +434,8 @@ async def _compact(play: Play) -> Finish | None:
     heard = structs.replace(composed.scene, head=structs.replace(quiet, tool_choice="auto"))
     reader = plan.model.dialect.reader(heard)
     summary = Summary(reader, lambda: running.publish(assembler.compact()))
-    tokens_max = min(SUMMARY_TOKENS_MAX, int(plan.model.context_tokens * SUMMARY_SHARE))
+    limit = plan.threshold or plan.model.context_tokens
+    tokens_max = min(SUMMARY_TOKENS_MAX, int(limit * SUMMARY_SHARE))
     finish = await _sample(play, composed, summary, tokens_max)
     summary.close(is_cut=True)
     play.usage = _plus(play.usage, _usage(play, composed, finish))
@@ -450,7 +454,10 @@ async def _compact(play: Play) -> Finish | None:
         )
     if finish is None or not summary.text:
         raise EngineFailed("The model wrote no summary to go on with.")
-    kept = worth_keeping(scene.history(), scene.given, plan.model.context_tokens)
+    history = list(scene.history())
+    kept = await asyncio.to_thread(
+        worth_keeping, history, scene.given, int(limit * KEPT_SHARE), partial(measure, plan)
+    )
     kind = plan.compacts or "chain"
     compacted = Compacted(kind, summary.text, sealed_with(kept, kind))
     running.publish(assembler.compacted(to_bytes(compacted)))
