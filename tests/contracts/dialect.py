@@ -23,9 +23,13 @@ from segue.dialects.vocabulary import (
     vocabulary_from_metadata,
 )
 from segue.engines.weights import find_weights
+from segue.turn.bring import bring
+from segue.turn.recall import is_cut
 from segue.turn.seams import Dialect
 from segue.turn.settle import warm_after
 from segue.turn.values import (
+    NOTHING_BROUGHT,
+    Brought,
     Closed,
     Head,
     IdArray,
@@ -38,6 +42,7 @@ from segue.turn.values import (
     Sealed,
     Tokens,
     Turn,
+    Warm,
     Wrote,
     id_array,
 )
@@ -184,6 +189,38 @@ def given_items(family: Family) -> st.SearchStrategy[list[Item]]:
             st.builds(custom_call, st.just("patch"), nasty),
         ),
         max_size=4,
+    )
+
+
+EXTRA = {"type": "function", "name": "extra", "parameters": {"type": "object", "properties": {}}}
+# Items that change what holds behind them, or that say nothing, or not always.
+ODD: tuple[Callable[[str], Item], ...] = (
+    lambda text: item("additional_tools", role="developer", tools=[EXTRA]),
+    lambda text: item("additional_tools", role="developer", tools=[{"type": "web_search"}]),
+    lambda text: item("configuration_update", reasoning={"effort": "high"}),
+    lambda text: item("configuration_update", reasoning={"effort": "none"}),
+    lambda text: item("configuration_update", text={"format": {"type": "json_object"}}),
+    lambda text: item("tool_search_call", call_id="c", execution="client", arguments={"q": text}),
+    lambda text: item("tool_search_output", call_id="c", execution="client", tools=[EXTRA]),
+    lambda text: item("mcp_list_tools", id="l", server_label="s", tools=[]),
+    lambda text: item("mcp_call", id="m", server_label="s", name="n", arguments="{}", output=text),
+    lambda text: item("segue:tool_output", call_id="m", output=text),
+    lambda text: item("mcp_approval_response", approval_request_id="a", approve=True),
+    lambda text: item("mcp_approval_response", approval_request_id="a", approve=False, reason=text),
+    lambda text: item("reasoning", summary=[], encrypted_content="sealed"),
+    lambda text: item("web_search_call", id="w", status="completed"),
+    lambda text: item("web_search_call", id="w", action={"type": "search", "query": text}),
+    lambda text: item("shell_call", call_id="c", action={"commands": [text]}),
+)
+
+
+@cache
+def odd_items(family: Family) -> st.SearchStrategy[tuple[Item, ...]]:
+    """What a client may send, with anything between it that brings something or says nothing."""
+    odd = st.builds(lambda make, text: [make(text)], st.sampled_from(ODD), texts(*family.marks))
+    plain = given_items(family).map(lambda items: items[:2])
+    return st.lists(plain | odd, max_size=4).map(
+        lambda lists: tuple(one for items in lists for one in items)
     )
 
 
@@ -409,6 +446,66 @@ def warmth_changes_no_token(family: Family, steps: Sequence[Step]) -> None:
             assert warm.tokens_tokenized <= bare.tokens_tokenized
             if not family.forgets(scenes[n - 1], scene):
                 assert warm.tokens_reused >= family.dialect.render(scenes[n - 1]).context.length
+
+
+def recall_changes_no_token(family: Family, given: tuple[Item, ...], head: Head) -> None:
+    """Wherever an earlier request may have ended, what was rendered then stands for its items."""
+    render = family.dialect.render
+    whole = flat(render(Scene(head, None, given, brought=brought_by(given))).prompt)
+    for count in range(1, len(given) + 1):
+        if is_cut(given, count):
+            first = given[:count]
+            before = render(Scene(head, None, first, brought=brought_by(first)))
+            scene = Scene(
+                head,
+                None,
+                given[count:],
+                (Round(first),),
+                recalled=Warm(family.dialect.fingerprint, head, before.context),
+                brought=brought_by(given),
+            )
+            assert flat(render(scene).prompt) == whole
+            assert flat(render(scene.as_one()).prompt) == whole
+
+
+class OddStep(NamedTuple):
+    """One turn of a chain that may begin anew, as behind a compaction."""
+
+    given: tuple[Item, ...]
+    sampled: tuple[int, ...] | None
+    is_fresh: bool
+
+
+@cache
+def odd_steps(family: Family) -> st.SearchStrategy[list[OddStep]]:
+    one = st.builds(
+        OddStep,
+        odd_items(family),
+        st.none() | sampled_ids(family).map(tuple),
+        st.integers(0, 4).map(lambda number: number == 0),
+    )
+    return st.lists(one, min_size=2, max_size=4)
+
+
+def warmth_survives_oddities(family: Family, steps: Sequence[OddStep], head: Head) -> None:
+    """Warm or cold, the prompt is the same, also behind items that bring something, and behind a fresh round."""
+    past: Turn | None = None
+    brought = NOTHING_BROUGHT
+    for step in steps:
+        brought = bring(brought, step.given)
+        scene = Scene(head, None if step.is_fresh else past, step.given, brought=brought)
+        warm, bare = family.dialect.render(scene), family.dialect.render(cold(scene))
+        assert flat(warm.prompt) == flat(bare.prompt)
+        turn = turn_after(family.dialect, scene, step.sampled)
+        if step.is_fresh:
+            first, *others = turn.rounds
+            first = msgspec.structs.replace(first, is_fresh=True)
+            turn = replace(turn, parent=past, rounds=(Round(()), first, *others))
+        past = turn
+
+
+def brought_by(given: Sequence[Item]) -> Brought:
+    return bring(NOTHING_BROUGHT, given)
 
 
 def prompt_goes_on_where_the_engine_stopped(family: Family, steps: Sequence[Step]) -> None:

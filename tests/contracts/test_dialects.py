@@ -169,6 +169,20 @@ def test_warmth_under_another_head_changes_no_token(family: Family, data: st.Dat
 
 
 @examples(60)
+@given(data=st.data(), head=st.sampled_from(contract.HEADS))
+def test_recalling_changes_no_token(family: Family, data: st.DataObject, head: Head) -> None:
+    contract.recall_changes_no_token(family, data.draw(contract.odd_items(family)), head)
+
+
+@examples(40)
+@given(data=st.data(), head=st.sampled_from(contract.HEADS))
+def test_warmth_survives_what_items_bring_and_compactions(
+    family: Family, data: st.DataObject, head: Head
+) -> None:
+    contract.warmth_survives_oddities(family, data.draw(contract.odd_steps(family)), head)
+
+
+@examples(60)
 @given(data=st.data())
 def test_prompt_goes_on_where_the_engine_stopped(family: Family, data: st.DataObject) -> None:
     contract.prompt_goes_on_where_the_engine_stopped(family, data.draw(contract.steps(family)))

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from segue.turn.recall import is_cut
+from segue.wire.items import Item
+from tests.contracts import dialect as contract
 from tests.support import MODEL, WEATHER, Served, fetch, metric, serving
 
 TURNS = 6
@@ -51,3 +56,52 @@ async def test_client_that_repeats_its_request_to_the_letter_pays_for_nothing_bu
         assert await metric(served, "segue_tokens_tokenized_total") == tokenized
     assert again["usage"] == first["usage"]
     assert again["output"][0]["content"] == first["output"][0]["content"]
+
+
+LISTED = {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "s", "tools": []}
+BARE_TOOLS = {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}]}
+
+
+@pytest.mark.parametrize("silent", [BARE_TOOLS, LISTED])
+async def test_item_that_says_nothing_is_no_place_to_cut(silent: dict[str, Any]) -> None:
+    """What follows it joins what the model said before it, whether that was rendered before or not."""
+    first = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Let me see."},
+        silent,
+    ]
+    more = [
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "x"},
+    ]
+    used = []
+    for before in ([first], []):
+        async with serving(check_rendering=True) as served:
+            for history in (*before, [*first, *more]):
+                body = {"model": MODEL, "input": history, "store": False}
+                answer = await fetch(served, "POST", "/v1/responses", body)
+                assert answer.json["status"] == "completed", answer.body
+            used.append(answer.json["usage"]["input_tokens"])
+    assert used[0] == used[1]
+
+
+def test_requests_may_have_ended_behind_what_others_said() -> None:
+    user, said = contract.message("user", "hi"), contract.message("assistant", "Well.")
+    thought, listed = contract.reasoning("hm"), contract.item(**LISTED)
+    tools, called, answered = (
+        contract.item(**BARE_TOOLS),
+        contract.call("f", "{}"),
+        contract.output("x"),
+    )
+
+    def places(*given: Item) -> list[int]:
+        return [count for count in range(1, len(given) + 1) if is_cut(given, count)]
+
+    assert places(user, said, user) == [1, 3]
+    assert places(user, thought, called, answered, thought, said, user) == [1, 4, 7]
+    assert places(user, listed, called, answered) == [1, 2, 4]
+    assert places(user, tools, said) == [2]
+    assert places(user, said, tools, called, answered) == [1, 5]
+    assert places(user, thought, listed, said, user) == [1, 5]
+    assert places(user, thought, user) == [3]
+    assert places(tools, said) == []

@@ -144,11 +144,11 @@ async def _render(plan: Plan, scene: Scene) -> Rendered:
 
 
 def _check_rendering(plan: Plan, scene: Scene, rendered: Rendered) -> None:
-    """The operator's doubt: with nothing warm the prompt must be the same, token for token."""
+    """The operator's doubt: with nothing warm, and nothing recalled, the prompt must be the same, token for token."""
     past = None
     for turn in scene.past.lineage() if scene.past else ():
         past = replace(turn, parent=past, warm=None)
-    cold = plan.model.dialect.render(structs.replace(scene, past=past, recalled=None))
+    cold = plan.model.dialect.render(structs.replace(scene.as_one(), past=past))
     if _flat(rendered.prompt) != _flat(cold.prompt):
         raise ServerFault("A warm prompt differs from a cold one. Please report this.")
 

@@ -328,7 +328,7 @@ async def _keep(play: Play, answers: tuple[Item, ...]) -> None:
 
 def _go_on(play: Play, items: tuple[Item, ...]) -> None:
     """The next round sees this one as its past, warm."""
-    plan, scene, last = play.plan, play.scene, play.rounds[-1]
+    plan, scene, last = play.plan, play.scene.as_one(), play.rounds[-1]
     so_far = Turn(
         id=plan.id,
         owner=plan.owner,
@@ -348,7 +348,6 @@ def _go_on(play: Play, items: tuple[Item, ...]) -> None:
         past=so_far,
         rounds=(),
         given=items,
-        recalled=None,
         brought=bring(scene.brought, items),
     )
     play.given, play.is_fresh = items, False

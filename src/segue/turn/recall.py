@@ -9,15 +9,32 @@ the prompt is the same.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from typing import Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from segue.turn.values import Head, Messages, Owner, Prompt, Warm
-from segue.wire.items import Item, is_model_written
+from segue.wire.items import (
+    AdditionalTools,
+    ConfigurationUpdate,
+    HostedOutput,
+    Item,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+    Message,
+    Reasoning,
+    ToolSearchOutput,
+    Value,
+    WebSearchCall,
+    answer_of,
+    is_model_written,
+)
 
 Key = tuple[Owner, str, bytes]
+Voice = Literal["others", "model", "nobody"]
 
 # What an entry costs beside its ids: key, digest, dictionary slot.
 ENTRY_BYTES = 500
@@ -70,17 +87,17 @@ class RenderCache:
         if not self._bytes_max or not self._entries:
             return None, 0
         digests = _digests(asked)
-        for count in reversed(_cuts(asked.given)):
+        for count in range(len(asked.given), 0, -1):
             key = (asked.owner, asked.fingerprint, digests[count])
             warm = self._entries.get(key)
-            if warm is not None:
+            if warm is not None and is_cut(asked.given, count):
                 self._entries.move_to_end(key)
                 return warm, count
         return None, 0
 
     def keep(self, asked: Asked, context: Prompt, recalled_items: int) -> None:
         """Remember what these items became, in place of what was recalled for the first so many of them."""
-        if not self._bytes_max or not asked.given or is_model_written(asked.given[-1].value):
+        if not self._bytes_max or not is_cut(asked.given, len(asked.given)):
             return
         digests = _digests(asked)
         key = (asked.owner, asked.fingerprint, digests[len(asked.given)])
@@ -111,18 +128,47 @@ def _measure(warm: Warm) -> int:
     return ENTRY_BYTES + text + warm.prompt.length * _width(warm.prompt)
 
 
-def _cuts(given: Sequence[Item]) -> list[int]:
-    """Where an earlier request may have ended: behind something that the model did not write, and before something
-    that it did, or before nothing at all.
+def is_cut(given: Sequence[Item], count: int) -> bool:
+    """Whether an earlier request may have ended behind so many of these items: behind words that the model did not
+    write, and before words that it did, or before nothing at all.
 
-    Only there is it certain for every family that what follows does not join what went before.
+    Only there is it certain for every family that what follows does not join what went before. Items that say nothing,
+    or may say nothing, are no boundary: whoever speaks on their other side counts.
     """
-    is_models = [is_model_written(item.value) for item in given]
-    return [
-        n
-        for n in range(1, len(given) + 1)
-        if not is_models[n - 1] and (n == len(given) or is_models[n])
-    ]
+    before = (_spoken_before(given[n].value) for n in range(count - 1, -1, -1))
+    behind = (_spoken_behind(given[n].value) for n in range(count, len(given)))
+    return _first(before) == "others" and (count == len(given) or _first(behind) == "model")
+
+
+def _first(voices: Iterator[Voice | None]) -> Voice | None:
+    return next((voice for voice in voices if voice != "nobody"), None)
+
+
+def _spoken_before(value: Value) -> Voice | None:
+    """Tools that an item brings are told by others, if at all."""
+    return "nobody" if isinstance(value, AdditionalTools) else _spoken(value)
+
+
+def _spoken_behind(value: Value) -> Voice | None:
+    """A thought may be forgotten, and then what follows it stands in its place."""
+    return "nobody" if isinstance(value, Reasoning) else _spoken(value)
+
+
+def _spoken(value: Value) -> Voice | None:
+    """Who speaks in this item, if it is certain that somebody does, or that nobody does."""
+    match value:
+        case McpListTools() | McpApprovalResponse(approve=True):
+            return "nobody"
+        case McpCall(approval_request_id=str()):
+            return "nobody"
+        case WebSearchCall(action=action) if not isinstance(action, Raw):
+            return "nobody"
+        case _ if is_model_written(value):
+            return "model"
+        case Message() | HostedOutput() | ConfigurationUpdate() | ToolSearchOutput():
+            return "others"
+        case _:
+            return "others" if answer_of(value) is not None else None
 
 
 def _digests(asked: Asked) -> list[bytes]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from segue.errors import ApiError
 from segue.turn.quota import KeyLimits, Quota, unlimited
@@ -304,6 +304,13 @@ class Scene(Struct, frozen=True):
         """What the text must be, by the last word on it; None: plain text."""
         wanted = self.brought.format or self.head.text.format
         return None if wanted is None or wanted.type == "text" else wanted
+
+    def as_one(self) -> Scene:
+        """The same scene as if nothing had been recalled: what came as a whole is given as a whole."""
+        if self.recalled is None:
+            return self
+        (first,) = self.rounds
+        return structs.replace(self, recalled=None, rounds=(), given=(*first.given, *self.given))
 
     def history(self) -> Iterator[Round]:
         """Every finished round before `given` that the model still sees, oldest first."""
