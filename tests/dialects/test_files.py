@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
 import pytest
 
 from segue.dialects.files import FILE_CHARS_MAX, text_of_file
+from segue.dialects.parts import part_of
+from segue.wire.codec import decode_item
 from segue.wire.items import InputFile
 from tests.support import MODEL, fetch, metric, serving
 
@@ -32,6 +35,14 @@ def test_what_cannot_be_read_is_said_to_be_so(data: bytes) -> None:
     assert text_of_file(sent(data)) is None
     assert text_of_file(InputFile(file_data="not base64!")) is None
     assert text_of_file(InputFile(file_url="https://example.com/a.pdf")) is None
+
+
+def test_model_is_never_told_the_letters_of_a_file() -> None:
+    for kind, told in (("application/pdf", "application/pdf sent as data"), (None, "sent as data")):
+        file = msgspec.to_builtins(sent(b"%PDF broken", kind))
+        message = {"role": "user", "content": [file]}
+        part = part_of(decode_item(msgspec.json.encode(message), "input[0]"))
+        assert part.text == f"[file: {told}, which cannot be read here]"
 
 
 def test_endless_file_is_cut_and_the_cut_is_said() -> None:

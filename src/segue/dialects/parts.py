@@ -203,7 +203,7 @@ def _words(part: MessagePart | OutputPart) -> str:
         case InputImage():
             return f"[image: {_origin(part.image_url, part.file_id)}, which this model cannot see]"
         case InputFile():
-            origin = _origin(part.filename, part.file_url, part.file_id, part.file_data)
+            origin = _origin(part.filename, part.file_url, part.file_id, _kind_of(part.file_data))
             text = text_of_file(part)
             if text is None:
                 return f"[file: {origin}, which cannot be read here]"
@@ -220,6 +220,11 @@ def _origin(*places: object) -> str:
         if isinstance(place, str) and place:
             return _without_data(place)
     return "sent as data"
+
+
+def _kind_of(file_data: object) -> object:
+    """Of the data itself only what says its kind: bare base64 is no origin."""
+    return file_data if isinstance(file_data, str) and file_data.startswith("data:") else None
 
 
 def _without_data(text: str) -> str:
