@@ -7,6 +7,7 @@ name one of their own.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from segue.transports.auth import LOCAL
 from segue.turn.values import PASSED, Verdict
 from tests.scenarios.test_mcp import DONE, echoing, hosting_own
 from tests.support import MODEL, WAIT_S, WEATHER, Wire, fetch, metric, serving, wire
+from tests.tools.papers import pdf
 
 CHECKED = "segue_guard_chars_checked_total"
 WATCHED = "segue_guard_chars_watched_total"
@@ -541,3 +543,12 @@ async def test_stop_of_the_server_does_not_wait_for_a_verdict() -> None:
             draining = asyncio.create_task(served.app.drain(0))
             assert (await socket.events())[-1]["type"] == "response.failed"
             await draining
+
+
+async def test_words_of_a_pdf_are_checked_as_the_model_reads_them(rules: Flags) -> None:
+    data = base64.b64encode(pdf("Something forbidden stands here.")).decode()
+    file = {"type": "input_file", "filename": "a.pdf", "file_data": data}
+    asked = {"model": MODEL, "input": [{"role": "user", "content": [file]}]}
+    async with serving(**rules) as served:
+        answer = await fetch(served, "POST", "/v1/responses", asked)
+    assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_prompt")
