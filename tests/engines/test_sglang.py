@@ -9,7 +9,7 @@ import pytest
 
 from segue.engines.sglang import SglangEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
-from segue.turn.values import Finish, Grammar, Odds, Sampling
+from segue.turn.values import Begun, Finish, Grammar, Odds, Sampling
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
@@ -70,7 +70,7 @@ async def test_request_has_the_fields_that_sglang_knows() -> None:
 async def test_engine_says_how_much_of_the_prompt_it_kept() -> None:
     async with FakeSglang(block=1) as fake, upstream(fake.url) as address:
         engine = SglangEngine(address)
-        assert await heard(engine, job(tokens([1] * 40), 0)) == [Finish("length")]
+        assert await heard(engine, job(tokens([1] * 40), 0)) == [Begun(), Finish("length")]
         assert finish_of(await heard(engine, job(tokens([1] * 60)))).cached_tokens == 40
 
 

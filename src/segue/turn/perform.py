@@ -38,6 +38,7 @@ from segue.turn.running import Running
 from segue.turn.seams import Reader, Turns
 from segue.turn.settle import calls_in, commit, warm_after
 from segue.turn.values import (
+    Begun,
     Finish,
     Head,
     Ids,
@@ -77,6 +78,7 @@ OVER_PIECES_MAX = 8
 SUMMARY_TOKENS_MAX = 2_048
 SUMMARY_SHARE = 0.25
 
+NOT_BEGUN = Begun()
 NO_USAGE = Usage(0, InputDetails(), 0, OutputDetails(), 0)
 PROBLEM = "The server had an error while processing your request."
 
@@ -99,6 +101,8 @@ class Play:
     composed: Composed | None = None
     finish: Finish | None = None
     usage: Usage = NO_USAGE
+    # Which engine has the job of this round, and how much of the prompt it had before.
+    begun: Begun = NOT_BEGUN
     # Where the items of this round begin in the output, and how many tokens it has sampled.
     items_before: int = 0
     sampled: int = 0
@@ -222,7 +226,6 @@ async def _round(play: Play) -> ApiError | None:
                 reader = play.plan.model.dialect.reader(play.composed.scene)
             if play.gate is None or not play.gate.is_shut:
                 play.finish = await _sample(play, play.composed, reader)
-                play.usage = _plus(play.usage, _usage(play, play.composed, play.finish))
     except ApiError as refused:
         error = refused
     except Exception:
@@ -360,13 +363,12 @@ def _warm(play: Play) -> Warm | None:
     if _is_shut(play):
         return None
     plan = play.plan
-    route = play.finish.route if play.finish else None
     return warm_after(
         plan.model.dialect.fingerprint,
         plan.resolved.head,
         play.composed.rendered,
         play.rounds[-1],
-        route,
+        play.begun.route,
     )
 
 
@@ -423,7 +425,6 @@ async def _compact(play: Play) -> Finish | None:
     tokens_max = min(SUMMARY_TOKENS_MAX, int(plan.model.context_tokens * SUMMARY_SHARE))
     finish = await _sample(play, composed, summary, tokens_max)
     summary.close(is_cut=True)
-    play.usage = _plus(play.usage, _usage(play, composed, finish))
     if finish is None and running.inbox:
         return None
     if not summary.text and not plan.compacts:
@@ -524,7 +525,7 @@ async def _sample(
     """Let the model speak until it stops, is stopped, or breaks off."""
     tally, running, assembler = play.plan.tally, play.running, play.running.assembler
     gate = play.gate
-    play.sampled = 0
+    play.sampled, play.begun = 0, NOT_BEGUN
     if running.inbox:
         return None
     if reader is not None and composed.rendered.lead:
@@ -533,20 +534,26 @@ async def _sample(
     began = first_at = now()
     pieces_after_steer = pieces_when_over = 0
     job = _job(play, composed, tokens_max)
+    finish: Finish | None = None
+    is_free = False
     try:
         async with (
             running.interruptible(),
             aclosing(play.plan.model.engine.sample(job)) as pieces,
         ):
             async for piece in pieces:
+                if isinstance(piece, Begun):
+                    play.begun = piece
+                    continue
                 if isinstance(piece, Finish):
+                    finish = piece
                     return structs.replace(piece, reason="stop") if pieces_when_over else piece
                 if first_at == began:
                     first_at = now()
                     tally.stage_s.setdefault("first_token", first_at - began)
                     tally.mark("first_token")
-                if isinstance(piece, Ids):
-                    play.sampled += len(piece.ids)
+                # A delta of a chat endpoint is a token as a rule; what it counts itself it says in its last word.
+                play.sampled += len(piece.ids if isinstance(piece, Ids) else piece.deltas)
                 if reader is not None:
                     said = reader.feed(piece)
                     if gate is not None:
@@ -555,7 +562,7 @@ async def _sample(
                     await running.room()
                     pieces_when_over += reader.is_over
                     if pieces_when_over > OVER_PIECES_MAX:
-                        return Finish("stop", route=job.route)
+                        return Finish("stop")
                 if running.is_steered:
                     pieces_after_steer += 1
                     is_long = pieces_after_steer > STEER_PIECES_MAX and assembler.is_in_text
@@ -564,7 +571,13 @@ async def _sample(
     except TimeoutError:
         if not running.inbox:
             raise
+    except Exception:
+        # What breaks behind the first token has cost as much as what is heard out.
+        is_free = not play.sampled
+        raise
     finally:
+        if not is_free:
+            play.usage = _plus(play.usage, _usage(play, composed, finish))
         tally.tokens_sampled += play.sampled
         tally.stage_s["sample"] = tally.stage_s.get("sample", 0.0) + now() - first_at
         tally.marks["last_token"] = now()
@@ -573,7 +586,7 @@ async def _sample(
 
 def _usage(play: Play, composed: Composed, finish: Finish | None) -> Usage:
     """What one call of the model used: as the engine counted, or as we did, because the ids are ours."""
-    finish = finish or Finish("stop")
+    finish = finish or Finish("stop", play.begun.cached_tokens)
     prompt = _given_to_engine(play, composed.rendered)
     given = prompt.length if isinstance(prompt, Tokens) else 0
     given = given if finish.input_tokens is None else finish.input_tokens
