@@ -169,7 +169,14 @@ class HarmonyDialect:
         if offers:
             return self._call_header(offers[0].qualified_name), arguments_schema(offers[0])
         if scene.offers and scene.head.tool_choice != "none":
-            # It may still want to call a tool, and a call is not in this channel.
+            # It may still want to call a tool, and a call is not in this channel: one schema cannot hold both.
+            if scene.format is not None:
+                raise InvalidRequest(
+                    "This model cannot be held to 'text.format' while it may also call tools. Leave one of "
+                    "them out, or say 'tool_choice': 'none' for the answer.",
+                    code="unsupported_value",
+                    param="text.format",
+                )
             return NO_IDS, None
         return self._channel_header("final"), format_schema(scene)
 
