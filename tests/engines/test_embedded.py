@@ -473,6 +473,17 @@ async def test_same_answer_is_sampled_only_by_the_greedy(
     assert len({tuple(ids) for ids in answers}) > 1
 
 
+async def test_seed_makes_the_same_choices_again(bench: GreedyBench) -> None:
+    job = bench.job(said("Tell me a story."), output_tokens_max=16)
+    answers: dict[int, set[tuple[int, ...]]] = {}
+    for seed in (-1, 2**62, -1, 2**62):
+        seeded = msgspec.structs.replace(job, sampling=Sampling(temperature=1.5, seed=seed))
+        answers.setdefault(seed, set()).add(tuple(ids_of(await sampled(bench.engine, seeded))))
+
+    assert [len(found) for found in answers.values()] == [1, 1]
+    assert answers[-1] != answers[2**62]
+
+
 async def test_impossible_ids_are_an_engine_failure(bench: GreedyBench) -> None:
     job = bench.job()
 

@@ -52,7 +52,10 @@ async def test_every_id_is_heard_once_however_they_are_repeated(
 async def test_request_has_the_fields_that_sglang_knows() -> None:
     async with FakeSglang() as fake, upstream(fake.url) as address:
         wanted = job(
-            tokens([1, 3]), 5, sampling=Sampling(0.5, 0, 0.25, -0.5), schema=b'{"type":"object"}'
+            tokens([1, 3]),
+            5,
+            sampling=Sampling(0.5, 0, 0.25, -0.5, seed=7),
+            schema=b'{"type":"object"}',
         )
         await heard(SglangEngine(address), wanted)
         sent = fake.requests[-1]
@@ -63,6 +66,7 @@ async def test_request_has_the_fields_that_sglang_knows() -> None:
         assert isinstance(settings, dict)
         assert settings["max_new_tokens"] == 5
         assert settings["stop_token_ids"] == [STOP]
+        assert settings["sampling_seed"] == 7
         assert json.loads(settings["json_schema"]) == {"type": "object"}
         assert 0 < settings["top_p"] < 0.001
 

@@ -36,6 +36,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from segue.engines.grammars import LLGUIDANCE, forbidden_id, guidance, unreadable
+from segue.engines.llamacpp import SEEDS
 from segue.engines.odds import Likely, ids_with, odds_of_likely
 from segue.engines.spelling import Spelling, Words
 from segue.errors import (
@@ -443,6 +444,8 @@ def request(job: Job, *, likely: Sequence[int] = ()) -> bytes:
         fields["grammar"] = guidance(job.schema)
     elif isinstance(job.schema, bytes) and job.output_tokens_max:
         fields["json_schema"] = constraint(job.schema)
+    if sampling.seed is not None:
+        fields["seed"] = sampling.seed % SEEDS
     if sampling.wants_logprobs:
         # None at all would be none of the sampled token either.
         fields["n_probs"] = max(sampling.top_logprobs, 1)

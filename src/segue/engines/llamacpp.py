@@ -26,6 +26,8 @@ from segue.turn.values import Begun, Finish, Grammar, Job, Odds, Piece, Tokens
 PATH = "/completion"
 # The last event would otherwise repeat the whole prompt as text.
 LAST_FIELDS = ["stop", "stop_type", "tokens", "timings"]
+# As many as llama.cpp has: one more would mean a random one.
+SEEDS = 2**32 - 1
 # More than any model's logits differ.
 CERTAIN = 1_000.0
 # Grammars that are known to hold; each is asked once.
@@ -219,6 +221,8 @@ class LlamacppEngine:
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
         }
+        if sampling.seed is not None:
+            settings["seed"] = sampling.seed % SEEDS
         if sampling.wants_logprobs:
             # None at all would be none of the sampled token either.
             settings["n_probs"] = max(sampling.top_logprobs, 1)

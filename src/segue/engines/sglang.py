@@ -157,6 +157,8 @@ class SglangEngine:
             "frequency_penalty": sampling.frequency_penalty,
             "stop_token_ids": sorted(job.stops),
         }
+        if sampling.seed is not None:
+            settings["sampling_seed"] = sampling.seed
         if isinstance(job.schema, Grammar):
             settings["regex"] = job.schema.definition
         elif job.schema is not None:

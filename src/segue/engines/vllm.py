@@ -179,6 +179,8 @@ class VllmEngine:
             "frequency_penalty": sampling.frequency_penalty,
             "stop_token_ids": sorted(job.stops),
         }
+        if sampling.seed is not None:
+            settings["seed"] = sampling.seed
         if sampling.wants_logprobs:
             settings["logprobs"] = sampling.top_logprobs
         if job.schema is not None:

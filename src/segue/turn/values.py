@@ -139,6 +139,8 @@ class Sampling(Struct, frozen=True):
     top_logprobs: int = 0
     # Whether to say how likely each token of the text was, and the `top_logprobs` likeliest in its place.
     wants_logprobs: bool = False
+    # The same one makes the same choices, as far as the engine promises that.
+    seed: int | None = None
 
 
 class Grammar(Struct, frozen=True):

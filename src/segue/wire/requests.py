@@ -107,6 +107,8 @@ class Create(Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
+    # No field of the contract's, but of every engine's.
+    seed: Annotated[int, Meta(ge=-COUNT_MAX - 1, le=COUNT_MAX)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
