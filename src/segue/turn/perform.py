@@ -37,6 +37,7 @@ from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.seams import Reader, Turns
 from segue.turn.settle import calls_in, commit, warm_after
+from segue.turn.stop import StopReader
 from segue.turn.values import (
     Begun,
     Finish,
@@ -106,6 +107,8 @@ class Play:
     # Where the items of this round begin in the output, and how many tokens it has sampled.
     items_before: int = 0
     sampled: int = 0
+    # Whether this round ended before one of the client's stop strings.
+    has_stopped: bool = False
     # Whether history begins anew with what this round was given.
     is_fresh: bool = False
     # The first prompt, which the render cache may keep.
@@ -224,6 +227,8 @@ async def _round(play: Play) -> ApiError | None:
             play.composed = await _compose(play)
             if play.plan.generates:
                 reader = play.plan.model.dialect.reader(play.composed.scene)
+                if strings := play.plan.sampling.stop_strings:
+                    reader = StopReader(reader, strings)
             if play.gate is None or not play.gate.is_shut:
                 play.finish = await _sample(play, play.composed, reader)
     except ApiError as refused:
@@ -238,6 +243,7 @@ async def _round(play: Play) -> ApiError | None:
     if play.gate is not None:
         said = await _through_gate(play, play.gate, said, error)
     running.publish(running.assembler.feed(said))
+    play.has_stopped = isinstance(reader, StopReader) and reader.has_stopped
     _note(play, did_sample=reader is not None)
     return error
 
@@ -277,8 +283,10 @@ def _note(play: Play, *, did_sample: bool) -> None:
         wrote=tuple(assembler.items[since:]),
         ids=tuple(assembler.ids[since:]),
         tail=assembler.tail,
-        # Where a guard has cut the answer short, what is kept of it is not what was sampled.
-        fingerprint=None if _is_shut(play) else play.plan.model.dialect.fingerprint,
+        # Where a guard or a stop string has cut the answer short, what is kept of it is not what was sampled.
+        fingerprint=None
+        if _is_shut(play) or play.has_stopped
+        else play.plan.model.dialect.fingerprint,
         did_sample=did_sample,
         is_fresh=play.is_fresh,
     )
@@ -360,7 +368,7 @@ def _warm(play: Play) -> Warm | None:
     """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm."""
     if play.composed is None or play.composed.is_truncated:
         return None
-    if _is_shut(play):
+    if _is_shut(play) or play.has_stopped:
         return None
     plan = play.plan
     return warm_after(
@@ -560,6 +568,8 @@ async def _sample(
                         said = await gate.sift(said)
                     running.publish(assembler.feed(said))
                     await running.room()
+                    if isinstance(reader, StopReader) and reader.has_stopped:
+                        return Finish("stop")
                     pieces_when_over += reader.is_over
                     if pieces_when_over > OVER_PIECES_MAX:
                         return Finish("stop")

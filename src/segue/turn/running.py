@@ -194,7 +194,7 @@ class Running:
 
     def rest(self) -> None:
         """It is over, and kept for its events alone: let go of all that it was made from."""
-        self.check = lambda items: None
+        self.check = lambda items, tally: None
         self._inbox.clear()
 
     def write_down(self, scribe: Scribe) -> None:

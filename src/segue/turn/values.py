@@ -141,6 +141,8 @@ class Sampling(Struct, frozen=True):
     wants_logprobs: bool = False
     # The same one makes the same choices, as far as the engine promises that.
     seed: int | None = None
+    # Where the answer ends; for engines that give text. Of those that give ids it is read here.
+    stop_strings: tuple[str, ...] = ()
 
 
 class Grammar(Struct, frozen=True):
