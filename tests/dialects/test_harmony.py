@@ -3,7 +3,7 @@
 import importlib
 import json
 import random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from segue.dialects.vocabulary import Vocabulary, vocabulary_from_harmony
 from segue.errors import InvalidRequest
 from segue.turn.values import Closed, Head, Ids, Scene, Turn, Wrote
 from segue.wire.items import Item
-from segue.wire.requests import ReasoningConfig, ToolChoiceName
+from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.tools import FunctionTool, NamespaceTool, Offer
 from tests.contracts.dialect import (
     OFFERING,
@@ -272,6 +272,22 @@ def test_forcing_one_of_several_tools_is_refused(dialect: HarmonyDialect) -> Non
 
     with pytest.raises(InvalidRequest):
         dialect.render(scene)
+
+
+@pytest.mark.parametrize("choice, is_refused", [("auto", True), ("none", False)])
+def test_schema_beside_tools_is_refused_because_nothing_would_hold_the_answer_to_it(
+    dialect: HarmonyDialect, choice: Literal["auto", "none"], is_refused: bool
+) -> None:
+    text = TextConfig(format=TextFormat(type="json_object"))
+    head = Head(tools=TOOLS, tool_choice=choice, text=text)
+    scene = Scene(head, None, (message("user", "Hi"),), can_constrain=True)
+
+    if is_refused:
+        with pytest.raises(InvalidRequest) as refused:
+            dialect.render(scene)
+        assert refused.value.param == "text.format"
+    else:
+        assert dialect.render(scene).schema is not None
 
 
 # --- reading --------------------------------------------------------------------------------------

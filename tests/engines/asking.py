@@ -13,6 +13,7 @@ from segue.engines.upstream import Patience, Upstream
 from segue.turn.seams import Engine
 from segue.turn.values import (
     NO_TOKENS,
+    Begun,
     Finish,
     Head,
     Ids,
@@ -96,6 +97,10 @@ def finish_of(pieces: Sequence[Piece]) -> Finish:
     last = pieces[-1]
     assert isinstance(last, Finish)
     return last
+
+
+def route_of(pieces: Sequence[Piece]) -> str | None:
+    return [piece.route for piece in pieces if isinstance(piece, Begun)][-1]
 
 
 def reply(prompt: Sequence[int]) -> list[int]:

@@ -93,10 +93,13 @@ async def test_plain_question_is_messages_and_little_else() -> None:
 
 async def test_settings_are_handed_on() -> None:
     head = Head(reasoning=ReasoningConfig(effort="low"), text=TextConfig(verbosity="low"))
-    sent = await sent_for(job(head, 50, sampling=Sampling(0.5, 0.9, 0.25, -0.5)))
+    sent = await sent_for(
+        job(head, 50, sampling=Sampling(0.5, 0.9, 0.25, -0.5, seed=7, stop_strings=("END",)))
+    )
     assert sent["max_tokens"] == 50
     assert (sent["temperature"], sent["top_p"]) == (0.5, 0.9)
     assert (sent["presence_penalty"], sent["frequency_penalty"]) == (0.25, -0.5)
+    assert (sent["seed"], sent["stop"]) == (7, ["END"])
     assert (sent["reasoning_effort"], sent["verbosity"]) == ("low", "low")
 
 

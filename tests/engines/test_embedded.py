@@ -31,6 +31,7 @@ from segue.engines.weights import find_weights
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Misconfigured, Unavailable
 from segue.turn.values import (
     NO_TOKENS,
+    Begun,
     Finish,
     Grammar,
     Head,
@@ -162,6 +163,8 @@ async def test_chain_of_turns_is_computed_once(bench: GreedyBench, vocabulary: V
     for turn in range(6):
         pieces = await sampled(bench.engine, job)
         cached = finish_of(pieces).cached_tokens
+        # It is told before the first token too, for those who break off.
+        assert pieces[0] == Begun(cached)
         assert turn == 0 or known - 2 <= cached <= known
         assert isinstance(job.prompt, Tokens)
         ids = ids_of(pieces)
@@ -215,9 +218,8 @@ async def test_prompt_is_read_ahead_without_a_word(bench: GreedyBench) -> None:
     ahead = await sampled(bench.engine, msgspec.structs.replace(job, output_tokens_max=0))
     warm = await sampled(bench.engine, msgspec.structs.replace(job, output_tokens_max=2))
 
-    assert ahead == [
-        Finish("length", cached_tokens=finish_of(ahead).cached_tokens, output_tokens=0)
-    ]
+    cached = finish_of(ahead).cached_tokens
+    assert ahead == [Begun(cached), Finish("length", cached_tokens=cached, output_tokens=0)]
     assert finish_of(ahead).cached_tokens < job.prompt.length // 2
     assert finish_of(warm).cached_tokens == job.prompt.length - 1
 
@@ -471,6 +473,17 @@ async def test_same_answer_is_sampled_only_by_the_greedy(
     assert len({tuple(ids) for ids in answers}) > 1
 
 
+async def test_seed_makes_the_same_choices_again(bench: GreedyBench) -> None:
+    job = bench.job(said("Tell me a story."), output_tokens_max=16)
+    answers: dict[int, set[tuple[int, ...]]] = {}
+    for seed in (-1, 2**62, -1, 2**62):
+        seeded = msgspec.structs.replace(job, sampling=Sampling(temperature=1.5, seed=seed))
+        answers.setdefault(seed, set()).add(tuple(ids_of(await sampled(bench.engine, seeded))))
+
+    assert [len(found) for found in answers.values()] == [1, 1]
+    assert answers[-1] != answers[2**62]
+
+
 async def test_impossible_ids_are_an_engine_failure(bench: GreedyBench) -> None:
     job = bench.job()
 
@@ -539,7 +552,7 @@ async def test_engine_that_has_too_many_jobs_refuses_more(
     running = [bench.engine.sample(bench.job()) for _ in range(3)]
     try:
         for pieces in running:
-            assert isinstance(await anext(pieces), Ids)
+            assert isinstance(await anext(pieces), Begun)
         assert not await bench.engine.is_ready()
         with pytest.raises(Unavailable, match="Too many"):
             await sampled(bench.engine, bench.job())

@@ -16,6 +16,7 @@ from segue.engines.llamacpp import LlamacppEngine
 from segue.engines.spelling import Spelling
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
 from segue.turn.values import (
+    Begun,
     Finish,
     Grammar,
     Head,
@@ -94,10 +95,13 @@ async def test_next_turn_finds_its_prefix_kept(engine: LlamacppEngine) -> None:
     assert isinstance(first.prompt, Tokens)
     grown = first.prompt.plus(id_array(ids)).plus(first.prompt.chunks()[-1])
 
-    again = finish_of(await heard(engine, job(grown, 2)))
+    pieces = await heard(engine, job(grown, 2))
+    again = finish_of(pieces)
 
     known = first.prompt.length + len(ids)
     assert known - 1 <= again.cached_tokens <= known
+    # It is told before the first token too, for those who break off.
+    assert pieces[0] == Begun(again.cached_tokens)
 
 
 async def test_warm_up_prefills_and_says_nothing(engine: LlamacppEngine) -> None:
@@ -105,7 +109,7 @@ async def test_warm_up_prefills_and_says_nothing(engine: LlamacppEngine) -> None
     assert isinstance(prompt, Tokens)
 
     pieces = await heard(engine, job(prompt, 0))
-    assert [type(piece) for piece in pieces] == [Finish]
+    assert [type(piece) for piece in pieces] == [Begun, Finish]
 
     assert finish_of(await heard(engine, job(prompt, 2))).cached_tokens == prompt.length - 1
 
@@ -177,6 +181,7 @@ async def test_server_that_is_killed_in_the_middle_is_a_failure_and_then_unavail
             assert await engine.is_ready()
             pieces = engine.sample(job(tokens([1, 4093, 198]), 500, stops=frozenset()))
             async with aclosing(pieces):
+                assert isinstance(await anext(pieces), Begun)
                 assert isinstance(await anext(pieces), Ids)
                 victim.process.kill()
                 with pytest.raises(EngineFailed):

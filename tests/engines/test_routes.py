@@ -16,11 +16,11 @@ from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
     Promise,
-    finish_of,
     heard,
     ids_of,
     job,
     reply,
+    route_of,
     tokens,
     upstream,
 )
@@ -78,7 +78,7 @@ async def test_engine_keeps_its_promise(promise: Promise) -> None:
 async def test_child_goes_where_its_parent_was_served() -> None:
     async with Pair() as pair:
         for _ in range(3):
-            assert finish_of(await heard(pair.engine, job(tokens([1]), route="b"))).route == "b"
+            assert route_of(await heard(pair.engine, job(tokens([1]), route="b"))) == "b"
         assert not any("completions" in path for path in pair.a.paths)
 
 
@@ -89,18 +89,18 @@ async def test_first_turn_goes_to_the_replica_with_the_fewest_jobs() -> None:
         await is_held(pair.a)
         assert pair.health("a").running == 1
 
-        assert finish_of(await heard(pair.engine, JOB)).route == "b"
-        assert finish_of(await heard(pair.engine, JOB)).route == "b"
+        assert route_of(await heard(pair.engine, JOB)) == "b"
+        assert route_of(await heard(pair.engine, JOB)) == "b"
 
         pair.a.gate.set()
-        assert finish_of(await first).route == "a"
+        assert route_of(await first) == "a"
         assert pair.health("a") == Health("a", True, 0, 0)
 
 
 async def test_unknown_route_is_a_first_turn() -> None:
     """A replica that was taken out of the settings."""
     async with Pair() as pair:
-        assert finish_of(await heard(pair.engine, job(tokens([1]), route="gone"))).route == "a"
+        assert route_of(await heard(pair.engine, job(tokens([1]), route="gone"))) == "a"
 
 
 async def test_job_fails_over_when_the_parents_replica_refuses_connections() -> None:
@@ -108,7 +108,7 @@ async def test_job_fails_over_when_the_parents_replica_refuses_connections() -> 
         await pair.a.stop()
         pieces = await heard(pair.engine, job(tokens([1]), route="a"))
         assert ids_of(pieces) == [20, 21, 22]
-        assert finish_of(pieces).route == "b"
+        assert route_of(pieces) == "b"
         assert not pair.health("a").is_up
         assert pair.health("b").is_up
 
@@ -116,7 +116,7 @@ async def test_job_fails_over_when_the_parents_replica_refuses_connections() -> 
 async def test_job_fails_over_when_a_replica_dies_before_its_first_token() -> None:
     async with Pair() as pair:
         pair.a.break_at = 0
-        assert finish_of(await heard(pair.engine, job(tokens([1]), route="a"))).route == "b"
+        assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "b"
 
 
 async def test_answer_that_has_begun_does_not_move() -> None:
@@ -140,12 +140,12 @@ async def test_replica_that_failed_is_left_alone_and_comes_back_when_it_is_ready
         await pair.a.stop()
         await heard(pair.engine, job(tokens([1]), route="a"))
         await pair.a.start()
-        assert finish_of(await heard(pair.engine, job(tokens([1]), route="a"))).route == "b"
+        assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "b"
 
         assert await pair.engine.is_ready()
 
         assert pair.health("a").is_up
-        assert finish_of(await heard(pair.engine, job(tokens([1]), route="a"))).route == "a"
+        assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "a"
 
 
 async def test_engine_is_ready_as_long_as_one_replica_is() -> None:
@@ -176,7 +176,7 @@ async def test_job_waits_a_moment_for_a_replica_to_come_back() -> None:
         assert not await pair.engine.is_ready()
         asking = asyncio.create_task(heard(pair.engine, JOB))
         await pair.b.start()
-        assert finish_of(await asking).route == "b"
+        assert route_of(await asking) == "b"
 
 
 async def test_job_that_breaks_replicas_is_not_tried_on_all_of_them() -> None:
@@ -203,7 +203,7 @@ async def test_one_error_may_be_the_jobs_but_several_in_a_row_are_the_replicas()
     async with Pair() as pair:
         pair.a.model = "another"
         for _ in range(2):
-            assert finish_of(await heard(pair.engine, job(tokens([1]), route="a"))).route == "b"
+            assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "b"
             assert pair.health("a").is_up
         await heard(pair.engine, job(tokens([1]), route="a"))
         assert not pair.health("a").is_up
@@ -254,7 +254,7 @@ async def test_jobs_that_wait_for_a_replica_that_dies_go_elsewhere() -> None:
         jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(4)]
         await is_held(pair.a)
         pair.a.gate.set()
-        assert [finish_of(await one).route for one in jobs] == ["b"] * 4
+        assert [route_of(await one) for one in jobs] == ["b"] * 4
 
 
 # --- fairness -------------------------------------------------------------------------------------

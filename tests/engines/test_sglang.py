@@ -9,7 +9,7 @@ import pytest
 
 from segue.engines.sglang import SglangEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
-from segue.turn.values import Finish, Grammar, Odds, Sampling
+from segue.turn.values import Begun, Finish, Grammar, Odds, Sampling
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
@@ -52,7 +52,10 @@ async def test_every_id_is_heard_once_however_they_are_repeated(
 async def test_request_has_the_fields_that_sglang_knows() -> None:
     async with FakeSglang() as fake, upstream(fake.url) as address:
         wanted = job(
-            tokens([1, 3]), 5, sampling=Sampling(0.5, 0, 0.25, -0.5), schema=b'{"type":"object"}'
+            tokens([1, 3]),
+            5,
+            sampling=Sampling(0.5, 0, 0.25, -0.5, seed=7),
+            schema=b'{"type":"object"}',
         )
         await heard(SglangEngine(address), wanted)
         sent = fake.requests[-1]
@@ -63,6 +66,7 @@ async def test_request_has_the_fields_that_sglang_knows() -> None:
         assert isinstance(settings, dict)
         assert settings["max_new_tokens"] == 5
         assert settings["stop_token_ids"] == [STOP]
+        assert settings["sampling_seed"] == 7
         assert json.loads(settings["json_schema"]) == {"type": "object"}
         assert 0 < settings["top_p"] < 0.001
 
@@ -70,7 +74,7 @@ async def test_request_has_the_fields_that_sglang_knows() -> None:
 async def test_engine_says_how_much_of_the_prompt_it_kept() -> None:
     async with FakeSglang(block=1) as fake, upstream(fake.url) as address:
         engine = SglangEngine(address)
-        assert await heard(engine, job(tokens([1] * 40), 0)) == [Finish("length")]
+        assert await heard(engine, job(tokens([1] * 40), 0)) == [Begun(), Finish("length")]
         assert finish_of(await heard(engine, job(tokens([1] * 60)))).cached_tokens == 40
 
 

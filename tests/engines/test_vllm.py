@@ -54,7 +54,7 @@ async def test_job_goes_the_way_that_is_offered_and_asks_once(is_scaled_out: boo
 @BOTH
 async def test_sampling_and_stops_are_handed_on(is_scaled_out: bool) -> None:
     async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
-        sampling = Sampling(0.5, 0, 0.25, -0.5)
+        sampling = Sampling(0.5, 0, 0.25, -0.5, seed=7)
         await heard(VllmEngine(address, "fake"), job(tokens([1]), 5, sampling=sampling))
         sent = fake.requests[-1]
         settings = sent["sampling_params"] if is_scaled_out else sent
@@ -65,6 +65,7 @@ async def test_sampling_and_stops_are_handed_on(is_scaled_out: bool) -> None:
         assert settings["presence_penalty"] == 0.25
         assert settings["frequency_penalty"] == -0.5
         assert settings["stop_token_ids"] == [STOP]
+        assert settings["seed"] == 7
 
 
 @BOTH

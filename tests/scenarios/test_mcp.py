@@ -604,6 +604,24 @@ async def test_steer_waits_for_the_tool_and_then_ends_the_turn(tmp_path: Path) -
         assert (await socket.events())[-1]["type"] == "response.completed"
 
 
+async def test_steer_while_a_call_is_written_lets_the_tool_run(tmp_path: Path) -> None:
+    async with (
+        hosting_own(tmp_path, calling("own.echo", text="word " * 60), DONE, tps=400) as (served, _),
+        wire(served) as socket,
+    ):
+        await socket.create(input="Go", tools=[OWN])
+        event = created = await socket.next()
+        while event["type"] != "response.mcp_call_arguments.delta":
+            event = await socket.next()
+        steer = {"type": "response.steer", "input": "Other way"}
+        await socket.send({**steer, "previous_response_id": created["response"]["id"]})
+        first = (await socket.events())[-1]["response"]
+        assert first["incomplete_details"]["reason"] == "steered"
+        call = first["output"][-1]
+        assert (call["status"], call["output"]) == ("completed", "word " * 60)
+        assert (await socket.events())[-1]["type"] == "response.completed"
+
+
 async def test_stop_of_the_process_ends_the_pause(tmp_path: Path) -> None:
     async with (
         hosting_own(tmp_path, calling("own.wait", text="x"), DONE) as (served, far),

@@ -13,16 +13,17 @@ import pytest
 from tests.support import WEATHER, Served, Wire, fetch, serving, wire
 
 LONG = "Once there was a river. It went on and on and nobody knew where. " * 30
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
 CALL = {"name": "get_weather", "arguments": {"city": "Paris"}}
 
 
 @asynccontextmanager
 async def scripted(
-    tmp_path: Path, *turns: dict[str, Any], tps: float = 300
+    tmp_path: Path, *turns: dict[str, Any], tps: float = 300, **flags: object
 ) -> AsyncIterator[Served]:
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": turns}))
-    async with serving(script=str(script), tps=tps) as served:
+    async with serving(script=str(script), tps=tps, **flags) as served:
         yield served
 
 
@@ -172,12 +173,17 @@ async def test_successor_goes_before_a_create_of_another_chain(tmp_path: Path) -
         ([{"role": "user", "content": "x", "id": "msg_1"}], {}),
         ([{"type": "function_call_output", "call_id": "c", "output": "x"}], {}),
         ("fine", {"stream_id": "main"}),
+        ([{"role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]}], {}),
+        ([{"role": "user", "content": [{"type": "input_image", "image_url": PICTURE}]}], {}),
     ],
 )
 async def test_bad_steer_fails_and_disturbs_nothing(
     tmp_path: Path, given: object, more: dict[str, Any]
 ) -> None:
-    async with scripted(tmp_path, {"text": LONG[:400]}, tps=600) as served, wire(served) as socket:
+    async with (
+        scripted(tmp_path, {"text": LONG[:400]}, tps=600, unseen="refuse") as served,
+        wire(served) as socket,
+    ):
         target = await started(socket, input="Tell me.")
         await steer(socket, target, given, **more)
         events = await socket.events()
@@ -185,6 +191,24 @@ async def test_bad_steer_fails_and_disturbs_nothing(
         assert failed["error"]["code"] == "invalid_input"
         assert failed["steer"] == {"previous_response_id": target, "input": given}
         assert events[-1]["type"] == "response.completed"
+
+
+async def test_response_can_be_continued_though_its_successor_could_not_be_made(
+    tmp_path: Path,
+) -> None:
+    """An address that leads nowhere is found out when the successor is prepared: too late to refuse the steer."""
+    nowhere = {"type": "input_file", "file_url": "http://127.0.0.1:1/nothing.txt"}
+    script = ({"text": LONG}, {"text": "Yes."})
+    async with (
+        scripted(tmp_path, *script, fetch="public") as served,
+        wire(served) as socket,
+    ):
+        target = await started(socket, input="Tell me.", store=False)
+        await steer(socket, target, [{"role": "user", "content": [nowhere]}])
+        failed = (await until(socket, "response.steer.failed"))[-1]
+        assert failed["error"]["code"] == "successor_creation_failed"
+        last = await socket.turn(previous_response_id=target, input="Go on.", store=False)
+        assert last["type"] == "response.completed"
 
 
 async def test_steer_needs_a_running_response_of_this_connection(tmp_path: Path) -> None:

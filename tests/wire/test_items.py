@@ -141,7 +141,7 @@ def test_list_shows_an_item_as_it_came_completed_for_clients(raw: str) -> None:
     """All that was sent is there, numbers as they were written, beside what a list must add."""
     item = decode_item(raw.encode(), "input[0]")
 
-    shown = listed_item(item, "item_0")
+    shown = listed_item(item, item.value.id or "item_0")
 
     sent: dict[str, Any] = json.loads(raw, parse_float=str, parse_int=str)
     back: dict[str, Any] = json.loads(shown, parse_float=str, parse_int=str)

@@ -29,6 +29,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from segue.dialects.grammar import QUOTE, UNQUOTE, Held, HeldReader, held_offer
+from segue.dialects.inputs import InputReader
 from segue.dialects.odds import Margin
 from segue.dialects.offers import (
     added_by,
@@ -40,7 +41,6 @@ from segue.dialects.offers import (
     opened_call,
 )
 from segue.dialects.parts import Part, part_of, text_of
-from segue.dialects.speech import input_of
 from segue.dialects.typescript import FUNCTIONS, tools_section
 from segue.dialects.vocabulary import Vocabulary
 from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
@@ -169,7 +169,14 @@ class HarmonyDialect:
         if offers:
             return self._call_header(offers[0].qualified_name), arguments_schema(offers[0])
         if scene.offers and scene.head.tool_choice != "none":
-            # It may still want to call a tool, and a call is not in this channel.
+            # It may still want to call a tool, and a call is not in this channel: one schema cannot hold both.
+            if scene.format is not None:
+                raise InvalidRequest(
+                    "This model cannot be held to 'text.format' while it may also call tools. Leave one of "
+                    "them out, or say 'tool_choice': 'none' for the answer.",
+                    code="unsupported_value",
+                    param="text.format",
+                )
             return NO_IDS, None
         return self._channel_header("final"), format_schema(scene)
 
@@ -355,7 +362,7 @@ class HarmonyReader:
         # What the body is; None in a header. Text is opened by its first letter.
         self._body: Opened | None = None
         self._is_open = False
-        self._input = ""
+        self._input = InputReader()
         # Whether the one call that there may be is whole.
         self.is_over = False
         # Where odds are asked for: those of tokens whose text is not said yet.
@@ -461,7 +468,8 @@ class HarmonyReader:
         if not self._is_open:
             self._open(self._body)
         if self._body.kind == "custom":
-            self._input += text
+            if text := self._input.feed(text):
+                self._said.append(Wrote(text))
         elif self._margin is not None and self._body.kind == "message":
             self._said.append(Wrote(text, self._margin.say(len(text))))
         else:
@@ -484,13 +492,13 @@ class HarmonyReader:
         if self._body is not None:
             self._say(rest)
         if self._is_open:
-            if text := input_of(self._input):
+            if text := self._input.close():
                 self._said.append(Wrote(text))
             self._said.append(Closed(self._ids, is_cut))
             self._ids = array("I")
             is_call = self._body is not None and self._body.is_call
             self.is_over = is_call and not self._scene.head.parallel_tool_calls
-        self._header, self._section, self._input = {"": ""}, "", ""
+        self._header, self._section, self._input = {"": ""}, "", InputReader()
         self._body, self._is_open, self._is_flowing = None, False, False
 
     def _id_of(self, mark: str) -> int:

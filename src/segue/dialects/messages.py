@@ -12,12 +12,11 @@ endpoints refuse the one without the other.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from msgspec import Struct
 
+from segue.dialects.inputs import InputReader
 from segue.dialects.offers import may_call, offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, part_of
 from segue.errors import EngineFailed
@@ -61,7 +60,6 @@ JOINS = {
     ("talk", "call"),
     ("call", "call"),
 }
-CUT_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"((?:[^"\\]|\\.)*)', re.DOTALL)
 
 JsonObject = dict[str, object]
 
@@ -271,10 +269,6 @@ _encode = msgspec.json.encode
 # --- reading --------------------------------------------------------------------------------------
 
 
-class _Input(Struct):
-    input: str
-
-
 class MessagesReader:
     """A `Reader`: the endpoint has parsed already, what is left is where items begin and end.
 
@@ -292,7 +286,7 @@ class MessagesReader:
         self.is_over = False
         self._index: int | None = None
         self._closed_indexes: set[int] = set()
-        self._input = ""
+        self._input = InputReader()
 
     def feed(self, piece: Piece) -> list[Said]:
         """What has become certain with these deltas."""
@@ -356,10 +350,9 @@ class MessagesReader:
         if not arguments:
             return
         assert self._open is not None
-        if self._open.kind == "custom":
-            self._input += arguments
-        else:
-            self._said.append(Wrote(arguments))
+        is_custom = self._open.kind == "custom"
+        if text := self._input.feed(arguments) if is_custom else arguments:
+            self._said.append(Wrote(text))
 
     def _begin(self, opened: Opened) -> None:
         self._close()
@@ -374,22 +367,10 @@ class MessagesReader:
             return
         is_call = self._open.is_call
         self.is_over = is_call and not self._scene.head.parallel_tool_calls
-        if self._open.kind == "custom" and (text := _input(self._input)):
+        if self._open.kind == "custom" and (text := self._input.close()):
             self._said.append(Wrote(text))
         self._said.append(Closed(NO_IDS, is_cut))
-        self._open, self._input = None, ""
+        self._open, self._input = None, InputReader()
         if self._index is not None:
             self._closed_indexes.add(self._index)
             self._index = None
-
-
-def _input(arguments: str) -> str:
-    """The input of a custom tool: the string, as much of it as there is, or whatever was written instead."""
-    try:
-        return msgspec.json.decode(arguments, type=_Input).input
-    except msgspec.DecodeError:
-        cut = CUT_INPUT.match(arguments)
-    try:
-        return msgspec.json.decode(f'"{cut[1]}"', type=str) if cut else arguments
-    except msgspec.DecodeError:
-        return arguments

@@ -27,6 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from segue.dialects.grammar import QUOTE, UNQUOTE, Held, HeldReader, held_offer
+from segue.dialects.inputs import InputReader
 from segue.dialects.offers import (
     added_by,
     arguments_schema,
@@ -39,7 +40,7 @@ from segue.dialects.offers import (
     opened_call,
 )
 from segue.dialects.parts import Part, dumps, is_object, object_or_string, parts_of
-from segue.dialects.speech import Speech, TextReader, input_of
+from segue.dialects.speech import Speech, TextReader
 from segue.dialects.vocabulary import Vocabulary
 from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
 from segue.turn.values import (
@@ -280,6 +281,7 @@ class MistralReader:
         self._held = ""
         # The arguments, and whether they are told as they come; None: their first letter is not here yet.
         self._arguments: list[str] = []
+        self._input = InputReader()
         self._is_told: bool | None = None
         # From where on the ids are the name of a call, and what their odds were.
         self._named_from = 0
@@ -403,7 +405,7 @@ class MistralReader:
             self._was_text()
 
     def _begin_call(self, name: str) -> None:
-        self._held, self._arguments = "", []
+        self._held, self._arguments, self._input = "", [], InputReader()
         self._state = ARGS
         opened = opened_call(name, offer_in(self._scene, name))
         self._is_told = False if opened.kind == "custom" else None
@@ -418,6 +420,8 @@ class MistralReader:
             self._is_told = begun[0] != '"' if begun else None
         if self._is_told:
             self._write(text)
+        elif self._open is not None and self._open.kind == "custom":
+            self._write(self._input.feed(text))
 
     def _begin(self, opened: Opened) -> None:
         self._open = opened
@@ -451,7 +455,7 @@ class MistralReader:
         """What is told of the arguments when they are whole."""
         assert self._open is not None
         if self._open.kind == "custom":
-            return input_of(arguments)
+            return self._input.close()
         if self._is_told is None:
             return "" if is_cut else "{}"
         try:

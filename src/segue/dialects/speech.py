@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.dialects.inputs import InputReader
 from segue.dialects.odds import Margin
 from segue.dialects.offers import may_call, offer_in, opened_call
 from segue.dialects.vocabulary import Vocabulary
@@ -66,7 +67,6 @@ FIRST_KEY = re.compile(r'\{\s*"(\w*)(")?')
 KEYS = ("name", "type", "id", "function", "arguments", "parameters")
 IN_STRING = re.compile(r'[\\"]')
 IN_OBJECT = re.compile(r'["{}<`]')
-CUT_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"((?:[^"\\]|\\.)*)', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,6 @@ class _Called(Struct):
 
 class _Wrapped(Struct):
     function: _Called
-
-
-class _Input(Struct):
-    input: str
 
 
 class _Braces:
@@ -181,7 +177,7 @@ class TextReader:
         self._gap = ""
         self._braces = _Braces()
         self._scanned = 0
-        self._input = ""
+        self._input = InputReader()
         self._is_single = not scene.head.parallel_tool_calls
         # Whether the one call that there may be is whole.
         self.is_over = False
@@ -517,14 +513,11 @@ class TextReader:
 
     def _argue(self, text: str) -> None:
         assert self._open is not None
-        if self._open.kind == "custom":
-            self._input += text
-        else:
-            self._write(text)
+        self._write(self._input.feed(text) if self._open.kind == "custom" else text)
 
     def _end_arguments(self) -> None:
-        self._write(input_of(self._input))
-        self._input = ""
+        self._write(self._input.close())
+        self._input = InputReader()
 
 
 def _flow(data: bytes) -> Wrote | None:
@@ -586,15 +579,3 @@ def _arguments(call: _Called) -> str:
 
 def _string(text: str) -> str:
     return msgspec.json.decode(text, type=str)
-
-
-def input_of(arguments: str) -> str:
-    """The input of a custom tool: the string, as much of it as there is, or whatever was written instead."""
-    try:
-        return msgspec.json.decode(arguments, type=_Input).input
-    except msgspec.DecodeError:
-        cut = CUT_INPUT.match(arguments)
-    try:
-        return _string(f'"{cut[1]}"') if cut else arguments
-    except msgspec.DecodeError:
-        return arguments

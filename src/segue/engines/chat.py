@@ -219,6 +219,10 @@ def _sampling(sampling: Sampling) -> dict[str, object]:
         settings["presence_penalty"] = sampling.presence_penalty
     if sampling.frequency_penalty:
         settings["frequency_penalty"] = sampling.frequency_penalty
+    if sampling.stop_strings:
+        settings["stop"] = sampling.stop_strings
+    if sampling.seed is not None:
+        settings["seed"] = sampling.seed
     if sampling.wants_logprobs:
         settings["logprobs"] = True
         if sampling.top_logprobs:

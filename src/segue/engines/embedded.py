@@ -36,6 +36,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from segue.engines.grammars import LLGUIDANCE, forbidden_id, guidance, unreadable
+from segue.engines.llamacpp import SEEDS
 from segue.engines.odds import Likely, ids_with, odds_of_likely
 from segue.engines.spelling import Spelling, Words
 from segue.errors import (
@@ -46,7 +47,17 @@ from segue.errors import (
     Unavailable,
     context_overflow,
 )
-from segue.turn.values import Finish, Grammar, IdArray, Job, Odds, Piece, Tokens, id_array
+from segue.turn.values import (
+    Begun,
+    Finish,
+    Grammar,
+    IdArray,
+    Job,
+    Odds,
+    Piece,
+    Tokens,
+    id_array,
+)
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +138,9 @@ class EmbeddedEngine:
         answer, work = self._begin(job)
         try:
             while True:
-                ids, odds, end = await answer.take()
+                begun, ids, odds, end = await answer.take()
+                if begun is not None:
+                    yield begun
                 if ids and job.output_tokens_max:
                     yield ids_with(ids, odds, job)
                 if isinstance(end, Finish):
@@ -218,7 +231,7 @@ class EmbeddedEngine:
             server.handle_completions(probe, Reading(job, heard, self._spelling))
             if len(self._schemas) >= SCHEMAS_MAX:
                 self._schemas.clear()
-            ids, _, end = heard.taken()
+            _, ids, _, end = heard.taken()
             if isinstance(end, ApiError):
                 raise end
             # The first token of a grammar may be part of a character, which llama.cpp does not show yet.
@@ -228,8 +241,9 @@ class EmbeddedEngine:
 
 
 class Taken(NamedTuple):
-    """Ids, their odds where those were asked for, and the last word if it was said."""
+    """How it has begun, ids, their odds where those were asked for, and the last word if it was said."""
 
+    begun: Begun | None
     ids: IdArray[int]
     odds: list[Odds | None]
     end: Finish | ApiError | None
@@ -242,6 +256,7 @@ class Answer:
         self.is_left = False
         self._loop = loop
         self._lock = threading.Lock()
+        self._begun: Begun | None = None
         self._ids = id_array()
         self._odds: list[Odds | None] = []
         self._end: Finish | ApiError | None = None
@@ -259,12 +274,19 @@ class Answer:
         with self._lock:
             ids, self._ids = self._ids, id_array()
             odds, self._odds = self._odds, []
+            begun, self._begun = self._begun, None
             self._is_woken = False
-            return Taken(ids, odds, self._end)
+            return Taken(begun, ids, odds, self._end)
 
     def leave(self) -> None:
         """Nobody listens any more."""
         self.is_left = True
+
+    def begin(self, begun: Begun) -> None:
+        """Say what is known before the first id."""
+        with self._lock:
+            self._begun = begun
+        self._wake()
 
     def put(self, ids: list[int], odds: list[Odds | None]) -> None:
         """Say these ids, and where it was asked for, how likely they were."""
@@ -340,7 +362,7 @@ class Reading:
         self._answer = answer
         self._spelling = spelling
         self._count = 0
-        self._cached = 0
+        self._begun: Begun | None = None
 
     def __call__(self, data: bytes) -> bool:
         if self._answer.is_left:
@@ -357,7 +379,10 @@ class Reading:
             self._answer.end(failed(chunk.error))
             return True
         if chunk.prompt_progress is not None:
-            self._cached = chunk.prompt_progress.cache
+            begun = Begun(chunk.prompt_progress.cache)
+            if begun != self._begun:
+                self._begun = begun
+                self._answer.begin(begun)
             return False
         count = chunk.sampled.tokens_predicted
         reason = chunk.choices[0].finish_reason
@@ -388,7 +413,8 @@ class Reading:
     def _finish(self, reason: Literal["stop", "length"], count: int) -> bool:
         # Tokens at the very end that make no whole character were never seen; they are counted.
         count = min(count, self._tokens_max)
-        self._answer.end(Finish(reason, cached_tokens=self._cached, output_tokens=count))
+        cached = self._begun.cached_tokens if self._begun else 0
+        self._answer.end(Finish(reason, cached_tokens=cached, output_tokens=count))
         return True
 
 
@@ -418,6 +444,8 @@ def request(job: Job, *, likely: Sequence[int] = ()) -> bytes:
         fields["grammar"] = guidance(job.schema)
     elif isinstance(job.schema, bytes) and job.output_tokens_max:
         fields["json_schema"] = constraint(job.schema)
+    if sampling.seed is not None:
+        fields["seed"] = sampling.seed % SEEDS
     if sampling.wants_logprobs:
         # None at all would be none of the sampled token either.
         fields["n_probs"] = max(sampling.top_logprobs, 1)

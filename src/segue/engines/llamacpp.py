@@ -20,12 +20,14 @@ from segue.engines.grammars import GUIDANCE, LLGUIDANCE, guidance, unreadable
 from segue.engines.odds import Likely, ids_with, odds_of_likely
 from segue.engines.spelling import Spelling
 from segue.engines.upstream import Upstream, read, told
-from segue.errors import EngineFailed, InvalidRequest
-from segue.turn.values import Finish, Grammar, Job, Odds, Piece, Tokens
+from segue.errors import ApiError, EngineFailed, InvalidRequest
+from segue.turn.values import Begun, Finish, Grammar, Job, Odds, Piece, Tokens
 
 PATH = "/completion"
 # The last event would otherwise repeat the whole prompt as text.
 LAST_FIELDS = ["stop", "stop_type", "tokens", "timings"]
+# As many as llama.cpp has: one more would mean a random one.
+SEEDS = 2**32 - 1
 # More than any model's logits differ.
 CERTAIN = 1_000.0
 # Grammars that are known to hold; each is asked once.
@@ -36,6 +38,10 @@ class _Timings(Struct, frozen=True):
     cache_n: int = 0
 
 
+class _Progress(Struct, frozen=True):
+    cache: int = 0
+
+
 class _Event(Struct, frozen=True):
     content: str = ""
     tokens: list[int] = []
@@ -44,6 +50,7 @@ class _Event(Struct, frozen=True):
     stop: bool = False
     stop_type: str = ""
     timings: _Timings = _Timings()
+    prompt_progress: _Progress | None = None
     completion_probabilities: list[Likely] = []
     error: Raw | UnsetType = UNSET
 
@@ -99,6 +106,7 @@ class LlamacppEngine:
             return
         is_warm_up = job.output_tokens_max == 0
         has_stopped = False
+        begun: Begun | None = None
         heard = 0
         if isinstance(job.schema, Grammar) and not is_warm_up:
             await self._check_grammar(job, job.schema)
@@ -107,10 +115,20 @@ class LlamacppEngine:
                 ids: list[int] = []
                 odds: list[Odds | None] = []
                 end: _Event | None = None
+                fault: ApiError | None = None
                 for data in batch:
                     event = read(_event, data)
                     if event.error is not UNSET:
-                        raise told(event.error)
+                        # What was said before it counts.
+                        fault = told(event.error)
+                        break
+                    if event.prompt_progress is not None:
+                        # It still reads the prompt, and shows an id that was never sampled.
+                        stream.wait_on()
+                        if begun is None:
+                            begun = Begun(event.prompt_progress.cache)
+                            yield begun
+                        continue
                     ids += self._ids(event, heard)
                     heard = event.tokens_predicted or heard
                     likely = event.completion_probabilities[: len(ids) - len(odds)]
@@ -128,6 +146,8 @@ class LlamacppEngine:
                         break
                 if ids and not is_warm_up:
                     yield ids_with(ids, odds, job)
+                if fault is not None:
+                    raise fault
                 if end is not None:
                     is_stop = has_stopped or end.stop_type in ("eos", "word")
                     yield Finish("stop" if is_stop else "length", end.timings.cache_n)
@@ -191,6 +211,8 @@ class LlamacppEngine:
             "stream": True,
             "cache_prompt": True,
             "return_tokens": True,
+            # Says early how much of the prompt it has kept. A server that does not know it yet says so at the end.
+            "return_progress": True,
             "response_fields": LAST_FIELDS,
             # A warm-up still gives one token, which nobody hears.
             "n_predict": job.output_tokens_max,
@@ -199,6 +221,8 @@ class LlamacppEngine:
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
         }
+        if sampling.seed is not None:
+            settings["seed"] = sampling.seed % SEEDS
         if sampling.wants_logprobs:
             # None at all would be none of the sampled token either.
             settings["n_probs"] = max(sampling.top_logprobs, 1)

@@ -29,7 +29,7 @@ from msgspec import Struct
 from segue.engines.upstream import Lost
 from segue.errors import CallerError, EngineFailed, Unavailable
 from segue.turn.seams import Engine
-from segue.turn.values import Finish, Job, Piece
+from segue.turn.values import Begun, Job, Piece
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class RoutedEngine:
         ]
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """What the chosen replica says; its name is in the last word, so that the next turn may come back to it."""
+        """The name of the chosen replica, so that the next turn may come back to it, and then what it says."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._patience_s
         # Replicas that broke on this job: it is not given to them again.
@@ -226,13 +226,15 @@ class RoutedEngine:
             replica = await self._enter(job, give_up_at, broken)
             has_spoken = False
             try:
+                yield Begun(route=replica.name)
                 async with aclosing(replica.engine.sample(job)) as pieces:
                     async for piece in pieces:
+                        if isinstance(piece, Begun):
+                            yield msgspec.structs.replace(piece, route=replica.name)
+                            continue
                         if not has_spoken:
                             has_spoken = True
                             replica.answered()
-                        if isinstance(piece, Finish):
-                            piece = msgspec.structs.replace(piece, route=replica.name)
                         yield piece
                 return
             except Unavailable as error:

@@ -19,7 +19,7 @@ from segue.engines.odds import ids_with, odds_of
 from segue.engines.upstream import Upstream, read, refusal, told
 from segue.errors import ApiError
 from segue.ids import new_id
-from segue.turn.values import Finish, Grammar, Job, Odds, Piece, Sampling, Tokens
+from segue.turn.values import Begun, Finish, Grammar, Job, Odds, Piece, Sampling, Tokens
 
 PATH = "/generate"
 ABORT = "/abort_request"
@@ -103,18 +103,26 @@ class SglangEngine:
         is_warm_up = job.output_tokens_max == 0
         heard = 0
         last: int | None = None
+        begun: Begun | None = None
         end: _Meta | None = None
         async with await self._upstream.listen(PATH, self._body(job, name)) as stream:
             async for batch in stream:
                 ids: list[int] = []
                 odds: list[Odds | None] = []
+                fault: ApiError | None = None
                 for data in batch:
                     if data == DONE:
                         stream.is_over = True
                         break
                     event = read(_event, data)
                     if event.error is not UNSET:
-                        raise told(event.error)
+                        # What was said before it counts.
+                        fault = told(event.error)
+                        break
+                    if begun is None:
+                        # It tells with every event how much it has kept.
+                        begun = Begun(event.meta_info.cached_tokens)
+                        yield begun
                     new = _new_ids(event, heard)
                     heard += len(new)
                     ids += new
@@ -124,6 +132,8 @@ class SglangEngine:
                 if ids and not is_warm_up:
                     last = ids[-1]
                     yield ids_with(ids, odds, job)
+                if fault is not None:
+                    raise fault
                 if stream.is_over:
                     break
             if end is None:
@@ -147,6 +157,8 @@ class SglangEngine:
             "frequency_penalty": sampling.frequency_penalty,
             "stop_token_ids": sorted(job.stops),
         }
+        if sampling.seed is not None:
+            settings["sampling_seed"] = sampling.seed
         if isinstance(job.schema, Grammar):
             settings["regex"] = job.schema.definition
         elif job.schema is not None:

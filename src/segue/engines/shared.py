@@ -23,6 +23,7 @@ from segue.engines.grammars import LLGUIDANCE
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable
 from segue.turn.seams import Engine
 from segue.turn.values import (
+    Begun,
     Finish,
     Grammar,
     Head,
@@ -74,8 +75,9 @@ class Wrong(Struct, frozen=True):
 
 
 class Told(Struct, frozen=True):
-    """What the engine says: ids, or its last word."""
+    """What the engine says: where it begins, ids, or its last word."""
 
+    begun: Begun | None = None
     ids: bytes = b""
     finish: Finish | None = None
     error: Wrong | None = None
@@ -141,6 +143,8 @@ class SharedEngine:
                     told = _told(await _read(reader))
                 except LOST:
                     raise EngineFailed("The engine broke off.") from None
+                if told.begun is not None:
+                    yield told.begun
                 if told.ids:
                     ids = id_array()
                     ids.frombytes(told.ids)
@@ -240,6 +244,8 @@ async def _say(engine: Engine, asked: Asked, writer: asyncio.StreamWriter) -> No
 def _as_told(piece: Piece) -> Told:
     if isinstance(piece, Finish):
         return Told(finish=piece)
+    if isinstance(piece, Begun):
+        return Told(begun=piece)
     assert isinstance(piece, Ids), "this engine gives ids"
     return Told(ids=id_array(piece.ids).tobytes())
 

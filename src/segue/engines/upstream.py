@@ -212,11 +212,18 @@ class Stream:
             self._parts = [lines.pop()]
             events = [data for line in lines if line and (data := _data(line))]
             if events:
-                if self._silent_s != self._patience.silence_s:
-                    self._silent_s = self._patience.silence_s
-                    self._timer.cancel()
-                    self._timer = self._watch()
+                self._allow(self._patience.silence_s)
                 return events
+
+    def wait_on(self) -> None:
+        """What was heard is not the first word yet: that is awaited as patiently as before."""
+        self._allow(self._patience.first_s)
+
+    def _allow(self, silent_s: float) -> None:
+        if self._silent_s != silent_s:
+            self._silent_s = silent_s
+            self._timer.cancel()
+            self._timer = self._watch()
 
     def broke_off(self) -> Lost:
         """What to raise when the events end before the answer does."""

@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from segue.engines.digits import Digits
 from segue.engines.odds import Likely, id_in, ids_with, odds_of, odds_of_likely
 from segue.engines.upstream import Stream, Upstream, read, told
-from segue.errors import EngineFailed
+from segue.errors import ApiError, EngineFailed
 from segue.turn.values import Finish, Grammar, Job, Odds, Piece, Sampling, Tokens
 
 GENERATE = "/inference/v1/generate"
@@ -118,13 +118,16 @@ class VllmEngine:
             async for batch in stream:
                 ids: list[int] = []
                 odds: list[Odds | None] = []
+                fault: ApiError | None = None
                 for data in batch:
                     if data == DONE:
                         stream.is_over = True
                         break
                     event = read(_event, data)
                     if event.error is not UNSET:
-                        raise told(event.error)
+                        # What was said before it counts.
+                        fault = told(event.error)
+                        break
                     if event.usage and event.usage.prompt_tokens_details:
                         cached = event.usage.prompt_tokens_details.cached_tokens or 0
                     for choice in event.choices:
@@ -135,6 +138,8 @@ class VllmEngine:
                 if ids and not is_warm_up:
                     last = ids[-1]
                     yield ids_with(ids, odds, job)
+                if fault is not None:
+                    raise fault
                 if stream.is_over:
                     break
             if reason is None:
@@ -174,6 +179,8 @@ class VllmEngine:
             "frequency_penalty": sampling.frequency_penalty,
             "stop_token_ids": sorted(job.stops),
         }
+        if sampling.seed is not None:
+            settings["seed"] = sampling.seed
         if sampling.wants_logprobs:
             settings["logprobs"] = sampling.top_logprobs
         if job.schema is not None:

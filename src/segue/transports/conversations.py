@@ -11,7 +11,7 @@ from segue.errors import Conflict, InvalidRequest, NotFound, conversation_not_fo
 from segue.ids import new_id
 from segue.transports.desk import Desk
 from segue.transports.exchange import Exchange
-from segue.transports.pages import page_of
+from segue.transports.pages import distinct, page_of
 from segue.turn.prepare import decode_items
 from segue.turn.values import Conversation, Owner, Shelved, Tally
 from segue.wire.codec import decode_added, decode_conversation, encode, list_object, listed_item
@@ -86,10 +86,10 @@ class ConversationRoutes:
         """One item."""
         found, name = await self._find(exchange), exchange.arguments["item_id"]
         items = await self._conversations.read(found.owner, found.id)
-        one = next((one for one in items if one.id == name), None)
+        one = dict(distinct([(one.id, one.item) for one in items])).get(name)
         if one is None:
             raise _item_not_found(name)
-        await exchange.answer(200, listed_item(one.item, one.id))
+        await exchange.answer(200, listed_item(one, name))
 
     async def delete_item(self, exchange: Exchange) -> None:
         """Erase one item; the next response reads the conversation anew."""

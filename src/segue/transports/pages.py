@@ -9,11 +9,28 @@ from segue.errors import InvalidRequest
 from segue.wire.codec import list_object, listed_item
 from segue.wire.items import Item
 
+Rows = Sequence[tuple[str, Item]]
+
 PAGE_MAX = 100
 PAGE_DEFAULT = 20
 
 
-def page_of(named: Sequence[tuple[str, Item]], query: Mapping[str, str]) -> bytes:
+def distinct(named: Rows) -> Rows:
+    """These items, each under a name that no other has: a client may send the same one twice, and a page that ends with
+    it must have a next one. The second is `msg_1~2`."""
+    taken = {name for name, _ in named}
+    times: dict[str, int] = {}
+    rows: list[tuple[str, Item]] = []
+    for name, item in named:
+        own, count = name, times.get(name, 0) + 1
+        while count > 1 and (own := f"{name}~{count}") in taken:
+            count += 1
+        times[name] = count
+        rows.append((own, item))
+    return rows
+
+
+def page_of(named: Rows, query: Mapping[str, str]) -> bytes:
     """The page of these items, oldest first and each under its name, that the query asks for."""
     limit = query.get("limit", str(PAGE_DEFAULT))
     order = query.get("order", "desc")
@@ -21,7 +38,8 @@ def page_of(named: Sequence[tuple[str, Item]], query: Mapping[str, str]) -> byte
         raise InvalidRequest(f"'limit' must be from 1 to {PAGE_MAX}.", param="limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
-    rows = named if order == "asc" else named[::-1]
+    rows = distinct(named)
+    rows = rows if order == "asc" else rows[::-1]
     ids = [item_id for item_id, _ in rows]
     after = query.get("after")
     if after is not None and after not in ids:

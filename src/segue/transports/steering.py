@@ -24,10 +24,10 @@ from segue.ids import new_id
 from segue.session.lanes import Lane
 from segue.turn.assemble import Assembler, steer_failed
 from segue.turn.running import Running
-from segue.turn.values import Steer
+from segue.turn.values import Steer, Tally
 from segue.wire.codec import decode_steered
 from segue.wire.events import Event, SteerRef
-from segue.wire.items import Required
+from segue.wire.items import Item, Required
 from segue.wire.requests import SteerFrame
 
 # What one steer may bring; a steer is a remark, not a history.
@@ -75,12 +75,10 @@ class Steering:
                 raise InvalidRequest(
                     f"A steer may have at most {STEER_BYTES_MAX} bytes.", code="invalid_input"
                 )
-            steer = Steer(new_id("steer"), given, decode_steered(given))
+            steer = Steer(new_id("steer"), given, _items(given, steerable))
             steerable.steer(steer)
             self._waiting.append(steer.id)
         except ApiError as error:
-            if error.code in ("invalid_value", "invalid_request"):
-                error.code = "invalid_input"
             self._refuse(running, target, given, error)
 
     def end(self, running: Running, lane: Lane) -> list[HeldSteer]:
@@ -139,3 +137,15 @@ class Steering:
         else:
             ref = SteerRef(previous_response_id=target[:ID_CHARS_MAX], input=given)
             self._send([steer_failed(ref, error)], None)
+
+
+def _items(given: Raw, running: Running) -> tuple[Item, ...]:
+    """What a steer says, if the create that will bring it may: once it is taken on, the answer stops for it."""
+    try:
+        items = decode_steered(given)
+        # The successor counts for itself.
+        running.check(items, Tally())
+    except InvalidRequest as error:
+        error.code = "invalid_input"
+        raise
+    return items

@@ -358,7 +358,7 @@ class Session:
             items = await self._desk.runner.read(items)
             # It may have been given up meanwhile, or been given what it waits for.
             _check_append(running, items)
-            running.check(items)
+            running.check(items, sink.ticket.request.tally)
         except ApiError as error:
             self._refuse(error, sink.ticket.lane)
             return
@@ -440,7 +440,8 @@ class Session:
             )
             if error is not fault:
                 log.exception("a request could not be prepared")
-            self._free(ticket, has_failed=True)
+            # Nobody asked for a successor that cannot be: the client may go on from the steered response itself.
+            self._free(ticket, has_failed=not asked.is_automatic)
             if not asked.is_automatic:
                 self._refuse(error, ticket.lane)
             self._steering.give_back(held, ticket.lane)

@@ -132,7 +132,7 @@ def window(
     rounds = [one for turn in (past.lineage() if past else ()) for one in turn.rounds]
     kept = worth_keeping(since_fresh(rounds), given, bytes_max)
     return [
-        Raw(listed_item(item, new_id("msg"), status="completed"))
+        Raw(listed_item(item, item.value.id or new_id("msg"), status="completed"))
         for item in kept
         if _is_users(item)
     ]

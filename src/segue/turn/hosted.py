@@ -262,12 +262,13 @@ class Errands:
     # --- running ---
 
     async def _run(self, begun: Sequence[Item]) -> None:
-        """All of these, side by side where the request allows it; what a notice stops is left undone."""
+        """All of these, side by side where the request allows it; what a notice stops is left undone. A steer waits,
+        whether it came before they began or after (protocol.md 6.10)."""
         running, tally = self._running, self._plan.tally
         began = perf_counter()
         try:
             if begun:
-                async with running.interruptible():
+                async with running.interruptible(heeds_steers=False):
                     await self._run_all(begun)
         except TimeoutError:
             if not running.inbox:

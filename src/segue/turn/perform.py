@@ -38,7 +38,9 @@ from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.seams import Reader, Turns
 from segue.turn.settle import calls_in, commit, warm_after
+from segue.turn.stop import StopReader
 from segue.turn.values import (
+    Begun,
     Finish,
     Head,
     Ids,
@@ -80,6 +82,7 @@ SUMMARY_TOKENS_MAX = 2_048
 SUMMARY_SHARE = 0.25
 KEPT_SHARE = 0.25
 
+NOT_BEGUN = Begun()
 NO_USAGE = Usage(0, InputDetails(), 0, OutputDetails(), 0)
 PROBLEM = "The server had an error while processing your request."
 
@@ -104,9 +107,13 @@ class Play:
     usage: Usage = NO_USAGE
     # What the client's limit counts of it: the tokens of the answer, in all rounds; a summary is none of them.
     answered: int = 0
+    # Which engine has the job of this round, and how much of the prompt it had before.
+    begun: Begun = NOT_BEGUN
     # Where the items of this round begin in the output, and how many tokens it has sampled.
     items_before: int = 0
     sampled: int = 0
+    # Whether this round ended before one of the client's stop strings.
+    has_stopped: bool = False
     # Whether history begins anew with what this round was given.
     is_fresh: bool = False
     # The first prompt, which the render cache may keep.
@@ -231,11 +238,10 @@ async def _round(play: Play) -> ApiError | None:
             play.composed = await _compose(play)
             if play.plan.generates:
                 reader = play.plan.model.dialect.reader(play.composed.scene)
+                if strings := play.plan.sampling.stop_strings:
+                    reader = StopReader(reader, strings)
             if play.gate is None or not play.gate.is_shut:
                 play.finish = await _sample(play, play.composed, reader)
-                used = _usage(play, play.composed, play.finish)
-                play.usage = _plus(play.usage, used)
-                play.answered += used.output_tokens
     except ApiError as refused:
         error = refused
     except Exception:
@@ -248,6 +254,7 @@ async def _round(play: Play) -> ApiError | None:
     if play.gate is not None:
         said = await _through_gate(play, play.gate, said, error)
     running.publish(running.assembler.feed(said))
+    play.has_stopped = isinstance(reader, StopReader) and reader.has_stopped
     _note(play, did_sample=reader is not None)
     return error
 
@@ -287,8 +294,10 @@ def _note(play: Play, *, did_sample: bool) -> None:
         wrote=tuple(assembler.items[since:]),
         ids=tuple(assembler.ids[since:]),
         tail=assembler.tail,
-        # Where a guard has cut the answer short, what is kept of it is not what was sampled.
-        fingerprint=None if _is_shut(play) else play.plan.model.dialect.fingerprint,
+        # Where a guard or a stop string has cut the answer short, what is kept of it is not what was sampled.
+        fingerprint=None
+        if _is_shut(play) or play.has_stopped
+        else play.plan.model.dialect.fingerprint,
         did_sample=did_sample,
         is_fresh=play.is_fresh,
     )
@@ -370,16 +379,15 @@ def _warm(play: Play) -> Warm | None:
     """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm."""
     if play.composed is None or play.composed.is_truncated:
         return None
-    if _is_shut(play):
+    if _is_shut(play) or play.has_stopped:
         return None
     plan = play.plan
-    route = play.finish.route if play.finish else None
     return warm_after(
         plan.model.dialect.fingerprint,
         plan.resolved.head,
         play.composed.rendered,
         play.rounds[-1],
-        route,
+        play.begun.route,
     )
 
 
@@ -437,7 +445,6 @@ async def _compact(play: Play) -> Finish | None:
     tokens_max = min(SUMMARY_TOKENS_MAX, int(limit * SUMMARY_SHARE))
     finish = await _sample(play, composed, summary, tokens_max)
     summary.close(is_cut=True)
-    play.usage = _plus(play.usage, _usage(play, composed, finish))
     if finish is None and running.inbox:
         return None
     if not summary.text and not plan.compacts:
@@ -542,7 +549,7 @@ async def _sample(
     """Let the model speak until it stops, is stopped, or breaks off."""
     tally, running, assembler = play.plan.tally, play.running, play.running.assembler
     gate = play.gate
-    play.sampled = 0
+    play.sampled, play.begun = 0, NOT_BEGUN
     if running.inbox:
         return None
     if reader is not None and composed.rendered.lead:
@@ -551,29 +558,37 @@ async def _sample(
     began = first_at = now()
     pieces_after_steer = pieces_when_over = 0
     job = _job(play, composed, tokens_max)
+    finish: Finish | None = None
+    is_free = False
     try:
         async with (
             running.interruptible(),
             aclosing(play.plan.model.engine.sample(job)) as pieces,
         ):
             async for piece in pieces:
+                if isinstance(piece, Begun):
+                    play.begun = piece
+                    continue
                 if isinstance(piece, Finish):
+                    finish = piece
                     return structs.replace(piece, reason="stop") if pieces_when_over else piece
                 if first_at == began:
                     first_at = now()
                     tally.stage_s.setdefault("first_token", first_at - began)
                     tally.mark("first_token")
-                if isinstance(piece, Ids):
-                    play.sampled += len(piece.ids)
+                # A delta of a chat endpoint is a token as a rule; what it counts itself it says in its last word.
+                play.sampled += len(piece.ids if isinstance(piece, Ids) else piece.deltas)
                 if reader is not None:
                     said = reader.feed(piece)
                     if gate is not None:
                         said = await gate.sift(said)
                     running.publish(assembler.feed(said))
                     await running.room()
+                    if isinstance(reader, StopReader) and reader.has_stopped:
+                        return Finish("stop")
                     pieces_when_over += reader.is_over
                     if pieces_when_over > OVER_PIECES_MAX:
-                        return Finish("stop", route=job.route)
+                        return Finish("stop")
                 if running.is_steered:
                     pieces_after_steer += 1
                     is_long = pieces_after_steer > STEER_PIECES_MAX and assembler.is_in_text
@@ -582,7 +597,16 @@ async def _sample(
     except TimeoutError:
         if not running.inbox:
             raise
+    except Exception:
+        # What breaks behind the first token has cost as much as what is heard out.
+        is_free = not play.sampled
+        raise
     finally:
+        if not is_free:
+            used = _usage(play, composed, finish)
+            play.usage = _plus(play.usage, used)
+            # A summary has a limit of its own.
+            play.answered += used.output_tokens if tokens_max is None else 0
         tally.tokens_sampled += play.sampled
         tally.stage_s["sample"] = tally.stage_s.get("sample", 0.0) + now() - first_at
         tally.marks["last_token"] = now()
@@ -591,7 +615,7 @@ async def _sample(
 
 def _usage(play: Play, composed: Composed, finish: Finish | None) -> Usage:
     """What one call of the model used: as the engine counted, or as we did, because the ids are ours."""
-    finish = finish or Finish("stop")
+    finish = finish or Finish("stop", play.begun.cached_tokens)
     prompt = _given_to_engine(play, composed.rendered)
     given = prompt.length if isinstance(prompt, Tokens) else 0
     given = given if finish.input_tokens is None else finish.input_tokens

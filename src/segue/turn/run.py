@@ -19,7 +19,7 @@ from msgspec import UNSET, structs
 
 from segue.errors import ApiError, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
-from segue.turn.admit import Guards, Models, Plan, check_unseen
+from segue.turn.admit import Guards, Model, Models, Plan, check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.attach import ReadUrl, attach
 from segue.turn.circle import Circle
@@ -391,7 +391,7 @@ class Runner:
             is_rollout=plan.is_rollout,
             can_be_steered=plan.can_be_steered,
         )
-        running.check = partial(_check_appended, plan)
+        running.check = partial(_check_later, plan.model)
         if plan.is_stored and (plan.response.background or plan.is_keyed):
             self.write_down(running)
         running.attach(sink)
@@ -592,10 +592,10 @@ def claim_of(create: Create, owner: Owner) -> Claim:
     )
 
 
-def _check_appended(plan: Plan, items: Sequence[Item]) -> None:
+def _check_later(model: Model, items: Sequence[Item], tally: Tally) -> None:
     """What comes later is checked as what came first."""
     check_items(items)
-    check_unseen(items, plan.model, plan.tally)
+    check_unseen(items, model, tally)
 
 
 def _sought_after() -> Unavailable:

@@ -16,7 +16,7 @@ from typing import Protocol
 from segue.errors import ApiError
 from segue.turn.assemble import Assembler
 from segue.turn.scribe import Scribe
-from segue.turn.values import Append, Notice, Owner, Steer, Turn
+from segue.turn.values import Append, Notice, Owner, Steer, Tally, Turn
 from segue.wire.events import Event
 from segue.wire.items import Call, Item
 from segue.wire.response import Response
@@ -64,8 +64,8 @@ class Running:
         self.turn: Turn | None = None
         # How it ended, where the store has not taken that yet.
         self.unsaved: Turn | None = None
-        # Refuses what may not be appended to it.
-        self.check: Callable[[Sequence[Item]], None] = lambda items: None
+        # Refuses what may not be said to it later, and counts for this tally.
+        self.check: Callable[[Sequence[Item], Tally], None] = lambda items, tally: None
         # Writes its events down, where they may be asked for later.
         self.scribe: Scribe | None = None
         # The calls that a waiting rollout asks the client to answer; None while it does not wait.
@@ -194,7 +194,7 @@ class Running:
 
     def rest(self) -> None:
         """It is over, and kept for its events alone: let go of all that it was made from."""
-        self.check = lambda items: None
+        self.check = lambda items, tally: None
         self._inbox.clear()
 
     def write_down(self, scribe: Scribe) -> None:

@@ -175,7 +175,8 @@ class Engine(Protocol):
         """The syntaxes of grammars that it can be held to: `lark`, `regex`."""
 
     def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """Stream what the model says, then one `Finish`. Closing the iterator frees the engine's slot."""
+        """Stream what the model says, then one `Finish`; before it a `Begun`, if there is something to tell by then.
+        Closing the iterator frees the engine's slot."""
 
     async def is_ready(self) -> bool:
         """Whether a job would be taken now."""

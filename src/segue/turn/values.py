@@ -139,6 +139,10 @@ class Sampling(Struct, frozen=True):
     top_logprobs: int = 0
     # Whether to say how likely each token of the text was, and the `top_logprobs` likeliest in its place.
     wants_logprobs: bool = False
+    # The same one makes the same choices, as far as the engine promises that.
+    seed: int | None = None
+    # Where the answer ends; for engines that give text. Of those that give ids it is read here.
+    stop_strings: tuple[str, ...] = ()
 
 
 class Grammar(Struct, frozen=True):
@@ -392,6 +396,14 @@ class Deltas(Struct, frozen=True):
     deltas: tuple[Delta, ...]
 
 
+class Begun(Struct, frozen=True):
+    """What is known before the first token, and so also of a turn that is broken off: which replica has the job, and
+    how much of the prompt it does not have to compute. Of several the last one counts."""
+
+    cached_tokens: int = 0
+    route: str | None = None
+
+
 class Finish(Struct, frozen=True):
     """The engine's last word: why it stopped, and how much of the prompt it did not have to compute."""
 
@@ -401,10 +413,9 @@ class Finish(Struct, frozen=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
-    route: str | None = None
 
 
-Piece = Ids | Deltas | Finish
+Piece = Begun | Ids | Deltas | Finish
 
 
 class Opened(Struct, frozen=True):

@@ -541,13 +541,13 @@ def list_object(data: Sequence[bytes], ids: Sequence[str], *, has_more: bool) ->
 
 
 def listed_item(item: Item, item_id: str, status: str | None = None) -> bytes:
-    """An input item as lists show it: as it came, completed with what clients expect in a list."""
+    """An input item as lists show it: as it came but for its id, completed with what clients expect in a list."""
     given = _object.decode(item.raw)
     fields: dict[str, Raw | str | list[Fields]] = {**given}
     kind = str(item.value.__struct_config__.tag)
     if _is_null(given.get("type")):
         fields["type"] = kind
-    if not item.value.id:
+    if item.value.id != item_id:
         fields["id"] = item_id
     # A compaction means a message to the model, but it is shown as what it is.
     is_itself = _string_or_none(given.get("type", UNSET)) in (None, kind)

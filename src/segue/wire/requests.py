@@ -82,6 +82,9 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 
 
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
 class Create(Struct, frozen=True, kw_only=True):
     """A request for one turn."""
 
@@ -107,6 +110,9 @@ class Create(Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
+    # No fields of the contract's, but of every engine's.
+    stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
+    seed: Annotated[int, Meta(ge=-COUNT_MAX - 1, le=COUNT_MAX)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -127,6 +133,11 @@ class Create(Struct, frozen=True, kw_only=True):
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
     # Ours, experimental, on the socket only: one long response for a whole rollout (product.md 4).
     rollout: bool | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The strings at which the answer ends."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def conversation_id(self) -> str | None:
