@@ -11,8 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import partial
 from typing import assert_never
 
@@ -33,32 +32,27 @@ from segue.turn.compose import Composed, compose, fitting, measure, remember, se
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.gate import Gate, open_gate
 from segue.turn.hosted import Errands, Hosted, approvals
+from segue.turn.play import NO_USAGE, Play
 from segue.turn.recall import RenderCache
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
+from segue.turn.sample import sample, tokens_left
 from segue.turn.seams import Reader, Turns
 from segue.turn.settle import calls_in, commit, warm_after
 from segue.turn.stop import StopReader
 from segue.turn.values import (
-    Begun,
     Finish,
     Head,
-    Ids,
-    Job,
     Opened,
     Piece,
-    Prompt,
-    Rendered,
     Round,
     Said,
     Scene,
-    Tokens,
     Turn,
     Warm,
     Wrote,
 )
 from segue.wire.items import (
-    Call,
     HostedOutput,
     Item,
     Reasoning,
@@ -67,59 +61,19 @@ from segue.wire.items import (
     required_by,
 )
 from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
-from segue.wire.response import InputDetails, OutputDetails, Usage
+from segue.wire.response import OutputDetails, Usage
 
 log = logging.getLogger(__name__)
 
-# How many more pieces a text may take to come to the end of a sentence once a steer waits.
-STEER_PIECES_MAX = 64
-# How many more pieces are awaited when the model may say no more: mostly it stops by itself, and then the engine tells
-# what it counted.
-OVER_PIECES_MAX = 8
 # A summary longer than this is no summary. It has at most this share of what a prompt may have, and so has what is kept
 # word for word beside it: then the next prompt is far from being compacted again.
 SUMMARY_TOKENS_MAX = 2_048
 SUMMARY_SHARE = 0.25
 KEPT_SHARE = 0.25
 
-NOT_BEGUN = Begun()
-NO_USAGE = Usage(0, InputDetails(), 0, OutputDetails(), 0)
 PROBLEM = "The server had an error while processing your request."
 
 now = time.perf_counter
-
-
-@dataclass(slots=True)
-class Play:
-    """What has become of a turn so far."""
-
-    plan: Plan
-    running: Running
-    errands: Errands
-    scene: Scene
-    # What this round was given, for the record; the scene may show it in another way.
-    given: tuple[Item, ...]
-    open_calls: dict[str, Call]
-    # Rounds that are over.
-    rounds: list[Round] = field(default_factory=list)
-    composed: Composed | None = None
-    finish: Finish | None = None
-    usage: Usage = NO_USAGE
-    # What the client's limit counts of it: the tokens of the answer, in all rounds; a summary is none of them.
-    answered: int = 0
-    # Which engine has the job of this round, and how much of the prompt it had before.
-    begun: Begun = NOT_BEGUN
-    # Where the items of this round begin in the output, and how many tokens it has sampled.
-    items_before: int = 0
-    sampled: int = 0
-    # Whether this round ended before one of the client's stop strings.
-    has_stopped: bool = False
-    # Whether history begins anew with what this round was given.
-    is_fresh: bool = False
-    # The first prompt, which the render cache may keep.
-    first: Composed | None = None
-    # Who holds back what guards have not let pass; None where nobody guards.
-    gate: Gate | None = None
 
 
 async def perform(
@@ -198,7 +152,7 @@ async def _play(play: Play) -> End:
             running.inbox,
             is_owed=plan.is_rollout and bool(required),
             answers=() if required or play.errands.is_spent else answers,
-            is_used_up=_tokens_left(play) == 0,
+            is_used_up=tokens_left(play) == 0,
         )
         if isinstance(decision, Await):
             await _wait(play, required)
@@ -241,7 +195,7 @@ async def _round(play: Play) -> ApiError | None:
                 if strings := play.plan.sampling.stop_strings:
                     reader = StopReader(reader, strings)
             if play.gate is None or not play.gate.is_shut:
-                play.finish = await _sample(play, play.composed, reader)
+                play.finish = await sample(play, play.composed, reader)
     except ApiError as refused:
         error = refused
     except Exception:
@@ -443,7 +397,7 @@ async def _compact(play: Play) -> Finish | None:
     summary = Summary(reader, lambda: running.publish(assembler.compact()))
     limit = plan.threshold or plan.model.context_tokens
     tokens_max = min(SUMMARY_TOKENS_MAX, int(limit * SUMMARY_SHARE))
-    finish = await _sample(play, composed, summary, tokens_max)
+    finish = await sample(play, composed, summary, tokens_max)
     summary.close(is_cut=True)
     if finish is None and running.inbox:
         return None
@@ -510,143 +464,6 @@ class Summary:
                     self._on_begun()
                 self._pieces.append(one.text)
         return []
-
-
-# --- the engine ---------------------------------------------------------------------------------------
-
-
-def _job(play: Play, composed: Composed, tokens_max: int | None) -> Job:
-    """What the engine is asked. A warm-up asks for no output: the engine reads the prompt and no more."""
-    plan, rendered, past = play.plan, composed.rendered, play.scene.past
-    room = plan.model.context_tokens - composed.length
-    limits = [tokens_max, _tokens_left(play), plan.model.output_tokens_max]
-    asked = next((one for one in limits if one is not None), room)
-    wanted = min(asked, room)
-    is_answer = plan.generates or tokens_max is not None
-    return Job(
-        prompt=rendered.prompt if is_answer else rendered.context,
-        scene=composed.scene,
-        sampling=plan.sampling,
-        stops=plan.model.dialect.stops,
-        output_tokens_max=wanted if is_answer else 0,
-        schema=rendered.schema,
-        owner=plan.owner,
-        lane=plan.lane,
-        route=past.warm.route if past is not None and past.warm is not None else None,
-        model_turns=plan.resolved.model_turns + sum(one.did_sample for one in play.rounds),
-    )
-
-
-def _tokens_left(play: Play) -> int | None:
-    """What the client's limit leaves for this round: it holds for the whole response."""
-    asked = play.plan.resolved.create.max_output_tokens
-    return None if asked is None else max(0, asked - play.answered)
-
-
-async def _sample(
-    play: Play, composed: Composed, reader: Reader | None, tokens_max: int | None = None
-) -> Finish | None:
-    """Let the model speak until it stops, is stopped, or breaks off."""
-    tally, running, assembler = play.plan.tally, play.running, play.running.assembler
-    gate = play.gate
-    play.sampled, play.begun = 0, NOT_BEGUN
-    if running.inbox:
-        return None
-    if reader is not None and composed.rendered.lead:
-        said = reader.feed(Ids(composed.rendered.lead))
-        running.publish(assembler.feed(said if gate is None else await gate.sift(said)))
-    began = first_at = now()
-    pieces_after_steer = pieces_when_over = 0
-    job = _job(play, composed, tokens_max)
-    finish: Finish | None = None
-    is_free = False
-    try:
-        async with (
-            running.interruptible(),
-            aclosing(play.plan.model.engine.sample(job)) as pieces,
-        ):
-            async for piece in pieces:
-                if isinstance(piece, Begun):
-                    play.begun = piece
-                    continue
-                if isinstance(piece, Finish):
-                    finish = piece
-                    return structs.replace(piece, reason="stop") if pieces_when_over else piece
-                if first_at == began:
-                    first_at = now()
-                    tally.stage_s.setdefault("first_token", first_at - began)
-                    tally.mark("first_token")
-                # A delta of a chat endpoint is a token as a rule; what it counts itself it says in its last word.
-                play.sampled += len(piece.ids if isinstance(piece, Ids) else piece.deltas)
-                if reader is not None:
-                    said = reader.feed(piece)
-                    if gate is not None:
-                        said = await gate.sift(said)
-                    running.publish(assembler.feed(said))
-                    await running.room()
-                    if isinstance(reader, StopReader) and reader.has_stopped:
-                        return Finish("stop")
-                    pieces_when_over += reader.is_over
-                    if pieces_when_over > OVER_PIECES_MAX:
-                        return Finish("stop")
-                if running.is_steered:
-                    pieces_after_steer += 1
-                    is_long = pieces_after_steer > STEER_PIECES_MAX and assembler.is_in_text
-                    if assembler.is_at_boundary or is_long:
-                        return None
-    except TimeoutError:
-        if not running.inbox:
-            raise
-    except Exception:
-        # What breaks behind the first token has cost as much as what is heard out.
-        is_free = not play.sampled
-        raise
-    finally:
-        if not is_free:
-            used = _usage(play, composed, finish)
-            play.usage = _plus(play.usage, used)
-            # A summary has a limit of its own.
-            play.answered += used.output_tokens if tokens_max is None else 0
-        tally.tokens_sampled += play.sampled
-        tally.stage_s["sample"] = tally.stage_s.get("sample", 0.0) + now() - first_at
-        tally.marks["last_token"] = now()
-    return None
-
-
-def _usage(play: Play, composed: Composed, finish: Finish | None) -> Usage:
-    """What one call of the model used: as the engine counted, or as we did, because the ids are ours."""
-    finish = finish or Finish("stop", play.begun.cached_tokens)
-    prompt = _given_to_engine(play, composed.rendered)
-    given = prompt.length if isinstance(prompt, Tokens) else 0
-    given = given if finish.input_tokens is None else finish.input_tokens
-    wrote = play.sampled if finish.output_tokens is None else finish.output_tokens
-    return Usage(
-        input_tokens=given,
-        input_tokens_details=InputDetails(cached_tokens=finish.cached_tokens),
-        output_tokens=wrote,
-        output_tokens_details=OutputDetails(reasoning_tokens=finish.reasoning_tokens or 0),
-        total_tokens=given + wrote,
-    )
-
-
-def _given_to_engine(play: Play, rendered: Rendered) -> Prompt:
-    is_answer = play.plan.generates or play.plan.compacts is not None
-    return rendered.prompt if is_answer else rendered.context
-
-
-def _plus(one: Usage, other: Usage) -> Usage:
-    """The usage of both calls."""
-    cached = one.input_tokens_details.cached_tokens + other.input_tokens_details.cached_tokens
-    thought = (
-        one.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
-    )
-    return Usage(
-        one.input_tokens + other.input_tokens,
-        InputDetails(cached_tokens=cached),
-        one.output_tokens + other.output_tokens,
-        OutputDetails(reasoning_tokens=thought),
-        one.total_tokens + other.total_tokens,
-    )
 
 
 # --- the end ------------------------------------------------------------------------------------------
