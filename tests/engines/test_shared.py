@@ -11,9 +11,10 @@ import pytest
 
 from segue.engines.shared import SharedEngine, sharing
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable, context_overflow
-from segue.turn.values import Finish, Head, Ids, Job, Piece, Sampling, Scene, Tokens, id_array
+from segue.turn.values import Finish, Head, Ids, Job, Odds, Piece, Sampling, Scene, Tokens, id_array
 
 WAIT_S = 10
+ODDS = [Odds(-0.25, ((5, -0.25), (6, -2.0))), None]
 
 
 def job(*, schema: bytes | None = None) -> Job:
@@ -47,7 +48,7 @@ class Recorder:
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         self.jobs.append(job)
         try:
-            yield Ids([5, 100_000])
+            yield Ids([5, 100_000], ODDS)
             if self._end is not None:
                 raise self._end
             yield Finish("stop", cached_tokens=3, output_tokens=2)
@@ -64,6 +65,7 @@ async def test_job_and_answer_arrive_as_they_are(tmp_path: Path) -> None:
     ids, finish = pieces
     assert isinstance(ids, Ids)
     assert list(ids.ids) == [5, 100_000]
+    assert list(ids.odds) == ODDS
     assert finish == Finish("stop", cached_tokens=3, output_tokens=2)
     (heard,) = engine.jobs
     assert isinstance(heard.prompt, Tokens)

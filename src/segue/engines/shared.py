@@ -29,6 +29,7 @@ from segue.turn.values import (
     Head,
     Ids,
     Job,
+    Odds,
     Piece,
     Sampling,
     Scene,
@@ -79,6 +80,7 @@ class Told(Struct, frozen=True):
 
     begun: Begun | None = None
     ids: bytes = b""
+    odds: list[Odds | None] = []
     finish: Finish | None = None
     error: Wrong | None = None
     is_ready: bool = False
@@ -148,7 +150,7 @@ class SharedEngine:
                 if told.ids:
                     ids = id_array()
                     ids.frombytes(told.ids)
-                    yield Ids(ids)
+                    yield Ids(ids, told.odds)
                 if told.error is not None:
                     raise _raised(told.error)
                 if told.finish is not None:
@@ -247,7 +249,7 @@ def _as_told(piece: Piece) -> Told:
     if isinstance(piece, Begun):
         return Told(begun=piece)
     assert isinstance(piece, Ids), "this engine gives ids"
-    return Told(ids=id_array(piece.ids).tobytes())
+    return Told(ids=id_array(piece.ids).tobytes(), odds=list(piece.odds))
 
 
 def _as_wrong(error: ApiError) -> Wrong:
