@@ -155,6 +155,8 @@ FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
     "user": (["u"], [7]),
     "idempotency_key": (["k", "k" * 255], [7, "", "k" * 256]),
     "rollout": ([True, False], ["yes"]),
+    "seed": ([0, 7, -1], ["7", 1.5, [7]]),
+    "stop": (["END", ["a", "b"]], [7, "", [7], [""], ["a", "b", "c", "d", "e"]]),
 }
 
 
