@@ -74,6 +74,8 @@ class Loop:
 
     def turn(self) -> float:
         """Answer the open call; the seconds until the terminal event is here."""
+        if "response" not in self._last:
+            raise SystemExit(f"bench: a turn was refused: {self._last}")
         response = self._last["response"]
         call = response["output"][-1]
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": OUTPUT}

@@ -57,11 +57,11 @@ def chat_events() -> list[dict[str, Any]]:
 def responses_events() -> list[dict[str, Any]]:
     """The same answer as a Responses endpoint streams it."""
     number = count()
-    message_id, call_id = "msg_1", f"call_{NUMBER.decode()}"
+    message_id, item_id, call_id = (f"{kind}_{NUMBER.decode()}" for kind in ("msg", "fc", "call"))
     text = "".join(f" {word}" for word in WORDS)
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     message = {"id": message_id, "type": "message", "role": "assistant"}
-    call = {"id": "fc_1", "type": "function_call", "call_id": call_id, "name": NAME}
+    call = {"id": item_id, "type": "function_call", "call_id": call_id, "name": NAME}
     done = [
         {**message, "status": "completed", "content": [part]},
         {**call, "status": "completed", "arguments": "".join(ARGUMENTS)},
@@ -89,7 +89,7 @@ def responses_events() -> list[dict[str, Any]]:
         return {"type": f"response.{kind}", "sequence_number": next(number), **fields}
 
     at = {"item_id": message_id, "output_index": 0, "content_index": 0}
-    of = {"item_id": "fc_1", "output_index": 1}
+    of = {"item_id": item_id, "output_index": 1}
     whole = {**response, "status": "completed", "output": done, "usage": usage}
     return [
         event("created", response=response),
