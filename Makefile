@@ -4,6 +4,8 @@
 PYTHON ?= python3
 UV ?= uv
 ARGS ?=
+# Tests wait as much as they compute: one process more than there are cores.
+TESTERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
 VENV := .venv
 CLIENTS := .venv-clients
@@ -58,7 +60,7 @@ serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue se
 	@$(VENV)/bin/segue serve $(ARGS)
 
 test: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## run all tests, official clients included; ARGS goes to pytest
-	@$(VENV)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
+	@$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile $(ARGS)
 
 test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## drive the real agents, and write what came of it into docs/clients
 	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients $(ARGS)
