@@ -104,8 +104,8 @@ def test_environment_runs_no_code_of_others_at_its_start() -> None:
 
 
 def test_code_in_a_path_file_is_found() -> None:
-    assert run_at_start("/home/me/src\nimport base64; exec(base64.b64decode('…'))\n")
-    assert not run_at_start("/home/me/src\n# import nothing\n")
+    assert run_at_start("/srv/mine/src\nimport base64; exec(base64.b64decode('…'))\n")
+    assert not run_at_start("/srv/mine/src\n# import nothing\n")
 
 
 def test_old_version_is_found() -> None:
