@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from segue.app import open_app
 from segue.errors import ApiError
 from segue.settings import load_settings
-from segue.turn.prepare import Asker
+from segue.turn.prepare import Caller
 from segue.turn.values import Tally
 from segue.wire.codec import decode_create
 
@@ -54,7 +54,7 @@ async def longest_gap(size: int) -> tuple[float, float]:
         try:
             create = decode_create(body)
             await app.runner.prepare(
-                create, Asker("bench", app.turns), Tally(bytes_received=len(body))
+                create, Caller("bench", app.turns), Tally(bytes_received=len(body))
             )
         except ApiError:
             pass  # No model is named: everything before that was done.

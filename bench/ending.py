@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from bench.peer import TERMINAL, Client, server
 from segue import cli, storage
 from segue.stores.sqlite import SqliteLedger
-from segue.turn.values import Entry
+from segue.turn.values import UsageEntry
 
 LEDGER_S = 0.2
 DELTA = b'{"type":"response.output_text.delta"'
@@ -42,7 +42,7 @@ LEDGERS = {"a fast ledger": "segue.cli", "a ledger of 200 ms": "bench.ending"}
 class SlowLedger(SqliteLedger):
     """Takes its time for every write."""
 
-    async def settle(self, entries: Sequence[Entry]) -> None:
+    async def settle(self, entries: Sequence[UsageEntry]) -> None:
         """As a ledger far away would."""
         await asyncio.sleep(LEDGER_S)
         await super().settle(entries)

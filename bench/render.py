@@ -38,9 +38,19 @@ from segue.dialects.vocabulary import (
 )
 from segue.engines.weights import find_weights
 from segue.errors import ServerFault
+from segue.turn.commit import warm_after
 from segue.turn.seams import Dialect
-from segue.turn.settle import warm_after
-from segue.turn.values import Closed, Head, Ids, Rendered, Round, Scene, Sealed, Tokens, Turn
+from segue.turn.values import (
+    Head,
+    Ids,
+    ItemClosed,
+    Rendered,
+    Round,
+    Scene,
+    Tokens,
+    Turn,
+    TurnClosed,
+)
 from segue.wire.items import Item, Value
 from segue.wire.response import Response
 from segue.wire.tools import FunctionTool, Tools, offers_of
@@ -138,15 +148,15 @@ def output(number: int, part: int) -> Item:
 
 def next_turn(dialect: Dialect, past: Turn | None, number: int) -> Turn:
     """The turn in which the model, given the last output, makes the call of this number. Nothing is warm yet."""
-    arguments = f'{{"path": "src/segue/turn/run.py", "line": {number}}}'
+    arguments = f'{{"path": "src/segue/process/runner.py", "line": {number}}}'
     call = item(type="function_call", call_id=f"call_{number}", name="read", arguments=arguments)
     first = item(type="message", role="user", content="Find the mistake.")
     given = (first if past is None else output(number - 1, number),)
     reader = dialect.reader(Scene(HEAD, None, given))
     said = [*reader.feed(Ids(dialect.write([call]))), *reader.close(is_cut=False)]
-    ids = tuple(one.ids for one in said if isinstance(one, Closed))
+    ids = tuple(one.ids for one in said if isinstance(one, ItemClosed))
     tail = said[-1]
-    assert isinstance(tail, Sealed)
+    assert isinstance(tail, TurnClosed)
     assert len(ids) == 1, "the model said one thing"
     last = Round(given, (call,), ids, tail.ids, dialect.fingerprint, did_sample=True)
     return Turn(

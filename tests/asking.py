@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from segue.transports.documents import openapi
 from segue.transports.http import HttpApp
+from segue.transports.openapi import openapi
 from tests.events import check_turn
 from tests.support import MODEL, WEATHER, Answer, served_process
 

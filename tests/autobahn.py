@@ -27,7 +27,7 @@ from typing import Any, cast
 import uvloop
 
 from segue.app import App
-from segue.port import build_server
+from segue.server import build_server
 from segue.settings import load_settings
 from segue.transports.socket import Closed, Refused, Socket
 
@@ -107,7 +107,9 @@ async def run(wstest: str, cases: Sequence[str]) -> list[Verdict]:
     """Serve, let Autobahn loose on it, and judge its report."""
     settings = load_settings({"engine": "scripted", "port": 0, "frames_per_s": 0}, environment={})
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    echoing = SimpleNamespace(http=_no_http, lobby=SimpleNamespace(accept=lambda request: Echo()))
+    echoing = SimpleNamespace(
+        http=_no_http, upgrades=SimpleNamespace(accept=lambda request: Echo())
+    )
     server = build_server(cast(App, echoing), settings, listening.set_result)
     serving = asyncio.create_task(server.serve())
     try:

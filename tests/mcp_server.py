@@ -86,7 +86,7 @@ async def remote(path: str = "/mcp", hosts: Sequence[str] = ()) -> AsyncIterator
     from mcp.server.transport_security import TransportSecuritySettings
 
     # Here, because the program that speaks over its pipes has nothing of ours.
-    from segue.port import Server
+    from segue.server import Server
 
     found = Remote()
     server = build(found)

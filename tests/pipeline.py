@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from segue.engines.scripted import Script, ScriptedEngine
+from segue.process.runner import Records, Runner
 from segue.stores.conversations import MemoryConversations
 from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredTurns
-from segue.stores.memory import MemoryEventLog, MemoryRepeats, MemoryTurns
+from segue.stores.memory import MemoryEventLog, MemoryIdempotencyKeys, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue.stores.sqlite import SqliteLedger, SqliteTurns
 from segue.turn.admit import Model
-from segue.turn.prepare import Asker
-from segue.turn.run import Records, Runner
+from segue.turn.commit import Afterwards, EndedTurn
+from segue.turn.prepare import Caller
 from segue.turn.running import Running
 from segue.turn.seams import Dialect, Engine, Turns
-from segue.turn.settle import Afterwards, Settled
 from segue.turn.values import Finish, Ids, Job, Piece, Tally, Tokens
 from segue.wire.codec import decode_create
 from segue.wire.events import Event
@@ -141,7 +141,7 @@ class Stage:
     store: Turns
     engine: RecordingEngine
     dialect: Dialect
-    settled: list[Settled]
+    settled: list[EndedTurn]
 
     def connect(self) -> Connection:
         near = MemoryTurns(BUDGET)
@@ -157,8 +157,8 @@ class Stage:
         known = None
         if connection is not None and create.previous_response_id is not None:
             known = connection.near.held(OWNER, create.previous_response_id)
-        asker = Asker(OWNER, turns, known)
-        return await self.runner.begin(create, asker, tally, listener, "test"), tally
+        caller = Caller(OWNER, turns, known)
+        return await self.runner.begin(create, caller, tally, listener, "test"), tally
 
     async def turn(self, connection: Connection | None = None, **fields: Any) -> Told:
         """One whole turn."""
@@ -184,10 +184,10 @@ async def staged(
         engine = RecordingEngine(ScriptedEngine(dialect, script, tokens_per_s))
         model = Model("m", engine, dialect, context_tokens)
         store = LayeredTurns(MemoryTurns(BUDGET, stored_only=True), wrap(SqliteTurns(database)))
-        settled: list[Settled] = []
+        settled: list[EndedTurn] = []
         afterwards = Afterwards(SqliteLedger(database), [settled.append])
         records = Records(
-            afterwards, MemoryEventLog(BUDGET), MemoryRepeats(), MemoryConversations(BUDGET)
+            afterwards, MemoryEventLog(BUDGET), MemoryIdempotencyKeys(), MemoryConversations(BUDGET)
         )
         async with Runner(
             {"m": model, "alias": model},

@@ -22,7 +22,7 @@ from typing import Any
 import websockets.asyncio.client
 
 from segue.app import ALONE, App, Place, open_app
-from segue.port import build_server
+from segue.server import build_server
 from segue.settings import load_settings
 
 TERMINAL = {"response.completed", "response.failed", "response.incomplete", "error"}

@@ -12,14 +12,14 @@ from segue.cli import main
 from segue.stores.database import SqliteDatabase
 from segue.stores.seals import open_ring
 from segue.stores.sqlite import SqliteLedger
-from segue.turn.values import Entry
+from segue.turn.values import UsageEntry
 
 NOW = int(time.time())
 ENTRIES = [
-    Entry("a", "ada", "tiny", "completed", 1_000, 400, 20, NOW),
-    Entry("b", "ada", "tiny", "cancelled", 500, 0, 5, NOW),
-    Entry("c", "eve", "large", "failed", 7, 0, 0, NOW),
-    Entry("d", "ada", "tiny", "completed", 9_999, 9, 9, NOW - 40 * 86_400),
+    UsageEntry("a", "ada", "tiny", "completed", 1_000, 400, 20, NOW),
+    UsageEntry("b", "ada", "tiny", "cancelled", 500, 0, 5, NOW),
+    UsageEntry("c", "eve", "large", "failed", 7, 0, 0, NOW),
+    UsageEntry("d", "ada", "tiny", "completed", 9_999, 9, 9, NOW - 40 * 86_400),
 ]
 
 

@@ -16,53 +16,53 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from segue.accounts.metering import Meter
 from segue.audit import Audit
-from segue.bus.hub import open_hub_bus
-from segue.bus.local import LocalBus
+from segue.cluster.hub import open_hub_bus
+from segue.cluster.idempotency import SharedIdempotencyKeys
+from segue.cluster.local import LocalBus
+from segue.cluster.peers import Peers
 from segue.dashboard.feed import Feed, Sources
-from segue.dashboard.pages import Dashboard
+from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, Memory, Replica
 from segue.engines.routes import RoutedEngine
 from segue.errors import Misconfigured
 from segue.metrics import Metrics, together
 from segue.models import build_models
+from segue.process.render_cache import RenderCache
+from segue.process.runner import Records, Runner
 from segue.settings import Settings
 from segue.storage import KEYS_TOPIC, check_public, check_ring, load_ring, open_store
 from segue.stores.budget import Budget
 from segue.stores.hashes import KeyHashes
 from segue.stores.layered import LayeredTurns
+from segue.stores.maintenance import kept_up
 from segue.stores.memory import (
     MemoryTurns,
 )
 from segue.stores.seals import RingSeals
-from segue.stores.upkeep import kept_up
 from segue.tools.fetch import Fetcher, Policy, read_as_data
+from segue.tools.hosted import Hosted, ToolLimits
 from segue.tools.hosts import McpHosts, policy_for
 from segue.tools.index import IndexWeb, Report, build
 from segue.tools.mcp import McpServer, McpServers
-from segue.tools.paper import Papers
+from segue.tools.pdf import Papers
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
 from segue.traces import Traces
-from segue.transports.auth import Account, Book
-from segue.transports.desk import Desk, Limits, NearTurns
+from segue.transports.auth import Account, Accounts
 from segue.transports.http import HttpApp
-from segue.transports.lobby import Lobby
 from segue.transports.origin import gate
+from segue.transports.services import Limits, NearTurns, Services
+from segue.transports.upgrades import Upgrades
 from segue.turn.admit import Models
-from segue.turn.circle import Circle
-from segue.turn.claims import CircleRepeats
-from segue.turn.hosted import Hosted, ToolLimits
-from segue.turn.meter import Meter
-from segue.turn.recall import RenderCache
-from segue.turn.run import Records, Runner
+from segue.turn.commit import Afterwards, EndedTurn
 from segue.turn.seams import (
     Bus,
     Keys,
     Tool,
     Turns,
 )
-from segue.turn.settle import Afterwards, Settled
 from segue.turn.values import Owner, Retention
 
 log = logging.getLogger(__name__)
@@ -73,19 +73,19 @@ class App:
     """A whole server, without a port."""
 
     http: HttpApp
-    lobby: Lobby
+    upgrades: Upgrades
     runner: Runner
     turns: Turns
     keys: Keys
     hashes: KeyHashes
-    book: Book
-    circle: Circle
+    accounts: Accounts
+    peers: Peers
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, tell the sockets."""
-        self.lobby.leave_idle()
+        self.upgrades.leave_idle()
         await self.runner.drain(grace_s)
-        self.lobby.leave()
+        self.upgrades.leave()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ async def open_bus(settings: Settings, place: Place) -> AsyncIterator[Bus]:
     """How this worker and the others hear of each other: in the database, at the parent's hub, or not at all."""
     if settings.store.startswith(("postgresql://", "postgres://")):
         # Imported here, as the store is.
-        from segue.bus.notify import open_notify_bus
+        from segue.cluster.notify import open_notify_bus
 
         async with open_notify_bus(settings.store) as notify:
             yield notify
@@ -176,39 +176,39 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
         AsyncExitStack() as outlets,
         open_bus(settings, place) as bus,
     ):
-        circle = Circle(bus, place.house)
-        recall = RenderCache(settings.render_cache_bytes_max)
+        peers = Peers(bus, place.house)
+        render_cache = RenderCache(settings.render_cache_bytes_max)
 
         def memory() -> list[Memory]:
-            fullest = max((one.state_bytes for one in lobby.sessions), default=0)
+            fullest = max((one.state_bytes for one in upgrades.sessions), default=0)
             return [
                 Memory("turns", store.state.bytes, settings.process_state_bytes_max),
-                Memory("recalled prompts", recall.bytes, settings.render_cache_bytes_max),
+                Memory("recalled prompts", render_cache.bytes, settings.render_cache_bytes_max),
                 Memory(FULLEST, fullest, settings.connection_state_bytes_max),
             ]
 
         feed = Feed(
             Sources(
                 models=list(models),
-                sessions=lambda: (one.glance() for one in lobby.sessions),
+                sessions=lambda: (one.glance() for one in upgrades.sessions),
                 runnings=lambda: runner.runnings,
                 memory=memory,
                 probe=lambda: is_ready(),
                 replicas=lambda checks: _replicas(models, checks),
                 backlog=lambda: afterwards.backlog,
-                ask=lambda question: circle.ask("feed", question, circle.housemates),
-                worker=circle.worker,
+                ask=lambda question: peers.ask("feed", question, peers.housemates),
+                worker=peers.worker,
                 process=place.house,
             )
         )
 
-        def fit(settled: Settled) -> None:
+        def fit(settled: EndedTurn) -> None:
             """What an owner has in the caches of the process, beside connections, counts for each of its keys."""
             owner = settled.entry.owner
-            for account in book.bounded(owner):
+            for account in accounts.bounded(owner):
                 left = max(0, account.quota.state_bytes_max - budget.bytes_of(account.key_id))
                 # What was rendered is made again sooner than what was stored is read again.
-                recall.trim(owner, max(0, left - store.state.bytes_of(owner)))
+                render_cache.trim(owner, max(0, left - store.state.bytes_of(owner)))
                 store.state.trim(owner, left)
 
         observers = [metrics.observe, feed.observe, fit]
@@ -231,8 +231,8 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
         await check_ring(store.keys, hashes, settings)
         await check_public(store.keys, settings)
         budget = Budget(settings.connections_state_bytes_max)
-        meter = Meter(store.meters, circle, budget.trim)
-        book = Book(store.keys, hashes.digests, settings.auth, meter)
+        meter = Meter(store.shared_limits, peers, budget.trim)
+        accounts = Accounts(store.keys, hashes.digests, settings.auth, meter)
 
         def open_cache(account: Account) -> tuple[NearTurns, Turns]:
             near = MemoryTurns(settings.connection_state_bytes_max)
@@ -257,22 +257,22 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
 
         async def write_metrics() -> bytes:
             others, own = await asyncio.gather(
-                circle.ask("metrics", b"", circle.housemates), write_own_metrics()
+                peers.ask("metrics", b"", peers.housemates), write_own_metrics()
             )
             return together([own, *others.values()])
 
         async def erase(owner: Owner, turn_id: str) -> bool:
             is_erased = await store.turns.delete(owner, turn_id)
             runner.forget(owner, turn_id)
-            await lobby.erase(owner, turn_id)
+            await upgrades.erase(owner, turn_id)
             # Sooner than the store would tell them.
-            await circle.tell("erased", msgspec.msgpack.encode((owner, turn_id)))
+            await peers.tell("erased", msgspec.msgpack.encode((owner, turn_id)))
             return is_erased
 
         async def let_go(owner: Owner, turn_id: str) -> None:
             await store.state.delete(owner, turn_id)
             runner.forget(owner, turn_id)
-            await lobby.erase(owner, turn_id)
+            await upgrades.erase(owner, turn_id)
 
         papers = Papers(settings.file_s_max)
         retention = Retention(settings.retention_s, settings.events_retention_s)
@@ -283,27 +283,27 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 Records(
                     afterwards,
                     store.events,
-                    CircleRepeats(store.repeats, circle),
+                    SharedIdempotencyKeys(store.idempotency_keys, peers),
                     store.conversations,
                 ),
                 RingSeals(ring),
                 heartbeat_s=settings.heartbeat_s,
                 append_s_max=settings.append_s_max,
-                recall=recall,
+                render_cache=render_cache,
                 hosted=hosted,
                 read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
                 guards=served.owners,
             ) as runner,
-            kept_up(store.upkeep, retention, let_go),
+            kept_up(store.maintenance, retention, let_go),
         ):
-            desk = Desk(
+            services = Services(
                 runner=runner,
-                book=book,
+                accounts=accounts,
                 gate=gate(
                     settings.host,
                     settings.allowed_hosts,
                     settings.cors_origins,
-                    is_open=lambda: not book.is_required,
+                    is_open=lambda: not accounts.is_required,
                 ),
                 turns=store.turns,
                 conversations=store.conversations,
@@ -323,38 +323,38 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 ),
                 note_refusal=note_refusal,
             )
-            lobby = Lobby(desk)
-            runner.meet(bus, circle, store.turns)
-            circle.answer("metrics", lambda worker, body: write_own_metrics())
-            circle.answer("feed", lambda worker, body: feed.answer(body))
-            circle.answer("erased", lambda worker, body: _erased(body, let_go))
+            upgrades = Upgrades(services)
+            runner.meet(bus, peers, store.turns)
+            peers.answer("metrics", lambda worker, body: write_own_metrics())
+            peers.answer("feed", lambda worker, body: feed.answer(body))
+            peers.answer("erased", lambda worker, body: _erased(body, let_go))
             _watch(
                 metrics,
-                lobby,
+                upgrades,
                 afterwards,
                 lambda: (
                     sum(one.bytes for one in (store.state, *store.beside))
-                    + sum(one.bytes for one in (recall, served, lobby.lost, papers))
+                    + sum(one.bytes for one in (render_cache, served, upgrades.lost, papers))
                     + runner.ended_bytes
                 ),
             )
             metrics.note_limits(settings)
-            pages = Dashboard(desk, feed).routes
+            pages = Dashboard(services, feed).routes
             async with (
-                bus.subscribe(KEYS_TOPIC, lambda body: book.look()),
-                book.kept(lobby.dismiss, partial(bus.publish, KEYS_TOPIC, b"")),
-                circle.joined(),
+                bus.subscribe(KEYS_TOPIC, lambda body: accounts.look()),
+                accounts.kept(upgrades.dismiss, partial(bus.publish, KEYS_TOPIC, b"")),
+                peers.joined(),
                 meter.running(),
             ):
                 yield App(
-                    HttpApp(desk, pages),
-                    lobby,
+                    HttpApp(services, pages),
+                    upgrades,
                     runner,
                     store.turns,
                     store.keys,
                     hashes,
-                    book,
-                    circle,
+                    accounts,
+                    peers,
                 )
 
 
@@ -407,19 +407,19 @@ def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:
 
 
 def _watch(
-    metrics: Metrics, lobby: Lobby, afterwards: Afterwards, shared_bytes: Callable[[], int]
+    metrics: Metrics, upgrades: Upgrades, afterwards: Afterwards, shared_bytes: Callable[[], int]
 ) -> None:
     """The gauges, each read where its value lives."""
 
     def state_bytes() -> int:
-        return shared_bytes() + sum(session.state_bytes for session in lobby.sessions)
+        return shared_bytes() + sum(session.state_bytes for session in upgrades.sessions)
 
-    metrics.watch("segue_connections", "Open WebSocket connections", lambda: len(lobby.sessions))
+    metrics.watch("segue_connections", "Open WebSocket connections", lambda: len(upgrades.sessions))
     metrics.watch("segue_state_bytes", "Bytes of history held in memory", state_bytes)
     metrics.watch(
         "segue_unread_bytes",
         "Bytes that wait for WebSocket clients to read them",
-        lambda: sum(session.unread_bytes for session in lobby.sessions),
+        lambda: sum(session.unread_bytes for session in upgrades.sessions),
     )
     metrics.watch(
         "segue_ledger_backlog", "Turns that wait to be settled", lambda: afterwards.backlog

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from segue.batches import Batches
 from segue.errors import Misconfigured
-from segue.turn.settle import Settled
+from segue.turn.commit import EndedTurn
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Audit:
             _try(self._path)
         self._batches: Batches[bytes] = Batches("lines of the audit log", self._write)
 
-    def observe(self, settled: Settled) -> None:
+    def observe(self, settled: EndedTurn) -> None:
         """A turn is over."""
         entry, marks = settled.entry, settled.tally.marks
         self._add(

@@ -20,7 +20,7 @@ from segue.errors import ApiError, Misconfigured
 from segue.keys import add_keys_verb, keys
 from segue.logs import set_up_logging
 from segue.models import add_model, list_models
-from segue.port import serve
+from segue.server import serve
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
 from segue.storage import read_usage, rotate_seals
 from segue.workers import serve_workers

@@ -26,7 +26,7 @@ from rich.console import Console
 from segue import __version__
 from segue.errors import ApiError, Misconfigured
 from segue.models import build_models
-from segue.port import listen
+from segue.server import listen
 from segue.settings import ModelSettings, Settings
 from segue.storage import open_store
 

@@ -16,10 +16,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from segue.accounts.quota import KeyLimits
 from segue.errors import Misconfigured
 from segue.settings import Settings
 from segue.storage import create_key, list_keys, revoke_key
-from segue.turn.quota import KeyLimits
 from segue.turn.values import Key
 
 if TYPE_CHECKING:

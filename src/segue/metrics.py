@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from segue.settings import Settings
-from segue.turn.settle import Settled
+from segue.turn.commit import EndedTurn
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
@@ -104,7 +104,7 @@ class Metrics:
         """A gauge that is read when it is asked for."""
         Gauge(name, text, registry=self.registry).set_function(read)
 
-    def observe(self, settled: Settled) -> None:
+    def observe(self, settled: EndedTurn) -> None:
         """Count a turn that is over."""
         tally = settled.tally
         self._turns.labels(settled.transport, settled.entry.status).inc()

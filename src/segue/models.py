@@ -25,14 +25,14 @@ from segue.dialects.mistral import MistralDialect
 from segue.dialects.template import TemplateDialect
 from segue.dialects.vocabulary import Vocabulary, vocabulary_from_file, vocabulary_from_gguf
 from segue.engines.chat import ChatEngine
-from segue.engines.digits import Digits
 from segue.engines.embedded import EmbeddedEngine
+from segue.engines.hidden_tokens import Spelling
 from segue.engines.llamacpp import LlamacppEngine
 from segue.engines.routes import RoutedEngine
 from segue.engines.scripted import ScriptedEngine, load_script
 from segue.engines.sglang import SglangEngine
 from segue.engines.shared import SharedEngine, sharing
-from segue.engines.spelling import Spelling
+from segue.engines.token_json import TokenJson
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import VllmEngine
 from segue.engines.weights import add_with_bar, find_weights, list_weights
@@ -60,7 +60,7 @@ class Served:
 
     models: dict[str, Model] = field(default_factory=dict)
     closers: list[Closer] = field(default_factory=list)
-    digits: list[Digits] = field(default_factory=list)
+    token_json: list[TokenJson] = field(default_factory=list)
     # Owners with guards of their own.
     owners: dict[Owner, Guards] = field(default_factory=dict)
     # The folder where another process shares the engines inside; without one they are our own.
@@ -69,7 +69,7 @@ class Served:
     @property
     def bytes(self) -> int:
         """What engines keep in memory for speed."""
-        return sum(one.bytes for one in self.digits)
+        return sum(one.bytes for one in self.token_json)
 
     async def aclose(self) -> None:
         """Let go of engines and connections."""
@@ -229,14 +229,14 @@ def _upstream(settings: ModelSettings, served: Served) -> Model:
         )
     context_tokens = settings.context_tokens or UPSTREAM_CONTEXT_TOKENS
     replicas: dict[str, Engine] = {}
-    digits = Digits()
-    served.digits.append(digits)
+    token_json = TokenJson()
+    served.token_json.append(token_json)
     for url in settings.engine_url:
         upstream = Upstream(url, settings.engine_key or None)
         served.closers.append(upstream.close)
-        replicas[url] = _replica(settings, upstream, context_tokens, digits, spelling)
+        replicas[url] = _replica(settings, upstream, context_tokens, token_json, spelling)
     engine = RoutedEngine(
-        replicas, parallel_max=settings.engine_parallel, asker=lambda job: (job.owner, job.lane)
+        replicas, parallel_max=settings.engine_parallel, caller=lambda job: (job.owner, job.lane)
     )
     return _model(settings, engine, dialect, context_tokens)
 
@@ -245,16 +245,16 @@ def _replica(
     settings: ModelSettings,
     upstream: Upstream,
     context_tokens: int,
-    digits: Digits,
+    token_json: TokenJson,
     spelling: Spelling | None,
 ) -> Engine:
     match settings.engine:
         case "llamacpp":
-            return LlamacppEngine(upstream, digits, spelling)
+            return LlamacppEngine(upstream, token_json, spelling)
         case "vllm":
-            return VllmEngine(upstream, settings.name, digits)
+            return VllmEngine(upstream, settings.name, token_json)
         case "sglang":
-            return SglangEngine(upstream, digits)
+            return SglangEngine(upstream, token_json)
         case _:
             return ChatEngine(upstream, settings.name, context_tokens)
 

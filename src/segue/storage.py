@@ -10,44 +10,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from segue.accounts.quota import KeyLimits
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
 from segue.settings import Settings, is_loopback, is_ring_stored, seal_path
 from segue.stores.conversations import MemoryConversations, SqliteConversations
 from segue.stores.database import SqliteDatabase
 from segue.stores.hashes import KeyHashes, new_secret
-from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
+from segue.stores.layered import LayeredIdempotencyKeys, LayeredMaintenance, LayeredTurns
 from segue.stores.memory import (
     MemoryEventLog,
+    MemoryIdempotencyKeys,
     MemoryKeys,
     MemoryLedger,
-    MemoryRepeats,
+    MemoryMaintenance,
     MemoryTurns,
-    MemoryUpkeep,
 )
-from segue.stores.meters import MemoryMeters, SqliteMeters
 from segue.stores.seals import RingKey, new_key, open_ring, read_ring, rotate_ring
+from segue.stores.shared_limits import MemorySharedLimits, SqliteSharedLimits
 from segue.stores.sqlite import (
     SqliteEventLog,
+    SqliteIdempotencyKeys,
     SqliteKeys,
     SqliteLedger,
-    SqliteRepeats,
+    SqliteMaintenance,
     SqliteTurns,
-    SqliteUpkeep,
 )
 from segue.transports.auth import SCOPES
-from segue.turn.quota import KeyLimits
 from segue.turn.seams import (
     Conversations,
     EventLog,
+    IdempotencyKeys,
     Keys,
     Ledger,
-    Meters,
-    Repeats,
+    Maintenance,
+    SharedLimits,
     Turns,
-    Upkeep,
 )
-from segue.turn.values import Key, Owner, Used
+from segue.turn.values import Key, Owner, UsageTotal
 
 if TYPE_CHECKING:
     from segue.stores.postgres import PostgresRing
@@ -71,11 +71,11 @@ class Store:
     turns: Turns
     ledger: Ledger
     events: EventLog
-    repeats: Repeats
+    idempotency_keys: IdempotencyKeys
     conversations: Conversations
-    upkeep: Upkeep
+    maintenance: Maintenance
     keys: Keys
-    meters: Meters
+    shared_limits: SharedLimits
     is_ready: Callable[[], Awaitable[bool]]
     # The turns that this process holds in memory, and all that it holds beside them.
     state: MemoryTurns
@@ -90,7 +90,7 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
     running has ended."""
     kinds = {"memory": _open_memory, "sqlite": _open_sqlite}
     async with kinds.get(settings.store.partition(":")[0], _open_postgres)(settings) as store:
-        await store.upkeep.recover()
+        await store.maintenance.recover()
         yield store
 
 
@@ -98,23 +98,27 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
 async def _open_memory(settings: Settings) -> AsyncIterator[Store]:
     # Events and turns have a budget each; keys are small and have their own.
     budget = settings.process_state_bytes_max
-    ledger, log, repeats = MemoryLedger(), MemoryEventLog(budget // 4), MemoryRepeats()
-    on_erase = [log.erase, repeats.erase]
+    ledger, log, idempotency_keys = (
+        MemoryLedger(),
+        MemoryEventLog(budget // 4),
+        MemoryIdempotencyKeys(),
+    )
+    on_erase = [log.erase, idempotency_keys.erase]
     near = MemoryTurns(budget, stored_only=True, ledger=ledger, on_erase=on_erase)
-    upkeep = MemoryUpkeep(near, log, repeats)
+    maintenance = MemoryMaintenance(near, log, idempotency_keys)
     conversations = MemoryConversations(budget // 4)
     yield Store(
         turns=near,
         ledger=ledger,
         events=log,
-        repeats=repeats,
+        idempotency_keys=idempotency_keys,
         conversations=conversations,
-        upkeep=upkeep,
+        maintenance=maintenance,
         keys=MemoryKeys(),
-        meters=MemoryMeters(),
+        shared_limits=MemorySharedLimits(),
         is_ready=_always,
         state=near,
-        beside=(log, repeats, conversations),
+        beside=(log, idempotency_keys, conversations),
     )
 
 
@@ -127,19 +131,21 @@ async def _open_sqlite(settings: Settings) -> AsyncIterator[Store]:
         raise Misconfigured(f"store: {path} cannot be opened: {error.__cause__}.") from error
     try:
         near = MemoryTurns(settings.process_state_bytes_max, stored_only=True)
-        repeats = MemoryRepeats()
+        idempotency_keys = MemoryIdempotencyKeys()
         yield Store(
             turns=LayeredTurns(near, SqliteTurns(database)),
             ledger=SqliteLedger(database),
             events=SqliteEventLog(database),
-            repeats=LayeredRepeats(repeats, SqliteRepeats(database)),
+            idempotency_keys=LayeredIdempotencyKeys(
+                idempotency_keys, SqliteIdempotencyKeys(database)
+            ),
             conversations=SqliteConversations(database),
-            upkeep=LayeredUpkeep(near, SqliteUpkeep(database)),
+            maintenance=LayeredMaintenance(near, SqliteMaintenance(database)),
             keys=SqliteKeys(database),
-            meters=SqliteMeters(database),
+            shared_limits=SqliteSharedLimits(database),
             is_ready=database.is_ready,
             state=near,
-            beside=(repeats,),
+            beside=(idempotency_keys,),
         )
     finally:
         await database.close()
@@ -152,13 +158,13 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
     from segue.stores.postgres import (
         PostgresConversations,
         PostgresEventLog,
+        PostgresIdempotencyKeys,
         PostgresKeys,
         PostgresLedger,
-        PostgresMeters,
-        PostgresRepeats,
+        PostgresMaintenance,
         PostgresRing,
+        PostgresSharedLimits,
         PostgresTurns,
-        PostgresUpkeep,
     )
 
     try:
@@ -169,26 +175,28 @@ async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
         ) from error
     try:
         near = MemoryTurns(settings.process_state_bytes_max, stored_only=True)
-        repeats = MemoryRepeats()
+        idempotency_keys = MemoryIdempotencyKeys()
         yield Store(
             turns=LayeredTurns(near, PostgresTurns(database)),
             ledger=PostgresLedger(database),
             events=PostgresEventLog(database),
-            repeats=LayeredRepeats(repeats, PostgresRepeats(database)),
+            idempotency_keys=LayeredIdempotencyKeys(
+                idempotency_keys, PostgresIdempotencyKeys(database)
+            ),
             conversations=PostgresConversations(database),
-            upkeep=LayeredUpkeep(near, PostgresUpkeep(database)),
+            maintenance=LayeredMaintenance(near, PostgresMaintenance(database)),
             keys=PostgresKeys(database),
-            meters=PostgresMeters(database),
+            shared_limits=PostgresSharedLimits(database),
             is_ready=database.is_ready,
             state=near,
-            beside=(repeats,),
+            beside=(idempotency_keys,),
             ring=PostgresRing(database),
         )
     finally:
         await database.close()
 
 
-async def read_usage(settings: Settings, owner: Owner | None, days: int) -> Sequence[Used]:
+async def read_usage(settings: Settings, owner: Owner | None, days: int) -> Sequence[UsageTotal]:
     """What was used on the last days, today included, by day, owner and model."""
     if settings.store == "memory":
         raise Misconfigured("store: memory keeps usage only while the server runs.")
@@ -261,7 +269,7 @@ async def _tell_servers(settings: Settings) -> None:
     if not settings.store.startswith(("postgresql://", "postgres://")):
         return
     # Imported here, as the store is.
-    from segue.bus.notify import open_notify_bus
+    from segue.cluster.notify import open_notify_bus
 
     with suppress(ApiError):
         async with open_notify_bus(settings.store) as bus:

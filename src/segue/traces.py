@@ -23,7 +23,7 @@ from msgspec import Struct
 from segue import __version__
 from segue.batches import Batches
 from segue.errors import Misconfigured
-from segue.turn.settle import Settled
+from segue.turn.commit import EndedTurn
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def parent_of(traceparent: str) -> Parent | None:
     return Parent(trace_id, span_id, bool(int(flags, 16) & SAMPLED))
 
 
-def spans_of(settled: Settled, epoch: float) -> list[Span]:
+def spans_of(settled: EndedTurn, epoch: float) -> list[Span]:
     """The spans of a turn, its own first; `epoch` is when the clock of its marks stood at zero."""
     parent = parent_of(settled.tally.traceparent)
     if parent is not None and not parent.is_sampled:
@@ -142,7 +142,7 @@ def _stages(marks: dict[str, float]) -> Iterator[tuple[str, float, float]]:
             begin = end
 
 
-def _attributes(settled: Settled) -> Iterator[Attribute]:
+def _attributes(settled: EndedTurn) -> Iterator[Attribute]:
     entry, tally = settled.entry, settled.tally
     owner = blake2b(entry.owner.encode(), digest_size=8).hexdigest()
     words = {
@@ -186,7 +186,7 @@ class Traces:
         self._session: aiohttp.ClientSession | None = None
         self._is_refused = False
 
-    def observe(self, settled: Settled) -> None:
+    def observe(self, settled: EndedTurn) -> None:
         """A turn is over."""
         spans = spans_of(settled, time.time() - time.perf_counter())
         if spans:

@@ -33,12 +33,12 @@ import uvloop
 from msgspec import Struct
 
 from segue.app import Place
-from segue.bus.hub import Hub
+from segue.cluster.hub import Hub
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
 from segue.logs import set_up_logging
 from segue.models import has_engines_inside, shared_engines
-from segue.port import BACKLOG, announce, listen, serve_on, url_of
+from segue.server import BACKLOG, announce, listen, serve_on, url_of
 from segue.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -23,27 +23,27 @@ from segue.dialects.vocabulary import (
     vocabulary_from_metadata,
 )
 from segue.engines.weights import find_weights
-from segue.turn.bring import bring
-from segue.turn.recall import is_cut
+from segue.process.render_cache import is_cut
+from segue.turn.commit import warm_after
+from segue.turn.effects import apply_effects
 from segue.turn.seams import Dialect
-from segue.turn.settle import warm_after
 from segue.turn.values import (
-    NOTHING_BROUGHT,
-    Brought,
-    Closed,
+    NO_EFFECTS,
+    Effects,
     Head,
     IdArray,
     Ids,
-    Opened,
+    ItemClosed,
+    ItemOpened,
+    ItemText,
+    Parsed,
     Prompt,
     Round,
-    Said,
     Scene,
-    Sealed,
     Tokens,
     Turn,
+    TurnClosed,
     Warm,
-    Wrote,
     id_array,
 )
 from segue.wire.items import Item, Value
@@ -252,7 +252,7 @@ def spoken() -> st.SearchStrategy[list[Item]]:
         st.builds(custom_call, st.just("patch"), texts("</tool_call>")),
     )
     return st.builds(
-        lambda thought, said, called: [*thought, *said, *called],
+        lambda thought, parsed, called: [*thought, *parsed, *called],
         st.lists(st.builds(reasoning, texts("<tool_call>")), max_size=1),
         st.lists(
             st.builds(message, st.just("assistant"), texts("<|im_end|>", "</think>")), max_size=1
@@ -266,27 +266,27 @@ def spoken() -> st.SearchStrategy[list[Item]]:
 
 def read(
     dialect: Dialect, scene: Scene, pieces: Sequence[Sequence[int]], *, is_cut: bool = False
-) -> list[Said]:
+) -> list[Parsed]:
     reader = dialect.reader(scene)
-    said = [value for piece in pieces for value in reader.feed(Ids(piece))]
-    return said + reader.close(is_cut=is_cut)
+    parsed = [value for piece in pieces for value in reader.feed(Ids(piece))]
+    return parsed + reader.close(is_cut=is_cut)
 
 
-def heard(said: Sequence[Said]) -> list[Heard]:
+def heard(parsed: Sequence[Parsed]) -> list[Heard]:
     """The items, from what was said in a legal order."""
     items: list[Heard] = []
-    opened: Opened | None = None
+    opened: ItemOpened | None = None
     text = ""
-    for value in said[:-1]:
+    for value in parsed[:-1]:
         match value:
-            case Opened():
+            case ItemOpened():
                 assert opened is None
                 opened, text = value, ""
-            case Wrote():
+            case ItemText():
                 assert opened is not None
                 assert value.text
                 text += value.text
-            case Closed():
+            case ItemClosed():
                 assert opened is not None
                 items.append(
                     Heard(
@@ -299,15 +299,17 @@ def heard(said: Sequence[Said]) -> list[Heard]:
                     )
                 )
                 opened = None
-            case Sealed():
+            case TurnClosed():
                 raise AssertionError("sealed before the end")
     assert opened is None
-    assert isinstance(said[-1], Sealed)
+    assert isinstance(parsed[-1], TurnClosed)
     return items
 
 
-def all_ids(said: Sequence[Said]) -> list[int]:
-    return [id for value in said if isinstance(value, Closed | Sealed) for id in value.ids]
+def all_ids(parsed: Sequence[Parsed]) -> list[int]:
+    return [
+        id for value in parsed if isinstance(value, ItemClosed | TurnClosed) for id in value.ids
+    ]
 
 
 # --- chains ---------------------------------------------------------------------------------------
@@ -339,13 +341,13 @@ def round_of(dialect: Dialect, scene: Scene, sampled: Sequence[int] | None) -> R
     """The round that this scene leads to. Its items are what was read, as a turn would keep them."""
     if sampled is None:
         return Round(scene.given)
-    said = read(dialect, scene, [sampled])
-    closed = [value for value in said if isinstance(value, Closed)]
-    tail = said[-1]
-    assert isinstance(tail, Sealed)
+    parsed = read(dialect, scene, [sampled])
+    closed = [value for value in parsed if isinstance(value, ItemClosed)]
+    tail = parsed[-1]
+    assert isinstance(tail, TurnClosed)
     return Round(
         scene.given,
-        tuple(_item_of(item) for item in heard(said)),
+        tuple(_item_of(item) for item in heard(parsed)),
         tuple(value.ids for value in closed),
         tail.ids,
         dialect.fingerprint,
@@ -410,9 +412,9 @@ def cold(scene: Scene) -> Scene:
 
 def keeps_every_id(family: Family, ids: Sequence[int]) -> None:
     """Joined, the parts are what was sampled, and then what closes the block."""
-    said = read(family.dialect, OFFERING, [ids])
-    heard(said)
-    joined = all_ids(said)
+    parsed = read(family.dialect, OFFERING, [ids])
+    heard(parsed)
+    joined = all_ids(parsed)
     assert joined[: len(ids)] == list(ids)
     closing = joined[len(ids) :]
     if not closing:
@@ -421,7 +423,7 @@ def keeps_every_id(family: Family, ids: Sequence[int]) -> None:
     assert closing[0] in family.dialect.stops | family.ends
     ended = read(family.dialect, OFFERING, [[*ids, closing[0]]])
     assert all_ids(ended) == joined
-    assert heard(ended) == heard(said)
+    assert heard(ended) == heard(parsed)
 
 
 def does_not_care_where_pieces_are_cut(family: Family, ids: Sequence[int], is_cut: bool) -> None:
@@ -451,18 +453,18 @@ def warmth_changes_no_token(family: Family, steps: Sequence[Step]) -> None:
 def recall_changes_no_token(family: Family, given: tuple[Item, ...], head: Head) -> None:
     """Wherever an earlier request may have ended, what was rendered then stands for its items."""
     render = family.dialect.render
-    whole = flat(render(Scene(head, None, given, brought=brought_by(given))).prompt)
+    whole = flat(render(Scene(head, None, given, effects=effects_of(given))).prompt)
     for count in range(1, len(given) + 1):
         if is_cut(given, count):
             first = given[:count]
-            before = render(Scene(head, None, first, brought=brought_by(first)))
+            before = render(Scene(head, None, first, effects=effects_of(first)))
             scene = Scene(
                 head,
                 None,
                 given[count:],
                 (Round(first),),
                 recalled=Warm(family.dialect.fingerprint, head, before.context),
-                brought=brought_by(given),
+                effects=effects_of(given),
             )
             assert flat(render(scene).prompt) == whole
             assert flat(render(scene.as_one()).prompt) == whole
@@ -490,10 +492,10 @@ def odd_steps(family: Family) -> st.SearchStrategy[list[OddStep]]:
 def warmth_survives_oddities(family: Family, steps: Sequence[OddStep], head: Head) -> None:
     """Warm or cold, the prompt is the same, also behind items that bring something, and behind a fresh round."""
     past: Turn | None = None
-    brought = NOTHING_BROUGHT
+    effects = NO_EFFECTS
     for step in steps:
-        brought = bring(brought, step.given)
-        scene = Scene(head, None if step.is_fresh else past, step.given, brought=brought)
+        effects = apply_effects(effects, step.given)
+        scene = Scene(head, None if step.is_fresh else past, step.given, effects=effects)
         warm, bare = family.dialect.render(scene), family.dialect.render(cold(scene))
         assert flat(warm.prompt) == flat(bare.prompt)
         turn = turn_after(family.dialect, scene, step.sampled)
@@ -504,8 +506,8 @@ def warmth_survives_oddities(family: Family, steps: Sequence[OddStep], head: Hea
         past = turn
 
 
-def brought_by(given: Sequence[Item]) -> Brought:
-    return bring(NOTHING_BROUGHT, given)
+def effects_of(given: Sequence[Item]) -> Effects:
+    return apply_effects(NO_EFFECTS, given)
 
 
 def prompt_goes_on_where_the_engine_stopped(family: Family, steps: Sequence[Step]) -> None:

@@ -19,9 +19,9 @@ from segue.dialects.chatml import ChatmlDialect
 from segue.dialects.vocabulary import vocabulary_from_gguf
 from segue.engines.weights import find_weights
 from segue.turn.seams import Dialect, Engine
-from segue.turn.values import Begun, Finish, Head, Ids, Job, Piece, Sampling, Scene
+from segue.turn.values import Finish, Head, Ids, Job, JobStarted, Piece, Sampling, Scene
 from segue.wire.items import Item
-from tests.contracts.turns import said
+from tests.contracts.turns import parsed
 
 WAIT_S = 20
 # Enough for any answer of these tests, and a bound for an engine that would never stop.
@@ -50,7 +50,7 @@ class Bench:
         output_tokens_max: int = TOKENS_MAX,
     ) -> Job:
         """A job as a turn would make it."""
-        scene = Scene(head, None, given or (said("Hello there"),))
+        scene = Scene(head, None, given or (parsed("Hello there"),))
         return Job(
             prompt=self.dialect.render(scene).prompt,
             scene=scene,
@@ -77,7 +77,7 @@ async def streams_ids_then_one_finish(bench: Bench) -> None:
     pieces = await sampled(bench.engine, bench.job())
 
     assert isinstance(pieces[-1], Finish)
-    spoken = list(dropwhile(lambda piece: isinstance(piece, Begun), pieces))
+    spoken = list(dropwhile(lambda piece: isinstance(piece, JobStarted), pieces))
     assert all(isinstance(piece, Ids) and len(piece.ids) for piece in spoken[:-1])
     assert ids_of(pieces)
 
@@ -143,7 +143,7 @@ async def cancelling_frees_it(bench: Bench) -> None:
 
 async def serves_jobs_beside_each_other(bench: Bench) -> None:
     """Answers to several jobs at once are each the answer to its own."""
-    jobs = [bench.job(said(f"Number {n}")) for n in range(4)]
+    jobs = [bench.job(parsed(f"Number {n}")) for n in range(4)]
     alone = [ids_of(await sampled(bench.engine, job)) for job in jobs]
 
     together = await asyncio.gather(*(sampled(bench.engine, job) for job in jobs))

@@ -11,40 +11,49 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from segue.stores.shared_limits import MemorySharedLimits, SqliteSharedLimits
 
 from segue.stores.conversations import MemoryConversations, SqliteConversations
 from segue.stores.database import SqliteDatabase
-from segue.stores.layered import LayeredRepeats, LayeredTurns, LayeredUpkeep
+from segue.stores.layered import LayeredIdempotencyKeys, LayeredMaintenance, LayeredTurns
 from segue.stores.memory import (
     MemoryEventLog,
+    MemoryIdempotencyKeys,
     MemoryKeys,
     MemoryLedger,
-    MemoryRepeats,
+    MemoryMaintenance,
     MemoryTurns,
-    MemoryUpkeep,
 )
-from segue.stores.meters import MemoryMeters, SqliteMeters
 from segue.stores.pool import PostgresDatabase
 from segue.stores.postgres import (
     PostgresConversations,
     PostgresEventLog,
+    PostgresIdempotencyKeys,
     PostgresKeys,
     PostgresLedger,
-    PostgresMeters,
-    PostgresRepeats,
+    PostgresMaintenance,
+    PostgresSharedLimits,
     PostgresTurns,
-    PostgresUpkeep,
 )
 from segue.stores.sqlite import (
     SqliteEventLog,
+    SqliteIdempotencyKeys,
     SqliteKeys,
     SqliteLedger,
-    SqliteRepeats,
+    SqliteMaintenance,
     SqliteTurns,
-    SqliteUpkeep,
 )
-from segue.turn.seams import Conversations, EventLog, Keys, Ledger, Meters, Repeats, Turns, Upkeep
-from segue.turn.values import Entry
+from segue.turn.seams import (
+    Conversations,
+    EventLog,
+    IdempotencyKeys,
+    Keys,
+    Ledger,
+    Maintenance,
+    SharedLimits,
+    Turns,
+)
+from segue.turn.values import UsageEntry
 from tests.postgres import PostgresServer
 
 PLENTY = 1 << 30
@@ -74,17 +83,17 @@ class Stores:
     turns: Turns
     ledger: Ledger
     log: EventLog
-    repeats: Repeats
+    idempotency_keys: IdempotencyKeys
     conversations: Conversations
-    upkeep: Upkeep
-    entries: Callable[[], Awaitable[list[Entry]]]
+    maintenance: Maintenance
+    entries: Callable[[], Awaitable[list[UsageEntry]]]
     age: Callable[[int], Awaitable[None]]
     # Ends as a crash does: nothing is said to anybody.
     crash: Callable[[], Awaitable[None]]
     # Damages the row of a turn.
     spoil: Callable[[str], Awaitable[object]]
     keys: Keys
-    meters: Meters
+    shared_limits: SharedLimits
     now: Callable[[], float] = time.time
 
 
@@ -128,12 +137,12 @@ async def open_stores(
 def in_memory() -> Stores:
     clock = Clock()
     ledger = MemoryLedger()
-    log, repeats = MemoryEventLog(PLENTY, clock), MemoryRepeats(clock=clock)
+    log, idempotency_keys = MemoryEventLog(PLENTY, clock), MemoryIdempotencyKeys(clock=clock)
     turns = MemoryTurns(
-        PLENTY, stored_only=True, ledger=ledger, on_erase=[log.erase, repeats.erase]
+        PLENTY, stored_only=True, ledger=ledger, on_erase=[log.erase, idempotency_keys.erase]
     )
 
-    async def entries() -> list[Entry]:
+    async def entries() -> list[UsageEntry]:
         return ledger.entries
 
     async def age(seconds: int) -> None:
@@ -145,21 +154,21 @@ def in_memory() -> Stores:
     async def spoil(_: str) -> None:
         raise AssertionError("memory has no rows")
 
-    upkeep = MemoryUpkeep(turns, log, repeats, clock)
+    maintenance = MemoryMaintenance(turns, log, idempotency_keys, clock)
     conversations, keys = MemoryConversations(PLENTY), MemoryKeys(clock)
     return Stores(
         turns,
         ledger,
         log,
-        repeats,
+        idempotency_keys,
         conversations,
-        upkeep,
+        maintenance,
         entries,
         age,
         crash,
         spoil,
         keys,
-        MemoryMeters(clock),
+        MemorySharedLimits(clock),
         clock,
     )
 
@@ -169,10 +178,10 @@ def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stor
         with closing(sqlite3.connect(path)) as connection, connection:
             return connection.execute(query).fetchall()
 
-    async def entries() -> list[Entry]:
-        columns = ", ".join(Entry.__struct_fields__)
+    async def entries() -> list[UsageEntry]:
+        columns = ", ".join(UsageEntry.__struct_fields__)
         rows = await asyncio.to_thread(ask, f"SELECT {columns} FROM usage")
-        return [Entry(*row) for row in rows]  # type: ignore[arg-type]
+        return [UsageEntry(*row) for row in rows]  # type: ignore[arg-type]
 
     async def age(seconds: int) -> None:
         for table, column in TIMES.items():
@@ -188,33 +197,33 @@ def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stor
         await asyncio.to_thread(ask, f"UPDATE turns SET history = x'00ff' WHERE id = '{turn_id}'")
 
     turns: Turns = SqliteTurns(database)
-    repeats: Repeats = SqliteRepeats(database)
-    upkeep: Upkeep = SqliteUpkeep(database)
+    idempotency_keys: IdempotencyKeys = SqliteIdempotencyKeys(database)
+    maintenance: Maintenance = SqliteMaintenance(database)
     if is_layered:
         near = MemoryTurns(PLENTY, stored_only=True)
         turns = LayeredTurns(near, turns)
-        repeats = LayeredRepeats(MemoryRepeats(), repeats)
-        upkeep = LayeredUpkeep(near, upkeep)
+        idempotency_keys = LayeredIdempotencyKeys(MemoryIdempotencyKeys(), idempotency_keys)
+        maintenance = LayeredMaintenance(near, maintenance)
     return Stores(
         turns,
         SqliteLedger(database),
         SqliteEventLog(database),
-        repeats,
+        idempotency_keys,
         SqliteConversations(database),
-        upkeep,
+        maintenance,
         entries,
         age,
         crash,
         spoil,
         SqliteKeys(database),
-        SqliteMeters(database),
+        SqliteSharedLimits(database),
     )
 
 
 def in_postgres(database: PostgresDatabase, server: PostgresServer, url: str) -> Stores:
-    async def entries() -> list[Entry]:
-        columns = ", ".join(Entry.__struct_fields__)
-        return [Entry(*row) for row in await server.ask(f"SELECT {columns} FROM usage", url)]
+    async def entries() -> list[UsageEntry]:
+        columns = ", ".join(UsageEntry.__struct_fields__)
+        return [UsageEntry(*row) for row in await server.ask(f"SELECT {columns} FROM usage", url)]
 
     async def age(seconds: int) -> None:
         for table, column in TIMES.items():
@@ -232,13 +241,13 @@ def in_postgres(database: PostgresDatabase, server: PostgresServer, url: str) ->
         PostgresTurns(database),
         PostgresLedger(database),
         PostgresEventLog(database),
-        PostgresRepeats(database),
+        PostgresIdempotencyKeys(database),
         PostgresConversations(database),
-        PostgresUpkeep(database),
+        PostgresMaintenance(database),
         entries,
         age,
         crash,
         spoil,
         PostgresKeys(database),
-        PostgresMeters(database),
+        PostgresSharedLimits(database),
     )

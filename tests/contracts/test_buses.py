@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from segue.bus.hub import Hub, open_hub_bus
-from segue.bus.local import LocalBus
-from segue.bus.notify import PART_BYTES, Joiner, cut, open_notify_bus
+from segue.cluster.hub import Hub, open_hub_bus
+from segue.cluster.local import LocalBus
+from segue.cluster.notify import PART_BYTES, Joiner, cut, open_notify_bus
 from segue.errors import Unavailable
 from segue.turn.seams import Bus
 

@@ -11,9 +11,9 @@ from msgspec import structs
 
 from segue.errors import ApiError
 from segue.turn.seams import Conversations
-from segue.turn.values import Conversation, Shelved
+from segue.turn.values import Conversation, ConversationItem
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
-from tests.contracts.turns import OWNER, make_turn, said
+from tests.contracts.turns import OWNER, make_turn, parsed
 
 
 @pytest.fixture(params=[kind for kind in KINDS if kind != "layered"])
@@ -26,8 +26,8 @@ def new(name: str = "conv_1", owner: str = OWNER) -> Conversation:
     return Conversation(name, owner, 1_700_000_000, {"a": "b"})
 
 
-def shelf(*names: str) -> list[Shelved]:
-    return [Shelved(name, said(f"This is {name}.")) for name in names]
+def shelf(*names: str) -> list[ConversationItem]:
+    return [ConversationItem(name, parsed(f"This is {name}.")) for name in names]
 
 
 async def found(kept: Conversations, name: str = "conv_1", owner: str = OWNER) -> Conversation:
@@ -117,7 +117,7 @@ async def test_turn_and_conversation_are_written_together_or_not_at_all(shared: 
 async def test_conversation_without_its_turn_is_not_written(shared: Stores) -> None:
     kept, turn = shared.conversations, make_turn("resp_1")
     await kept.save(new())
-    unwritable = Shelved("\ud800", said("half of a pair is no name"))
+    unwritable = ConversationItem("\ud800", parsed("half of a pair is no name"))
     with pytest.raises(ApiError):
         await kept.save(await found(kept), [unwritable], turn)
     assert await shared.turns.read(OWNER, turn.id) is None
@@ -150,10 +150,10 @@ async def test_dead_process_speaks_no_more_and_a_living_one_is_left_alone(
         # Whoever adds something beside a turn does not take it over.
         beside = await found(living.conversations)
         assert await living.conversations.save(beside, shelf("a"))
-        await living.upkeep.recover()
+        await living.maintenance.recover()
         assert (await found(living.conversations)).speaker == "resp_conv_1"
         await dying.crash()
-        await living.upkeep.recover()
+        await living.maintenance.recover()
         released = await found(living.conversations)
         assert released.speaker is None
         assert released.version > beside.version + 1, "a late commit of the dead one is noticed"

@@ -234,10 +234,10 @@ def test_item_of_each_type_reaches_the_model(family: Family, kind: str) -> None:
 
 
 def test_empty_answer_is_sealed(family: Family) -> None:
-    said = contract.read(family.dialect, contract.BARE, [])
+    parsed = contract.read(family.dialect, contract.BARE, [])
 
-    assert contract.heard(said) == []
-    assert contract.all_ids(said)[0] in family.dialect.stops | family.ends
+    assert contract.heard(parsed) == []
+    assert contract.all_ids(parsed)[0] in family.dialect.stops | family.ends
 
 
 def test_reader_of_tokens_refuses_deltas(family: Family) -> None:

@@ -104,7 +104,7 @@ async def test_old_logs_go_and_young_ones_stay(stores: Stores) -> None:
     await stores.log.append(OWNER, "old", events(0, 4))
     await stores.age(100)
     await stores.log.append(OWNER, "young", events(0, 4))
-    while await stores.upkeep.sweep(Retention(events_s=50)):
+    while await stores.maintenance.sweep(Retention(events_s=50)):
         pass
     assert await stores.log.read_after(OWNER, "old", -1) is None
     assert await stores.log.read_after(OWNER, "young", -1) == events(0, 4)

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from segue.turn.values import Entry, Used
+from segue.turn.values import UsageEntry, UsageTotal
 from tests.contracts.stores import Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn
 
-ENTRY = Entry("t", OWNER, "tiny", "completed", 7, 3, 5, 1_700_000_001)
+ENTRY = UsageEntry("t", OWNER, "tiny", "completed", 7, 3, 5, 1_700_000_001)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -64,20 +64,20 @@ async def test_report_adds_up_by_day_owner_and_model(books: Stores) -> None:
     noon = 19_675 * day + day // 2
     await books.ledger.settle(
         [
-            Entry("a", OWNER, "tiny", "completed", 10, 4, 2, noon),
-            Entry("b", OWNER, "tiny", "cancelled", 1, 0, 1, noon + day // 2 - 1, 3),
-            Entry("c", OWNER, "tiny", "failed", 5, 5, 0, noon + day // 2),
-            Entry("d", OWNER, "large", "completed", 7, 0, 3, noon),
-            Entry("e", "eve", "tiny", "completed", 2**33, 0, 3, noon),
-            Entry("f", OWNER, "tiny", "completed", 9, 9, 9, noon - day),
+            UsageEntry("a", OWNER, "tiny", "completed", 10, 4, 2, noon),
+            UsageEntry("b", OWNER, "tiny", "cancelled", 1, 0, 1, noon + day // 2 - 1, 3),
+            UsageEntry("c", OWNER, "tiny", "failed", 5, 5, 0, noon + day // 2),
+            UsageEntry("d", OWNER, "large", "completed", 7, 0, 3, noon),
+            UsageEntry("e", "eve", "tiny", "completed", 2**33, 0, 3, noon),
+            UsageEntry("f", OWNER, "tiny", "completed", 9, 9, 9, noon - day),
         ]
     )
     mine = [
-        Used("2023-11-14", OWNER, "large", 1, 7, 0, 3),
-        Used("2023-11-14", OWNER, "tiny", 2, 11, 4, 3, 3),
-        Used("2023-11-15", OWNER, "tiny", 1, 5, 5, 0),
+        UsageTotal("2023-11-14", OWNER, "large", 1, 7, 0, 3),
+        UsageTotal("2023-11-14", OWNER, "tiny", 2, 11, 4, 3, 3),
+        UsageTotal("2023-11-15", OWNER, "tiny", 1, 5, 5, 0),
     ]
-    theirs = Used("2023-11-14", "eve", "tiny", 1, 2**33, 0, 3)
+    theirs = UsageTotal("2023-11-14", "eve", "tiny", 1, 2**33, 0, 3)
     assert await books.ledger.report(OWNER, noon - 1) == mine
     assert await books.ledger.report(None, noon) == [mine[0], mine[1], theirs, mine[2]]
     assert await books.ledger.report("\ud800", 0) == []

@@ -1,4 +1,4 @@
-"""What every `Meters` promises: all who draw on a key together are given no more than its limits."""
+"""What every `SharedLimits` promises: all who draw on a key together are given no more than its limits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from segue.bus.local import LocalBus
-from segue.turn.circle import Circle
-from segue.turn.meter import Meter
-from segue.turn.quota import Draw, Held, KeyLimits, Quota
+from segue.accounts.metering import Meter
+from segue.accounts.quota import Draw, Held, KeyLimits, Quota
+from segue.cluster.local import LocalBus
+from segue.cluster.peers import Peers
 from tests.contracts.stores import KINDS, SHARED, open_stores
 
 LIMITS = KeyLimits(requests_per_min=60, tokens_per_min=600, connections_max=5, lanes_max=3)
@@ -23,19 +23,19 @@ async def test_one_alone_is_given_everything_and_no_more(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     async with open_stores(kind, request, tmp_path) as open_one:
-        meters = (await open_one()).meters
+        shared_limits = (await open_one()).shared_limits
         wanted = structs.replace(ASK, requests=50, tokens=700, held=Held(9, 9))
-        (grant,) = await meters.draw([wanted])
+        (grant,) = await shared_limits.draw([wanted])
         assert (grant.requests, grant.held, grant.others) == (50, Held(5, 3), Held())
         assert grant.tokens == pytest.approx(-100, abs=5)
-        (rest,) = await meters.draw([structs.replace(ASK, requests=50)])
+        (rest,) = await shared_limits.draw([structs.replace(ASK, requests=50)])
         assert 10 <= rest.requests <= 12
-        (none,) = await meters.draw([structs.replace(ASK, requests=1)])
+        (none,) = await shared_limits.draw([structs.replace(ASK, requests=1)])
         assert none.requests == 0
         assert 0 < none.wait_s <= 1
-        (back,) = await meters.draw([structs.replace(ASK, requests=-30)])
+        (back,) = await shared_limits.draw([structs.replace(ASK, requests=-30)])
         assert back.requests == -30
-        (again, other) = await meters.draw(
+        (again, other) = await shared_limits.draw(
             [structs.replace(ASK, requests=40), structs.replace(ASK, key_id="key_2", requests=7)]
         )
         assert 30 <= again.requests <= 32
@@ -50,23 +50,24 @@ async def test_several_share_what_there_is(
         stores = [await open_one() for _ in range(3)]
         wanted = structs.replace(ASK, requests=7, tokens=10, held=Held(2, 2))
         granted = await asyncio.gather(
-            *(one.meters.draw([wanted]) for one in stores for _ in range(5))
+            *(one.shared_limits.draw([wanted]) for one in stores for _ in range(5))
         )
         assert 60 <= sum(grant.requests for (grant,) in granted) <= 63
         last = [
-            (await one.meters.draw([structs.replace(ASK, held=Held(2, 2))]))[0] for one in stores
+            (await one.shared_limits.draw([structs.replace(ASK, held=Held(2, 2))]))[0]
+            for one in stores
         ]
         assert sum(one.held.connections for one in last) == 5
         assert sum(one.held.lanes for one in last) == 3
         assert last[0].tokens == pytest.approx(450, abs=20)
         # What one gives back, or leaves behind, another may have.
-        await stores[0].meters.draw([ASK])
-        (grant,) = await stores[1].meters.draw([structs.replace(ASK, held=Held(5, 3))])
+        await stores[0].shared_limits.draw([ASK])
+        (grant,) = await stores[1].shared_limits.draw([structs.replace(ASK, held=Held(5, 3))])
         others = grant.others
         assert grant.held == Held(5 - others.connections, 3 - others.lanes)
         await stores[2].crash()
-        await stores[1].upkeep.recover()
-        (grant,) = await stores[1].meters.draw([structs.replace(ASK, held=Held(5, 3))])
+        await stores[1].maintenance.recover()
+        (grant,) = await stores[1].shared_limits.draw([structs.replace(ASK, held=Held(5, 3))])
         assert (grant.held, grant.others) == (Held(5, 3), Held())
 
 
@@ -76,21 +77,22 @@ async def test_history_in_memory_is_divided_by_connections(
 ) -> None:
     async with open_stores(kind, request, tmp_path) as open_one:
         told: list[str] = []
-        meters = [
-            Meter((await open_one()).meters, Circle(LocalBus()), told.append) for _ in range(2)
+        shared_limits = [
+            Meter((await open_one()).shared_limits, Peers(LocalBus()), told.append)
+            for _ in range(2)
         ]
-        here, there = [Quota(KeyLimits(state_bytes_max=1_000), "key", one) for one in meters]
+        here, there = [Quota(KeyLimits(state_bytes_max=1_000), "key", one) for one in shared_limits]
         assert here.state_bytes_max == 1_000
         for quota in (here, there, there, there):
             quota.connect()
-        for meter in meters:
+        for meter in shared_limits:
             await meter.tell()
         await here.ask()
-        await meters[0].tell()
+        await shared_limits[0].tell()
         assert (here.state_bytes_max, there.state_bytes_max) == (250, 750)
         assert set(told) == {"key"}
         for _ in range(3):
             there.disconnect()
-        await meters[1].tell()
+        await shared_limits[1].tell()
         await here.tell()
         assert here.state_bytes_max == 1_000

@@ -1,4 +1,4 @@
-"""What every `Repeats` promises: one turn for each key, whoever comes first."""
+"""What every `IdempotencyKeys` promises: one turn for each key, whoever comes first."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,19 +23,19 @@ def claim(turn_id: str, key: str = "key", owner: str = OWNER, digest: bytes = b"
 
 async def test_first_to_come_holds_the_key(stores: Stores) -> None:
     first = claim("a")
-    assert await stores.repeats.claim(first) == first
-    assert await stores.repeats.claim(claim("b")) == first
-    assert await stores.repeats.claim(first) == first
+    assert await stores.idempotency_keys.claim(first) == first
+    assert await stores.idempotency_keys.claim(claim("b")) == first
+    assert await stores.idempotency_keys.claim(first) == first
 
 
 async def test_digest_of_the_holder_is_told(stores: Stores) -> None:
-    await stores.repeats.claim(claim("a", digest=b"one"))
-    assert (await stores.repeats.claim(claim("b", digest=b"two"))).digest == b"one"
+    await stores.idempotency_keys.claim(claim("a", digest=b"one"))
+    assert (await stores.idempotency_keys.claim(claim("b", digest=b"two"))).digest == b"one"
 
 
 async def test_of_many_at_once_one_wins(stores: Stores) -> None:
     claims = [claim(f"t{number}") for number in range(50)]
-    holders = await asyncio.gather(*map(stores.repeats.claim, claims))
+    holders = await asyncio.gather(*map(stores.idempotency_keys.claim, claims))
     assert len({holder.turn_id for holder in holders}) == 1
 
 
@@ -44,37 +44,39 @@ async def test_owners_and_keys_do_not_meet(stores: Stores) -> None:
     mine = [claim(f"mine {key[:9]!a}", key) for key in keys]
     theirs = [claim(f"theirs {key[:9]!a}", key, "eve") for key in keys]
     for one in mine + theirs:
-        assert await stores.repeats.claim(one) == one
+        assert await stores.idempotency_keys.claim(one) == one
     for one in mine + theirs:
-        assert (await stores.repeats.claim(claim("late", one.key, one.owner))) == one
+        assert (await stores.idempotency_keys.claim(claim("late", one.key, one.owner))) == one
 
 
 async def test_key_is_free_again_after_a_day(stores: Stores) -> None:
-    await stores.repeats.claim(claim("a"))
+    await stores.idempotency_keys.claim(claim("a"))
     await stores.age(86_000)
-    assert (await stores.repeats.claim(claim("b"))).turn_id == "a"
+    assert (await stores.idempotency_keys.claim(claim("b"))).turn_id == "a"
     await stores.age(1_000)
-    assert (await stores.repeats.claim(claim("b"))).turn_id == "b"
-    assert (await stores.repeats.claim(claim("c"))).turn_id == "b"
+    assert (await stores.idempotency_keys.claim(claim("b"))).turn_id == "b"
+    assert (await stores.idempotency_keys.claim(claim("c"))).turn_id == "b"
 
 
 async def test_key_goes_with_its_turn(stores: Stores) -> None:
     await stores.turns.save(make_turn("a"))
-    await stores.repeats.claim(claim("a"))
-    await stores.repeats.claim(claim("other", "other key"))
+    await stores.idempotency_keys.claim(claim("a"))
+    await stores.idempotency_keys.claim(claim("other", "other key"))
     await stores.turns.delete(OWNER, "a")
-    assert (await stores.repeats.claim(claim("b"))).turn_id == "b"
-    assert (await stores.repeats.claim(claim("c", "other key"))).turn_id == "other"
+    assert (await stores.idempotency_keys.claim(claim("b"))).turn_id == "b"
+    assert (await stores.idempotency_keys.claim(claim("c", "other key"))).turn_id == "other"
 
 
 async def test_key_of_a_refused_turn_is_free_again(stores: Stores) -> None:
     refused = claim("a")
-    await stores.repeats.claim(refused)
-    await stores.repeats.release(claim("b"))
-    assert (await stores.repeats.claim(claim("b"))).turn_id == "a", "only its holder lets go of it"
-    await stores.repeats.release(refused)
-    await stores.repeats.release(refused)
-    assert (await stores.repeats.claim(claim("b"))).turn_id == "b"
+    await stores.idempotency_keys.claim(refused)
+    await stores.idempotency_keys.release(claim("b"))
+    assert (await stores.idempotency_keys.claim(claim("b"))).turn_id == "a", (
+        "only its holder lets go of it"
+    )
+    await stores.idempotency_keys.release(refused)
+    await stores.idempotency_keys.release(refused)
+    assert (await stores.idempotency_keys.claim(claim("b"))).turn_id == "b"
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -86,7 +88,8 @@ async def test_two_processes_agree(
         for number in range(20):
             key = f"key {number}"
             holders = await asyncio.gather(
-                here.repeats.claim(claim("here", key)), there.repeats.claim(claim("there", key))
+                here.idempotency_keys.claim(claim("here", key)),
+                there.idempotency_keys.claim(claim("there", key)),
             )
             assert holders[0] == holders[1]
 
@@ -97,12 +100,14 @@ async def test_key_of_a_turn_that_never_was_dies_with_its_process(
 ) -> None:
     async with open_stores(kind, request, tmp_path) as open_one:
         dead, alive = await open_one(), await open_one()
-        await dead.repeats.claim(claim("lost"))
+        await dead.idempotency_keys.claim(claim("lost"))
         await dead.turns.save(make_turn("saved"))
-        await dead.repeats.claim(claim("saved", "other key"))
-        await alive.upkeep.recover()
-        assert (await alive.repeats.claim(claim("mine"))).turn_id == "lost", "it may still run"
+        await dead.idempotency_keys.claim(claim("saved", "other key"))
+        await alive.maintenance.recover()
+        assert (await alive.idempotency_keys.claim(claim("mine"))).turn_id == "lost", (
+            "it may still run"
+        )
         await dead.crash()
-        await alive.upkeep.recover()
-        assert (await alive.repeats.claim(claim("mine"))).turn_id == "mine"
-        assert (await alive.repeats.claim(claim("mine", "other key"))).turn_id == "saved"
+        await alive.maintenance.recover()
+        assert (await alive.idempotency_keys.claim(claim("mine"))).turn_id == "mine"
+        assert (await alive.idempotency_keys.claim(claim("mine", "other key"))).turn_id == "saved"

@@ -1,7 +1,7 @@
 """What every tool that the server runs keeps to: calls of MCP servers, their lists, and the web search over an index,
 an engine and pages, each on real files and sockets.
 
-The search for tools is no `Tool`: it is a pure function of the turn (`turn/search.py`), and has nothing to wait for.
+The search for tools is no `Tool`: it is a pure function (`tools/tool_search.py`), and has nothing to wait for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from segue.tools.mcp import McpServer, McpServers
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
 from segue.turn.seams import Tool
-from segue.turn.values import HostedCall, Ran
+from segue.turn.values import HostedCall, ToolResult
 from tests.mcp_server import remote
 
 WAIT_S = 30
@@ -187,12 +187,12 @@ async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield found
 
 
-def shown(ran: Ran) -> dict[str, Any]:
+def shown(ran: ToolResult) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(ran.item.raw)
     return found
 
 
-def has_failed(ran: Ran) -> bool:
+def has_failed(ran: ToolResult) -> bool:
     item = shown(ran)
     return item.get("status") == "failed" or bool(item.get("error"))
 

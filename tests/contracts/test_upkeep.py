@@ -1,4 +1,4 @@
-"""What every `Upkeep` promises: what dead processes left ends, what is old goes, what was erased is told."""
+"""What every `Maintenance` promises: what dead processes left ends, what is old goes, what was erased is told."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from segue.stores.upkeep import BATCH
+from segue.stores.maintenance import BATCH
 from segue.turn.values import Retention, Turn
 from segue.wire.events import Event
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
@@ -32,7 +32,7 @@ async def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 async def sweep(stores: Stores, **kept: int) -> None:
     """One whole pass."""
     async with asyncio.timeout(30):
-        while await stores.upkeep.sweep(Retention(**kept)):
+        while await stores.maintenance.sweep(Retention(**kept)):
             pass
 
 
@@ -56,8 +56,8 @@ async def test_turns_of_a_dead_process_end_as_failed(open_one: Open) -> None:
         await dead.turns.save(make_turn(f"t{number}", wrote=[], status=status))
     await dead.turns.save(make_turn("done"))
     await dead.crash()
-    assert await alive.upkeep.recover() == BATCH + 1
-    assert await alive.upkeep.recover() == 0
+    assert await alive.maintenance.recover() == BATCH + 1
+    assert await alive.maintenance.recover() == 0
     for name in ("t0", f"t{BATCH}"):
         found = await alive.turns.find(OWNER, name)
         assert found is not None
@@ -80,7 +80,7 @@ async def test_log_of_a_dead_process_gets_its_last_word(open_one: Open) -> None:
     told = [Event("response.created", 0, b"{}"), Event("response.in_progress", 1, b"{}")]
     await dead.log.append(OWNER, "t", told)
     await dead.crash()
-    await alive.upkeep.recover()
+    await alive.maintenance.recover()
     found = await alive.log.read_after(OWNER, "t", -1)
     assert found is not None
     assert list(found[:2]) == told
@@ -100,8 +100,8 @@ async def test_row_that_cannot_be_read_keeps_nobody_waiting(
         await dead.turns.save(make_turn(name, status="in_progress"))
     await dead.spoil("bad")
     await dead.crash()
-    assert await alive.upkeep.recover() == 2
-    assert await alive.upkeep.recover() == 0
+    assert await alive.maintenance.recover() == 2
+    assert await alive.maintenance.recover() == 0
     good = await alive.turns.read(OWNER, "good")
     assert good is not None
     assert good.response.status == "failed"
@@ -113,7 +113,7 @@ async def test_turns_of_a_living_process_are_left_alone(open_one: Open) -> None:
     for one in (here, there):
         await one.turns.save(make_turn("here" if one is here else "there", status="in_progress"))
     for one in (here, there):
-        assert await one.upkeep.recover() == 0
+        assert await one.maintenance.recover() == 0
     for name in ("here", "there"):
         found = await here.turns.read(OWNER, name)
         assert found is not None
@@ -125,7 +125,7 @@ async def test_process_that_left_without_ending_its_turns_is_dead(open_one: Open
     gone, alive = await open_one(), await open_one()
     await gone.turns.save(make_turn("t", status="in_progress"))
     await gone.turns._database.close()  # type: ignore[attr-defined]
-    assert await alive.upkeep.recover() == 1
+    assert await alive.maintenance.recover() == 1
 
 
 async def test_turn_that_ended_in_time_is_not_ended_again(open_one: Open) -> None:
@@ -133,7 +133,7 @@ async def test_turn_that_ended_in_time_is_not_ended_again(open_one: Open) -> Non
     await dead.turns.save(make_turn("t", status="in_progress"))
     await dead.turns.save(make_turn("t"))
     await dead.crash()
-    assert await alive.upkeep.recover() == 0
+    assert await alive.maintenance.recover() == 0
     found = await alive.turns.read(OWNER, "t")
     assert found is not None
     assert found.response.status == "completed"
@@ -144,8 +144,8 @@ async def test_two_who_recover_at_once_end_each_turn_once(open_one: Open) -> Non
     for turn in make_chain(20, status="in_progress"):
         await dead.turns.save(turn)
     await dead.crash()
-    await asyncio.gather(one.upkeep.recover(), two.upkeep.recover())
-    await asyncio.gather(one.upkeep.recover(), two.upkeep.recover())
+    await asyncio.gather(one.maintenance.recover(), two.maintenance.recover())
+    await asyncio.gather(one.maintenance.recover(), two.maintenance.recover())
     assert len(await one.entries()) == 20
 
 
@@ -227,12 +227,12 @@ async def test_usage_of_a_turn_deleted_while_it_ran_is_recorded(open_one: Open) 
 async def test_other_processes_hear_what_was_erased(open_one: Open) -> None:
     here, there = await open_one(), await open_one()
     await here.turns.save(make_turn("t"))
-    assert ("ada", "t") not in await there.upkeep.erasures()
+    assert ("ada", "t") not in await there.maintenance.erasures()
     await here.turns.delete(OWNER, "t")
     await here.turns.delete(OWNER, "never was")
-    assert await there.upkeep.erasures() == [(OWNER, "t")]
+    assert await there.maintenance.erasures() == [(OWNER, "t")]
     await there.age(1_000)
-    assert await there.upkeep.erasures() == []
+    assert await there.maintenance.erasures() == []
 
 
 async def test_swept_turns_are_not_told_one_by_one(open_one: Open) -> None:
@@ -241,4 +241,4 @@ async def test_swept_turns_are_not_told_one_by_one(open_one: Open) -> None:
         await stores.turns.save(turn)
     await stores.age(1_000)
     await sweep(stores, turns_s=500)
-    assert await stores.upkeep.erasures() == []
+    assert await stores.maintenance.erasures() == []

@@ -1,7 +1,7 @@
 """Turns that are over, made by hand."""
 
-from segue.turn.settle import Settled
-from segue.turn.values import Entry, Tally
+from segue.turn.commit import EndedTurn
+from segue.turn.values import Tally, UsageEntry
 
 
 def settled(
@@ -12,9 +12,9 @@ def settled(
     lane: str = "",
     status: str = "completed",
     marks: dict[str, float] | None = None,
-) -> Settled:
+) -> EndedTurn:
     """A turn of ten tokens, eight of them reused."""
-    entry = Entry(
+    entry = UsageEntry(
         turn_id=turn_id,
         owner=owner,
         model="scripted",
@@ -25,4 +25,4 @@ def settled(
         ended_at=0,
     )
     tally = Tally(tokens_tokenized=2, tokens_reused=8, marks={} if marks is None else marks)
-    return Settled(entry, tally, "websocket", parent_id=parent, lane=lane)
+    return EndedTurn(entry, tally, "websocket", parent_id=parent, lane=lane)

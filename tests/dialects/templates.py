@@ -124,10 +124,10 @@ def model_turn(rng: random.Random, *, is_calling: bool) -> tuple[list[Item], dic
     if text:
         items.append(message("assistant", text))
     items.extend(call("look", json.dumps(one, ensure_ascii=False)) for one in arguments)
-    said: dict[str, object] = {"role": "assistant", "content": text, "reasoning_content": thought}
+    parsed: dict[str, object] = {"role": "assistant", "content": text, "reasoning_content": thought}
     if arguments:
-        said["tool_calls"] = [{"function": {"name": "look", "arguments": a}} for a in arguments]
-    return items, said
+        parsed["tool_calls"] = [{"function": {"name": "look", "arguments": a}} for a in arguments]
+    return items, parsed
 
 
 def conversation(rng: random.Random) -> tuple[Talk, list[tuple[list[Item], list[Item]]]]:
@@ -139,10 +139,10 @@ def conversation(rng: random.Random) -> tuple[Talk, list[tuple[list[Item], list[
         talk.append({"role": "user", "content": text})
         given = [message("user", text)]
         for is_calling in [*([True] * rng.randint(0, 3)), False]:
-            wrote, said = model_turn(rng, is_calling=is_calling)
-            talk.append(said)
+            wrote, parsed = model_turn(rng, is_calling=is_calling)
+            talk.append(parsed)
             rounds.append((given, wrote))
-            calls = said.get("tool_calls", [])
+            calls = parsed.get("tool_calls", [])
             assert isinstance(calls, list)
             outputs = [words(rng) for _ in calls]
             talk.extend({"role": "tool", "content": out} for out in outputs)

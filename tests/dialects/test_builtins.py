@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from segue.dialects.messages import MessagesDialect
-from segue.turn.bring import bring
-from segue.turn.values import NOTHING_BROUGHT, Delta, Deltas, Head, Scene
+from segue.turn.effects import apply_effects
+from segue.turn.values import NO_EFFECTS, Delta, Deltas, Head, Scene
 from segue.wire.codec import decode_item, decode_tools
 from segue.wire.items import Item
 from segue.wire.requests import ToolChoiceName
@@ -71,7 +71,7 @@ def scene_of(*given: Item, head: Head | None = None, can_constrain: bool = False
         None,
         given,
         can_constrain=can_constrain,
-        brought=bring(NOTHING_BROUGHT, given),
+        effects=apply_effects(NO_EFFECTS, given),
     )
 
 
@@ -217,8 +217,8 @@ def test_tool_that_a_search_has_found_is_appended_and_can_be_called(family: Fami
     head = Head(tools=tools(*BUILTINS))
     first = scene_of(message("user", "Pay"), head=head)
     past = turn_after(family.dialect, first, family.dialect.write([SEARCHED])[:-1])
-    brought = bring(NOTHING_BROUGHT, [FOUND])
-    scene = Scene(head, past, (FOUND,), brought=brought)
+    effects = apply_effects(NO_EFFECTS, [FOUND])
+    scene = Scene(head, past, (FOUND,), effects=effects)
 
     rendered = family.dialect.render(scene)
 
@@ -262,7 +262,7 @@ def test_effort_that_an_item_brings_changes_nothing_before_it(family: Family) ->
     )
     effort = item("configuration_update", reasoning={"effort": "high"})
     given = (effort, message("user", "Go"))
-    scene = Scene(Head(), past, given, brought=bring(NOTHING_BROUGHT, given))
+    scene = Scene(Head(), past, given, effects=apply_effects(NO_EFFECTS, given))
 
     before = flat(family.dialect.render(first).context)
     assert flat(family.dialect.render(scene).context)[: len(before)] == before

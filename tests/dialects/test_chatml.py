@@ -15,8 +15,8 @@ from segue.dialects.chatml import SMOLLM2_SYSTEM, ChatmlDialect
 from segue.dialects.gguf import read_gguf
 from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
 from segue.engines.weights import find_weights
-from segue.turn.bring import bring
-from segue.turn.values import NOTHING_BROUGHT, Closed, Head, Ids, Said, Scene, Wrote
+from segue.turn.effects import apply_effects
+from segue.turn.values import NO_EFFECTS, Head, Ids, ItemClosed, ItemText, Parsed, Scene
 from segue.wire.items import CustomToolCall, FunctionCall, Item, Message, Reasoning
 from tests.contracts.dialect import (
     BARE,
@@ -103,24 +103,24 @@ def test_conversation_is_written_as_the_models_own_template_does(
     for _ in range(200):
         roles = rng.choices(["user", "assistant", "system"], k=rng.randint(1, 6))
         talk = [{"role": role, "content": words(rng)} for role in roles]
-        items = tuple(message(said["role"], said["content"]) for said in talk)
+        items = tuple(message(parsed["role"], parsed["content"]) for parsed in talk)
         expected = from_template(template, messages=talk)
 
         prompt = flat(dialect.render(Scene(Head(), None, items)).prompt)
 
         assert shown(vocabulary, prompt) == expected
-        if "<|im_end|>" not in "".join(said["content"] for said in talk):
+        if "<|im_end|>" not in "".join(parsed["content"] for parsed in talk):
             assert prompt.tolist() == encoded_whole(vocabulary, expected)
 
 
 def test_instructions_are_the_first_system_message(
     vocabulary: Vocabulary, dialect: ChatmlDialect
 ) -> None:
-    said = Scene(Head(instructions="Be brief."), None, (message("user", "Hi"),))
+    parsed = Scene(Head(instructions="Be brief."), None, (message("user", "Hi"),))
     led = Scene(Head(), None, (message("developer", "Be brief."), message("user", "Hi")))
     plain = Scene(Head(), None, (message("user", "Hi"),))
 
-    assert dialect.render(said) == dialect.render(led)
+    assert dialect.render(parsed) == dialect.render(led)
     assert SMOLLM2_SYSTEM in shown(vocabulary, flat(dialect.render(plain).prompt))
 
 
@@ -135,16 +135,16 @@ def test_tools_calls_and_outputs_are_written_as_qwens_template_does(
         talk: list[dict[str, object]] = [{"role": "system", "content": words(rng)}]
         items: list[Item] = []
         for _ in range(rng.randint(1, 4)):
-            text, said = words(rng), words(rng)
+            text, parsed = words(rng), words(rng)
             arguments = [{"q": words(rng), "n": n} for n in range(rng.randint(0, 3))]
             outputs = [words(rng) for _ in arguments]
             called = [{"function": {"name": "look", "arguments": a}} for a in arguments]
             talk.append({"role": "user", "content": text})
-            talk.append({"role": "assistant", "content": said, "tool_calls": called})
+            talk.append({"role": "assistant", "content": parsed, "tool_calls": called})
             talk.extend({"role": "tool", "content": out} for out in outputs)
             items.append(message("user", text))
-            if said or not called:
-                items.append(message("assistant", said))
+            if parsed or not called:
+                items.append(message("assistant", parsed))
             items.extend(call("look", json.dumps(a, ensure_ascii=False)) for a in arguments)
             items.extend(output(out) for out in outputs)
         head = Head(instructions=str(talk[0]["content"]), tools=TOOLS)
@@ -248,7 +248,7 @@ def test_older_warmth_is_used_where_the_last_turn_has_none(dialect: ChatmlDialec
 
 def answer(
     vocabulary: Vocabulary, dialect: ChatmlDialect, text: str, *, is_cut: bool = False
-) -> list[Said]:
+) -> list[Parsed]:
     return read(dialect, OFFERING, [vocabulary.encode(text)], is_cut=is_cut)
 
 
@@ -330,10 +330,10 @@ def test_answer_is_heard(
 def test_answer_that_was_cut_says_so(
     vocabulary: Vocabulary, dialect: ChatmlDialect, text: str, expected: Heard
 ) -> None:
-    said = answer(vocabulary, dialect, text, is_cut=True)
+    parsed = answer(vocabulary, dialect, text, is_cut=True)
 
-    assert heard(said) == [expected]
-    assert shown(vocabulary, all_ids(said)) == text + "<|im_end|>\n"
+    assert heard(parsed) == [expected]
+    assert shown(vocabulary, all_ids(parsed)) == text + "<|im_end|>\n"
 
 
 def test_stop_that_was_sampled_means_that_nothing_was_cut(dialect: ChatmlDialect) -> None:
@@ -356,7 +356,7 @@ def test_each_token_of_text_is_said_at_once(vocabulary: Vocabulary, dialect: Cha
     reader.feed(Ids([ids[0]]))
 
     for id in ids[1:]:
-        assert reader.feed(Ids([id])) == [Wrote(vocabulary.bytes_of(id).decode())]
+        assert reader.feed(Ids([id])) == [ItemText(vocabulary.bytes_of(id).decode())]
 
 
 def test_character_of_several_tokens_is_said_when_it_is_whole(
@@ -365,20 +365,20 @@ def test_character_of_several_tokens_is_said_when_it_is_whole(
     ids = vocabulary.encode("a🦤b")
     assert len(ids) > 3
 
-    said = read(dialect, BARE, [[id] for id in ids])
+    parsed = read(dialect, BARE, [[id] for id in ids])
 
-    assert [value.text for value in said if isinstance(value, Wrote)] == ["a", "🦤", "b"]
+    assert [value.text for value in parsed if isinstance(value, ItemText)] == ["a", "🦤", "b"]
 
 
 def test_arguments_are_streamed_as_written(vocabulary: Vocabulary, dialect: ChatmlDialect) -> None:
-    said = answer(vocabulary, dialect, CALL.replace("<b>", "one two three four"))
+    parsed = answer(vocabulary, dialect, CALL.replace("<b>", "one two three four"))
 
-    assert len([value for value in said if isinstance(value, Wrote)]) > 4
+    assert len([value for value in parsed if isinstance(value, ItemText)]) > 4
 
 
 def test_ids_are_parted_at_the_items(vocabulary: Vocabulary, dialect: ChatmlDialect) -> None:
-    said = answer(vocabulary, dialect, "I look.\n" + CALL + "\n" + CALL)
-    parts = [shown(vocabulary, value.ids) for value in said if isinstance(value, Closed)]
+    parsed = answer(vocabulary, dialect, "I look.\n" + CALL + "\n" + CALL)
+    parts = [shown(vocabulary, value.ids) for value in parsed if isinstance(value, ItemClosed)]
 
     assert parts == ["I look.", "\n" + CALL, "\n" + CALL]
 
@@ -388,12 +388,12 @@ def test_tool_that_an_earlier_item_brought_is_known(
 ) -> None:
     added = item("additional_tools", tools=[{"type": "custom", "name": "sed"}])
     past = turn_after(dialect, Scene(Head(), None, (added,)), None)
-    brought = bring(NOTHING_BROUGHT, [added])
+    effects = apply_effects(NO_EFFECTS, [added])
     text = '<tool_call>\n{"name": "sed", "arguments": {"input": "s/a/b/"}}\n</tool_call>'
 
-    said = read(dialect, Scene(Head(), past, (), brought=brought), [vocabulary.encode(text)])
+    parsed = read(dialect, Scene(Head(), past, (), effects=effects), [vocabulary.encode(text)])
 
-    assert heard(said) == [Heard("custom", "s/a/b/", "sed")]
+    assert heard(parsed) == [Heard("custom", "s/a/b/", "sed")]
 
 
 def expected_of(items: Sequence[Item]) -> list[Heard]:

@@ -39,8 +39,8 @@ def family(request: pytest.FixtureRequest) -> Family:
 def test_no_choice_is_broken_whatever_is_sampled(family: Family, data: st.DataObject) -> None:
     ids = data.draw(contract.sampled_ids(family))
     for scene in (NONE, SOME, SINGLE):
-        said = contract.read(family.dialect, scene, [ids])
-        calls = [one for one in contract.heard(said) if one.kind in CALLS]
+        parsed = contract.read(family.dialect, scene, [ids])
+        calls = [one for one in contract.heard(parsed) if one.kind in CALLS]
         if scene is NONE:
             assert not calls
         elif scene is SOME:
@@ -48,9 +48,9 @@ def test_no_choice_is_broken_whatever_is_sampled(family: Family, data: st.DataOb
         else:
             assert len(calls) <= 1
         if scene is not SINGLE:
-            assert contract.all_ids(said)[: len(ids)] == ids
+            assert contract.all_ids(parsed)[: len(ids)] == ids
         one_by_one = contract.read(family.dialect, scene, [[id] for id in ids])
-        assert one_by_one == said
+        assert one_by_one == parsed
 
 
 def test_forbidden_call_is_text(family: Family) -> None:
@@ -82,11 +82,11 @@ def test_reader_says_when_one_call_is_enough(family: Family) -> None:
     assert count is not None
     assert reader.is_over
     assert reader.feed(Ids(ids[count + 1 :])) == []
-    said = contract.read(family.dialect, SINGLE, [ids])
-    heard = contract.heard(said)
+    parsed = contract.read(family.dialect, SINGLE, [ids])
+    heard = contract.heard(parsed)
     assert [(one.kind, one.is_cut) for one in heard] == [("message", False), ("function", False)]
     assert '"1"' in heard[1].text
-    assert len(contract.all_ids(said)) < len(ids) + 2
+    assert len(contract.all_ids(parsed)) < len(ids) + 2
     parallel = contract.heard(contract.read(family.dialect, contract.OFFERING, [ids]))
     assert [one.kind for one in parallel] == ["message", "function", "function"]
 
@@ -102,10 +102,10 @@ def test_endpoint_that_calls_twice_is_heard_once() -> None:
     reader = MessagesDialect().reader(SINGLE)
     first = Delta(call_index=0, call_name="look", call_arguments="{}")
     second = Delta(call_index=1, call_name="look", call_arguments='{"q": "2"}')
-    said = reader.feed(Deltas((first, second)))
-    said += reader.feed(Deltas((Delta(text="And more."),)))
+    parsed = reader.feed(Deltas((first, second)))
+    parsed += reader.feed(Deltas((Delta(text="And more."),)))
     assert reader.is_over
 
-    heard = contract.heard(said + reader.close(is_cut=True))
+    heard = contract.heard(parsed + reader.close(is_cut=True))
 
     assert [(one.kind, one.text, one.is_cut) for one in heard] == [("function", "{}", False)]

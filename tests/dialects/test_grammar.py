@@ -48,13 +48,13 @@ def test_input_is_read_as_it_was_sampled(
     stop = [min(family.dialect.stops)] if is_stopped else []
     ids = [*rendered.lead, *family.vocabulary.encode(text), *stop]
 
-    said = contract.read(family.dialect, SCENE, [ids], is_cut=is_cut)
+    parsed = contract.read(family.dialect, SCENE, [ids], is_cut=is_cut)
 
     is_left = is_cut and not is_stopped
-    assert contract.heard(said) == [Heard("custom", text, "run", "sh", is_cut=is_left)]
+    assert contract.heard(parsed) == [Heard("custom", text, "run", "sh", is_cut=is_left)]
     sampled = ids[: len(ids) - len(stop)]
-    assert contract.all_ids(said)[: len(sampled)] == sampled
-    assert contract.read(family.dialect, SCENE, [[id] for id in ids], is_cut=is_cut) == said
+    assert contract.all_ids(parsed)[: len(sampled)] == sampled
+    assert contract.read(family.dialect, SCENE, [[id] for id in ids], is_cut=is_cut) == parsed
 
 
 def test_next_prompt_goes_on_behind_the_input(family: Family) -> None:
@@ -85,7 +85,7 @@ def test_engine_that_is_held_to_nothing_writes_json(family: Family) -> None:
 
 def test_model_that_says_nothing_has_called_nothing(family: Family) -> None:
     """Not even the beginning was read: the engine broke off before it."""
-    said = contract.read(family.dialect, SCENE, [])
-    assert contract.heard(said) == []
-    assert id_array(contract.all_ids(said))
+    parsed = contract.read(family.dialect, SCENE, [])
+    assert contract.heard(parsed) == []
+    assert id_array(contract.all_ids(parsed))
     assert family.dialect.reader(SCENE).feed(Ids([])) == []

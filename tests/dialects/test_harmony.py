@@ -12,7 +12,7 @@ from segue.dialects.harmony import HarmonyDialect
 from segue.dialects.typescript import tools_section
 from segue.dialects.vocabulary import Vocabulary, vocabulary_from_harmony
 from segue.errors import InvalidRequest
-from segue.turn.values import Closed, Head, Ids, Scene, Turn, Wrote
+from segue.turn.values import Head, Ids, ItemClosed, ItemText, Scene, Turn
 from segue.wire.items import Item
 from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.tools import FunctionTool, NamespaceTool, Offer
@@ -139,12 +139,12 @@ def conversation(rng: random.Random) -> Story:
             wrote.append(call(name, arguments, space))
             rounds.append((given, wrote))
             given = [output(out)]
-        thought, said = words(rng), words(rng) or "So."
+        thought, parsed = words(rng), words(rng) or "So."
         if thought:
             talk.append(says(thought, "analysis"))
-        talk.append(says(said, "final"))
+        talk.append(says(parsed, "final"))
         rounds.append(
-            (given, [*([reasoning(thought)] if thought else []), message("assistant", said)])
+            (given, [*([reasoning(thought)] if thought else []), message("assistant", parsed)])
         )
     # It ends where the model is to speak.
     given, wrote = rounds.pop()
@@ -259,8 +259,8 @@ def test_forced_call_begins_with_its_header(
     rendered = dialect.render(scene)
 
     assert msgspec.json.decode(rendered.schema or b"") == SHAPES["look"]
-    said = read(dialect, scene, [rendered.lead, vocabulary.encode('{"q": "x"}')])
-    assert heard(said) == [Heard("function", '{"q": "x"}', "look")]
+    parsed = read(dialect, scene, [rendered.lead, vocabulary.encode('{"q": "x"}')])
+    assert heard(parsed) == [Heard("function", '{"q": "x"}', "look")]
     past = turn_after(dialect, scene, rendered.lead + vocabulary.encode('{"q": "x"}'))
     written = turn_after(dialect, scene, dialect.write([call("look", '{"q": "x"}')]))
     following = [dialect.render(Scene(head, one, (output("1"),))) for one in (past, written)]
@@ -344,15 +344,15 @@ def test_what_is_written_is_read_back(dialect: HarmonyDialect) -> None:
         custom_call("patch", "x"),
     ]
 
-    said = read(dialect, OFFERING, [dialect.write(items)])
+    parsed = read(dialect, OFFERING, [dialect.write(items)])
 
-    assert heard(said) == [HM, SO, Heard("function", "{}", "look"), Heard("custom", "x", "patch")]
+    assert heard(parsed) == [HM, SO, Heard("function", "{}", "look"), Heard("custom", "x", "patch")]
 
 
 def test_answer_that_was_cut_says_so(oracle: Any, dialect: HarmonyDialect) -> None:
-    said = read(dialect, OFFERING, [sampled(oracle, FINAL)], is_cut=True)
+    parsed = read(dialect, OFFERING, [sampled(oracle, FINAL)], is_cut=True)
 
-    assert heard(said) == [Heard("message", "So.", is_cut=True)]
+    assert heard(parsed) == [Heard("message", "So.", is_cut=True)]
 
 
 def test_each_token_of_text_is_said_at_once(
@@ -362,13 +362,13 @@ def test_each_token_of_text_is_said_at_once(
     reader.feed(Ids(sampled(oracle, FINAL)))
 
     for id in vocabulary.encode(" Here I am, again"):
-        assert reader.feed(Ids([id])) == [Wrote(vocabulary.bytes_of(id).decode())]
+        assert reader.feed(Ids([id])) == [ItemText(vocabulary.bytes_of(id).decode())]
 
 
 def test_ids_are_parted_at_the_messages(oracle: Any, dialect: HarmonyDialect) -> None:
-    said = read(dialect, OFFERING, [sampled(oracle, ANALYSIS + AGAIN + FINAL)])
+    parsed = read(dialect, OFFERING, [sampled(oracle, ANALYSIS + AGAIN + FINAL)])
 
-    parts = [oracle.decode(list(one.ids)) for one in said if isinstance(one, Closed)]
+    parts = [oracle.decode(list(one.ids)) for one in parsed if isinstance(one, ItemClosed)]
 
     assert parts == [ANALYSIS, AGAIN + FINAL]
 

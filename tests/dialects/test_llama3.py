@@ -53,9 +53,9 @@ def test_conversation_is_written_as_the_models_own_template_does(
                 talk.append({"role": "tool", "content": out})
                 items.append(call("look", json.dumps(arguments, ensure_ascii=False)))
                 items.append(output(out))
-            said = words(rng)
-            talk.append({"role": "assistant", "content": said})
-            items.append(message("assistant", said))
+            parsed = words(rng)
+            talk.append({"role": "assistant", "content": parsed})
+            items.append(message("assistant", parsed))
         head = Head(instructions=system, tools=TOOLS) if tools else Head(instructions=system)
         expected = from_template(
             template, messages=talk, tools=tools, bos_token=BEGIN, tools_in_user_message=in_user
@@ -109,23 +109,23 @@ def test_answer_is_heard(
 def test_json_is_text_where_no_tools_are_offered(
     vocabulary: Vocabulary, dialect: Llama3Dialect
 ) -> None:
-    said = read(dialect, Scene(Head(), None, ()), [sampled(vocabulary, CALL)])
+    parsed = read(dialect, Scene(Head(), None, ()), [sampled(vocabulary, CALL)])
 
-    assert heard(said) == [Heard("message", CALL)]
+    assert heard(parsed) == [Heard("message", CALL)]
 
 
 def test_first_letters_of_an_object_that_is_no_call_are_not_held_back(
     vocabulary: Vocabulary, dialect: Llama3Dialect
 ) -> None:
     reader = dialect.reader(OFFERING)
-    said = reader.feed(Ids(vocabulary.encode('{"answer": [1, 2')))
+    parsed = reader.feed(Ids(vocabulary.encode('{"answer": [1, 2')))
 
-    assert len(said) > 4
+    assert len(parsed) > 4
 
 
 def test_what_is_written_is_read_back(dialect: Llama3Dialect) -> None:
     items = [message("assistant", "I look."), call("look", ARGUMENTS), call("look", ARGUMENTS)]
 
-    said = read(dialect, OFFERING, [dialect.write(items)])
+    parsed = read(dialect, OFFERING, [dialect.write(items)])
 
-    assert heard(said) == [Heard("message", "I look."), FOUND, FOUND]
+    assert heard(parsed) == [Heard("message", "I look."), FOUND, FOUND]

@@ -14,25 +14,25 @@ from hypothesis import strategies as st
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed
-from segue.turn.bring import bring
-from segue.turn.settle import warm_after
+from segue.turn.commit import warm_after
+from segue.turn.effects import apply_effects
 from segue.turn.values import (
+    NO_EFFECTS,
     NO_IDS,
-    NOTHING_BROUGHT,
-    Closed,
     Delta,
     Deltas,
     Head,
+    ItemClosed,
+    ItemOpened,
+    ItemText,
     Messages,
-    Opened,
+    Parsed,
     Rendered,
     Round,
-    Said,
     Scene,
-    Sealed,
     Turn,
+    TurnClosed,
     Warm,
-    Wrote,
 )
 from segue.wire.items import Item
 from segue.wire.response import Response
@@ -322,10 +322,10 @@ def test_beginning_that_was_sent_before_is_recalled() -> None:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def read(*deltas: Delta, is_cut: bool = False, scene: Scene = OFFERING) -> list[Said]:
+def read(*deltas: Delta, is_cut: bool = False, scene: Scene = OFFERING) -> list[Parsed]:
     reader = DIALECT.reader(scene)
-    said = [one for delta in deltas for one in reader.feed(Deltas((delta,)))]
-    return said + reader.close(is_cut=is_cut)
+    parsed = [one for delta in deltas for one in reader.feed(Deltas((delta,)))]
+    return parsed + reader.close(is_cut=is_cut)
 
 
 def test_reader_opens_writes_and_closes_items() -> None:
@@ -340,36 +340,36 @@ def test_reader_opens_writes_and_closes_items() -> None:
         Delta(call_index=0, call_arguments="1}"),
         Delta(call_index=1, call_name="fs__read", call_arguments="{}"),
     ) == [
-        Opened("reasoning"),
-        Wrote("Hm"),
-        Wrote("m."),
-        Closed(NO_IDS),
-        Opened("message"),
-        Wrote("Let me "),
-        Wrote("look.\n"),
-        Closed(NO_IDS),
-        Opened("function", "look"),
-        Wrote('{"q":'),
-        Wrote("1}"),
-        Closed(NO_IDS),
-        Opened("function", "read", "fs", is_async=True),
-        Wrote("{}"),
-        Closed(NO_IDS),
-        Sealed(NO_IDS),
+        ItemOpened("reasoning"),
+        ItemText("Hm"),
+        ItemText("m."),
+        ItemClosed(NO_IDS),
+        ItemOpened("message"),
+        ItemText("Let me "),
+        ItemText("look.\n"),
+        ItemClosed(NO_IDS),
+        ItemOpened("function", "look"),
+        ItemText('{"q":'),
+        ItemText("1}"),
+        ItemClosed(NO_IDS),
+        ItemOpened("function", "read", "fs", is_async=True),
+        ItemText("{}"),
+        ItemClosed(NO_IDS),
+        TurnClosed(NO_IDS),
     ]
 
 
 def test_blank_text_between_a_thought_and_a_call_is_no_message() -> None:
-    said = read(
+    parsed = read(
         Delta(reasoning="Hm."),
         Delta(text="\n\n"),
         Delta(call_index=0, call_name="look", call_arguments="{}"),
     )
-    assert [one.kind for one in said if isinstance(one, Opened)] == ["reasoning", "function"]
+    assert [one.kind for one in parsed if isinstance(one, ItemOpened)] == ["reasoning", "function"]
 
 
 def test_blank_text_alone_says_nothing() -> None:
-    assert read(Delta(text=" \n")) == [Sealed(NO_IDS)]
+    assert read(Delta(text=" \n")) == [TurnClosed(NO_IDS)]
 
 
 @pytest.mark.parametrize(
@@ -381,11 +381,11 @@ def test_blank_text_alone_says_nothing() -> None:
     ],
 )
 def test_custom_call_gives_its_input_when_it_is_whole(pieces: list[str], text: str) -> None:
-    said = read(
+    parsed = read(
         Delta(call_index=0, call_name="patch"),
         *(Delta(call_index=0, call_arguments=piece) for piece in pieces),
     )
-    (item,) = heard(said)
+    (item,) = heard(parsed)
     assert (item.kind, item.name, item.text) == ("custom", "patch", text)
 
 
@@ -397,7 +397,7 @@ def test_unknown_tool_is_still_a_call() -> None:
 def test_tool_that_an_item_has_brought_is_known() -> None:
     tool = {"type": "custom", "name": "late.r"}
     given = (item("additional_tools", tools=[tool]),)
-    scene = Scene(Head(), None, given, brought=bring(NOTHING_BROUGHT, given))
+    scene = Scene(Head(), None, given, effects=apply_effects(NO_EFFECTS, given))
     (found,) = heard(
         read(Delta(call_index=0, call_name="late__r", call_arguments='{"input":"x"}'), scene=scene)
     )

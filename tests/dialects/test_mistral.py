@@ -278,9 +278,9 @@ def test_call_that_was_cut_is_cut_only_if_something_is_missing(
     vocabulary: Vocabulary, dialect: MistralDialect
 ) -> None:
     for text, is_cut in ((CALL, False), (CALL[:-1], True)):
-        said = read(dialect, OFFERING, [sampled(vocabulary, text)], is_cut=True)
+        parsed = read(dialect, OFFERING, [sampled(vocabulary, text)], is_cut=True)
 
-        assert [one.is_cut for one in heard(said)] == [is_cut]
+        assert [one.is_cut for one in heard(parsed)] == [is_cut]
 
 
 # --- the vocabulary -------------------------------------------------------------------------------

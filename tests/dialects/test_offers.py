@@ -114,9 +114,9 @@ def test_forced_call_is_heard_though_the_engine_stops_behind_the_arguments(
     scene, lead = sampled_behind(dialect, choice, text)
     stop = [*dialect.write([])][-1:] if has_stop else []
 
-    said = read(dialect, scene, [lead, vocabulary.encode(text), stop])
+    parsed = read(dialect, scene, [lead, vocabulary.encode(text), stop])
 
-    assert heard(said) == [expected]
+    assert heard(parsed) == [expected]
 
 
 def test_one_of_several_calls_is_forced_by_a_schema_with_all_their_names(
@@ -127,9 +127,9 @@ def test_one_of_several_calls_is_forced_by_a_schema_with_all_their_names(
     text = json.dumps({"name": "fs.read", key: {}})
     scene, lead = sampled_behind(dialect, "required", text)
 
-    said = read(dialect, scene, [lead, vocabulary.encode(text)])
+    parsed = read(dialect, scene, [lead, vocabulary.encode(text)])
 
-    assert heard(said) == [Heard("function", "{}", "read", "fs", True)]
+    assert heard(parsed) == [Heard("function", "{}", "read", "fs", True)]
     schema = json.loads(dialect.render(scene).schema or b"")
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"name": "other", key: {}}, schema)
@@ -199,8 +199,8 @@ def test_format_becomes_a_schema(
     rendered = dialect.render(formatted(type))
 
     assert (json.loads(rendered.schema) if rendered.schema else None) == schema
-    said = read(dialect, formatted(type), [rendered.lead, vocabulary.encode('{"a": 1}')])
-    assert heard(said) == [Heard("message", '{"a": 1}')]
+    parsed = read(dialect, formatted(type), [rendered.lead, vocabulary.encode('{"a": 1}')])
+    assert heard(parsed) == [Heard("message", '{"a": 1}')]
 
 
 def test_format_leaves_room_for_a_call_where_one_is_allowed(
@@ -217,8 +217,8 @@ def test_format_leaves_room_for_a_call_where_one_is_allowed(
     jsonschema.validate(json.loads(text), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"b": 1}, schema)
-    said = read(dialect, scene, [rendered.lead, vocabulary.encode(text)])
-    assert heard(said) == [Heard("function", '{"q": "x"}', "look")]
+    parsed = read(dialect, scene, [rendered.lead, vocabulary.encode(text)])
+    assert heard(parsed) == [Heard("function", '{"q": "x"}', "look")]
     assert format_schema(formatted("json_object", TOOLS, "none"), key) == b'{"type":"object"}'
 
 

@@ -79,9 +79,9 @@ def test_loop_of_calls_keeps_its_thoughts_and_encodes_only_what_is_new(
     vocabulary: Vocabulary, dialect: ChatmlDialect
 ) -> None:
     head = Head(tools=TOOLS)
-    said = dialect.write([reasoning("Hm."), call("look", "{}")])
-    first = turn_after(dialect, Scene(head, None, (message("user", "Hi"),)), said)
-    second = turn_after(dialect, Scene(head, first, (output("1"),)), said)
+    parsed = dialect.write([reasoning("Hm."), call("look", "{}")])
+    first = turn_after(dialect, Scene(head, None, (message("user", "Hi"),)), parsed)
+    second = turn_after(dialect, Scene(head, first, (output("1"),)), parsed)
 
     rendered = dialect.render(Scene(head, second, (output("2"),)))
 
@@ -91,10 +91,10 @@ def test_loop_of_calls_keeps_its_thoughts_and_encodes_only_what_is_new(
 
 def test_only_what_follows_the_forgotten_thought_is_rendered_again(dialect: ChatmlDialect) -> None:
     head = Head(tools=TOOLS)
-    said = dialect.write([reasoning("Hm."), call("look", "{}")])
+    parsed = dialect.write([reasoning("Hm."), call("look", "{}")])
     question = Scene(head, None, (message("user", "Hi"),))
-    first = turn_after(dialect, question, said)
-    second = turn_after(dialect, Scene(head, first, (output("1"),)), said)
+    first = turn_after(dialect, question, parsed)
+    second = turn_after(dialect, Scene(head, first, (output("1"),)), parsed)
 
     rendered = dialect.render(Scene(head, second, (output("2"), message("user", "And?"))))
 

@@ -4,7 +4,7 @@ import pytest
 
 from segue.dialects.chatml import ChatmlDialect
 from segue.dialects.vocabulary import Vocabulary
-from segue.turn.values import Head, Ids, Scene, Wrote
+from segue.turn.values import Head, Ids, ItemText, Scene
 from tests.contracts.dialect import OFFERING, Heard, heard, read, smollm2
 
 CALL = '{"name": "look", "arguments": {"q": "<b>"}}'
@@ -22,7 +22,7 @@ def dialect(vocabulary: Vocabulary) -> ChatmlDialect:
     return ChatmlDialect(vocabulary)
 
 
-def said(text: str) -> Heard:
+def parsed(text: str) -> Heard:
     return Heard("message", text)
 
 
@@ -32,27 +32,27 @@ STORIES: list[tuple[str, list[Heard]]] = [
     (CALL, [FOUND]),
     (f"{CALL}; {CALL}", [FOUND, FOUND]),
     (f"{CALL}\n{CALL}", [FOUND, FOUND]),
-    (f"{CALL}\n\nSo.", [FOUND, said("So.")]),
+    (f"{CALL}\n\nSo.", [FOUND, parsed("So.")]),
     (CALL.replace("arguments", "parameters"), [FOUND]),
     ('{"type": "function", ' + CALL[1:], [FOUND]),
     ('{"type": "function", "function": ' + CALL + "}", [FOUND]),
     ("<think>\nHm.\n</think>\n\n" + CALL, [Heard("reasoning", "Hm."), FOUND]),
     # In a fence.
     (f"```json\n{CALL}\n```", [FOUND]),
-    (f"I look:\n```json\n{CALL}\n```", [said("I look:"), FOUND]),
-    (f"```\n{CALL}\n```\nSo.", [FOUND, said("So.")]),
+    (f"I look:\n```json\n{CALL}\n```", [parsed("I look:"), FOUND]),
+    (f"```\n{CALL}\n```\nSo.", [FOUND, parsed("So.")]),
     (f"```json\n{CALL}", [FOUND]),
     (f"```json\n{CALL[:-1]}\n```", [FOUND]),
     # Not calls: given back as they were.
-    (CALL.replace("look", "other"), [said(CALL.replace("look", "other"))]),
-    (f"So: {CALL}", [said(f"So: {CALL}")]),
-    ('{"answer": 1}', [said('{"answer": 1}')]),
-    ('{"name": "Ada"}', [said('{"name": "Ada"}')]),
-    ('{"name": "lo', [said('{"name": "lo')]),
-    ("{1, 2}", [said("{1, 2}")]),
-    ("```python\nx = {}\n```", [said("```python\nx = {}\n```")]),
-    ('```json\n{"a": 1}\n```', [said('```json\n{"a": 1}\n```')]),
-    ("a `b` ``", [said("a `b` ``")]),
+    (CALL.replace("look", "other"), [parsed(CALL.replace("look", "other"))]),
+    (f"So: {CALL}", [parsed(f"So: {CALL}")]),
+    ('{"answer": 1}', [parsed('{"answer": 1}')]),
+    ('{"name": "Ada"}', [parsed('{"name": "Ada"}')]),
+    ('{"name": "lo', [parsed('{"name": "lo')]),
+    ("{1, 2}", [parsed("{1, 2}")]),
+    ("```python\nx = {}\n```", [parsed("```python\nx = {}\n```")]),
+    ('```json\n{"a": 1}\n```', [parsed('```json\n{"a": 1}\n```')]),
+    ("a `b` ``", [parsed("a `b` ``")]),
 ]
 
 
@@ -70,7 +70,7 @@ def test_answer_is_heard(
 def test_json_is_text_where_no_tools_are_offered(
     vocabulary: Vocabulary, dialect: ChatmlDialect, text: str
 ) -> None:
-    assert heard(read(dialect, BARE, [vocabulary.encode(text)])) == [said(text)]
+    assert heard(read(dialect, BARE, [vocabulary.encode(text)])) == [parsed(text)]
 
 
 def test_object_that_is_no_call_is_not_held_back(
@@ -81,5 +81,5 @@ def test_object_that_is_no_call_is_not_held_back(
 
     found = reader.feed(Ids(vocabulary.encode('{"answer": [1, 2')))
 
-    told = "".join(one.text for one in found if isinstance(one, Wrote))
+    told = "".join(one.text for one in found if isinstance(one, ItemText))
     assert told == '{"answer": [1, 2'

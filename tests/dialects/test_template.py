@@ -244,8 +244,8 @@ def test_template_that_forgets_goes_on_from_an_older_prompt() -> None:
         scene = Scene(Head(), past, (message("user", f"Question {n}"),))
         warm, bare = dialect.render(scene), dialect.render(cold(scene))
         assert flat(warm.prompt) == flat(bare.prompt)
-        said = dialect.write([message("assistant", "Yes.")])
-        past = turn_after(dialect, scene, said.tolist())
+        parsed = dialect.write([message("assistant", "Yes.")])
+        past = turn_after(dialect, scene, parsed.tolist())
 
 
 def test_cue_that_depends_is_found_by_running_the_template_without_it() -> None:

@@ -29,10 +29,10 @@ def dialect() -> ChatmlDialect:
 
 def loop(dialect: ChatmlDialect, *givens: tuple[Item, ...]) -> Scene:
     """A chain in which the model thinks and calls behind each but the last of these."""
-    said = dialect.write([reasoning("Hm."), call("look", "{}")])
+    parsed = dialect.write([reasoning("Hm."), call("look", "{}")])
     scene = Scene(HEAD, None, givens[0])
     for given in givens[1:]:
-        scene = Scene(HEAD, turn_after(dialect, scene, said), given)
+        scene = Scene(HEAD, turn_after(dialect, scene, parsed), given)
     return scene
 
 

@@ -13,15 +13,15 @@ from segue.engines.upstream import Patience, Upstream
 from segue.turn.seams import Engine
 from segue.turn.values import (
     NO_TOKENS,
-    Begun,
     Finish,
     Head,
     Ids,
     Job,
-    Odds,
+    JobStarted,
     Piece,
     Sampling,
     Scene,
+    TokenLogprob,
     Tokens,
     id_array,
 )
@@ -89,8 +89,8 @@ def ids_of(pieces: Sequence[Piece]) -> list[int]:
     return [id for piece in pieces if isinstance(piece, Ids) for id in piece.ids]
 
 
-def odds_of(pieces: Sequence[Piece]) -> list[Odds | None]:
-    return [one for piece in pieces if isinstance(piece, Ids) for one in piece.odds]
+def odds_of(pieces: Sequence[Piece]) -> list[TokenLogprob | None]:
+    return [one for piece in pieces if isinstance(piece, Ids) for one in piece.logprobs]
 
 
 def finish_of(pieces: Sequence[Piece]) -> Finish:
@@ -100,7 +100,7 @@ def finish_of(pieces: Sequence[Piece]) -> Finish:
 
 
 def route_of(pieces: Sequence[Piece]) -> str | None:
-    return [piece.route for piece in pieces if isinstance(piece, Begun)][-1]
+    return [piece.route for piece in pieces if isinstance(piece, JobStarted)][-1]
 
 
 def reply(prompt: Sequence[int]) -> list[int]:

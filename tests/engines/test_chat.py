@@ -14,20 +14,20 @@ import pytest
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.errors import EngineFailed, InvalidRequest, ServerFault, Unavailable
-from segue.turn.bring import bring
+from segue.turn.effects import apply_effects
 from segue.turn.values import (
-    NOTHING_BROUGHT,
-    Closed,
+    NO_EFFECTS,
     Delta,
     Deltas,
     Finish,
     Head,
+    ItemClosed,
+    ItemOpened,
+    ItemText,
     Job,
-    Opened,
     Piece,
     Sampling,
     Scene,
-    Wrote,
 )
 from segue.wire.codec import decode_item
 from segue.wire.items import Logprob, TopLogprob
@@ -162,9 +162,9 @@ async def test_tools_that_items_bring_stand_behind_those_of_the_request(
     choice: Any, wanted: object
 ) -> None:
     head = Head(tools=TOOLS, tool_choice=choice)
-    brought = bring(NOTHING_BROUGHT, [ADDED])
+    effects = apply_effects(NO_EFFECTS, [ADDED])
     asked = job(head)
-    scene = msgspec.structs.replace(asked.scene, brought=brought)
+    scene = msgspec.structs.replace(asked.scene, effects=effects)
 
     sent = await sent_for(msgspec.structs.replace(asked, scene=scene))
 
@@ -180,9 +180,9 @@ async def test_settings_that_items_bring_are_handed_on() -> None:
         "reasoning": {"effort": "high"},
         "text": {"format": schema},
     }
-    brought = bring(NOTHING_BROUGHT, [decode_item(json.dumps(update).encode(), "input[0]")])
+    effects = apply_effects(NO_EFFECTS, [decode_item(json.dumps(update).encode(), "input[0]")])
     asked = job(Head(reasoning=ReasoningConfig(effort="low")))
-    scene = msgspec.structs.replace(asked.scene, brought=brought)
+    scene = msgspec.structs.replace(asked.scene, effects=effects)
 
     sent = await sent_for(msgspec.structs.replace(asked, scene=scene))
 
@@ -440,9 +440,9 @@ async def test_real_endpoint_calls_a_tool(engine: ChatEngine) -> None:
         if isinstance(piece, Deltas):
             spoken += reader.feed(piece)
     spoken += reader.close(is_cut=True)
-    assert spoken[0] == Opened("function", "get_weather")
-    until = next(n for n, one in enumerate(spoken) if isinstance(one, Closed))
-    arguments = "".join(one.text for one in spoken[:until] if isinstance(one, Wrote))
+    assert spoken[0] == ItemOpened("function", "get_weather")
+    until = next(n for n, one in enumerate(spoken) if isinstance(one, ItemClosed))
+    arguments = "".join(one.text for one in spoken[:until] if isinstance(one, ItemText))
     assert isinstance(json.loads(arguments)["city"], str)
 
 

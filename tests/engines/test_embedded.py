@@ -31,18 +31,18 @@ from segue.engines.weights import find_weights
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Misconfigured, Unavailable
 from segue.turn.values import (
     NO_TOKENS,
-    Begun,
     Finish,
     Grammar,
     Head,
     Ids,
+    ItemOpened,
+    ItemText,
     Job,
-    Opened,
+    JobStarted,
     Piece,
     Sampling,
     Scene,
     Tokens,
-    Wrote,
     id_array,
 )
 from segue.wire.items import Item
@@ -138,7 +138,7 @@ async def test_model_answers_in_words(bench: GreedyBench) -> None:
         reader = bench.dialect.reader(job.scene)
         heard = reader.feed(Ids(ids_of(await sampled(bench.engine, job))))
         heard += reader.close(is_cut=False)
-        return "".join(one.text for one in heard if isinstance(one, Wrote))
+        return "".join(one.text for one in heard if isinstance(one, ItemText))
 
     first = await ask()
 
@@ -164,7 +164,7 @@ async def test_chain_of_turns_is_computed_once(bench: GreedyBench, vocabulary: V
         pieces = await sampled(bench.engine, job)
         cached = finish_of(pieces).cached_tokens
         # It is told before the first token too, for those who break off.
-        assert pieces[0] == Begun(cached)
+        assert pieces[0] == JobStarted(cached)
         assert turn == 0 or known - 2 <= cached <= known
         assert isinstance(job.prompt, Tokens)
         ids = ids_of(pieces)
@@ -219,7 +219,7 @@ async def test_prompt_is_read_ahead_without_a_word(bench: GreedyBench) -> None:
     warm = await sampled(bench.engine, msgspec.structs.replace(job, output_tokens_max=2))
 
     cached = finish_of(ahead).cached_tokens
-    assert ahead == [Begun(cached), Finish("length", cached_tokens=cached, output_tokens=0)]
+    assert ahead == [JobStarted(cached), Finish("length", cached_tokens=cached, output_tokens=0)]
     assert finish_of(ahead).cached_tokens < job.prompt.length // 2
     assert finish_of(warm).cached_tokens == job.prompt.length - 1
 
@@ -382,8 +382,8 @@ async def test_forced_input_follows_its_grammar_twenty_times_of_twenty(
         reader = bench.dialect.reader(job.scene)
         heard = reader.feed(Ids(bench.dialect.render(job.scene).lead))
         heard += reader.feed(Ids(ids_of(pieces))) + reader.close(is_cut=False)
-        assert heard[0] == Opened("custom", "run")
-        inputs.append("".join(one.text for one in heard if isinstance(one, Wrote)))
+        assert heard[0] == ItemOpened("custom", "run")
+        inputs.append("".join(one.text for one in heard if isinstance(one, ItemText)))
     assert [one for one in inputs if not re.fullmatch(pattern, one)] == []
     assert [finish_of(pieces).reason for pieces in answers] == ["stop"] * 20
     assert len(set(inputs)) > 1, "temperature 1 writes more than one"
@@ -428,11 +428,11 @@ async def test_engine_says_how_likely_its_tokens_were(
 
     pieces = await sampled(bench.engine, job)
     ids = ids_of(pieces)
-    odds = [one for piece in pieces if isinstance(piece, Ids) for one in piece.odds]
+    logprobs = [one for piece in pieces if isinstance(piece, Ids) for one in piece.logprobs]
 
     assert ids == ids_of(await sampled(bench.engine, alone))
-    assert len(odds) == len(ids)
-    for id, one in zip(ids, odds, strict=True):
+    assert len(logprobs) == len(ids)
+    for id, one in zip(ids, logprobs, strict=True):
         if one is None:
             with pytest.raises(UnicodeDecodeError):
                 vocabulary.bytes_of(id).decode()
@@ -441,7 +441,7 @@ async def test_engine_says_how_likely_its_tokens_were(
         assert len(one.top) == 3
         assert 0 < sum(math.exp(value) for _, value in one.top) <= 1.0001
     bare = await sampled(bench.engine, alone)
-    assert all(not one.top for p in bare if isinstance(p, Ids) for one in p.odds if one)
+    assert all(not one.top for p in bare if isinstance(p, Ids) for one in p.logprobs if one)
 
 
 async def test_characters_of_several_tokens_arrive_whole(
@@ -552,7 +552,7 @@ async def test_engine_that_has_too_many_jobs_refuses_more(
     running = [bench.engine.sample(bench.job()) for _ in range(3)]
     try:
         for pieces in running:
-            assert isinstance(await anext(pieces), Begun)
+            assert isinstance(await anext(pieces), JobStarted)
         assert not await bench.engine.is_ready()
         with pytest.raises(Unavailable, match="Too many"):
             await sampled(bench.engine, bench.job())

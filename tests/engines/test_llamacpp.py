@@ -12,20 +12,20 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
+from segue.engines.hidden_tokens import Spelling
 from segue.engines.llamacpp import LlamacppEngine
-from segue.engines.spelling import Spelling
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
 from segue.turn.values import (
-    Begun,
     Finish,
     Grammar,
     Head,
     Ids,
+    ItemText,
+    JobStarted,
     Piece,
     Sampling,
     Scene,
     Tokens,
-    Wrote,
     id_array,
 )
 from tests.contracts import engine as contract
@@ -66,7 +66,7 @@ def text_of(pieces: Sequence[Piece]) -> str:
     reader = chatml().reader(Scene(Head(), None, ()))
     spoken = [one for piece in pieces if isinstance(piece, Ids) for one in reader.feed(piece)]
     spoken += reader.close(is_cut=False)
-    return "".join(one.text for one in spoken if isinstance(one, Wrote))
+    return "".join(one.text for one in spoken if isinstance(one, ItemText))
 
 
 # The sums of a batch are rounded differently from those of one job, so that "the same answer alone and together" is
@@ -101,7 +101,7 @@ async def test_next_turn_finds_its_prefix_kept(engine: LlamacppEngine) -> None:
     known = first.prompt.length + len(ids)
     assert known - 1 <= again.cached_tokens <= known
     # It is told before the first token too, for those who break off.
-    assert pieces[0] == Begun(again.cached_tokens)
+    assert pieces[0] == JobStarted(again.cached_tokens)
 
 
 async def test_warm_up_prefills_and_says_nothing(engine: LlamacppEngine) -> None:
@@ -109,7 +109,7 @@ async def test_warm_up_prefills_and_says_nothing(engine: LlamacppEngine) -> None
     assert isinstance(prompt, Tokens)
 
     pieces = await heard(engine, job(prompt, 0))
-    assert [type(piece) for piece in pieces] == [Begun, Finish]
+    assert [type(piece) for piece in pieces] == [JobStarted, Finish]
 
     assert finish_of(await heard(engine, job(prompt, 2))).cached_tokens == prompt.length - 1
 
@@ -181,7 +181,7 @@ async def test_server_that_is_killed_in_the_middle_is_a_failure_and_then_unavail
             assert await engine.is_ready()
             pieces = engine.sample(job(tokens([1, 4093, 198]), 500, stops=frozenset()))
             async with aclosing(pieces):
-                assert isinstance(await anext(pieces), Begun)
+                assert isinstance(await anext(pieces), JobStarted)
                 assert isinstance(await anext(pieces), Ids)
                 victim.process.kill()
                 with pytest.raises(EngineFailed):

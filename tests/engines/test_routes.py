@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
-from segue.engines.routes import Health, RoutedEngine, Turnstile
+from segue.engines.routes import FairQueue, Health, RoutedEngine
 from segue.engines.vllm import VllmEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
 from segue.turn.values import Finish, Job, Piece
@@ -25,7 +25,7 @@ from tests.engines.asking import (
     upstream,
 )
 from tests.engines.fakes.server import Fake
-from tests.engines.fakes.thread import elsewhere
+from tests.engines.fakes.thread import remote
 from tests.engines.fakes.vllm import FakeVllm
 
 JOB = job(tokens([1]))
@@ -67,7 +67,7 @@ async def is_held(fake: Fake) -> None:
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 async def test_engine_keeps_its_promise(promise: Promise) -> None:
-    with elsewhere(lambda: FakeVllm(reply)) as one, elsewhere(lambda: FakeVllm(reply)) as other:
+    with remote(lambda: FakeVllm(reply)) as one, remote(lambda: FakeVllm(reply)) as other:
         async with upstream(one.url) as first, upstream(other.url) as second:
             engine = RoutedEngine(
                 {"one": VllmEngine(first, "fake"), "other": VllmEngine(second, "fake")}
@@ -262,16 +262,16 @@ async def test_jobs_that_wait_for_a_replica_that_dies_go_elsewhere() -> None:
 
 async def order_of(askers: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """In which order these get the one place that there is."""
-    turnstile = Turnstile(1)
+    turnstile = FairQueue(1)
     await turnstile.enter(("first", ""))
     served: list[tuple[str, str]] = []
 
-    async def ask(asker: tuple[str, str]) -> None:
-        await turnstile.enter(asker)
-        served.append(asker)
+    async def ask(caller: tuple[str, str]) -> None:
+        await turnstile.enter(caller)
+        served.append(caller)
         turnstile.leave()
 
-    tasks = [asyncio.create_task(ask(asker)) for asker in askers]
+    tasks = [asyncio.create_task(ask(caller)) for caller in askers]
     await asyncio.sleep(0)
     assert turnstile.waiting == len(askers)
     turnstile.leave()

@@ -9,7 +9,7 @@ import pytest
 
 from segue.engines.sglang import SglangEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
-from segue.turn.values import Begun, Finish, Grammar, Odds, Sampling
+from segue.turn.values import Finish, Grammar, JobStarted, Sampling, TokenLogprob
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
@@ -25,7 +25,7 @@ from tests.engines.asking import (
     upstream,
 )
 from tests.engines.fakes.sglang import FakeSglang
-from tests.engines.fakes.thread import elsewhere
+from tests.engines.fakes.thread import remote
 
 WAYS = pytest.mark.parametrize("is_incremental", [False, True])
 
@@ -33,7 +33,7 @@ WAYS = pytest.mark.parametrize("is_incremental", [False, True])
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 @WAYS
 async def test_engine_keeps_its_promise(promise: Promise, is_incremental: bool) -> None:
-    with elsewhere(lambda: FakeSglang(reply, is_incremental=is_incremental)) as fake:
+    with remote(lambda: FakeSglang(reply, is_incremental=is_incremental)) as fake:
         async with upstream(fake.url) as address:
             await promise(Bench(SglangEngine(address), chatml()))
 
@@ -74,7 +74,7 @@ async def test_request_has_the_fields_that_sglang_knows() -> None:
 async def test_engine_says_how_much_of_the_prompt_it_kept() -> None:
     async with FakeSglang(block=1) as fake, upstream(fake.url) as address:
         engine = SglangEngine(address)
-        assert await heard(engine, job(tokens([1] * 40), 0)) == [Begun(), Finish("length")]
+        assert await heard(engine, job(tokens([1] * 40), 0)) == [JobStarted(), Finish("length")]
         assert finish_of(await heard(engine, job(tokens([1] * 60)))).cached_tokens == 40
 
 
@@ -127,8 +127,8 @@ async def test_odds_stand_beside_their_ids(is_incremental: bool, interval: int) 
         alone = Sampling(wants_logprobs=True)
         bare = await heard(SglangEngine(address), job(tokens([1, 3]), sampling=alone))
     ids = ids_of(pieces)
-    assert odds_of(pieces) == [Odds(-id / 8, ((1, -1 / 64), (2, -2 / 64))) for id in ids]
-    assert odds_of(bare) == [Odds(-id / 8) for id in ids]
+    assert odds_of(pieces) == [TokenLogprob(-id / 8, ((1, -1 / 64), (2, -2 / 64))) for id in ids]
+    assert odds_of(bare) == [TokenLogprob(-id / 8) for id in ids]
 
 
 async def test_regular_expression_is_handed_on() -> None:

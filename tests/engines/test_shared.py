@@ -11,10 +11,21 @@ import pytest
 
 from segue.engines.shared import SharedEngine, sharing
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable, context_overflow
-from segue.turn.values import Finish, Head, Ids, Job, Odds, Piece, Sampling, Scene, Tokens, id_array
+from segue.turn.values import (
+    Finish,
+    Head,
+    Ids,
+    Job,
+    Piece,
+    Sampling,
+    Scene,
+    TokenLogprob,
+    Tokens,
+    id_array,
+)
 
 WAIT_S = 10
-ODDS = [Odds(-0.25, ((5, -0.25), (6, -2.0))), None]
+ODDS = [TokenLogprob(-0.25, ((5, -0.25), (6, -2.0))), None]
 
 
 def job(*, schema: bytes | None = None) -> Job:
@@ -65,7 +76,7 @@ async def test_job_and_answer_arrive_as_they_are(tmp_path: Path) -> None:
     ids, finish = pieces
     assert isinstance(ids, Ids)
     assert list(ids.ids) == [5, 100_000]
-    assert list(ids.odds) == ODDS
+    assert list(ids.logprobs) == ODDS
     assert finish == Finish("stop", cached_tokens=3, output_tokens=2)
     (heard,) = engine.jobs
     assert isinstance(heard.prompt, Tokens)

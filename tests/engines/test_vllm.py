@@ -6,7 +6,7 @@ import pytest
 
 from segue.engines.vllm import VllmEngine
 from segue.errors import EngineFailed, InvalidRequest
-from segue.turn.values import Finish, Grammar, Odds, Sampling
+from segue.turn.values import Finish, Grammar, Sampling, TokenLogprob
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
@@ -21,7 +21,7 @@ from tests.engines.asking import (
     tokens,
     upstream,
 )
-from tests.engines.fakes.thread import elsewhere
+from tests.engines.fakes.thread import remote
 from tests.engines.fakes.vllm import FakeVllm, logprob
 
 BOTH = pytest.mark.parametrize("is_scaled_out", [False, True])
@@ -31,7 +31,7 @@ PATHS = {False: "/v1/completions", True: "/inference/v1/generate"}
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 @BOTH
 async def test_engine_keeps_its_promise(promise: Promise, is_scaled_out: bool) -> None:
-    with elsewhere(lambda: FakeVllm(reply, is_scaled_out=is_scaled_out)) as fake:
+    with remote(lambda: FakeVllm(reply, is_scaled_out=is_scaled_out)) as fake:
         async with upstream(fake.url) as address:
             engine = VllmEngine(address, "fake")
             await heard(engine, job(tokens([1])))
@@ -162,8 +162,8 @@ async def test_odds_stand_beside_their_ids(is_scaled_out: bool) -> None:
         bare = await heard(engine, job(tokens([1]), sampling=Sampling(wants_logprobs=True)))
         plain = await heard(engine, job(tokens([1]), sampling=Sampling(top_logprobs=3)))
     for id, one in zip(ids_of(pieces), odds_of(pieces), strict=True):
-        assert one == Odds(logprob(id), ((1, -1 / 64), (2, -2 / 64), (id, logprob(id))))
-    assert odds_of(bare) == [Odds(logprob(id)) for id in ids_of(bare)]
+        assert one == TokenLogprob(logprob(id), ((1, -1 / 64), (2, -2 / 64), (id, logprob(id))))
+    assert odds_of(bare) == [TokenLogprob(logprob(id)) for id in ids_of(bare)]
     assert odds_of(plain) == []
 
 

@@ -20,10 +20,10 @@ from segue.turn.values import (
     Grammar,
     Head,
     Ids,
+    ItemText,
     Sampling,
     Scene,
     Tokens,
-    Wrote,
     id_array,
 )
 from tests.contracts.dialect import smollm2
@@ -98,7 +98,7 @@ async def test_answer_follows_the_schema(engine: VllmEngine) -> None:
     assert isinstance(prompt, Tokens)
     for piece in await heard(engine, job(prompt, 60, schema=SCHEMA)):
         if isinstance(piece, Ids):
-            text += "".join(one.text for one in reader.feed(piece) if isinstance(one, Wrote))
+            text += "".join(one.text for one in reader.feed(piece) if isinstance(one, ItemText))
     assert set(json.loads(text)) == {"city"}
 
 

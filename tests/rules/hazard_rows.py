@@ -37,8 +37,8 @@ FAILURES: dict[str, Tests] = {
     ),
     # A create that waits in its lane is silent until its turn (product.md 3).
     "F2 silence before the response has an id": (
-        "turn/run::test_client_hears_first_and_then_the_engine_is_asked",
-        "turn/run::test_silent_engine_is_covered_by_heartbeats",
+        "process/runner::test_client_hears_first_and_then_the_engine_is_asked",
+        "process/runner::test_silent_engine_is_covered_by_heartbeats",
     ),
     # Streams carry numbered heartbeats instead of comment lines (product.md 3). Proxies' settings: docs/deploy.md.
     "F3 proxies and CDNs cut what is silent": (
@@ -71,8 +71,8 @@ FAILURES: dict[str, Tests] = {
         "transports/socket::test_uploading_peer_is_not_lost_without_pongs",
         LIMITS,
         "dialects/vocabulary::test_long_text_is_encoded_while_other_threads_run",
-        "tools/pdf::test_others_are_served_while_a_small_file_takes_its_time",
-        "turn/run::test_large_input_is_validated_in_slices",
+        "tools/pdf_worker::test_others_are_served_while_a_small_file_takes_its_time",
+        "process/runner::test_large_input_is_validated_in_slices",
         "stores/sqlite::test_loop_and_readers_go_on_while_a_commit_takes_its_time",
     ),
     "F8 HTTP answers 200 and then nothing": (
@@ -186,7 +186,7 @@ FAILURES: dict[str, Tests] = {
     ),
     "F27 what is not stored is forgotten on its own socket": (
         "connections::test_unstored_parent_lives_and_dies_with_its_socket",
-        "turn/run::test_unstored_turn_touches_no_disk",
+        "process/runner::test_unstored_turn_touches_no_disk",
     ),
     "F28 chaining drops calls and outputs": (
         "chained_equals_full::test_engine_sees_the_conversation_that_the_specification_says",
@@ -312,7 +312,7 @@ THREATS: dict[str, Tests] = {
         "transports/protocol::test_flood_of_frames_ends_the_connection_and_no_other",
         "transports/socket::test_flood_of_pings_from_a_peer_that_does_not_read_takes_no_memory",
         "transports/socket::test_upgrade_may_be_decided_later",
-        "tools/pdf::test_page_that_unfolds_to_megabytes_is_told_and_not_read",
+        "tools/pdf_worker::test_page_that_unfolds_to_megabytes_is_told_and_not_read",
         "wire/tools::test_more_tools_than_anybody_has_are_refused",
         "bad_input::test_http_client_is_told_what_is_wrong",
     ),
@@ -320,10 +320,10 @@ THREATS: dict[str, Tests] = {
     "T8 processor time": (
         "transports/protocol::test_flood_of_frames_ends_the_connection_and_no_other",
         "dialects/vocabulary::test_long_text_is_encoded_while_other_threads_run",
-        "tools/pdf::test_form_that_is_drawn_without_end_is_read_up_to_a_limit",
-        "tools/pdf::test_others_are_served_while_a_small_file_takes_its_time",
+        "tools/pdf_worker::test_form_that_is_drawn_without_end_is_read_up_to_a_limit",
+        "tools/pdf_worker::test_others_are_served_while_a_small_file_takes_its_time",
         "engines/example::test_hopeless_schema_still_gives_something_small",
-        "tools/pages::test_odd_html_takes_no_time",
+        "tools/html::test_odd_html_takes_no_time",
     ),
     # There is no limit on the time to a socket's first message: an idle one costs little, and agents keep them ready.
     "T9 slow peers": (
@@ -344,7 +344,7 @@ THREATS: dict[str, Tests] = {
         "tools/fetch::test_name_that_changes_its_mind_is_believed_once",
         "tools/fetch::test_credentials_stay_with_the_first_origin",
         "tools/fetch::test_fetcher_is_off_until_it_is_switched_on",
-        "turn/attach::test_client_is_refused_an_address_inside_on_every_transport",
+        "tools/inputs::test_client_is_refused_an_address_inside_on_every_transport",
         "mcp::test_server_that_may_not_be_called_is_refused",
         "mcp::test_keys_of_the_operator_go_to_the_operators_server_only",
     ),

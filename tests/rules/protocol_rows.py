@@ -266,7 +266,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         "incomplete_details steered": (
             "steering::test_client_steers_a_long_answer_and_the_successor_follows",
         ),
-        "usage with its details": (SHAPES, "turn/run::test_plain_turn_counts_what_it_used"),
+        "usage with its details": (SHAPES, "process/runner::test_plain_turn_counts_what_it_used"),
         "error codes of a failed response": ("turn/assemble::test_failed_response_says_why",),
         "tools echo with nullable keys": (
             "wire/tools::test_response_echoes_a_function_with_all_its_nullable_keys",
@@ -549,7 +549,9 @@ ROWS: dict[str, dict[str, Proof]] = {
         "response.failed counts": (
             "connections::test_turn_that_fails_after_it_started_evicts_its_parent_too",
         ),
-        "incomplete does not": ("turn/run::test_answer_is_cut_at_the_limit_and_can_be_continued",),
+        "incomplete does not": (
+            "process/runner::test_answer_is_cut_at_the_limit_and_can_be_continued",
+        ),
         "bad envelopes do not": ("connections::test_bad_envelopes_evict_nothing",),
     },
     "6.5 forks": {
@@ -723,7 +725,7 @@ ROWS["beside the contract"] = {
         "connections::test_close_frame_cancels_a_stored_turn_and_keeps_its_finished_items",
     ),
     "documents are served": (
-        "transports/documents::test_documents_are_served_and_are_the_same_bytes_each_time",
+        "transports/openapi::test_documents_are_served_and_are_the_same_bytes_each_time",
         "protocol_shapes::test_everything_that_leaves_by_http_is_in_our_openapi_document",
         "protocol_shapes::test_everything_that_leaves_by_socket_is_in_our_asyncapi_document",
     ),

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "segue"
 
 GROUND = {"errors", "ids", "settings"}
 INNER = GROUND | {"wire"}
-ADAPTERS = {"bus", "dialects", "engines", "stores", "tools", "guards", "transports"}
+ADAPTERS = {"dialects", "engines", "stores", "tools", "guards"}
 
 # Room -> the other rooms that it may know. Inside a room everyone knows everyone. The package itself (its version) is
 # known to all and knows nobody.
@@ -31,49 +31,39 @@ MAY_IMPORT: dict[str, set[str]] = {
     # 2: whose turn is it; what happens in one turn? They do not know each other.
     "session": INNER,
     "turn": INNER,
-    # 3: adapters. They do not know each other.
-    "bus": INNER | {"turn"},
+    # 3: what is around a turn. These know each other only as this table says.
+    "process": INNER | {"turn"},
+    "cluster": INNER | {"turn"},
+    "accounts": INNER | {"turn"},
     "dialects": INNER | {"turn"},
     "engines": INNER | {"turn"},
     "stores": INNER | {"turn"},
     "tools": INNER | {"turn"},
     "guards": INNER | {"turn"},
-    "transports": INNER | {"turn", "session"},
+    "transports": INNER | {"turn", "session", "process", "accounts"},
     # 4: who is wired to whom?
-    "metrics": INNER | {"turn", "session"} | ADAPTERS,
+    "metrics": INNER | {"turn", "process", "session", "transports"} | ADAPTERS,
     "batches": set(),
-    "traces": INNER | {"turn", "batches"},
-    "audit": INNER | {"turn", "batches"},
+    "traces": INNER | {"turn", "process", "batches"},
+    "audit": INNER | {"turn", "process", "batches"},
     "models": INNER | {"turn", "dialects", "engines", "guards"},
-    "dashboard": INNER | {"turn", "transports"},
-    "storage": INNER | {"turn", "stores", "bus", "transports"},
+    "dashboard": INNER | {"turn", "process", "accounts", "transports"},
+    "storage": INNER | {"turn", "accounts", "stores", "cluster"},
     "app": INNER
-    | {"turn", "session", "metrics", "traces", "audit", "models", "storage", "dashboard"}
+    | {"turn", "session", "process", "accounts", "cluster", "transports"}
+    | {"metrics", "traces", "audit", "models", "storage", "dashboard"}
     | ADAPTERS,
-    "port": INNER | {"app", "transports"},
-    # 5: how does a person start it, measure it, look at it?
-    "bench": GROUND | {"app"},
+    "server": INNER | {"app", "transports"},
+    # 5: how does a person start it, connect to it, look at it?
     "connect": GROUND,
     "chat": GROUND | {"connect"},
-    "doctor": GROUND | {"port", "models", "storage"},
-    "keys": GROUND | {"storage", "turn"},
+    "doctor": GROUND | {"server", "models", "storage"},
+    "keys": GROUND | {"storage", "turn", "accounts"},
     "logs": GROUND | {"keys"},
-    "workers": GROUND | {"app", "bus", "logs", "models", "port"},
+    "workers": GROUND | {"app", "cluster", "logs", "models", "server"},
     "cli": GROUND
-    | {
-        "app",
-        "port",
-        "storage",
-        "keys",
-        "logs",
-        "models",
-        "bench",
-        "dashboard",
-        "connect",
-        "chat",
-        "doctor",
-        "workers",
-    },
+    | {"app", "server", "storage", "keys", "logs", "models", "dashboard"}
+    | {"connect", "chat", "doctor", "workers"},
     "__main__": {"cli"},
 }
 
@@ -85,7 +75,8 @@ PURE = {
     "turn.resolve",
     "turn.assemble",
     "turn.decide",
-    "turn.written",
+    "turn.values",
+    "turn.effects",
 }
 IMPURE_LIBRARIES = {"asyncio", "logging", "random", "secrets", "socket", "time"}
 
@@ -232,8 +223,8 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "wire/codec.py", "from .. import errors", False),
     (upward_imports, "wire/codec.py", "import json", False),
     (upward_imports, "wire/codec.py", "from segue import __version__", False),
-    (upward_imports, "wire/codec.py", "from segue.turn import run", True),
-    (upward_imports, "wire/codec.py", "from ..turn import run", True),
+    (upward_imports, "wire/codec.py", "from segue.turn import loop", True),
+    (upward_imports, "wire/codec.py", "from ..turn import loop", True),
     (upward_imports, "wire/codec.py", "from .. import turn", True),
     (upward_imports, "wire/codec.py", "def late():\n    import segue.app", True),
     (upward_imports, "wire/__init__.py", "from .codec import decode", False),
@@ -242,8 +233,8 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "settings.py", "from segue.errors import ApiError", False),
     (upward_imports, "__init__.py", "from segue.app import create", True),
     (upward_imports, "session/lanes.py", "from segue.turn.values import Turn", True),
-    (upward_imports, "turn/run.py", "from segue.session.lanes import Lanes", True),
-    (upward_imports, "turn/run.py", "from segue import wire, stores", True),
+    (upward_imports, "process/runner.py", "from segue.session.lanes import Lanes", True),
+    (upward_imports, "process/runner.py", "from segue import wire, stores", True),
     (upward_imports, "stores/sqlite.py", "from segue.turn.seams import Turns", False),
     (upward_imports, "stores/sqlite.py", "from segue.engines import scripted", True),
     (upward_imports, "engines/scripted.py", "from segue.dialects import chatml", True),
@@ -265,7 +256,7 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (impurities, "session/lanes.py", "async def go(): ...", True),
     (impurities, "dialects/chatml.py", "def f():\n    import logging.config", True),
     (impurities, "turn/resolve.py", "import secrets", True),
-    (impurities, "turn/run.py", "import asyncio", False),
+    (impurities, "process/runner.py", "import asyncio", False),
     (impurities, "ids.py", "import secrets", False),
     (missing_docstrings, "wire/items.py", "", True),
     (missing_docstrings, "wire/items.py", "import re\n'late'", True),

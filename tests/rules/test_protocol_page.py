@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from segue.transports.documents import CLIENT_EVENTS, OPERATIONS
+from segue.transports.openapi import CLIENT_EVENTS, OPERATIONS
 from segue.wire.events import Typed
 from segue.wire.items import HostedOutput, Value
 from segue.wire.schema import REF, schemas

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from segue.app import Place
-from segue.bus.hub import Hub
-from segue.stores import upkeep
+from segue.cluster.hub import Hub
+from segue.stores import maintenance
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, kinds, metric, serving, until, wire
 
 Pair = tuple[Served, Served]
@@ -43,7 +43,7 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             place = Place(house="here")
         here = await stack.enter_async_context(serving(place, **flags))
         there = await stack.enter_async_context(serving(place, **flags))
-        await until(lambda: here.app.circle.peers and there.app.circle.peers)
+        await until(lambda: here.app.peers.others and there.app.peers.others)
         yield here, there
 
 
@@ -161,7 +161,7 @@ async def test_last_one_who_leaves_a_repeat_cancels_it_at_home(pair: Pair) -> No
 async def test_deleted_response_is_forgotten_at_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "BEAT_S", 3600)
+    monkeypatch.setattr(maintenance, "BEAT_S", 3600)
     here, there = pair
     parent = (await post(here, input="one", max_output_tokens=1)).json["id"]
     async with wire(there) as socket:
@@ -219,11 +219,11 @@ async def test_follower_of_a_worker_that_dies_hears_the_end(
     assert guest is not None
     await until(lambda: guest.bytes)
     # As if the bus had been cut in between.
-    elsewhere = here.app.runner._elsewhere
-    assert elsewhere is not None
-    for forwarder in tuple(elsewhere._forwarders.values()):
+    remote = here.app.runner._remote
+    assert remote is not None
+    for forwarder in tuple(remote._forwarders.values()):
         forwarder._bus = Mute()
-    there.app.circle._lose(here.app.circle.worker)
+    there.app.peers._lose(here.app.peers.worker)
     ended = (await following).events
     assert ended[-1]["type"] == "response.completed"
     numbers = [event["sequence_number"] for event in ended]

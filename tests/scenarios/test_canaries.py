@@ -61,7 +61,7 @@ async def test_unexpected_faults_are_logged_without_key_and_content(
         app = served.app
         key, secret = await give_out(app.keys, app.hashes, "test", "ada")
         headers = {"Authorization": f"Bearer {secret}"}
-        monkeypatch.setattr("segue.turn.run.prepare", break_down)
+        monkeypatch.setattr("segue.process.runner.prepare", break_down)
         body = {"model": MODEL, "input": WORD, "store": False}
         answer = await fetch(served, "POST", "/v1/responses", body, headers)
         assert answer.status == 500

@@ -31,7 +31,7 @@ from segue.engines.weights import find_weights
 from segue.errors import EngineFailed
 from segue.turn.resolve import count_model_turns
 from segue.turn.values import Closed as ItemClosed
-from segue.turn.values import Head, IdArray, Ids, Round, Scene, Sealed, Tokens, Turn, id_array
+from segue.turn.values import Head, IdArray, Ids, Round, Scene, Tokens, Turn, TurnClosed, id_array
 from segue.wire.codec import decode_item, decode_tools
 from segue.wire.items import Item
 from tests.contracts.engine import chatml
@@ -126,7 +126,7 @@ def kept(node: Node) -> tuple[tuple[IdArray[int], ...], IdArray[int]]:
     reader = chatml().reader(Scene(node.head, None, ()))
     said = reader.feed(Ids(node.sampled)) + reader.close(is_cut=node.status != "completed")
     ids = tuple(one.ids for one in said if isinstance(one, ItemClosed))
-    (tail,) = (one.ids for one in said if isinstance(one, Sealed))
+    (tail,) = (one.ids for one in said if isinstance(one, TurnClosed))
     joined = [id for part in (*ids, tail) for id in part]
     assert joined[: len(node.sampled)] == node.sampled
     return ids, tail

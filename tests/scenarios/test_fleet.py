@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import websockets
 
+from segue.accounts.quota import AHEAD, KeyLimits
 from segue.cli import main
+from segue.process.runner import CLAIMS_MAX
 from segue.settings import Settings, load_settings
 from segue.storage import create_key
-from segue.turn.quota import AHEAD, KeyLimits
-from segue.turn.run import CLAIMS_MAX
 from tests.support import (
     MODEL,
     TERMINAL,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import websockets
 
+from segue.accounts.quota import KeyLimits
 from segue.ids import new_id
 from segue.settings import load_settings
 from segue.storage import give_out
@@ -23,7 +24,6 @@ from segue.transports.protocol import HttpProtocol
 from segue.transports.socket import Socket, SocketLimits
 from segue.transports.websocket import Session
 from segue.turn.admit import Plan
-from segue.turn.quota import KeyLimits
 from segue.turn.running import Running
 from tests.engines.fakes.chat import FakeChat
 from tests.support import MODEL, TERMINAL, WAIT_S, Served, Wire, fetch, serving, until, wire
@@ -67,7 +67,7 @@ async def test_line_of_a_dead_peer_is_given_up_by_the_system_too() -> None:
     """F5: whatever is not taken in, and whoever does not answer the system's own questions. (To pull a cable takes
     root, so that this looks at what the system was told.)"""
     async with serving() as served, wire(served):
-        (session,) = served.app.lobby.sessions
+        (session,) = served.app.upgrades.sessions
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"ok")
@@ -298,12 +298,12 @@ async def test_all_is_as_before_once_everybody_has_left(tmp_path: Path) -> None:
 
     async with serving(script=script, tps=1_000, reconnect_s=0) as served:
         await come_and_go(served, 0)
-        await until(lambda: not served.app.lobby.sessions)
+        await until(lambda: not served.app.upgrades.sessions)
         before = counts()
         for _ in range(3):
             await asyncio.gather(*(come_and_go(served, number) for number in range(20)))
         runner = served.app.runner
-        await until(lambda: not runner.running_count and not served.app.lobby.sessions)
+        await until(lambda: not runner.running_count and not served.app.upgrades.sessions)
         await until(lambda: all(now <= then for now, then in zip(counts(), before, strict=True)))
         # Stored turns whose line was lost may be asked for once more, within their own limit.
         alive = sum(type(one) is Running for one in gc.get_objects())
@@ -353,8 +353,8 @@ async def test_no_spelling_of_a_path_or_host_leads_around_the_key() -> None:
     async with serving(auth="keys") as served:
         asked = [(path, {"Host": "localhost"}) for path in PATHS]
         asked += [("/v1/models", {"Host": host}) for host in HOSTS]
-        elsewhere = {"X-Original-URL": "/health", "X-Forwarded-Prefix": "/health"}
-        asked += [(path, {**elsewhere, "X-Forwarded-Host": "localhost"}) for path in PATHS]
+        remote = {"X-Original-URL": "/health", "X-Forwarded-Prefix": "/health"}
+        asked += [(path, {**remote, "X-Forwarded-Host": "localhost"}) for path in PATHS]
         for path, headers in asked:
             answer = await fetch(served, "GET", path, headers=headers)
             assert answer.status in (400, 401, 403, 404), (path, headers, answer.body)

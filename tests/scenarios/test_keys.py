@@ -13,11 +13,11 @@ import websockets
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
+from segue.accounts.quota import KeyLimits
 from segue.app import open_app
 from segue.errors import Misconfigured
 from segue.settings import load_settings
 from segue.storage import give_out
-from segue.turn.quota import KeyLimits
 from segue.turn.values import Key
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, serving, wire
 
@@ -193,7 +193,7 @@ async def test_first_key_shuts_an_open_door(quick: None) -> None:
 async def test_with_keys_switched_off_nobody_needs_one(tmp_path: Path) -> None:
     async with serving(auth="off", store=f"sqlite:///{tmp_path}/s.db") as served:
         await new_key(served)
-        await served.app.book.confirm()
+        await served.app.accounts.confirm()
         assert (await fetch(served, "GET", "/v1/models")).status == 200
 
 
@@ -230,7 +230,7 @@ async def test_connections_of_a_key_are_counted(served: Served) -> None:
         response = await refused_upgrade(served, additional_headers=headers)
         assert (response.status_code, "retry-after" in response.headers) == (429, True)
     async with asyncio.timeout(WAIT_S):
-        while served.app.lobby.sessions:  # noqa: ASYNC110 (nobody sets an event)
+        while served.app.upgrades.sessions:  # noqa: ASYNC110 (nobody sets an event)
             await asyncio.sleep(0.01)
     async with wire(served, additional_headers=headers) as socket:
         assert (await socket.turn(input="1", store=False))["type"] == "response.completed"
@@ -314,7 +314,7 @@ async def test_public_address_needs_keys(tmp_path: Path) -> None:
     async with open_app(load_settings({**flags, "auth": "keys"}, environment={})) as app:
         await give_out(app.keys, app.hashes, "first", "ada")
     async with open_app(settings) as app:
-        assert app.book.is_required
+        assert app.accounts.is_required
 
 
 async def test_keys_of_another_ring_are_told_at_the_start(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 import segue.tools.mcp
 from segue.cli import main
-from segue.transports.desk import LOCAL
+from segue.transports.services import LOCAL
 from segue.turn.values import Tokens
 from tests.clients.outside import misfits, run_python
 from tests.events import told_alike
@@ -823,12 +823,12 @@ async def test_deferred_server_that_an_item_brings_is_found_by_the_search_beside
     tmp_path: Path,
 ) -> None:
     turns = [calling("tool_search", query="echo"), echoing("a"), DONE]
-    brought = bringing({"type": "tool_search"}, {**OWN, "defer_loading": True})
+    effects = bringing({"type": "tool_search"}, {**OWN, "defer_loading": True})
     async with (
         hosting_own(tmp_path, *turns) as (served, far),
         asking(served, "websocket") as ask,
     ):
-        told = await ask({"input": [brought, {"role": "user", "content": "Go"}]})
+        told = await ask({"input": [effects, {"role": "user", "content": "Go"}]})
     assert types_of(told)[:4] == [
         "mcp_list_tools",
         "tool_search_call",

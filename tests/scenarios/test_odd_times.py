@@ -12,7 +12,7 @@ import pytest
 
 from segue.errors import Unavailable
 from segue.turn.compose import Composed, compose
-from segue.turn.values import Claim, Conversation, Job, Piece, Shelved, Turn
+from segue.turn.values import Claim, Conversation, ConversationItem, Job, Piece, Turn
 from segue.wire.items import Compaction, Item
 from tests.scenarios.test_background import KEY, LONG, follow, post
 from tests.scenarios.test_compaction import CALL, STORY
@@ -318,8 +318,8 @@ async def test_client_that_leaves_while_its_key_is_claimed_does_not_spend_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
-        repeats = served.app.runner._records.repeats
-        claim, release = repeats.claim, repeats.release
+        idempotency_keys = served.app.runner._records.idempotency_keys
+        claim, release = idempotency_keys.claim, idempotency_keys.release
         is_claimed, may_go_on, is_released = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def claiming(asked: Claim) -> Claim:
@@ -332,8 +332,8 @@ async def test_client_that_leaves_while_its_key_is_claimed_does_not_spend_it(
             await release(asked)
             is_released.set()
 
-        monkeypatch.setattr(repeats, "claim", claiming)
-        monkeypatch.setattr(repeats, "release", releasing)
+        monkeypatch.setattr(idempotency_keys, "claim", claiming)
+        monkeypatch.setattr(idempotency_keys, "release", releasing)
 
         async def is_alone() -> bool:
             return await metric(served, "segue_connections") == 0
@@ -403,7 +403,7 @@ async def test_repeat_after_a_restart_can_be_continued(tmp_path: Path) -> None:
 async def test_background_response_whose_end_is_not_saved_ends_failed_once_the_store_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    monkeypatch.setattr("segue.turn.run.MEND_S", 0.01)
+    monkeypatch.setattr("segue.process.runner.MEND_S", 0.01)
     async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
         save = served.app.turns.save
         tried: list[str] = []
@@ -436,7 +436,7 @@ async def test_response_whose_conversation_is_not_saved_stays_failed(
         save = conversations.save
 
         async def saving(
-            given: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+            given: Conversation, added: Sequence[ConversationItem] = (), turn: Turn | None = None
         ) -> bool:
             if added:
                 raise Unavailable("The store cannot be reached.")
@@ -517,7 +517,7 @@ async def test_steer_before_a_forced_call_is_begun_shows_nothing_of_it(
         await may_go_on.wait()
         return await compose(*given, **named)
 
-    monkeypatch.setattr("segue.turn.perform.compose", composing)
+    monkeypatch.setattr("segue.turn.loop.compose", composing)
     async with scripted(tmp_path, {"calls": [CALL]}) as served, wire(served) as socket:
         engine = served.app.runner.models[MODEL].engine
         monkeypatch.setattr(type(engine), "can_constrain", True)

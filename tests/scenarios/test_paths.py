@@ -13,7 +13,7 @@ PATHS = ("/v1/responses", "/responses", "/v1/codex/responses")
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteTurns:
     """A server, by another path."""
 
     ws_url: str
@@ -48,5 +48,5 @@ async def test_other_paths_are_unknown(path: str) -> None:
         assert refused.value.response.status_code == 404
 
 
-def _by(served: Served, path: str) -> Elsewhere:
-    return Elsewhere(served.ws_url.replace("/v1/responses", path))
+def _by(served: Served, path: str) -> RemoteTurns:
+    return RemoteTurns(served.ws_url.replace("/v1/responses", path))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.stores import upkeep
+from segue.stores import maintenance
 from tests.support import MODEL, Answer, Served, ServedProcess, fetch, served_process, serving, wire
 
 Server = Served | ServedProcess
@@ -49,7 +49,7 @@ async def test_chain_goes_on_at_the_other_server(flags: dict[str, str]) -> None:
 async def test_deleted_response_leaves_the_other_servers_memory(
     flags: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "BEAT_S", 0.02)
+    monkeypatch.setattr(maintenance, "BEAT_S", 0.02)
     async with serving(**flags) as here, serving(**flags) as there, wire(there) as socket:
         parent = (await post(here, input="one")).json["id"]
         child = await socket.turn(input="two", previous_response_id=parent)
@@ -77,7 +77,7 @@ async def test_stored_turns_survive_the_process_and_running_ones_end_as_failed(
         served.process.wait(30)
     # A lease in PostgreSQL is over after a while, by its clock; here after a moment.
     monkeypatch.setattr("segue.stores.postgres.LEASE_S", 0)
-    monkeypatch.setattr(upkeep, "BEAT_S", 0.05)
+    monkeypatch.setattr(maintenance, "BEAT_S", 0.05)
     async with serving(**flags) as again:
         answer = await post(again, input="three", previous_response_id=first["id"])
         assert answer.status == 200

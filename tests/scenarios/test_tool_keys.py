@@ -67,8 +67,8 @@ async def test_servers_of_the_operator_need_a_scope(scopes: tuple[str], tmp_path
         may, may_not = await key_for(served, "mcp"), await key_for(served, *scopes)
         body = {"model": MODEL, "input": "Go", "tools": [OWN]}
         refused = await fetch(served, "POST", "/v1/responses", body, may_not)
-        brought = [{"type": "additional_tools", "tools": [OWN]}]
-        body = {"model": MODEL, "input": brought}
+        effects = [{"type": "additional_tools", "tools": [OWN]}]
+        body = {"model": MODEL, "input": effects}
         assert (await fetch(served, "POST", "/v1/responses", body, may_not)).status == 403
         body = {"model": MODEL, "input": "Go", "tools": [OWN]}
         async with wire(served, additional_headers=may_not) as socket:

@@ -11,13 +11,13 @@ from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.routes import RoutedEngine
 from segue.engines.vllm import VllmEngine
+from segue.process.runner import Records, Runner
 from segue.stores.conversations import MemoryConversations
-from segue.stores.memory import MemoryEventLog, MemoryLedger, MemoryRepeats, MemoryTurns
+from segue.stores.memory import MemoryEventLog, MemoryIdempotencyKeys, MemoryLedger, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue.turn.admit import Model
-from segue.turn.run import Records, Runner
+from segue.turn.commit import Afterwards
 from segue.turn.seams import Dialect, Engine
-from segue.turn.settle import Afterwards
 from tests.contracts.engine import chatml
 from tests.engines.asking import reply, upstream
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
@@ -36,7 +36,10 @@ async def staged(engine: Engine, dialect: Dialect) -> AsyncIterator[Stage]:
     ledger = MemoryLedger()
     store = MemoryTurns(BUDGET, stored_only=True, ledger=ledger)
     records = Records(
-        Afterwards(ledger, []), MemoryEventLog(BUDGET), MemoryRepeats(), MemoryConversations(BUDGET)
+        Afterwards(ledger, []),
+        MemoryEventLog(BUDGET),
+        MemoryIdempotencyKeys(),
+        MemoryConversations(BUDGET),
     )
     async with Runner({"m": model}, records, RingSeals([new_key()])) as runner:
         yield Stage(runner, records, store, recording, dialect, [])

@@ -166,8 +166,8 @@ async def test_search_can_be_forced(kind: str, tmp_path: Path) -> None:
 async def test_search_that_an_item_brings_works_like_a_listed_one(way: str, tmp_path: Path) -> None:
     """As Codex may bring it; its settings hold, and the chain goes on with it."""
     web = {**WEB, "filters": {"blocked_domains": ["docs.a.com"]}}
-    brought = {"type": "additional_tools", "role": "developer", "tools": [web]}
-    body = {"input": [brought, {"role": "user", "content": "Go"}], "include": [SOURCES]}
+    effects = {"type": "additional_tools", "role": "developer", "tools": [web]}
+    body = {"input": [effects, {"role": "user", "content": "Go"}], "include": [SOURCES]}
     async with (
         searching(tmp_path, SEARCH, {"text": "No."}, SEARCH, {"text": "No."}) as served,
         asking(served, way) as ask,

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from segue.errors import Unavailable
-from segue.stores.layered import LayeredRepeats, LayeredTurns
-from segue.stores.memory import MemoryRepeats, MemoryTurns
+from segue.stores.layered import LayeredIdempotencyKeys, LayeredTurns
+from segue.stores.memory import MemoryIdempotencyKeys, MemoryTurns
 from segue.turn.values import Claim, Owner, Turn
 from tests.contracts.turns import OWNER, make_chain, make_turn
 
@@ -130,10 +130,10 @@ async def test_stored_child_is_whole_only_where_its_unstored_parent_is(
     again = await turns.find(OWNER, "child")
     assert again is not None
     assert again.is_whole
-    elsewhere = await LayeredTurns(MemoryTurns(PLENTY), far).find(OWNER, "child")
-    assert elsewhere is not None
-    assert not elsewhere.is_whole
-    assert elsewhere.parent is None
+    remote = await LayeredTurns(MemoryTurns(PLENTY), far).find(OWNER, "child")
+    assert remote is not None
+    assert not remote.is_whole
+    assert remote.parent is None
 
 
 async def test_forgotten_stored_turn_is_found_far(turns: LayeredTurns, near: MemoryTurns) -> None:
@@ -183,14 +183,14 @@ async def test_turn_that_runs_elsewhere_is_not_kept_near(
 
 
 async def test_key_of_an_unstored_turn_never_goes_far() -> None:
-    near, far = MemoryRepeats(), MemoryRepeats()
-    repeats = LayeredRepeats(near, far)
+    near, far = MemoryIdempotencyKeys(), MemoryIdempotencyKeys()
+    idempotency_keys = LayeredIdempotencyKeys(near, far)
     secret = Claim(OWNER, "key", "secret", b"d", is_stored=False)
-    assert await repeats.claim(secret) == secret
+    assert await idempotency_keys.claim(secret) == secret
     assert far.bytes == 0
     stored = Claim(OWNER, "key", "stored", b"e", is_stored=True)
-    assert await repeats.claim(stored) == secret, "the key is taken, wherever it is held"
+    assert await idempotency_keys.claim(stored) == secret, "the key is taken, wherever it is held"
     assert far.bytes == 0
     other = Claim(OWNER, "other", "stored", b"e", is_stored=True)
-    assert await repeats.claim(other) == other
+    assert await idempotency_keys.claim(other) == other
     assert far.bytes > 0

@@ -14,11 +14,11 @@ from segue.stores.memory import (
     LOG_BYTES,
     SLOT_BYTES,
     MemoryEventLog,
+    MemoryIdempotencyKeys,
     MemoryLedger,
-    MemoryRepeats,
     MemoryTurns,
 )
-from segue.turn.values import NO_TOKENS, Claim, Entry, Head, Turn, Warm
+from segue.turn.values import NO_TOKENS, Claim, Head, Turn, UsageEntry, Warm
 from segue.wire.events import Event
 from tests.contracts.turns import OWNER, make_chain, make_turn
 
@@ -156,7 +156,7 @@ async def test_stored_only_keeps_nothing_unstored() -> None:
 
 async def test_ledger_lets_go_of_its_oldest_rows() -> None:
     ledger = MemoryLedger(entries_max=2)
-    rows = [Entry(name, OWNER, "tiny", "completed", 1, 0, 1, 0) for name in "abc"]
+    rows = [UsageEntry(name, OWNER, "tiny", "completed", 1, 0, 1, 0) for name in "abc"]
     await ledger.settle(rows)
     assert ledger.entries == rows[1:]
 
@@ -187,12 +187,12 @@ async def test_log_larger_than_the_budget_is_missing_and_never_cut() -> None:
 
 
 async def test_oldest_keys_go_when_there_are_too_many() -> None:
-    repeats = MemoryRepeats(bytes_max=3 * CLAIM_BYTES)
+    idempotency_keys = MemoryIdempotencyKeys(bytes_max=3 * CLAIM_BYTES)
     for number in range(5):
-        await repeats.claim(Claim(OWNER, f"k{number}", f"t{number}", b"", is_stored=False))
-    assert repeats.bytes == 3 * CLAIM_BYTES
+        await idempotency_keys.claim(Claim(OWNER, f"k{number}", f"t{number}", b"", is_stored=False))
+    assert idempotency_keys.bytes == 3 * CLAIM_BYTES
     holders = [
-        await repeats.claim(Claim(OWNER, f"k{number}", "new", b"", is_stored=False))
+        await idempotency_keys.claim(Claim(OWNER, f"k{number}", "new", b"", is_stored=False))
         for number in (4, 3, 2, 0)
     ]
     assert [holder.turn_id for holder in holders] == ["t4", "t3", "t2", "new"]

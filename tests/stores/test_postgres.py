@@ -12,7 +12,7 @@ from segue.stores import pool
 from segue.stores.pool import Connection, PostgresDatabase, Work, load_migrations
 from segue.stores.postgres import PostgresConversations, PostgresRing, PostgresTurns
 from segue.stores.seals import RingSeals
-from segue.turn.values import Conversation, Shelved
+from segue.turn.values import Conversation, ConversationItem
 from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
 from tests.postgres import PostgresServer, running_postgres
 
@@ -379,7 +379,9 @@ async def test_items_whose_commit_was_not_heard_of_are_there_once(
         return result
 
     monkeypatch.setattr(database, "_once", lose_the_first_answer)
-    added = [Shelved(name, said(name)) for name in ("a", "b")]
+    added = [ConversationItem(name, said(name)) for name in ("a", "b")]
     assert await conversations.save(found, added, make_turn("resp_1"))
     assert list(await conversations.read(OWNER, "conv_1")) == added
-    assert not await conversations.save(found, [Shelved("c", said("c"))]), "somebody was faster"
+    assert not await conversations.save(found, [ConversationItem("c", said("c"))]), (
+        "somebody was faster"
+    )

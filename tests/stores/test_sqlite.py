@@ -16,9 +16,14 @@ import pytest
 
 from segue.errors import StoreFailed, Unavailable
 from segue.stores.database import SqliteDatabase, load_migrations, statements
-from segue.stores.layered import LayeredRepeats, LayeredTurns
-from segue.stores.memory import MemoryRepeats, MemoryTurns
-from segue.stores.sqlite import SqliteEventLog, SqliteRepeats, SqliteTurns, SqliteUpkeep
+from segue.stores.layered import LayeredIdempotencyKeys, LayeredTurns
+from segue.stores.memory import MemoryIdempotencyKeys, MemoryTurns
+from segue.stores.sqlite import (
+    SqliteEventLog,
+    SqliteIdempotencyKeys,
+    SqliteMaintenance,
+    SqliteTurns,
+)
 from segue.turn.values import Claim, Retention
 from segue.wire.events import Event as WireEvent
 from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
@@ -59,7 +64,7 @@ def count(path: Path, table: str) -> int:
         return number
 
 
-class Turnstile:
+class StartLimit:
     """Holds up the first commit until it is let through, and counts the writes in each."""
 
     def __init__(self) -> None:
@@ -113,7 +118,7 @@ async def test_acknowledged_turn_survives_a_crash(path: Path) -> None:
 
 
 async def test_saves_that_wait_share_one_commit(path: Path) -> None:
-    turnstile = Turnstile()
+    turnstile = StartLimit()
     async with opened(path, turnstile) as database:
         turns = SqliteTurns(database)
         first = asyncio.create_task(turns.save(make_turn("first")))
@@ -128,7 +133,7 @@ async def test_saves_that_wait_share_one_commit(path: Path) -> None:
 
 
 async def test_loop_and_readers_go_on_while_a_commit_takes_its_time(path: Path) -> None:
-    turnstile = Turnstile()
+    turnstile = StartLimit()
     async with opened(path, turnstile) as database:
         turns = SqliteTurns(database)
         turnstile.go.set()
@@ -145,7 +150,7 @@ async def test_loop_and_readers_go_on_while_a_commit_takes_its_time(path: Path) 
 
 
 async def test_cancelled_save_harms_nobody(path: Path) -> None:
-    turnstile = Turnstile()
+    turnstile = StartLimit()
     async with opened(path, turnstile) as database:
         turns = SqliteTurns(database)
         tasks = [asyncio.create_task(turns.save(make_turn("t0")))]
@@ -165,7 +170,7 @@ async def test_cancelled_save_harms_nobody(path: Path) -> None:
 
 
 async def test_bad_row_does_not_take_its_group_down(path: Path) -> None:
-    turnstile = Turnstile()
+    turnstile = StartLimit()
     async with opened(path, turnstile) as database:
         turns = SqliteTurns(database)
         first = asyncio.create_task(turns.save(make_turn("first")))
@@ -353,7 +358,7 @@ def pages(connection: sqlite3.Connection) -> int:
 
 
 async def test_close_finishes_what_waits_and_then_refuses(path: Path) -> None:
-    turnstile = Turnstile()
+    turnstile = StartLimit()
     database = await SqliteDatabase.open(path, on_commit=turnstile)
     turns = SqliteTurns(database)
     saves = [asyncio.create_task(turns.save(turn)) for turn in make_chain(20)]
@@ -470,11 +475,11 @@ async def test_turn_of_a_killed_process_ends_as_failed_at_the_next_start(path: P
     try:
         assert await asyncio.to_thread(saved.wait, 30)
         async with opened(path) as database:
-            assert await SqliteUpkeep(database).recover() == 0, "it lives"
+            assert await SqliteMaintenance(database).recover() == 0, "it lives"
             worker.kill()
             await asyncio.to_thread(worker.join, 30)
         async with opened(path) as database:
-            assert await SqliteUpkeep(database).recover() == 1
+            assert await SqliteMaintenance(database).recover() == 1
             found = await SqliteTurns(database).read(OWNER, "lost")
             assert found is not None
             assert found.response.status == "failed"
@@ -493,16 +498,16 @@ async def test_file_of_the_first_version_is_brought_up_to_date(path: Path) -> No
         )
     async with opened(path) as database:
         await SqliteTurns(database).save(make_turn("new"))
-        while await SqliteUpkeep(database).sweep(Retention(turns_s=3_600)):
+        while await SqliteMaintenance(database).sweep(Retention(turns_s=3_600)):
             pass
     assert count(path, "turns") == 2, "what was there ages from today"
 
 
 async def test_swept_bytes_are_in_no_file(path: Path, database: SqliteDatabase) -> None:
-    turns, log, upkeep = (
+    turns, log, maintenance = (
         SqliteTurns(database),
         SqliteEventLog(database),
-        SqliteUpkeep(database),
+        SqliteMaintenance(database),
     )
     event = WireEvent("response.created", 0, os.urandom(2_000).hex().encode() + CANARY.encode())
     await turns.save(make_turn("t", given=[said(f"{CANARY} " * 100)]))
@@ -513,7 +518,7 @@ async def test_swept_bytes_are_in_no_file(path: Path, database: SqliteDatabase) 
     assert packed[100:200] in on_disk(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE turns SET saved_at = saved_at - 100")
-    while await upkeep.sweep(Retention(turns_s=50)):
+    while await maintenance.sweep(Retention(turns_s=50)):
         pass
     assert CANARY.encode() not in on_disk(path)
     assert packed[100:200] not in on_disk(path)
@@ -523,8 +528,10 @@ async def test_swept_bytes_are_in_no_file(path: Path, database: SqliteDatabase) 
 async def test_key_of_an_unstored_turn_is_refused(path: Path, database: SqliteDatabase) -> None:
     secret = Claim(OWNER, CANARY, "secret", CANARY.encode(), is_stored=False)
     with pytest.raises(AssertionError):
-        await SqliteRepeats(database).claim(secret)
-    await LayeredRepeats(MemoryRepeats(), SqliteRepeats(database)).claim(secret)
+        await SqliteIdempotencyKeys(database).claim(secret)
+    await LayeredIdempotencyKeys(MemoryIdempotencyKeys(), SqliteIdempotencyKeys(database)).claim(
+        secret
+    )
     assert CANARY.encode() not in on_disk(path)
 
 

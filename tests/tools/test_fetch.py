@@ -17,7 +17,7 @@ import pytest
 
 from segue.errors import InvalidRequest
 from segue.tools.fetch import Fetcher, Policy
-from segue.tools.target import is_public, parse
+from segue.tools.url import is_public, parse
 from tests.tools.urls import NAMES, OTHER, PUBLIC, REFUSED, START, THIRD
 
 ROOT = Path(__file__).parents[2]

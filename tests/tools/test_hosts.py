@@ -14,7 +14,7 @@ from segue.tools.fetch import Fetcher, Policy
 from segue.tools.hosts import McpHosts, places_of, policy_for
 from segue.tools.mcp import McpServers
 from segue.tools.pinned import PinnedTransport
-from segue.tools.target import parse
+from segue.tools.url import parse
 from segue.turn.values import HostedCall
 from tests.mcp_server import remote
 

@@ -1,93 +1,66 @@
-"""Small files that unfold to much work are read no further than they are worth (hazards.md T7, T8)."""
+"""PDFs are read by a process of their own, within limits; what came before a limit is not lost."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
-import zlib
 
 import pytest
 
-from segue.tools import pdf as program
-from segue.tools.pdf import UNREAD_PAGE, UNREAD_REST, take_apart
-from tests.support import MODEL, fetch, serving
+from segue.errors import InvalidRequest
+from segue.tools.html import open_page
+from segue.tools.pdf import Paper, Papers, read_paper
+from tests.tools.papers import TEDIOUS, drawn, pdf
 
-FONT = b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"
-BEGIN, END = b"BT /F1 12 Tf ", b" ET"
-
-
-def stream(head: bytes, data: bytes) -> bytes:
-    packed = zlib.compress(data, 9)
-    size = b"/Filter/FlateDecode/Length %d>>" % len(packed)
-    return b"<<" + head + size + b"stream\n" + packed + b"\nendstream"
+PLAIN = b"BT /F1 12 Tf 72 720 Td (Before) Tj ET"
 
 
-def pdf(*pages: bytes, form: bytes = b"") -> bytes:
-    """A PDF with these drawing instructions; each page may draw the form `/X`."""
-    names = b"<</Font<</F1 3 0 R>>/XObject<</X 4 0 R>>>>"
-    objects = [b"<</Type/Catalog/Pages 2 0 R>>", b"", FONT]
-    objects.append(stream(b"/Type/XObject/Subtype/Form/BBox[0 0 9 9]/Resources" + names, form))
-    kids = []
-    for page in pages:
-        objects.append(stream(b"", page))
-        place = b"/Parent 2 0 R/MediaBox[0 0 99 99]/Contents %d 0 R" % len(objects)
-        objects.append(b"<</Type/Page" + place + b"/Resources" + names + b">>")
-        kids.append(b"%d 0 R" % len(objects))
-    objects[1] = b"<</Type/Pages/Kids[" + b" ".join(kids) + b"]/Count %d>>" % len(kids)
-    body, places = b"%PDF-1.4\n", []
-    for number, one in enumerate(objects, 1):
-        places.append(len(body))
-        body += b"%d 0 obj" % number + one + b"endobj\n"
-    table = b"".join(b"%010d 00000 n \n" % place for place in places)
-    head = b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
-    tail = b"trailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % (len(objects) + 1, len(body))
-    return body + head + table + tail
+async def test_pages_and_title_are_read() -> None:
+    paper = await read_paper(pdf("One", "Two", title="Numbers"), 1_000, 20)
+    assert paper == Paper("Numbers", ("One", "Two"), "whole")
 
 
-def pages_of(data: bytes) -> str:
-    """What is on the pages, of a file that is not broken."""
-    title, *pages, end = take_apart(data, 1_000_000)
-    assert (title, end) == ("", {"is_broken": False})
-    return "\n\n".join(map(str, pages))
+async def test_no_more_is_read_than_is_wanted() -> None:
+    paper = await read_paper(pdf("abc", "def", "ghi"), 5, 20)
+    assert paper == Paper("", ("abc", "de"), "whole")
 
 
-def words(text: bytes, times: int = 1) -> bytes:
-    return BEGIN + (b"(" + text + b") Tj ") * times + END
+@pytest.mark.parametrize("data", [b"%PDF-1.4 and nothing more", b"%PDF" * 9])
+async def test_broken_file_is_told_from_a_slow_one(data: bytes) -> None:
+    assert (await read_paper(data, 1_000, 20)).end == "broken"
 
 
-def test_page_that_unfolds_to_megabytes_is_told_and_not_read() -> None:
-    bomb = pdf(words(b"first"), words(b"a", 1_000_000), words(b"last"))
-    assert len(bomb) < 20_000
-    assert pages_of(bomb) == f"first\n\n{UNREAD_PAGE}\n\nlast"
+async def test_slow_page_ends_the_reading_and_what_came_before_it_is_kept() -> None:
+    began = time.monotonic()
+    paper = await read_paper(drawn(PLAIN, TEDIOUS), 1_000, 2)
+    assert time.monotonic() - began < 4
+    assert paper.end == "late"
+    assert paper.pages in ((), ("Before",))
 
 
-def test_form_that_unfolds_to_megabytes_is_told_and_not_read() -> None:
-    bomb = pdf(words(b"first"), b"/X Do", form=words(b"a", 1_000_000))
-    assert pages_of(bomb) == f"{UNREAD_PAGE}\n\n{UNREAD_PAGE}"
+async def test_reading_that_nobody_waits_for_any_more_is_stopped() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await read_paper(drawn(TEDIOUS), 1_000, 60)
 
 
-def test_form_that_is_drawn_without_end_is_read_up_to_a_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(program, "OPERATIONS_MAX", 2_000)
-    endless = pdf(words(b"first"), b"/X Do " * 30_000, words(b"never"), form=words(b"a", 100))
-    assert pages_of(endless) == f"first\n\n{UNREAD_REST}"
+async def test_text_is_read_once_and_too_slow_is_an_error() -> None:
+    papers = Papers(20)
+    data = pdf("Hello")
+    assert await papers.read(data) == "Hello"
+    held = papers.bytes
+    assert held > 0
+    began = time.monotonic()
+    assert await papers.read(data) == "Hello"
+    assert time.monotonic() - began < 0.05
+    assert papers.bytes == held
+    assert await papers.read(b"%PDF nonsense") is None
+    with pytest.raises(InvalidRequest, match=r"could not be read in time"):
+        await Papers(0.5).read(drawn(TEDIOUS))
 
 
-async def test_others_are_served_while_a_small_file_takes_its_time() -> None:
-    """What counts is not how long a file is, but what it unfolds to."""
-    small = base64.b64encode(pdf(words(b"a", 8_000))).decode()
-    assert len(small) < 4_000
-    part = {"type": "input_file", "filename": "a.pdf", "file_data": small}
-    asked = {"model": MODEL, "input": [{"role": "user", "content": [part]}], "store": False}
-    async with serving() as served:
-        began = time.perf_counter()
-        asking = asyncio.create_task(fetch(served, "POST", "/v1/responses", asked))
-        waits = []
-        while not asking.done():
-            asked_at = time.perf_counter()
-            await fetch(served, "GET", "/health")
-            waits.append(time.perf_counter() - asked_at)
-        assert (await asking).status == 200
-        assert max(waits) < (time.perf_counter() - began) / 2
+async def test_page_that_is_a_pdf_has_a_title_and_words() -> None:
+    page = await open_page("https://a.com/x.pdf", pdf("Rain.", title="Weather"))
+    assert page is not None
+    assert (page.title, page.text) == ("Weather", "Rain.")
+    assert await open_page("https://a.com/x.pdf", b"%PDF-1.7 nonsense") is None

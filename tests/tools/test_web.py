@@ -13,13 +13,13 @@ from msgspec import Raw
 from segue.app import open_fetcher, open_web
 from segue.errors import Unavailable
 from segue.settings import load_settings
+from segue.tools.cite import cite
 from segue.tools.fetch import failed
+from segue.tools.html import Link, Page
 from segue.tools.index import IndexWeb, build
-from segue.tools.pages import Link, Page
 from segue.tools.search import Asked, Hit
 from segue.tools.web import PLACES_MAX, SIZES, WebTool, tell_places
-from segue.turn.cite import cite
-from segue.turn.values import HostedCall, Ran
+from segue.turn.values import HostedCall, ToolResult
 
 URL = "https://docs.a.com"
 PAGE = Page(
@@ -68,13 +68,13 @@ async def ask(
     owner: str = "me",
     tool_is: dict[str, Any] | None = None,
     **arguments: str,
-) -> Ran:
+) -> ToolResult:
     definition = Raw(json.dumps({"type": "web_search", **(tool_is or {})}).encode())
     call = HostedCall(owner, "ws_1", definition, name, json.dumps(arguments), before)
     return await tool.call(call)
 
 
-def shown(ran: Ran) -> dict[str, Any]:
+def shown(ran: ToolResult) -> dict[str, Any]:
     return json.loads(ran.item.raw)
 
 
@@ -184,8 +184,8 @@ async def test_size_and_place_are_passed_on() -> None:
 async def test_domains_hold_for_pages_and_for_where_they_lead() -> None:
     live = CannedWeb()
     tool, tool_is = WebTool(None, live), {"filters": {"allowed_domains": ["b.org"]}}
-    elsewhere = await ask(tool, "open_page", url="https://other.com/", tool_is=tool_is)
-    assert shown(elsewhere)["status"] == "failed"
+    remote = await ask(tool, "open_page", url="https://other.com/", tool_is=tool_is)
+    assert shown(remote)["status"] == "failed"
     assert live.asked == []
     moved = await ask(tool, "open_page", url="https://b.org/moved", tool_is=tool_is)
     assert shown(moved)["status"] == "failed"

@@ -21,7 +21,7 @@ from segue.errors import ApiError, InvalidRequest
 from segue.tools.fetch import Fetcher, Policy
 from segue.tools.hosts import McpHosts, policy_for
 from segue.tools.mcp import McpServers
-from segue.tools.target import Address, is_public, parse
+from segue.tools.url import Address, is_public, parse
 from segue.turn.values import HostedCall
 from tests.tools.urls import (
     BAD_PORTS,

@@ -16,7 +16,7 @@ from segue.storage import give_out
 from segue.stores.hashes import KeyHashes, new_secret
 from segue.stores.memory import MemoryKeys
 from segue.stores.seals import new_key
-from segue.transports.auth import LOCAL, SECRET, TRUST_S, Account, Book, bearer, offered
+from segue.transports.auth import LOCAL, SECRET, TRUST_S, Account, Accounts, bearer, offered
 from segue.turn.values import Key
 from tests.support import until
 
@@ -44,13 +44,13 @@ def keys() -> FailingKeys:
 HASHES = KeyHashes([new_key()])
 
 
-def book(keys: FailingKeys, hashes: KeyHashes = HASHES) -> Book:
-    return Book(keys, hashes.digests, "keys")
+def accounts(keys: FailingKeys, hashes: KeyHashes = HASHES) -> Accounts:
+    return Accounts(keys, hashes.digests, "keys")
 
 
 async def test_known_key_is_not_looked_up_again(keys: FailingKeys) -> None:
     _, secret = await give_out(keys, HASHES, "test", "ada")
-    some = book(keys)
+    some = accounts(keys)
     account = await some.find(secret)
     assert await some.find(secret) is account is some.known(secret)
     assert keys.asked == 1
@@ -59,7 +59,7 @@ async def test_known_key_is_not_looked_up_again(keys: FailingKeys) -> None:
 
 async def test_revoked_key_is_gone_after_the_next_confirmation(keys: FailingKeys) -> None:
     key, secret = await give_out(keys, HASHES, "test", "ada")
-    some = book(keys)
+    some = accounts(keys)
     account = await some.find(secret)
     assert await some.confirm() == []
     await keys.revoke(key.id)
@@ -75,7 +75,7 @@ async def test_key_that_cannot_be_confirmed_is_trusted_only_for_a_while(
     keys: FailingKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, secret = await give_out(keys, HASHES, "test", "ada")
-    some = book(keys)
+    some = accounts(keys)
     account = await some.find(secret)
     keys.is_down = True
     with pytest.raises(Unavailable):
@@ -96,12 +96,12 @@ async def test_whoever_notices_first_tells_the_others(
     keys: FailingKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, secret = await give_out(keys, HASHES, "test", "ada")
-    late, early = book(keys), book(keys)
-    accounts = [await one.find(secret) for one in (late, early)]
+    late, early = accounts(keys), accounts(keys)
+    found = [await one.find(secret) for one in (late, early)]
     gone: list[Account] = []
     told: list[str] = []
 
-    async def tell(who: str, other: Book) -> None:
+    async def tell(who: str, other: Accounts) -> None:
         told.append(who)
         other.look()
 
@@ -112,7 +112,7 @@ async def test_whoever_notices_first_tells_the_others(
         async with early.kept(gone.append, partial(tell, "early", late)):
             await keys.revoke(key.id)
             await until(lambda: len(gone) == 2)
-    assert gone == accounts[::-1]
+    assert gone == found[::-1]
     assert told == ["early"], "what one was told is not told on"
 
 
@@ -120,7 +120,7 @@ async def test_idle_account_is_forgotten_and_found_again(
     keys: FailingKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, secret = await give_out(keys, HASHES, "test", "ada")
-    some = book(keys)
+    some = accounts(keys)
     account = await some.find(secret)
     later = time.monotonic() + 3_600
     monkeypatch.setattr(time, "monotonic", lambda: later)
@@ -129,7 +129,7 @@ async def test_idle_account_is_forgotten_and_found_again(
 
 
 async def test_made_up_secrets_never_reach_the_store(keys: FailingKeys) -> None:
-    some = book(keys)
+    some = accounts(keys)
     for secret in ("", "x", "sk-segue-short", "sk-segue-" + "ä" * 43, "sk-segue-" + "a" * 44, None):
         with pytest.raises(Unauthenticated):
             await some.find(secret)
@@ -139,13 +139,13 @@ async def test_made_up_secrets_never_reach_the_store(keys: FailingKeys) -> None:
 async def test_rotated_ring_takes_no_key_back(keys: FailingKeys) -> None:
     old = new_key()
     _, secret = await give_out(keys, KeyHashes([old]), "test", "ada")
-    assert (await book(keys, KeyHashes([new_key(), old])).find(secret)).owner == "ada"
+    assert (await accounts(keys, KeyHashes([new_key(), old])).find(secret)).owner == "ada"
     with pytest.raises(Unauthenticated):
-        await book(keys, KeyHashes([new_key()])).find(secret)
+        await accounts(keys, KeyHashes([new_key()])).find(secret)
 
 
 async def test_without_keys_everybody_is_local_whatever_is_presented(keys: FailingKeys) -> None:
-    some = Book(keys, HASHES.digests, "auto")
+    some = Accounts(keys, HASHES.digests, "auto")
     for secret in (None, "", "sk-anything"):
         assert (await some.find(secret)).owner == LOCAL
 

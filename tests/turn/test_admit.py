@@ -16,10 +16,10 @@ from tests.support import MODEL, Served, fetch, serving, wire
 
 
 @pytest.mark.parametrize("said", [{}, {"temperature": None, "top_p": None, "top_logprobs": None}])
-async def test_where_a_client_says_nothing_the_models_usual_sampling_holds(said: object) -> None:
-    assert isinstance(said, dict)
+async def test_where_a_client_says_nothing_the_models_usual_sampling_holds(parsed: object) -> None:
+    assert isinstance(parsed, dict)
     async with serving(temperature=0.3, top_p=0.9) as served:
-        body = {"model": MODEL, "input": "Hello.", "store": False, **said}
+        body = {"model": MODEL, "input": "Hello.", "store": False, **parsed}
         usual = (await fetch(served, "POST", "/v1/responses", body)).json
         bold = (await fetch(served, "POST", "/v1/responses", {**body, "temperature": 0})).json
     assert (usual["temperature"], usual["top_p"], usual["top_logprobs"]) == (0.3, 0.9, 0)

@@ -16,7 +16,7 @@ from segue.errors import EngineFailed, InvalidRequest
 from segue.turn.admit import ReasoningView
 from segue.turn.assemble import Assembler
 from segue.turn.decide import End
-from segue.turn.values import Closed, Opened, Said, Sealed, Wrote, id_array
+from segue.turn.values import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed, id_array
 from segue.wire.codec import as_item
 from segue.wire.events import Event
 from segue.wire.items import McpCall, McpListTools
@@ -38,11 +38,11 @@ def assembler(view: ReasoningView = "text") -> Assembler:
 
 def item(
     kind: str, *texts: str, ids: Sequence[int] = (1,), is_cut: bool = False, **opened: Any
-) -> list[Said]:
+) -> list[Parsed]:
     """One item as a reader tells it."""
     name = "f" if kind in ("function", "custom") else ""
-    begin = Opened(kind, name, **opened)  # type: ignore[arg-type]
-    return [begin, *(Wrote(text) for text in texts), Closed(id_array(ids), is_cut)]
+    begin = ItemOpened(kind, name, **opened)  # type: ignore[arg-type]
+    return [begin, *(ItemText(text) for text in texts), ItemClosed(id_array(ids), is_cut)]
 
 
 def answered(writer: Assembler) -> list[Event]:
@@ -55,9 +55,9 @@ def answered(writer: Assembler) -> list[Event]:
     ]
 
 
-def tell(writer: Assembler, said: Sequence[Said], end: End = COMPLETED) -> list[Event]:
+def tell(writer: Assembler, parsed: Sequence[Parsed], end: End = COMPLETED) -> list[Event]:
     """The events of a whole turn."""
-    events = writer.start() + writer.feed(said) + answered(writer)
+    events = writer.start() + writer.feed(parsed) + answered(writer)
     writer.conclude(end, USAGE, 1_700_000_001)
     return [*events, writer.end()]
 
@@ -82,11 +82,11 @@ texts = st.lists(st.text(max_size=5) | written, max_size=6)
 
 
 @st.composite
-def turns(draw: st.DrawFn) -> tuple[list[Said], End]:
+def turns(draw: st.DrawFn) -> tuple[list[Parsed], End]:
     """Anything a reader may say: whole items, perhaps a last one that is cut, and the end that fits."""
-    said: list[Said] = []
+    parsed: list[Parsed] = []
     for _ in range(draw(st.integers(0, 4))):
-        said += item(
+        parsed += item(
             draw(kinds),
             *draw(texts),
             ids=draw(st.lists(st.integers(0, 9), max_size=3)),
@@ -104,8 +104,8 @@ def turns(draw: st.DrawFn) -> tuple[list[Said], End]:
         )
     )
     if end.is_cut and draw(st.booleans()):
-        said += item(draw(kinds), *draw(texts), is_cut=True)
-    return [*said, Sealed(TAIL)], end
+        parsed += item(draw(kinds), *draw(texts), is_cut=True)
+    return [*parsed, TurnClosed(TAIL)], end
 
 
 views = st.sampled_from(["text", "summary", "hidden"])
@@ -114,45 +114,45 @@ views = st.sampled_from(["text", "summary", "hidden"])
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(turn=turns(), view=views)
 def test_events_of_any_turn_keep_the_rules(
-    turn: tuple[list[Said], End], view: ReasoningView
+    turn: tuple[list[Parsed], End], view: ReasoningView
 ) -> None:
-    said, end = turn
+    parsed, end = turn
 
-    response = check_turn(shown(tell(assembler(view), said, end)))
+    response = check_turn(shown(tell(assembler(view), parsed, end)))
 
     assert response["status"] == end.status
-    assert len(response["output"]) == sum(isinstance(one, Opened) for one in said)
+    assert len(response["output"]) == sum(isinstance(one, ItemOpened) for one in parsed)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(turn=turns(), view=views, data=st.data())
 def test_cutting_what_is_said_elsewhere_changes_no_event(
-    turn: tuple[list[Said], End], view: ReasoningView, data: st.DataObject
+    turn: tuple[list[Parsed], End], view: ReasoningView, data: st.DataObject
 ) -> None:
-    said, end = turn
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=4)))
+    parsed, end = turn
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(parsed)), max_size=4)))
     writer = assembler(view)
 
     events = writer.start()
-    for begin, until in itertools.pairwise([0, *cuts, len(said)]):
-        events += writer.feed(said[begin:until])
+    for begin, until in itertools.pairwise([0, *cuts, len(parsed)]):
+        events += writer.feed(parsed[begin:until])
     events += answered(writer)
     writer.conclude(end, USAGE, 1_700_000_001)
     events.append(writer.end())
 
-    assert events == tell(assembler(view), said, end)
+    assert events == tell(assembler(view), parsed, end)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(turn=turns(), beats=st.lists(st.integers(0, 20), min_size=1, max_size=4))
 def test_heartbeats_are_numbered_like_any_event(
-    turn: tuple[list[Said], End], beats: list[int]
+    turn: tuple[list[Parsed], End], beats: list[int]
 ) -> None:
     """They may come anywhere between the first events and the end; nothing else changes."""
-    said, end = turn
+    parsed, end = turn
     writer = assembler()
     events = writer.start()
-    for place, one in enumerate(said):
+    for place, one in enumerate(parsed):
         if place in beats:
             events.append(writer.heartbeat())
         events += writer.feed([one])
@@ -163,7 +163,7 @@ def test_heartbeats_are_numbered_like_any_event(
 
     check_turn(shown(events))
 
-    quiet = [event.type for event in tell(assembler(), said, end)]
+    quiet = [event.type for event in tell(assembler(), parsed, end)]
     lively = [event.type for event in events if event.type != "response.in_progress"]
     assert lively == [kind for kind in quiet if kind != "response.in_progress"]
     beat = [event for event in shown(events) if event["type"] == "response.in_progress"]
@@ -173,14 +173,14 @@ def test_heartbeats_are_numbered_like_any_event(
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(turn=turns(), view=views)
 def test_what_was_sampled_is_kept_by_item_however_it_is_shown(
-    turn: tuple[list[Said], End], view: ReasoningView
+    turn: tuple[list[Parsed], End], view: ReasoningView
 ) -> None:
-    said, end = turn
+    parsed, end = turn
     writer = assembler(view)
 
-    tell(writer, said, end)
+    tell(writer, parsed, end)
 
-    assert writer.ids == [one.ids for one in said if isinstance(one, Closed)]
+    assert writer.ids == [one.ids for one in parsed if isinstance(one, ItemClosed)]
     assert writer.tail == TAIL
     assert len(writer.items) == len(writer.ids)
     assert [bytes(raw) for raw in writer.response.output] == [one.raw for one in writer.items]
@@ -250,9 +250,9 @@ def types_of(events: Sequence[Event]) -> list[str]:
     ],
 )
 def test_item_is_told_as_the_contracts_traces_tell_it(
-    view: ReasoningView, said: list[Said], inner: list[str]
+    view: ReasoningView, parsed: list[Parsed], inner: list[str]
 ) -> None:
-    assert types_of(tell(assembler(view), said)) == [
+    assert types_of(tell(assembler(view), parsed)) == [
         "created",
         "in_progress",
         "output_item.added",
@@ -311,7 +311,7 @@ SHELL = ('{"commands": ["l', 's", "a\\', 'n"], "timeout_ms": 900}')
 
 
 def test_shell_call_tells_its_commands_as_they_are_written() -> None:
-    events = shown(tell(assembler(), [*item("shell", *SHELL), Sealed(TAIL)]))
+    events = shown(tell(assembler(), [*item("shell", *SHELL), TurnClosed(TAIL)]))
 
     check_turn(events)
     inner = [
@@ -352,7 +352,7 @@ def test_shell_call_tells_its_commands_as_they_are_written() -> None:
 def test_call_that_cannot_be_read_is_still_an_item(
     kind: str, text: str, fields: dict[str, Any]
 ) -> None:
-    events = shown(tell(assembler(), [*item(kind, text), Sealed(TAIL)]))
+    events = shown(tell(assembler(), [*item(kind, text), TurnClosed(TAIL)]))
 
     (call,) = check_turn(events)["output"]
     if kind == "shell":
@@ -361,10 +361,10 @@ def test_call_that_cannot_be_read_is_still_an_item(
 
 
 def test_patch_that_is_cut_off_is_still_in_progress() -> None:
-    said = item("apply_patch", '{"type": "create_file", "path": "a", "diff": "+x', is_cut=True)
+    parsed = item("apply_patch", '{"type": "create_file", "path": "a", "diff": "+x', is_cut=True)
     end = End("incomplete", reason="max_output_tokens")
 
-    events = shown(tell(assembler(), [*said, Sealed(TAIL)], end))
+    events = shown(tell(assembler(), [*parsed, TurnClosed(TAIL)], end))
 
     (call,) = check_turn(events)["output"]
     assert call["status"] == "in_progress"
@@ -374,7 +374,7 @@ def test_patch_that_is_cut_off_is_still_in_progress() -> None:
 @pytest.mark.parametrize("execution, prefix", [("server", None), ("client", "call_")])
 def test_only_a_search_of_the_client_has_a_call_id(execution: str, prefix: str | None) -> None:
     events = shown(
-        tell(assembler(), [*item("tool_search", "{}", execution=execution), Sealed(TAIL)])
+        tell(assembler(), [*item("tool_search", "{}", execution=execution), TurnClosed(TAIL)])
     )
 
     (call,) = check_turn(events)["output"]
@@ -406,7 +406,9 @@ def test_failed_response_says_why() -> None:
 def test_failure_may_leave_an_item_unfinished() -> None:
     """Where even closing failed, the response still ends, and repeats finished items only."""
     writer = assembler()
-    events = writer.start() + writer.feed([*item("message", "a"), Opened("message"), Wrote("b")])
+    events = writer.start() + writer.feed(
+        [*item("message", "a"), ItemOpened("message"), ItemText("b")]
+    )
     writer.conclude(End("failed", error=EngineFailed("Broken.")), USAGE, 1)
     events.append(writer.end())
 
@@ -458,23 +460,23 @@ def test_every_call_is_legal_in_one_state_only(state: Callable[[], Assembler], c
 @pytest.mark.parametrize(
     "said",
     [
-        [Wrote("outside")],
-        [Closed(id_array())],
-        [Opened("message"), Opened("message")],
-        [*item("message"), Wrote("behind")],
-        [*item("message"), Closed(id_array())],
-        [Sealed(TAIL), Wrote("sealed")],
+        [ItemText("outside")],
+        [ItemClosed(id_array())],
+        [ItemOpened("message"), ItemOpened("message")],
+        [*item("message"), ItemText("behind")],
+        [*item("message"), ItemClosed(id_array())],
+        [TurnClosed(TAIL), ItemText("sealed")],
     ],
 )
-def test_words_outside_of_an_item_are_a_bug_of_ours(said: list[Said]) -> None:
+def test_words_outside_of_an_item_are_a_bug_of_ours(parsed: list[Parsed]) -> None:
     with pytest.raises(AssertionError):
-        opened().feed(said)
+        opened().feed(parsed)
 
 
 @pytest.mark.parametrize("end", [COMPLETED, End("incomplete", reason="max_output_tokens")])
 def test_turn_that_did_not_fail_leaves_no_item_open(end: End) -> None:
     writer = opened()
-    writer.feed([Opened("message")])
+    writer.feed([ItemOpened("message")])
 
     with pytest.raises(AssertionError):
         writer.conclude(end, USAGE, 1)
@@ -483,8 +485,8 @@ def test_turn_that_did_not_fail_leaves_no_item_open(end: End) -> None:
 def test_call_of_our_own_tool_is_done_when_the_tool_is() -> None:
     writer = assembler()
     writer.start()
-    said = [*item("mcp", "{}", namespace="own"), *item("message", "Hm.")]
-    told = shown(writer.feed(said))
+    parsed = [*item("mcp", "{}", namespace="own"), *item("message", "Hm.")]
+    told = shown(writer.feed(parsed))
 
     assert [one["type"] for one in told if one["output_index"] == 0] == [
         "response.output_item.added",
@@ -509,7 +511,7 @@ def test_what_nobody_waits_for_is_closed() -> None:
     writer = assembler()
     events = writer.start()
     events += writer.begin(as_item(McpListTools(id="mcpl_1", server_label="own", tools=[])))
-    events += writer.feed([*item("mcp", "{}", namespace="own"), Sealed(TAIL)])
+    events += writer.feed([*item("mcp", "{}", namespace="own"), TurnClosed(TAIL)])
     events += writer.abandon()
     assert writer.abandon() == []
     writer.conclude(End("cancelled"), USAGE, 1_700_000_001)

@@ -23,7 +23,7 @@ def user(text: str) -> Item:
     return item(role="user", content=text)
 
 
-def said() -> Item:
+def parsed() -> Item:
     return item(role="assistant", content="Well.")
 
 
@@ -67,7 +67,7 @@ def test_outputs_that_end_a_history_stay_with_their_calls_and_the_question(
     rounds, given, number = [], [user("first " * data.draw(sizes))], 0
     for calls in [*before, last]:
         wrote = tuple(call(number + one) for one in range(calls))
-        rounds.append(Round(tuple(given), wrote or (said(),), did_sample=True))
+        rounds.append(Round(tuple(given), wrote or (parsed(),), did_sample=True))
         given = [output(number + one, "x" * data.draw(sizes)) for one in range(calls)]
         given = data.draw(st.permutations(given)) if given else [user("go on " * data.draw(sizes))]
         number += calls

@@ -38,8 +38,8 @@ from segue.dashboard.views import (
 )
 from segue.errors import TooMany
 from segue.transports.websocket import Glance
+from segue.turn.commit import EndedTurn
 from segue.turn.running import Running
-from segue.turn.settle import Settled
 from segue.turn.values import Owner
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Feed:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._ring: deque[tuple[int, Settled]] = deque(maxlen=RING_MAX)
+        self._ring: deque[tuple[int, EndedTurn]] = deque(maxlen=RING_MAX)
         self._count = 0
         self._totals = Totals()
         self._owners: dict[Owner, Totals] = {}
@@ -132,7 +132,7 @@ class Feed:
         self._wall_ms = self._started_ms - time.perf_counter() * 1000
         self._process = sources.process or secrets.token_hex(8)
 
-    def observe(self, settled: Settled) -> None:
+    def observe(self, settled: EndedTurn) -> None:
         """Remember a turn that is over. Called for every turn, watched or not."""
         self._count += 1
         self._ring.append((self._count, settled))
@@ -185,7 +185,7 @@ class Feed:
 
     def turns_after(self, number: int, viewer: Viewer) -> tuple[int, list[TurnRow], int]:
         """The viewer's turns after this place: the new place, the last of the turns, and how many were left out."""
-        fresh: list[tuple[int, Settled]] = []
+        fresh: list[tuple[int, EndedTurn]] = []
         for one in reversed(self._ring):
             if one[0] <= number:
                 break

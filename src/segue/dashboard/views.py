@@ -14,8 +14,8 @@ from heapq import nlargest
 from msgspec import Struct
 
 from segue.transports.websocket import Glance
+from segue.turn.commit import EndedTurn
 from segue.turn.running import Running
-from segue.turn.settle import Settled
 from segue.turn.values import Owner
 
 # The order in which a turn passes its marks; the page draws a stage between each and the next.
@@ -139,7 +139,7 @@ class Totals(Struct):
     output: int = 0
     bytes: int = 0
 
-    def add(self, settled: Settled) -> None:
+    def add(self, settled: EndedTurn) -> None:
         """Count a turn that is over."""
         entry, tally = settled.entry, settled.tally
         self.turns += 1
@@ -194,7 +194,7 @@ def name_connection(key: str, salt: bytes) -> str:
     return hashlib.blake2s(key.encode(), key=salt, digest_size=3).hexdigest() if key else ""
 
 
-def turn_row(number: int, settled: Settled, wall_ms: float, salt: bytes) -> TurnRow:
+def turn_row(number: int, settled: EndedTurn, wall_ms: float, salt: bytes) -> TurnRow:
     """A turn as the page gets it; `wall_ms` is the wall's clock where the process's own clock is zero."""
     entry, tally, marks = settled.entry, settled.tally, settled.tally.marks
     began = marks.get(MARKS[0], 0.0)

@@ -171,7 +171,7 @@ def _item(**fields: object) -> Item:
     return Item(raw, msgspec.json.decode(raw, type=Value))
 
 
-def _said(role: str, text: str) -> Item:
+def _parsed(role: str, text: str) -> Item:
     return _item(type="message", role=role, content=text)
 
 
@@ -204,7 +204,7 @@ def _probes(template: str) -> list[tuple[Head, list[Item], Chat]]:
         {"role": "assistant", "content": "Hello."},
         {"role": "user", "content": "So?"},
     ]
-    items = [_said(str(one["role"]), str(one["content"])) for one in spoken]
+    items = [_parsed(str(one["role"]), str(one["content"])) for one in spoken]
     probes: list[tuple[Head, list[Item], Chat]] = [
         (Head(), items, spoken),
         (Head(instructions="Be."), items, [{"role": "system", "content": "Be."}, *spoken]),

@@ -15,15 +15,15 @@ from segue.dialects.offers import forced, opened_call
 from segue.dialects.parts import dumps
 from segue.dialects.vocabulary import Vocabulary
 from segue.turn.values import (
-    Closed,
     Grammar,
     IdArray,
     Ids,
+    ItemClosed,
+    ItemText,
+    Parsed,
     Piece,
-    Said,
     Scene,
-    Sealed,
-    Wrote,
+    TurnClosed,
     id_array,
 )
 from segue.wire.tools import Offer, grammar_of
@@ -76,36 +76,36 @@ class HeldReader:
         self._is_open = False
         self.is_over = False
 
-    def feed(self, piece: Piece) -> list[Said]:
+    def feed(self, piece: Piece) -> list[Parsed]:
         """What has become certain with these ids, the lead first."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
-        said: list[Said] = []
+        parsed: list[Parsed] = []
         for id in piece.ids:
             self._is_stopped = self._is_stopped or id in self._stops
             if self._is_stopped:
                 break
-            self._take(id, said)
-        return said
+            self._take(id, parsed)
+        return parsed
 
-    def close(self, *, is_cut: bool) -> list[Said]:
+    def close(self, *, is_cut: bool) -> list[Parsed]:
         """Close the call, and seal the turn."""
-        said: list[Said] = []
+        parsed: list[Parsed] = []
         is_cut = is_cut and not self._is_stopped
         if self._is_open:
             if not is_cut and (rest := self._decode.decode(b"", final=True)):
-                said.append(Wrote(rest))
-            said.append(Closed(self._ids, is_cut))
+                parsed.append(ItemText(rest))
+            parsed.append(ItemClosed(self._ids, is_cut))
             self._ids = id_array()
         # Which stop the engine took, when nothing else was allowed, says nothing about how this family ends a turn.
         behind = self._held.behind if self._is_open else id_array()
-        said.append(Sealed(self._ids + behind + self._held.seal))
-        return said
+        parsed.append(TurnClosed(self._ids + behind + self._held.seal))
+        return parsed
 
-    def _take(self, id: int, said: list[Said]) -> None:
+    def _take(self, id: int, parsed: list[Parsed]) -> None:
         self._ids.append(id)
         if self._is_open:
             if text := self._decode.decode(self._vocabulary.bytes_of(id)):
-                said.append(Wrote(text))
+                parsed.append(ItemText(text))
         elif len(self._ids) == len(self._held.lead):
             self._is_open = True
-            said.append(opened_call(self._held.offer.qualified_name, self._held.offer))
+            parsed.append(opened_call(self._held.offer.qualified_name, self._held.offer))

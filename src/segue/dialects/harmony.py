@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from segue.dialects.grammar import QUOTE, UNQUOTE, Held, HeldReader, held_offer
 from segue.dialects.inputs import InputReader
-from segue.dialects.odds import Margin
+from segue.dialects.logprobs import Margin
 from segue.dialects.offers import (
     added_by,
     arguments_schema,
@@ -47,20 +47,20 @@ from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
 from segue.errors import InvalidRequest
 from segue.turn.values import (
     NO_IDS,
-    Closed,
     Grammar,
     Head,
     IdArray,
     Ids,
-    Odds,
-    Opened,
+    ItemClosed,
+    ItemOpened,
+    ItemText,
+    Parsed,
     Piece,
     Rendered,
     Round,
-    Said,
     Scene,
-    Sealed,
-    Wrote,
+    TokenLogprob,
+    TurnClosed,
     id_array,
 )
 from segue.wire.items import (
@@ -105,7 +105,7 @@ class HarmonyDialect:
             for text in (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL)
         )
         self._stops = frozenset(vocabulary.special(text) for text in (CALL, RETURN))
-        self._flows: dict[int, Wrote | None] = {}
+        self._flows: dict[int, ItemText | None] = {}
         self._hand = Hand(
             fingerprint=f"{VERSION}-{vocabulary.fingerprint}",
             cue=self._start + vocabulary.encode("assistant"),
@@ -246,7 +246,7 @@ class HarmonyDialect:
             case "think" if not part.text:
                 return NO_IDS
             case "think" | "talk" | "call":
-                return self._hand.cue + self._said(part, is_final=is_final)
+                return self._hand.cue + self._parsed(part, is_final=is_final)
             case _:
                 return self._plain("developer", _instructions(part.text))
 
@@ -264,10 +264,10 @@ class HarmonyDialect:
             if part.kind in ("think", "talk", "call") and (part.text or part.kind != "think"):
                 if ids and ids[-1] == self._call[0]:
                     ids[-1] = self._end[0]
-                ids.extend((self._hand.cue if ids else NO_IDS) + self._said(part, n in finals))
+                ids.extend((self._hand.cue if ids else NO_IDS) + self._parsed(part, n in finals))
         return ids or self._end[:]
 
-    def _said(self, part: Part, is_final: bool) -> IdArray[int]:
+    def _parsed(self, part: Part, is_final: bool) -> IdArray[int]:
         """What the model says in one message, behind the cue."""
         if part.kind == "call":
             return self._call_header(part.name) + self._encode(part.text) + self._call
@@ -339,7 +339,7 @@ class HarmonyReader:
     """A `Reader`: see the table of states at the top."""
 
     def __init__(
-        self, vocabulary: Vocabulary, flows: dict[int, Wrote | None], scene: Scene
+        self, vocabulary: Vocabulary, flows: dict[int, ItemText | None], scene: Scene
     ) -> None:
         """`flows` is shared by all readers: tokens that are whole characters, ready to be said."""
         self._vocabulary = vocabulary
@@ -350,7 +350,7 @@ class HarmonyReader:
         self._decode = getincrementaldecoder("utf-8")("replace")
         # Whether text tokens may pass as they are.
         self._is_flowing = False
-        self._said: list[Said] = []
+        self._parsed: list[Parsed] = []
         # Sampled since the last closed item.
         self._ids = array("I")
         self._is_stopped = False
@@ -360,7 +360,7 @@ class HarmonyReader:
         self._header = {"": ""}
         self._section = ""
         # What the body is; None in a header. Text is opened by its first letter.
-        self._body: Opened | None = None
+        self._body: ItemOpened | None = None
         self._is_open = False
         self._input = InputReader()
         # Whether the one call that there may be is whole.
@@ -368,37 +368,39 @@ class HarmonyReader:
         # Where odds are asked for: those of tokens whose text is not said yet.
         self._margin: Margin | None = None
 
-    def feed(self, piece: Piece) -> list[Said]:
+    def feed(self, piece: Piece) -> list[Parsed]:
         """What has become certain with these ids."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
-        said = self._said = []
-        if piece.odds or self._margin is not None:
+        parsed = self._parsed = []
+        if piece.logprobs or self._margin is not None:
             self._margin = self._margin or Margin(self._vocabulary)
-            for id, odds in zip(piece.ids, piece.odds or [None] * len(piece.ids), strict=True):
-                self._take(id, odds)
-            return said
+            for id, logprobs in zip(
+                piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True
+            ):
+                self._take(id, logprobs)
+            return parsed
         flows = self._flows
         for id in piece.ids:
             if self._is_flowing:
                 wrote = flows.get(id)
                 if wrote is not None:
                     self._ids.append(id)
-                    said.append(wrote)
+                    parsed.append(wrote)
                     continue
             self._take(id)
-        return said
+        return parsed
 
-    def close(self, *, is_cut: bool) -> list[Said]:
+    def close(self, *, is_cut: bool) -> list[Parsed]:
         """Close the open item, and seal the turn."""
-        said = self._said = []
+        parsed = self._parsed = []
         is_call = self._body is not None and self._body.is_call
         self._end(is_cut=is_cut and not (self._is_stopped or self.is_over))
         if not self._is_ended:
             self._ids.append(self._id_of(CALL if is_call else END))
-        said.append(Sealed(self._ids))
-        return said
+        parsed.append(TurnClosed(self._ids))
+        return parsed
 
-    def _take(self, id: int, odds: Odds | None = None) -> None:
+    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
         if self._is_done():
             return
         mark = self._marks.get(id)
@@ -416,7 +418,7 @@ class HarmonyReader:
         if mark == END:
             self._end()
         elif self._body is not None:
-            self._take_text(id, odds)
+            self._take_text(id, logprobs)
         elif mark == MESSAGE:
             self._open_body()
         elif mark in (CHANNEL, CONSTRAIN):
@@ -428,13 +430,13 @@ class HarmonyReader:
     def _is_done(self) -> bool:
         return self._is_stopped or self.is_over
 
-    def _take_text(self, id: int, odds: Odds | None) -> None:
+    def _take_text(self, id: int, logprobs: TokenLogprob | None) -> None:
         data = self._vocabulary.bytes_of(id)
         if id not in self._flows:
             self._flows[id] = _flow(data)
         text = self._decode.decode(data)
         if self._margin is not None:
-            self._margin.take(id, odds, len(text))
+            self._margin.take(id, logprobs, len(text))
         self._say(text)
         self._is_flowing = (
             self._is_open
@@ -457,7 +459,7 @@ class HarmonyReader:
             self._open(self._body)
         else:
             is_thought = channel.split()[:1] == ["analysis"]
-            self._body = Opened("reasoning" if is_thought else "message")
+            self._body = ItemOpened("reasoning" if is_thought else "message")
             if self._margin is not None:
                 self._margin.begin(0)
 
@@ -469,15 +471,15 @@ class HarmonyReader:
             self._open(self._body)
         if self._body.kind == "custom":
             if text := self._input.feed(text):
-                self._said.append(Wrote(text))
+                self._parsed.append(ItemText(text))
         elif self._margin is not None and self._body.kind == "message":
-            self._said.append(Wrote(text, self._margin.say(len(text))))
+            self._parsed.append(ItemText(text, self._margin.say(len(text))))
         else:
-            self._said.append(Wrote(text))
+            self._parsed.append(ItemText(text))
 
-    def _open(self, body: Opened) -> None:
+    def _open(self, body: ItemOpened) -> None:
         self._is_open = True
-        self._said.append(body)
+        self._parsed.append(body)
 
     def _end(self, *, is_cut: bool = False) -> None:
         """The message is over, whether it said so or not."""
@@ -488,13 +490,13 @@ class HarmonyReader:
         stray = "" if CHANNEL in self._header else self._header[""].removeprefix("assistant")
         if self._body is None and stray.strip():
             # No message at all, only text: an untrained model, or a broken prompt. Nobody kept its odds.
-            self._body, rest = Opened("message"), stray + rest
+            self._body, rest = ItemOpened("message"), stray + rest
         if self._body is not None:
             self._say(rest)
         if self._is_open:
             if text := self._input.close():
-                self._said.append(Wrote(text))
-            self._said.append(Closed(self._ids, is_cut))
+                self._parsed.append(ItemText(text))
+            self._parsed.append(ItemClosed(self._ids, is_cut))
             self._ids = array("I")
             is_call = self._body is not None and self._body.is_call
             self.is_over = is_call and not self._scene.head.parallel_tool_calls
@@ -505,10 +507,10 @@ class HarmonyReader:
         return self._vocabulary.special(mark)
 
 
-def _flow(data: bytes) -> Wrote | None:
+def _flow(data: bytes) -> ItemText | None:
     """The token as said, if it is whole characters."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
         return None
-    return Wrote(text) if text else None
+    return ItemText(text) if text else None

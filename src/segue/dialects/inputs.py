@@ -62,11 +62,11 @@ class InputReader:
         return "" if self._is_open else _whole(self._held)
 
     def _unescaped(self, text: str) -> str:
-        said: list[str] = []
+        parsed: list[str] = []
         at, self._held = 0, ""
         while at < len(text):
             if plain := PLAIN.match(text, at):
-                said.append(plain[0])
+                parsed.append(plain[0])
                 at = plain.end()
             elif text[at] == '"':
                 self._is_closed = True
@@ -77,9 +77,9 @@ class InputReader:
             else:
                 escape = ESCAPE.match(text, at)
                 written = "\\" if escape is None else escape[0]
-                said.append(_meant(written))
+                parsed.append(_meant(written))
                 at += len(written)
-        return "".join(said)
+        return "".join(parsed)
 
 
 def input_of(arguments: str) -> str:

@@ -23,21 +23,21 @@ from segue.errors import EngineFailed
 from segue.turn.values import (
     NO_IDS,
     NO_MESSAGES,
-    Closed,
     Deltas,
     Head,
     IdArray,
+    ItemClosed,
+    ItemOpened,
+    ItemText,
     Messages,
-    Opened,
+    Parsed,
     Piece,
     Rendered,
     Round,
-    Said,
     Scene,
-    Sealed,
     Turn,
+    TurnClosed,
     Warm,
-    Wrote,
     since_fresh,
 )
 from segue.wire.items import (
@@ -219,8 +219,8 @@ def _output(item: Item) -> str:
     for one in item.value.output:
         assert not isinstance(one, str)
         is_shown = isinstance(one, InputImage) and _is_shown(one)
-        said = part_of(Item(b"", Message(role="user", content=[one]))).text
-        words.append("[image: shown behind the outputs]" if is_shown else said)
+        parsed = part_of(Item(b"", Message(role="user", content=[one]))).text
+        words.append("[image: shown behind the outputs]" if is_shown else parsed)
     return "\n".join(words)
 
 
@@ -277,8 +277,8 @@ class MessagesReader:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        self._said: list[Said] = []
-        self._open: Opened | None = None
+        self._parsed: list[Parsed] = []
+        self._open: ItemOpened | None = None
         self._blank = ""
         self._blank_logprobs: tuple[Logprob, ...] = ()
         self._has_thought = False
@@ -288,10 +288,10 @@ class MessagesReader:
         self._closed_indexes: set[int] = set()
         self._input = InputReader()
 
-    def feed(self, piece: Piece) -> list[Said]:
+    def feed(self, piece: Piece) -> list[Parsed]:
         """What has become certain with these deltas."""
         assert isinstance(piece, Deltas), "this dialect reads deltas"
-        said = self._said = []
+        parsed = self._parsed = []
         for delta in piece.deltas:
             if self.is_over:
                 break
@@ -301,25 +301,25 @@ class MessagesReader:
                 self._talk(delta.text, delta.logprobs)
             if delta.call_index is not None and not self.is_over:
                 self._call(delta.call_index, delta.call_name, delta.call_arguments)
-        return said
+        return parsed
 
-    def close(self, *, is_cut: bool) -> list[Said]:
+    def close(self, *, is_cut: bool) -> list[Parsed]:
         """Close what is open."""
-        said = self._said = []
+        parsed = self._parsed = []
         self._close(is_cut=is_cut and not self.is_over)
-        said.append(Sealed(NO_IDS))
-        return said
+        parsed.append(TurnClosed(NO_IDS))
+        return parsed
 
     def _think(self, text: str) -> None:
         if self._open is None or self._open.kind != "reasoning":
             if not text.strip():
                 return
-            self._begin(Opened("reasoning"))
+            self._begin(ItemOpened("reasoning"))
             if self.is_over:
                 return
             self._has_thought = True
             text = text.lstrip("\n")
-        self._said.append(Wrote(text))
+        self._parsed.append(ItemText(text))
 
     def _talk(self, text: str, logprobs: tuple[Logprob, ...]) -> None:
         if self._open is None or self._open.kind != "message":
@@ -329,10 +329,10 @@ class MessagesReader:
                 return
             # Newlines behind a thought belong to its mark; at the very beginning they are the model's own.
             text = text.lstrip("\n") if self._has_thought else text
-            self._begin(Opened("message"))
+            self._begin(ItemOpened("message"))
             if self.is_over:
                 return
-        self._said.append(Wrote(text, logprobs))
+        self._parsed.append(ItemText(text, logprobs))
 
     def _call(self, index: int, name: str, arguments: str) -> None:
         if index != self._index:
@@ -352,14 +352,14 @@ class MessagesReader:
         assert self._open is not None
         is_custom = self._open.kind == "custom"
         if text := self._input.feed(arguments) if is_custom else arguments:
-            self._said.append(Wrote(text))
+            self._parsed.append(ItemText(text))
 
-    def _begin(self, opened: Opened) -> None:
+    def _begin(self, opened: ItemOpened) -> None:
         self._close()
         if self.is_over:
             return
         self._open = opened
-        self._said.append(opened)
+        self._parsed.append(opened)
 
     def _close(self, *, is_cut: bool = False) -> None:
         self._blank, self._blank_logprobs = "", ()
@@ -368,8 +368,8 @@ class MessagesReader:
         is_call = self._open.is_call
         self.is_over = is_call and not self._scene.head.parallel_tool_calls
         if self._open.kind == "custom" and (text := self._input.close()):
-            self._said.append(Wrote(text))
-        self._said.append(Closed(NO_IDS, is_cut))
+            self._parsed.append(ItemText(text))
+        self._parsed.append(ItemClosed(NO_IDS, is_cut))
         self._open, self._input = None, InputReader()
         if self._index is not None:
             self._closed_indexes.add(self._index)

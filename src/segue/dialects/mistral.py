@@ -45,19 +45,19 @@ from segue.dialects.vocabulary import Vocabulary
 from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
 from segue.turn.values import (
     NO_IDS,
-    Closed,
     Grammar,
     Head,
     IdArray,
     Ids,
-    Odds,
-    Opened,
+    ItemClosed,
+    ItemOpened,
+    ItemText,
+    Parsed,
     Piece,
     Rendered,
-    Said,
     Scene,
-    Sealed,
-    Wrote,
+    TokenLogprob,
+    TurnClosed,
     id_array,
 )
 from segue.wire.items import AdditionalTools, Item, Message
@@ -134,7 +134,7 @@ class MistralDialect:
 
     def write(self, items: Sequence[Item]) -> IdArray[int]:
         """What the model would sample to say these items, its end mark included."""
-        return self._said(parts_of(items))
+        return self._parsed(parts_of(items))
 
     def reader(self, scene: Scene) -> MistralReader | HeldReader:
         """A reader for the answer to this scene, which knows the tools by name."""
@@ -182,12 +182,12 @@ class MistralDialect:
         for parts in _blocks(items):
             match parts[0].kind:
                 case "think" | "talk" | "call":
-                    ids.extend(self._said(parts))
+                    ids.extend(self._parsed(parts))
                 case kind:
                     ids.extend(self._block(Part(kind, _joined(parts))))
         return ids
 
-    def _said(self, parts: Sequence[Part]) -> IdArray[int]:
+    def _parsed(self, parts: Sequence[Part]) -> IdArray[int]:
         """A turn of the model. Spaces at the end of its text go, unless it has thought: so its library has it."""
         ids = id_array()
         texts = [part for part in parts if part.kind == "talk"]
@@ -266,7 +266,7 @@ class MistralReader:
                  if self._vocabulary.has_special(name)]  # fmt: skip
         self._marks = {self._vocabulary.special(name): name for name in names}
         self._decode = getincrementaldecoder("utf-8")("replace")
-        self._said: list[Said] = []
+        self._parsed: list[Parsed] = []
         # The mark behind which we are; nothing while talking.
         self._state = ""
         # Reads the text of this stretch; None: there was none yet.
@@ -276,7 +276,7 @@ class MistralReader:
         self._is_stopped = False
         # Whether the one call that there may be is whole.
         self.is_over = False
-        self._open: Opened | None = None
+        self._open: ItemOpened | None = None
         # A name as far as it has come, or blanks before a thought.
         self._held = ""
         # The arguments, and whether they are told as they come; None: their first letter is not here yet.
@@ -285,32 +285,32 @@ class MistralReader:
         self._is_told: bool | None = None
         # From where on the ids are the name of a call, and what their odds were.
         self._named_from = 0
-        self._named_odds: list[Odds | None] = []
+        self._named_odds: list[TokenLogprob | None] = []
 
-    def feed(self, piece: Piece) -> list[Said]:
+    def feed(self, piece: Piece) -> list[Parsed]:
         """What has become certain with these ids."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
-        self._said = []
+        self._parsed = []
         is_read = not (self._is_stopped or self.is_over)
         if not self._state and is_read and self._marks.keys().isdisjoint(piece.ids):
             self._talk(piece)
-            return self._said
+            return self._parsed
         for n, id in enumerate(piece.ids):
             if not (self._is_stopped or self.is_over):
-                self._take(id, piece.odds[n : n + 1])
-        return self._said
+                self._take(id, piece.logprobs[n : n + 1])
+        return self._parsed
 
-    def close(self, *, is_cut: bool) -> list[Said]:
+    def close(self, *, is_cut: bool) -> list[Parsed]:
         """Close the open item, and seal the turn."""
-        self._said = []
+        self._parsed = []
         self._finish(is_cut=is_cut and not (self._is_stopped or self.is_over))
-        self._said.append(Sealed(self._ids + self._speech.seal))
-        return self._said
+        self._parsed.append(TurnClosed(self._ids + self._speech.seal))
+        return self._parsed
 
-    def _take(self, id: int, odds: Sequence[Odds | None]) -> None:
+    def _take(self, id: int, logprobs: Sequence[TokenLogprob | None]) -> None:
         mark = self._marks.get(id)
         if self._state in (CALL, CALL_ID):
-            self._named_odds.extend(odds or [None])
+            self._named_odds.extend(logprobs or [None])
         if mark == END:
             self._finish()
             self._is_stopped = True
@@ -329,10 +329,10 @@ class MistralReader:
                 return
             self._state = mark
             self._named_from = len(self._ids)
-            self._named_odds = list(odds or [None])
+            self._named_odds = list(logprobs or [None])
             self._ids.append(id)
         elif not self._state:
-            self._talk(Ids([id], odds))
+            self._talk(Ids([id], logprobs))
         else:
             self._ids.append(id)
             self._take_text(self._decode.decode(self._vocabulary.bytes_of(id)))
@@ -356,17 +356,17 @@ class MistralReader:
         self._pass(self._text.feed(piece))
         self.is_over = self._text.is_over
 
-    def _pass(self, said: Sequence[Said]) -> None:
+    def _pass(self, parsed: Sequence[Parsed]) -> None:
         """What the reader of text has read; the ids before it are the first item's."""
-        for value in said:
+        for value in parsed:
             match value:
-                case Closed():
-                    self._said.append(Closed(self._ids + value.ids, value.is_cut))
+                case ItemClosed():
+                    self._parsed.append(ItemClosed(self._ids + value.ids, value.is_cut))
                     self._ids = id_array()
-                case Sealed():
+                case TurnClosed():
                     self._ids.extend(value.ids[: -len(self._speech.seal)])
                 case _:
-                    self._said.append(value)
+                    self._parsed.append(value)
 
     def _was_text(self) -> None:
         """Behind the mark of a call stands no name."""
@@ -381,7 +381,7 @@ class MistralReader:
     def _think(self, text: str) -> None:
         self._held += text
         if self._open is None and self._held.strip():
-            self._begin(Opened("reasoning"))
+            self._begin(ItemOpened("reasoning"))
         if self._open is not None:
             self._write(self._held)
             self._held = ""
@@ -423,13 +423,13 @@ class MistralReader:
         elif self._open is not None and self._open.kind == "custom":
             self._write(self._input.feed(text))
 
-    def _begin(self, opened: Opened) -> None:
+    def _begin(self, opened: ItemOpened) -> None:
         self._open = opened
-        self._said.append(opened)
+        self._parsed.append(opened)
 
     def _write(self, text: str) -> None:
         if text:
-            self._said.append(Wrote(text))
+            self._parsed.append(ItemText(text))
 
     def _finish(self, *, is_cut: bool = False) -> None:
         """What we are in is over, whether it said so or not."""
@@ -446,7 +446,7 @@ class MistralReader:
                 arguments = "".join(self._arguments)
                 self._write(self._untold(arguments, is_cut=is_cut))
                 is_cut = is_cut and not is_object(arguments.strip())
-            self._said.append(Closed(self._ids, is_cut))
+            self._parsed.append(ItemClosed(self._ids, is_cut))
             self._ids = id_array()
             self.is_over = self._state == ARGS and not self._scene.head.parallel_tool_calls
         self._state, self._held, self._open = "", "", None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import UNSET, Raw
 
-from segue.turn.values import Opened, Scene
+from segue.turn.values import ItemOpened, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import (
@@ -80,12 +80,12 @@ def offer_in(
     return None
 
 
-def opened_call(name: str, offer: Offer | None) -> Opened:
+def opened_call(name: str, offer: Offer | None) -> ItemOpened:
     """A call of this tool; of a tool that nobody offers, a function call by its whole name."""
     if offer is None:
-        return Opened("function", name)
+        return ItemOpened("function", name)
     is_async = offer.tool.is_async is True
-    return Opened(offer.kind, offer.tool.name, offer.namespace, is_async, offer.execution)
+    return ItemOpened(offer.kind, offer.tool.name, offer.namespace, is_async, offer.execution)
 
 
 def may_call(scene: Scene, offer: Offer | None) -> bool:

@@ -266,18 +266,18 @@ def _printed(output: ShellOutput) -> dict[str, object]:
 
 def _updated(value: ConfigurationUpdate) -> str:
     """New settings in words; that they are kept is not up to the words."""
-    said: list[str] = []
+    parsed: list[str] = []
     if value.reasoning and value.reasoning.effort:
-        said.append(f"From here on the effort of reasoning is: {value.reasoning.effort}.")
+        parsed.append(f"From here on the effort of reasoning is: {value.reasoning.effort}.")
     wanted = value.text.format if value.text else None
     if wanted is not None and isinstance(wanted.schema, Raw):
         schema = dumps(msgspec.json.decode(wanted.schema))
-        said.append(f"From here on answers are JSON of this schema: {schema}")
+        parsed.append(f"From here on answers are JSON of this schema: {schema}")
     elif wanted is not None:
-        said.append(
+        parsed.append(
             f"From here on answers are {'plain text' if wanted.type == 'text' else 'JSON'}."
         )
-    return " ".join(said) or "The settings stay as they are."
+    return " ".join(parsed) or "The settings stay as they are."
 
 
 def _bare_type(item: Item) -> str:

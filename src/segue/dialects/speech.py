@@ -15,7 +15,7 @@ reader finds these marks again, one token after the other:
 A call begins with the family's own mark. Where tools are offered, what small models write instead is understood too:
 a fenced block of JSON, and a bare object as the whole answer; those count only if they call a tool that there is.
 A message stays open while heading, since what looks like a call may turn out to be text. Each token gives at
-most one `Wrote` for an item. Text is held back only where it may still be a mark, or newlines before one.
+most one `ItemText` for an item. Text is held back only where it may still be a mark, or newlines before one.
 
 What `tool_choice` forbids is no call but text, as it was written. Where calls may not be parallel, the first one ends
 the model's turn: what follows is not read.
@@ -33,20 +33,20 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.dialects.inputs import InputReader
-from segue.dialects.odds import Margin
+from segue.dialects.logprobs import Margin
 from segue.dialects.offers import may_call, offer_in, opened_call
 from segue.dialects.vocabulary import Vocabulary
 from segue.turn.values import (
-    Closed,
     IdArray,
     Ids,
-    Odds,
-    Opened,
+    ItemClosed,
+    ItemOpened,
+    ItemText,
+    Parsed,
     Piece,
-    Said,
     Scene,
-    Sealed,
-    Wrote,
+    TokenLogprob,
+    TurnClosed,
 )
 from segue.wire.items import Logprob
 from segue.wire.tools import Offer
@@ -83,7 +83,7 @@ class Speech:
     # A special id that stands before a call, or before a list of them, and is never text.
     signal: int | None = None
     # Tokens that are plain text wherever they stand, ready to be said; None: not so.
-    flows: dict[int, Wrote | None] = field(default_factory=dict)
+    flows: dict[int, ItemText | None] = field(default_factory=dict)
 
 
 class _Called(Struct):
@@ -161,7 +161,7 @@ class TextReader:
         self._state = self._thinking if is_thinking else self._between
         # Whether text tokens may pass as they are: an item of text is open and nothing is held back.
         self._is_flowing = False
-        self._said: list[Said] = []
+        self._parsed: list[Parsed] = []
         self._said_before = 0
         # Sampled since the last closed item, and the stop behind them.
         self._ids = array("I")
@@ -169,7 +169,7 @@ class TextReader:
         self._held = ""
         self._fresh = 0
         self._held_from = 0
-        self._open: Opened | None = None
+        self._open: ItemOpened | None = None
         self._is_behind_mark = False
         self._mark = ""
         self._is_certain = False
@@ -182,38 +182,38 @@ class TextReader:
         # Whether the one call that there may be is whole.
         self.is_over = False
         # Where odds are asked for: those of the token that is read, and of those whose text is not said yet.
-        self._odds: Odds | None = None
+        self._logprobs: TokenLogprob | None = None
         self._margin: Margin | None = None
 
-    def feed(self, piece: Piece) -> list[Said]:
+    def feed(self, piece: Piece) -> list[Parsed]:
         """What has become certain with these ids."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
-        said = self._said = []
-        if piece.odds or self._margin is not None:
+        parsed = self._parsed = []
+        if piece.logprobs or self._margin is not None:
             self._feed_with_odds(piece)
-            return said
+            return parsed
         flows = self._flows
         for id in piece.ids:
             if self._is_flowing:
                 wrote = flows.get(id)
                 if wrote is not None:
                     self._ids.append(id)
-                    said.append(wrote)
+                    parsed.append(wrote)
                     continue
             self._take(id)
-        return said
+        return parsed
 
     def _feed_with_odds(self, piece: Ids) -> None:
         """The slow way for every token. The beginning of a forced answer has no odds."""
         if self._margin is None:
             self._margin = Margin(self._vocabulary)
-        for id, odds in zip(piece.ids, piece.odds or [None] * len(piece.ids), strict=True):
-            self._odds = odds
+        for id, logprobs in zip(piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True):
+            self._logprobs = logprobs
             self._take(id)
 
-    def close(self, *, is_cut: bool) -> list[Said]:
+    def close(self, *, is_cut: bool) -> list[Parsed]:
         """Say what was held back, close the open item, and seal the block."""
-        said = self._said = []
+        parsed = self._parsed = []
         self._said_before = 0
         is_cut = is_cut and self._stop is None and not self.is_over
         self._read("" if is_cut else self._rest())
@@ -223,8 +223,8 @@ class TextReader:
         self._close(len(self._ids), is_cut=is_cut and not is_whole_call)
         ids = self._ids + mended
         ids.append(self._speech.seal[0] if self._stop is None else self._stop)
-        said.append(Sealed(ids + self._speech.seal[1:]))
-        return said
+        parsed.append(TurnClosed(ids + self._speech.seal[1:]))
+        return parsed
 
     def _mended(self) -> IdArray[int]:
         """What is missing behind the JSON of a call."""
@@ -251,8 +251,8 @@ class TextReader:
         text = self._decode.decode(self._vocabulary.bytes_of(id))
         self._fresh = len(text)
         if self._margin is not None:
-            self._margin.take(id, self._odds, len(text))
-        self._said_before = len(self._said)
+            self._margin.take(id, self._logprobs, len(text))
+        self._said_before = len(self._parsed)
         self._read(text)
         self._is_flowing = (
             self._open is not None
@@ -263,7 +263,7 @@ class TextReader:
 
     def _take_signal(self, id: int) -> None:
         """What went before is whole, and a call follows."""
-        self._said_before = len(self._said)
+        self._said_before = len(self._parsed)
         self._read(self._rest())
         self._let_go()
         self._close(len(self._ids))
@@ -330,7 +330,7 @@ class TextReader:
         held = _held_back(text, (THOUGHT,)) if at < 0 else len(text) - len(text[:at].rstrip("\n"))
         own = text[: len(text) - held]
         if self._open is None and own.strip():
-            self._begin(Opened("reasoning"))
+            self._begin(ItemOpened("reasoning"))
             own = own.lstrip("\n")
         if self._open is not None:
             self._write(own)
@@ -455,7 +455,7 @@ class TextReader:
                 is_thought = self._state == self._thinking
                 held = held.lstrip("\n") if is_thought or self._is_behind_mark else held
                 if is_thought:
-                    self._begin(Opened("reasoning"))
+                    self._begin(ItemOpened("reasoning"))
                 else:
                     self._begin_message(len(held))
             if self._open is not None:
@@ -463,15 +463,15 @@ class TextReader:
 
     # Leaves: what is said, and which ids belong to it.
 
-    def _begin(self, opened: Opened) -> None:
+    def _begin(self, opened: ItemOpened) -> None:
         self._open = opened
-        self._said.append(opened)
+        self._parsed.append(opened)
 
     def _begin_message(self, rest: int) -> None:
         """A message begins so many characters before the end of what was decoded."""
         if self._margin is not None:
             self._margin.begin(rest)
-        self._begin(Opened("message"))
+        self._begin(ItemOpened("message"))
 
     def _begin_call(self, name: str, offer: Offer | None) -> None:
         if self._open is not None:
@@ -482,7 +482,7 @@ class TextReader:
         """Close what is open, if anything is; the first ids so far are its own."""
         if self._open is not None:
             self.is_over = self._is_single and self._open.is_call
-            self._said.append(Closed(self._ids[:count], is_cut))
+            self._parsed.append(ItemClosed(self._ids[:count], is_cut))
             self._ids = self._ids[count:]
             self._held_from = 0
             self._open = None
@@ -492,15 +492,15 @@ class TextReader:
     def _write(self, text: str) -> None:
         if not text:
             return
-        said = self._said
+        parsed = self._parsed
         logprobs: tuple[Logprob, ...] = ()
         if self._margin is not None and self._open is not None and self._open.kind == "message":
             logprobs = self._margin.say(len(text))
-        last = said[-1] if len(said) > self._said_before else None
-        if isinstance(last, Wrote):
-            said[-1] = Wrote(last.text + text, last.logprobs + logprobs)
+        last = parsed[-1] if len(parsed) > self._said_before else None
+        if isinstance(last, ItemText):
+            parsed[-1] = ItemText(last.text + text, last.logprobs + logprobs)
         else:
-            said.append(Wrote(text, logprobs))
+            parsed.append(ItemText(text, logprobs))
 
     def _write_but(self, text: str, held: int) -> None:
         """Write all but the end, and note with which token that end begins."""
@@ -520,14 +520,14 @@ class TextReader:
         self._input = InputReader()
 
 
-def _flow(data: bytes) -> Wrote | None:
+def _flow(data: bytes) -> ItemText | None:
     """The token as said, if it is whole characters and can neither begin a mark nor stand before one."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
         return None
     is_plain = text and "<" not in text and "`" not in text and text[-1] != "\n"
-    return Wrote(text) if is_plain else None
+    return ItemText(text) if is_plain else None
 
 
 def _held_back(text: str, marks: Sequence[str]) -> int:

@@ -286,14 +286,14 @@ class TemplateDialect:
         made = 0
         for part in self._split(text):
             if part.startswith(KEPT_BEFORE):
-                ids.extend(self._said(kept[int(part[1:].partition(".")[0])]))
+                ids.extend(self._parsed(kept[int(part[1:].partition(".")[0])]))
                 continue
             new = self._encode_part(part)
             ids.extend(new)
             made += len(new)
         return ids, made
 
-    def _said(self, round: Round) -> IdArray[int]:
+    def _parsed(self, round: Round) -> IdArray[int]:
         """What the model said; the template closes the turn itself."""
         ids = kept_ids(round)
         return ids[:-1] if ids and ids[-1] in self._stops else ids

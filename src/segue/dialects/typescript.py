@@ -143,8 +143,8 @@ def _default(schema: object, *, is_quoted: bool = False) -> str | None:
 
 
 def _remark(*texts: str | None) -> str:
-    said = " ".join(text for text in texts if text is not None)
-    return f" // {said}" if said else ""
+    remark = " ".join(text for text in texts if text is not None)
+    return f" // {remark}" if remark else ""
 
 
 def _text(schema: object, key: str) -> str | None:

@@ -101,12 +101,12 @@ def render(hand: Hand, scene: Scene) -> Rendered:
         tokenized += len(new)
         if round.did_sample:
             is_kept = round.fingerprint == hand.fingerprint
-            said = (
+            parsed = (
                 hand.kept(round, counts[1])
                 if is_kept
                 else hand.wrote(without_thoughts(round.wrote, counts[1]))
             )
-            spoken = hand.cue + said
+            spoken = hand.cue + parsed
             context = context.plus(spoken)
             reused += len(spoken) if is_kept else 0
             tokenized += 0 if is_kept else len(spoken)

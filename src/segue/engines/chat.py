@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.upstream import Stream, Upstream, read, told
 from segue.errors import ApiError, InvalidRequest, ServerFault
-from segue.turn.values import Brought, Delta, Deltas, Finish, Job, Messages, Piece, Sampling, Scene
+from segue.turn.values import Delta, Deltas, Effects, Finish, Job, Messages, Piece, Sampling, Scene
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import TextFormat, ToolChoiceName
 from segue.wire.tools import (
@@ -106,7 +106,7 @@ class ChatEngine:
         self._model = model
         self._context_tokens = context_tokens
         self._limit = "max_tokens"
-        self._tools: tuple[Tools, Brought, bytes] | None = None
+        self._tools: tuple[Tools, Effects, bytes] | None = None
 
     @property
     def can_constrain(self) -> bool:
@@ -200,13 +200,13 @@ class ChatEngine:
 
     def _tools_of(self, scene: Scene, offers: tuple[Offer, ...]) -> bytes:
         """Agents resend the same tools each turn: they are translated once, if all of them are allowed."""
-        tools, brought = scene.head.tools, scene.brought
-        if len(offers) != len(tools.offers) + len(brought.offers):
+        tools, effects = scene.head.tools, scene.effects
+        if len(offers) != len(tools.offers) + len(effects.offers):
             return msgspec.json.encode([_function(offer) for offer in offers])
         known = self._tools
-        if known is None or known[0] is not tools or known[1] is not brought:
+        if known is None or known[0] is not tools or known[1] is not effects:
             told = msgspec.json.encode([_function(offer) for offer in offers])
-            self._tools = known = (tools, brought, told)
+            self._tools = known = (tools, effects, told)
         return known[2]
 
 

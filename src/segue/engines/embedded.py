@@ -36,9 +36,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from segue.engines.grammars import LLGUIDANCE, forbidden_id, guidance, unreadable
+from segue.engines.hidden_tokens import Spelling, Words
 from segue.engines.llamacpp import SEEDS
-from segue.engines.odds import Likely, ids_with, odds_of_likely
-from segue.engines.spelling import Spelling, Words
+from segue.engines.logprobs import Likely, ids_with, odds_of_likely
 from segue.errors import (
     ApiError,
     EngineFailed,
@@ -48,13 +48,13 @@ from segue.errors import (
     context_overflow,
 )
 from segue.turn.values import (
-    Begun,
     Finish,
     Grammar,
     IdArray,
     Job,
-    Odds,
+    JobStarted,
     Piece,
+    TokenLogprob,
     Tokens,
     id_array,
 )
@@ -138,11 +138,11 @@ class EmbeddedEngine:
         answer, work = self._begin(job)
         try:
             while True:
-                begun, ids, odds, end = await answer.take()
+                begun, ids, logprobs, end = await answer.take()
                 if begun is not None:
                     yield begun
                 if ids and job.output_tokens_max:
-                    yield ids_with(ids, odds, job)
+                    yield ids_with(ids, logprobs, job)
                 if isinstance(end, Finish):
                     yield end
                     return
@@ -243,9 +243,9 @@ class EmbeddedEngine:
 class Taken(NamedTuple):
     """How it has begun, ids, their odds where those were asked for, and the last word if it was said."""
 
-    begun: Begun | None
+    begun: JobStarted | None
     ids: IdArray[int]
-    odds: list[Odds | None]
+    logprobs: list[TokenLogprob | None]
     end: Finish | ApiError | None
 
 
@@ -256,9 +256,9 @@ class Answer:
         self.is_left = False
         self._loop = loop
         self._lock = threading.Lock()
-        self._begun: Begun | None = None
+        self._begun: JobStarted | None = None
         self._ids = id_array()
-        self._odds: list[Odds | None] = []
+        self._logprobs: list[TokenLogprob | None] = []
         self._end: Finish | ApiError | None = None
         self._is_woken = False
         self._filled = asyncio.Event()
@@ -273,26 +273,26 @@ class Answer:
         """Everything that is there."""
         with self._lock:
             ids, self._ids = self._ids, id_array()
-            odds, self._odds = self._odds, []
+            logprobs, self._logprobs = self._logprobs, []
             begun, self._begun = self._begun, None
             self._is_woken = False
-            return Taken(begun, ids, odds, self._end)
+            return Taken(begun, ids, logprobs, self._end)
 
     def leave(self) -> None:
         """Nobody listens any more."""
         self.is_left = True
 
-    def begin(self, begun: Begun) -> None:
+    def begin(self, begun: JobStarted) -> None:
         """Say what is known before the first id."""
         with self._lock:
             self._begun = begun
         self._wake()
 
-    def put(self, ids: list[int], odds: list[Odds | None]) -> None:
+    def put(self, ids: list[int], logprobs: list[TokenLogprob | None]) -> None:
         """Say these ids, and where it was asked for, how likely they were."""
         with self._lock:
             self._ids.extend(ids)
-            self._odds.extend(odds)
+            self._logprobs.extend(logprobs)
         self._wake()
 
     def end(self, end: Finish | ApiError) -> None:
@@ -362,7 +362,7 @@ class Reading:
         self._answer = answer
         self._spelling = spelling
         self._count = 0
-        self._begun: Begun | None = None
+        self._begun: JobStarted | None = None
 
     def __call__(self, data: bytes) -> bool:
         if self._answer.is_left:
@@ -379,7 +379,7 @@ class Reading:
             self._answer.end(failed(chunk.error))
             return True
         if chunk.prompt_progress is not None:
-            begun = Begun(chunk.prompt_progress.cache)
+            begun = JobStarted(chunk.prompt_progress.cache)
             if begun != self._begun:
                 self._begun = begun
                 self._answer.begin(begun)
@@ -390,7 +390,7 @@ class Reading:
             return self._finish("length" if reason == "length" else "stop", count)
         ids = self._ids(chunk)
         self._count = count
-        self._answer.put(ids, self._odds(chunk, len(ids)))
+        self._answer.put(ids, self._logprobs(chunk, len(ids)))
         # llama.cpp knows stops of its own; the dialect may know more.
         return ids[-1] in self._stops and self._finish("stop", count)
 
@@ -402,13 +402,13 @@ class Reading:
             return sampled.tokens
         return self._spelling.find(chunk.choices[0].text, count, sampled.tokens[-1])
 
-    def _odds(self, chunk: Chunk, count: int) -> list[Odds | None]:
+    def _logprobs(self, chunk: Chunk, count: int) -> list[TokenLogprob | None]:
         """Of a character that took several tokens llama.cpp tells only the last one's."""
         found = chunk.choices[0].logprobs
         if not self._sampling.wants_logprobs or found is None:
             return []
-        odds = [odds_of_likely(one, self._sampling) for one in found.content]
-        return [*[None] * (count - len(odds)), *odds]
+        logprobs = [odds_of_likely(one, self._sampling) for one in found.content]
+        return [*[None] * (count - len(logprobs)), *logprobs]
 
     def _finish(self, reason: Literal["stop", "length"], count: int) -> bool:
         # Tokens at the very end that make no whole character were never seen; they are counted.

@@ -15,13 +15,13 @@ from collections.abc import AsyncGenerator
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.digits import Digits
 from segue.engines.grammars import GUIDANCE, LLGUIDANCE, guidance, unreadable
-from segue.engines.odds import Likely, ids_with, odds_of_likely
-from segue.engines.spelling import Spelling
+from segue.engines.hidden_tokens import Spelling
+from segue.engines.logprobs import Likely, ids_with, odds_of_likely
+from segue.engines.token_json import TokenJson
 from segue.engines.upstream import Upstream, read, told
 from segue.errors import ApiError, EngineFailed, InvalidRequest
-from segue.turn.values import Begun, Finish, Grammar, Job, Odds, Piece, Tokens
+from segue.turn.values import Finish, Grammar, Job, JobStarted, Piece, TokenLogprob, Tokens
 
 PATH = "/completion"
 # The last event would otherwise repeat the whole prompt as text.
@@ -72,12 +72,15 @@ class LlamacppEngine:
     """An `Engine` for token prompts. Without `spelling`, characters of several tokens do not arrive whole."""
 
     def __init__(
-        self, upstream: Upstream, digits: Digits | None = None, spelling: Spelling | None = None
+        self,
+        upstream: Upstream,
+        token_json: TokenJson | None = None,
+        spelling: Spelling | None = None,
     ) -> None:
         self._upstream = upstream
         self._spelling = spelling
         # Shared by all replicas of a model, where there are several.
-        self._digits = digits or Digits()
+        self._token_json = token_json or TokenJson()
         self._has_guidance: bool | None = None
         self._grammars: dict[Grammar, bool] = {}
 
@@ -106,14 +109,14 @@ class LlamacppEngine:
             return
         is_warm_up = job.output_tokens_max == 0
         has_stopped = False
-        begun: Begun | None = None
+        begun: JobStarted | None = None
         heard = 0
         if isinstance(job.schema, Grammar) and not is_warm_up:
             await self._check_grammar(job, job.schema)
         async with await self._upstream.listen(PATH, self._body(job)) as stream:
             async for batch in stream:
                 ids: list[int] = []
-                odds: list[Odds | None] = []
+                logprobs: list[TokenLogprob | None] = []
                 end: _Event | None = None
                 fault: ApiError | None = None
                 for data in batch:
@@ -126,14 +129,14 @@ class LlamacppEngine:
                         # It still reads the prompt, and shows an id that was never sampled.
                         stream.wait_on()
                         if begun is None:
-                            begun = Begun(event.prompt_progress.cache)
+                            begun = JobStarted(event.prompt_progress.cache)
                             yield begun
                         continue
                     ids += self._ids(event, heard)
                     heard = event.tokens_predicted or heard
-                    likely = event.completion_probabilities[: len(ids) - len(odds)]
-                    odds += [None] * (len(ids) - len(odds) - len(likely))
-                    odds += [odds_of_likely(one, job.sampling) for one in likely]
+                    likely = event.completion_probabilities[: len(ids) - len(logprobs)]
+                    logprobs += [None] * (len(ids) - len(logprobs) - len(likely))
+                    logprobs += [odds_of_likely(one, job.sampling) for one in likely]
                     if event.stop:
                         end = event
                         stream.is_over = True
@@ -145,7 +148,7 @@ class LlamacppEngine:
                         has_stopped, ids = True, ids[: n + 1]
                         break
                 if ids and not is_warm_up:
-                    yield ids_with(ids, odds, job)
+                    yield ids_with(ids, logprobs, job)
                 if fault is not None:
                     raise fault
                 if end is not None:
@@ -230,5 +233,5 @@ class LlamacppEngine:
             settings["grammar"] = guidance(job.schema)
         elif job.schema is not None:
             settings["json_schema"] = Raw(job.schema)
-        ids = self._digits.text(job.prompt)
+        ids = self._token_json.text(job.prompt)
         return b"".join((b'{"prompt":[', ids, b"],", msgspec.json.encode(settings)[1:]))

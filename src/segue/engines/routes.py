@@ -29,7 +29,7 @@ from msgspec import Struct
 from segue.engines.upstream import Lost
 from segue.errors import CallerError, EngineFailed, Unavailable
 from segue.turn.seams import Engine
-from segue.turn.values import Begun, Job, Piece
+from segue.turn.values import Job, JobStarted, Piece
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ BREAKS_MAX = 2
 WAITING_MAX = 1024
 
 # Who asks: an owner, and one of its lanes.
-Asker = tuple[str, str]
+Waiting = tuple[str, str]
 
 
 class Health(Struct, frozen=True):
@@ -58,7 +58,7 @@ class Health(Struct, frozen=True):
     waiting: int
 
 
-class Turnstile:
+class FairQueue:
     """So many at a time; places go round between owners, and within each between its lanes."""
 
     def __init__(self, places: int) -> None:
@@ -68,7 +68,7 @@ class Turnstile:
         # Those at the front have waited longest for a turn of their own.
         self._owners: dict[str, dict[str, deque[asyncio.Future[None]]]] = {}
 
-    async def enter(self, asker: Asker) -> None:
+    async def enter(self, caller: Waiting) -> None:
         """Wait for a place."""
         if self.running < self._places:
             self.running += 1
@@ -76,7 +76,7 @@ class Turnstile:
         if self.waiting >= WAITING_MAX:
             raise Unavailable("Too many requests wait for this model. Please retry later.")
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        owner, lane = asker
+        owner, lane = caller
         self._owners.setdefault(owner, {}).setdefault(lane, deque()).append(place)
         self.waiting += 1
         try:
@@ -117,7 +117,7 @@ class Replica:
     def __init__(self, name: str, engine: Engine, places: int) -> None:
         self.name = name
         self.engine = engine
-        self.turnstile = Turnstile(places)
+        self.turnstile = FairQueue(places)
         # In a row, without an answer in between.
         self.failures = 0
         self._errors = 0
@@ -176,14 +176,14 @@ class RoutedEngine:
         replicas: Mapping[str, Engine],
         *,
         parallel_max: int = 64,
-        asker: Callable[[Job], Asker] = lambda job: ("", ""),
+        caller: Callable[[Job], Waiting] = lambda job: ("", ""),
         patience_s: float = PATIENCE_S,
     ) -> None:
         assert replicas, "at least one replica"
         self._replicas = {
             name: Replica(name, engine, parallel_max) for name, engine in replicas.items()
         }
-        self._asker = asker
+        self._asker = caller
         self._patience_s = patience_s
 
     @property
@@ -226,10 +226,10 @@ class RoutedEngine:
             replica = await self._enter(job, give_up_at, broken)
             has_spoken = False
             try:
-                yield Begun(route=replica.name)
+                yield JobStarted(route=replica.name)
                 async with aclosing(replica.engine.sample(job)) as pieces:
                     async for piece in pieces:
-                        if isinstance(piece, Begun):
+                        if isinstance(piece, JobStarted):
                             yield msgspec.structs.replace(piece, route=replica.name)
                             continue
                         if not has_spoken:

@@ -19,7 +19,7 @@ from msgspec import UNSET, Raw, Struct
 from segue.engines.example import JsonValue, example
 from segue.errors import InvalidRequest
 from segue.turn.seams import Dialect
-from segue.turn.values import Finish, Head, Ids, Job, Odds, Piece, Scene
+from segue.turn.values import Finish, Head, Ids, Job, Piece, Scene, TokenLogprob
 from segue.wire.codec import as_item, encode
 from segue.wire.items import (
     CustomToolCall,
@@ -128,14 +128,16 @@ class ScriptedEngine:
             else:
                 due = sent + BURST
                 await asyncio.sleep(0)
-            yield Ids(allowed[sent:due], self._odds(job, allowed[sent:due]))
+            yield Ids(allowed[sent:due], self._logprobs(job, allowed[sent:due]))
             sent = min(due, len(allowed))
         yield Finish("stop" if len(allowed) == len(ids) else "length")
 
-    def _odds(self, job: Job, ids: Sequence[int]) -> Sequence[Odds]:
+    def _logprobs(self, job: Job, ids: Sequence[int]) -> Sequence[TokenLogprob]:
         """Where it is asked for, a distribution made from the id alone: the same ids have the same odds."""
         sampling = job.sampling
-        return [_odds(id, sampling.top_logprobs) for id in ids] if sampling.wants_logprobs else ()
+        return (
+            [_logprobs(id, sampling.top_logprobs) for id in ids] if sampling.wants_logprobs else ()
+        )
 
     def _answer(self, job: Job) -> tuple[int, ...]:
         """All ids of this model turn; those of a script's entry are written once."""
@@ -143,7 +145,7 @@ class ScriptedEngine:
             return tuple(self._dialect.write([as_item(one) for one in improvise(job)]))
         entry = min(job.model_turns, len(self._script.turns) - 1)
         scene = job.scene
-        if scene.brought.offers or scene.deferred:
+        if scene.effects.offers or scene.deferred:
             return self._write(entry, scene)
         key = (entry, scene.head.tools.echo + scene.head.tools.listed)
         if key not in self._written:
@@ -158,7 +160,7 @@ class ScriptedEngine:
         return tuple(self._dialect.write(_scripted_items(self._script.turns[entry], known)))
 
 
-def _odds(id: int, count: int) -> Odds:
+def _logprobs(id: int, count: int) -> TokenLogprob:
     """The id itself is the likeliest; its neighbours share the rest, each half as much as the one before."""
     chance = SURE + (1 - SURE) * (id % CHANCES) / CHANCES
     top = [(id, log(chance))]
@@ -167,7 +169,7 @@ def _odds(id: int, count: int) -> Odds:
     for other in others:
         rest /= 2
         top.append((other, log(rest)))
-    return Odds(log(chance), tuple(top[:count]))
+    return TokenLogprob(log(chance), tuple(top[:count]))
 
 
 def _scripted_items(turn: ScriptedTurn, offers: tuple[Offer, ...]) -> list[Item]:

@@ -14,12 +14,21 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.digits import Digits
-from segue.engines.odds import ids_with, odds_of
+from segue.engines.logprobs import ids_with, odds_of
+from segue.engines.token_json import TokenJson
 from segue.engines.upstream import Upstream, read, refusal, told
 from segue.errors import ApiError
 from segue.ids import new_id
-from segue.turn.values import Begun, Finish, Grammar, Job, Odds, Piece, Sampling, Tokens
+from segue.turn.values import (
+    Finish,
+    Grammar,
+    Job,
+    JobStarted,
+    Piece,
+    Sampling,
+    TokenLogprob,
+    Tokens,
+)
 
 PATH = "/generate"
 ABORT = "/abort_request"
@@ -60,10 +69,10 @@ _event = msgspec.json.Decoder(_Event)
 class SglangEngine:
     """An `Engine` for token prompts."""
 
-    def __init__(self, upstream: Upstream, digits: Digits | None = None) -> None:
+    def __init__(self, upstream: Upstream, token_json: TokenJson | None = None) -> None:
         self._upstream = upstream
         # Shared by all replicas of a model, where there are several.
-        self._digits = digits or Digits()
+        self._token_json = token_json or TokenJson()
 
     @property
     def can_constrain(self) -> bool:
@@ -103,12 +112,12 @@ class SglangEngine:
         is_warm_up = job.output_tokens_max == 0
         heard = 0
         last: int | None = None
-        begun: Begun | None = None
+        begun: JobStarted | None = None
         end: _Meta | None = None
         async with await self._upstream.listen(PATH, self._body(job, name)) as stream:
             async for batch in stream:
                 ids: list[int] = []
-                odds: list[Odds | None] = []
+                logprobs: list[TokenLogprob | None] = []
                 fault: ApiError | None = None
                 for data in batch:
                     if data == DONE:
@@ -121,17 +130,17 @@ class SglangEngine:
                         break
                     if begun is None:
                         # It tells with every event how much it has kept.
-                        begun = Begun(event.meta_info.cached_tokens)
+                        begun = JobStarted(event.meta_info.cached_tokens)
                         yield begun
                     new = _new_ids(event, heard)
                     heard += len(new)
                     ids += new
-                    odds += _new_odds(event.meta_info, len(new), job.sampling)
+                    logprobs += _new_odds(event.meta_info, len(new), job.sampling)
                     if event.meta_info.finish_reason is not None:
                         end = event.meta_info
                 if ids and not is_warm_up:
                     last = ids[-1]
-                    yield ids_with(ids, odds, job)
+                    yield ids_with(ids, logprobs, job)
                 if fault is not None:
                     raise fault
                 if stream.is_over:
@@ -167,7 +176,7 @@ class SglangEngine:
         request: dict[str, object] = {"rid": name, "stream": True, "sampling_params": settings}
         if sampling.wants_logprobs:
             request |= {"return_logprob": True, "top_logprobs_num": sampling.top_logprobs}
-        ids = self._digits.text(job.prompt)
+        ids = self._token_json.text(job.prompt)
         return b"".join((b'{"input_ids":[', ids, b"],", msgspec.json.encode(request)[1:]))
 
 
@@ -177,18 +186,18 @@ def _new_ids(event: _Event, heard: int) -> list[int]:
     return event.output_ids[-count:] if count > 0 else []
 
 
-def _new_odds(meta: _Meta, count: int, sampling: Sampling) -> list[Odds | None]:
+def _new_odds(meta: _Meta, count: int, sampling: Sampling) -> list[TokenLogprob | None]:
     """Those of the new ids, which are the last ones here too; none where nobody asked."""
     if not sampling.wants_logprobs or not count:
         return []
     sampled = meta.output_token_logprobs[-count:]
     tops = (meta.output_top_logprobs or [])[-count:]
-    odds: list[Odds | None] = [None] * (count - len(sampled))
+    logprobs: list[TokenLogprob | None] = [None] * (count - len(sampled))
     for n, (logprob, *_) in enumerate(sampled):
         top = (tops[n] if len(tops) == len(sampled) else None) or []
         pairs = ((id, value) for value, id, _ in top if value is not None)
-        odds.append(odds_of(logprob, pairs, sampling))
-    return odds
+        logprobs.append(odds_of(logprob, pairs, sampling))
+    return logprobs
 
 
 def _why(end: _Meta, last: int | None, job: Job) -> Literal["stop", "length"]:

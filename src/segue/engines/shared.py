@@ -23,16 +23,16 @@ from segue.engines.grammars import LLGUIDANCE
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable
 from segue.turn.seams import Engine
 from segue.turn.values import (
-    Begun,
     Finish,
     Grammar,
     Head,
     Ids,
     Job,
-    Odds,
+    JobStarted,
     Piece,
     Sampling,
     Scene,
+    TokenLogprob,
     Tokens,
     id_array,
 )
@@ -78,9 +78,9 @@ class Wrong(Struct, frozen=True):
 class Told(Struct, frozen=True):
     """What the engine says: where it begins, ids, or its last word."""
 
-    begun: Begun | None = None
+    begun: JobStarted | None = None
     ids: bytes = b""
-    odds: list[Odds | None] = []
+    logprobs: list[TokenLogprob | None] = []
     finish: Finish | None = None
     error: Wrong | None = None
     is_ready: bool = False
@@ -150,7 +150,7 @@ class SharedEngine:
                 if told.ids:
                     ids = id_array()
                     ids.frombytes(told.ids)
-                    yield Ids(ids, told.odds)
+                    yield Ids(ids, told.logprobs)
                 if told.error is not None:
                     raise _raised(told.error)
                 if told.finish is not None:
@@ -246,10 +246,10 @@ async def _say(engine: Engine, asked: Asked, writer: asyncio.StreamWriter) -> No
 def _as_told(piece: Piece) -> Told:
     if isinstance(piece, Finish):
         return Told(finish=piece)
-    if isinstance(piece, Begun):
+    if isinstance(piece, JobStarted):
         return Told(begun=piece)
     assert isinstance(piece, Ids), "this engine gives ids"
-    return Told(ids=id_array(piece.ids).tobytes(), odds=list(piece.odds))
+    return Told(ids=id_array(piece.ids).tobytes(), logprobs=list(piece.logprobs))
 
 
 def _as_wrong(error: ApiError) -> Wrong:

@@ -12,11 +12,11 @@ from collections.abc import AsyncGenerator
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.digits import Digits
-from segue.engines.odds import Likely, id_in, ids_with, odds_of, odds_of_likely
+from segue.engines.logprobs import Likely, id_in, ids_with, odds_of, odds_of_likely
+from segue.engines.token_json import TokenJson
 from segue.engines.upstream import Stream, Upstream, read, told
 from segue.errors import ApiError, EngineFailed
-from segue.turn.values import Finish, Grammar, Job, Odds, Piece, Sampling, Tokens
+from segue.turn.values import Finish, Grammar, Job, Piece, Sampling, TokenLogprob, Tokens
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
@@ -77,11 +77,11 @@ _version = msgspec.json.Decoder(_Version)
 class VllmEngine:
     """An `Engine` for token prompts; `model` is the name under which vLLM serves it."""
 
-    def __init__(self, upstream: Upstream, model: str, digits: Digits | None = None) -> None:
+    def __init__(self, upstream: Upstream, model: str, token_json: TokenJson | None = None) -> None:
         self._upstream = upstream
         self._model = model
         # Shared by all replicas of a model, where there are several.
-        self._digits = digits or Digits()
+        self._token_json = token_json or TokenJson()
         self._ways: Ways | None = None
 
     @property
@@ -117,7 +117,7 @@ class VllmEngine:
         async with await self._listen(path, self._body(job, self._ways)) as stream:
             async for batch in stream:
                 ids: list[int] = []
-                odds: list[Odds | None] = []
+                logprobs: list[TokenLogprob | None] = []
                 fault: ApiError | None = None
                 for data in batch:
                     if data == DONE:
@@ -132,12 +132,12 @@ class VllmEngine:
                         cached = event.usage.prompt_tokens_details.cached_tokens or 0
                     for choice in event.choices:
                         ids += _ids(choice, job)
-                        odds += _odds(choice.logprobs, job.sampling)
-                        odds += [None] * (len(ids) - len(odds))
+                        logprobs += _logprobs(choice.logprobs, job.sampling)
+                        logprobs += [None] * (len(ids) - len(logprobs))
                         reason = choice.finish_reason or reason
                 if ids and not is_warm_up:
                     last = ids[-1]
-                    yield ids_with(ids, odds, job)
+                    yield ids_with(ids, logprobs, job)
                 if fault is not None:
                     raise fault
                 if stream.is_over:
@@ -198,7 +198,7 @@ class VllmEngine:
             request |= settings | {"return_token_ids": True}
             if sampling.wants_logprobs:
                 request["return_tokens_as_token_ids"] = True
-        ids = self._digits.text(job.prompt)
+        ids = self._token_json.text(job.prompt)
         return b"".join((b'{"', key, b'":[', ids, b"],", msgspec.json.encode(request)[1:]))
 
 
@@ -213,7 +213,7 @@ def _constraint(schema: bytes | Grammar, ways: Ways) -> dict[str, object]:
     )
 
 
-def _odds(told: _Logprobs | None, sampling: Sampling) -> list[Odds | None]:
+def _logprobs(told: _Logprobs | None, sampling: Sampling) -> list[TokenLogprob | None]:
     if told is None:
         return []
     if told.content is not None:

@@ -106,8 +106,8 @@ class ClassifierGuard:
             given["token_type_ids"] = [[0] * len(ids)]
         logits = [float(one) for one in self._session.run(None, given)[0][0]]
         highest = max(logits)
-        odds = [math.exp(one - highest) for one in logits]
-        return odds[-1] / sum(odds)
+        logprobs = [math.exp(one - highest) for one in logits]
+        return logprobs[-1] / sum(logprobs)
 
 
 def _parts(ids: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -17,7 +17,7 @@ from segue.stores.database import QUERIES as SQLITE
 from segue.stores.database import SqliteDatabase, border
 from segue.stores.records import KeptItem, pack_item, unpack_item
 from segue.stores.sqlite import turn_writer
-from segue.turn.values import Conversation, Owner, Shelved, Turn
+from segue.turn.values import Conversation, ConversationItem, Owner, Turn
 
 # What a conversation in memory costs beside its items.
 CONVERSATION_BYTES = 1_000
@@ -27,14 +27,14 @@ Row = tuple[int, bytes, str | None, int, int, int, str | None]
 _kept: msgspec.msgpack.Decoder[KeptItem] = msgspec.msgpack.Decoder(KeptItem)
 
 
-def pack_shelved(shelved: Shelved) -> bytes:
+def pack_shelved(shelved: ConversationItem) -> bytes:
     """An item as one row keeps it."""
     return msgspec.msgpack.encode(pack_item(shelved.item))
 
 
-def unpack_shelved(item_id: str, body: bytes) -> Shelved:
+def unpack_shelved(item_id: str, body: bytes) -> ConversationItem:
     """An item from its row."""
-    return Shelved(item_id, unpack_item(_kept.decode(body)))
+    return ConversationItem(item_id, unpack_item(_kept.decode(body)))
 
 
 def from_row(owner: Owner, conversation_id: str, row: Row) -> Conversation:
@@ -51,9 +51,9 @@ class MemoryConversations:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._rows: OrderedDict[tuple[Owner, str], tuple[Conversation, list[Shelved | None]]] = (
-            OrderedDict()
-        )
+        self._rows: OrderedDict[
+            tuple[Owner, str], tuple[Conversation, list[ConversationItem | None]]
+        ] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -69,13 +69,18 @@ class MemoryConversations:
         self._rows.move_to_end((owner, conversation_id))
         return row[0]
 
-    async def read(self, owner: Owner, conversation_id: str, since: int = 0) -> Sequence[Shelved]:
+    async def read(
+        self, owner: Owner, conversation_id: str, since: int = 0
+    ) -> Sequence[ConversationItem]:
         """Its items from this place on."""
         row = self._rows.get((owner, conversation_id))
         return [] if row is None else [one for one in row[1][since:] if one is not None]
 
     async def save(
-        self, conversation: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+        self,
+        conversation: Conversation,
+        added: Sequence[ConversationItem] = (),
+        turn: Turn | None = None,
     ) -> bool:
         """Write it down with these items at its end, if nobody else has written it meanwhile. The turn is for `Turns`:
         no crash leaves a memory half written."""
@@ -120,7 +125,7 @@ class MemoryConversations:
         self._bytes -= CONVERSATION_BYTES + sum(_size(one) for one in items if one is not None)
 
 
-def _size(shelved: Shelved) -> int:
+def _size(shelved: ConversationItem) -> int:
     return ITEM_BYTES + 3 * len(shelved.item.raw)
 
 
@@ -138,7 +143,9 @@ class SqliteConversations:
         )
         return None if row is None else from_row(owner, conversation_id, row)
 
-    async def read(self, owner: Owner, conversation_id: str, since: int = 0) -> Sequence[Shelved]:
+    async def read(
+        self, owner: Owner, conversation_id: str, since: int = 0
+    ) -> Sequence[ConversationItem]:
         """Its items from this place on."""
         key = {"owner": owner, "id": conversation_id, "since": since}
         rows = await self._database.read(
@@ -148,7 +155,10 @@ class SqliteConversations:
             return [unpack_shelved(item_id, body) for item_id, body in rows]
 
     async def save(
-        self, conversation: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+        self,
+        conversation: Conversation,
+        added: Sequence[ConversationItem] = (),
+        turn: Turn | None = None,
     ) -> bool:
         """Write it down with these items at its end, and with the turn, in one transaction."""
         with border():

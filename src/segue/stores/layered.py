@@ -3,7 +3,7 @@ before both.
 
 In: two `Turns`. Out: a `Turns`. A turn is looked for near, then far, and what was found far is kept
 near, unless it still runs: another process may be at it, and its end would not be seen here. A turn
-that is not to be stored never reaches the far one, nor does the key of one (`LayeredRepeats`). If
+that is not to be stored never reaches the far one, nor does the key of one (`LayeredIdempotencyKeys`). If
 the far one cannot be reached its error passes through: never "not found".
 """
 
@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from segue.stores.memory import MemoryRepeats, MemoryTurns
-from segue.turn.seams import Repeats, Turns, Upkeep
-from segue.turn.settle import ENDED
+from segue.stores.memory import MemoryIdempotencyKeys, MemoryTurns
+from segue.turn.commit import ENDED
+from segue.turn.seams import IdempotencyKeys, Maintenance, Turns
 from segue.turn.values import Claim, Owner, Retention, Turn
 
 
@@ -64,10 +64,10 @@ class LayeredTurns:
         return replace(turn, parent=parent, is_whole=parent.is_whole)
 
 
-class LayeredRepeats:
+class LayeredIdempotencyKeys:
     """The keys of unstored turns in this process only, those of stored turns far away."""
 
-    def __init__(self, near: MemoryRepeats, far: Repeats) -> None:
+    def __init__(self, near: MemoryIdempotencyKeys, far: IdempotencyKeys) -> None:
         self._near = near
         self._far = far
 
@@ -83,10 +83,10 @@ class LayeredRepeats:
         await (self._far if claim.is_stored else self._near).release(claim)
 
 
-class LayeredUpkeep:
+class LayeredMaintenance:
     """A store that is kept up, and the process's cache in front of it with it."""
 
-    def __init__(self, near: MemoryTurns, far: Upkeep) -> None:
+    def __init__(self, near: MemoryTurns, far: Maintenance) -> None:
         self._near = near
         self._far = far
 

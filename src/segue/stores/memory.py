@@ -27,10 +27,10 @@ from itertools import count
 import msgspec
 
 from segue.stores.budget import Budget, Share
+from segue.stores.maintenance import CLAIM_S
 from segue.stores.records import digest_key
-from segue.stores.upkeep import CLAIM_S
-from segue.turn.settle import entry_of
-from segue.turn.values import Claim, Entry, Key, Owner, Retention, Turn, Used
+from segue.turn.commit import entry_of
+from segue.turn.values import Claim, Key, Owner, Retention, Turn, UsageEntry, UsageTotal
 from segue.wire.events import Event
 
 Name = tuple[Owner, str]
@@ -73,22 +73,22 @@ class MemoryLedger:
     """Usage in memory: the latest rows, each turn once."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, UsageEntry] = {}
         self._entries_max = entries_max
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[UsageEntry]:
         """The rows that are still held, oldest first."""
         return list(self._entries.values())
 
-    async def settle(self, entries: Sequence[Entry]) -> None:
+    async def settle(self, entries: Sequence[UsageEntry]) -> None:
         """Record these turns, each at most once."""
         for entry in entries:
             self.record(entry)
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[Used]:
+    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         """What was used since then, by day, owner and model, as far as rows are still held."""
-        found: dict[tuple[str, Owner, str], Used] = {}
+        found: dict[tuple[str, Owner, str], UsageTotal] = {}
         for entry in self._entries.values():
             if entry.ended_at >= since and owner in (None, entry.owner):
                 used = used_by(entry)
@@ -96,7 +96,7 @@ class MemoryLedger:
                 found[key] = plus(found[key], used) if key in found else used
         return [found[key] for key in sorted(found)]
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: UsageEntry) -> None:
         """Record one turn unless it is recorded already."""
         self._entries.setdefault(entry.turn_id, entry)
         if len(self._entries) > self._entries_max:
@@ -409,7 +409,7 @@ class MemoryEventLog:
             self._bytes -= log.bytes
 
 
-class MemoryRepeats:
+class MemoryIdempotencyKeys:
     """Idempotency keys in memory, for a day, bounded in bytes; the oldest go first."""
 
     def __init__(self, bytes_max: int = REPEATS_BYTES_MAX, clock: Clock = time.time) -> None:
@@ -504,19 +504,19 @@ class MemoryKeys:
         return True
 
 
-class MemoryUpkeep:
+class MemoryMaintenance:
     """What is done beside turns in memory. Nobody shares them, and they die with their process."""
 
     def __init__(
         self,
         turns: MemoryTurns,
         log: MemoryEventLog,
-        repeats: MemoryRepeats,
+        idempotency_keys: MemoryIdempotencyKeys,
         clock: Clock = time.time,
     ) -> None:
         self._turns = turns
         self._log = log
-        self._repeats = repeats
+        self._repeats = idempotency_keys
         self._clock = clock
 
     async def recover(self) -> int:
@@ -537,9 +537,9 @@ class MemoryUpkeep:
         return False
 
 
-def used_by(entry: Entry) -> Used:
+def used_by(entry: UsageEntry) -> UsageTotal:
     """One turn's row as a day's."""
-    return Used(
+    return UsageTotal(
         time.strftime("%Y-%m-%d", time.gmtime(entry.ended_at)),
         entry.owner,
         entry.model,
@@ -551,7 +551,7 @@ def used_by(entry: Entry) -> Used:
     )
 
 
-def plus(some: Used, more: Used) -> Used:
+def plus(some: UsageTotal, more: UsageTotal) -> UsageTotal:
     """Both together."""
     return msgspec.structs.replace(
         some,

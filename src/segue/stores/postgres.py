@@ -17,9 +17,11 @@ from typing import cast
 
 import msgspec
 
+from segue.accounts.quota import Draw, Grant, Held, Level, share_out
 from segue.errors import StoreFailed
 from segue.stores.conversations import Row as ConversationRow
 from segue.stores.conversations import from_row, pack_shelved, unpack_shelved
+from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.pool import (
     COLLIDING,
     LEASE_S,
@@ -46,19 +48,17 @@ from segue.stores.records import (
     unpack_key,
 )
 from segue.stores.seals import RingKey, new_key
-from segue.stores.upkeep import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
-from segue.turn.quota import Draw, Grant, Held, Level, share_out
-from segue.turn.settle import entry_of
+from segue.turn.commit import entry_of
 from segue.turn.values import (
     Claim,
     Conversation,
-    Entry,
+    ConversationItem,
     Key,
     Owner,
     Retention,
-    Shelved,
     Turn,
-    Used,
+    UsageEntry,
+    UsageTotal,
 )
 from segue.wire.events import Event
 
@@ -168,7 +168,7 @@ class PostgresLedger:
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
 
-    async def settle(self, entries: Sequence[Entry]) -> None:
+    async def settle(self, entries: Sequence[UsageEntry]) -> None:
         """Record these turns, each at most once."""
         rows = [(entry.turn_id, entry.owner, *usage_values(entry)) for entry in entries]
         # In one order everywhere, so that two who tell the same do not wait for each other in a circle.
@@ -178,14 +178,14 @@ class PostgresLedger:
                 lambda connection: connection.executemany(QUERIES["settle"], rows)
             )
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[Used]:
+    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         """What was used since then, by day, owner and model."""
         if owner is not None and not is_text(owner):
             return []
         rows = await self._database.run(
             lambda connection: connection.fetch(QUERIES["report"], owner, since)
         )
-        return [Used(*row) for row in cast("Sequence[UsedRow]", rows)]
+        return [UsageTotal(*row) for row in cast("Sequence[UsedRow]", rows)]
 
 
 class PostgresEventLog:
@@ -224,7 +224,7 @@ class PostgresEventLog:
             )
 
 
-class PostgresRepeats:
+class PostgresIdempotencyKeys:
     """The idempotency keys of stored turns in a database."""
 
     def __init__(self, database: PostgresDatabase) -> None:
@@ -267,7 +267,9 @@ class PostgresConversations:
             None if row is None else from_row(owner, conversation_id, cast("ConversationRow", row))
         )
 
-    async def read(self, owner: Owner, conversation_id: str, since: int = 0) -> Sequence[Shelved]:
+    async def read(
+        self, owner: Owner, conversation_id: str, since: int = 0
+    ) -> Sequence[ConversationItem]:
         """Its items from this place on."""
         rows = await self._database.run(
             lambda connection: connection.fetch(
@@ -278,7 +280,10 @@ class PostgresConversations:
             return [unpack_shelved(*row) for row in cast("Sequence[tuple[str, bytes]]", rows)]
 
     async def save(
-        self, conversation: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+        self,
+        conversation: Conversation,
+        added: Sequence[ConversationItem] = (),
+        turn: Turn | None = None,
     ) -> bool:
         """Write it down with these items at its end, and with the turn, in one transaction."""
         with border():
@@ -373,7 +378,7 @@ class PostgresKeys:
         return [KeyRow(*row) for row in cast("Sequence[KeyRow]", rows)]
 
 
-class PostgresMeters:
+class PostgresSharedLimits:
     """The meters of all processes that share a database."""
 
     def __init__(self, database: PostgresDatabase) -> None:
@@ -387,7 +392,7 @@ class PostgresMeters:
         ]
 
 
-class PostgresUpkeep:
+class PostgresMaintenance:
     """What is done beside the turns of a database.
 
     A process is alive while its row in `workers` is young, by the server's clock: a dead connection proves nothing.
@@ -462,7 +467,7 @@ def is_text(*words: str) -> bool:
         return False
 
 
-def usage_values(entry: Entry) -> tuple[str, str, int, int, int, int, int]:
+def usage_values(entry: UsageEntry) -> tuple[str, str, int, int, int, int, int]:
     """The columns of a row of usage behind whose it is."""
     return (
         entry.model,

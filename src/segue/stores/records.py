@@ -19,9 +19,9 @@ from typing import Generic, NamedTuple, TypeVar, get_args
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.turn.quota import KeyLimits
-from segue.turn.settle import entry_of
-from segue.turn.values import Entry, IdArray, Key, Owner, Round, Turn
+from segue.accounts.quota import KeyLimits
+from segue.turn.commit import entry_of
+from segue.turn.values import IdArray, Key, Owner, Round, Turn, UsageEntry
 from segue.wire.codec import encode_event, encode_response
 from segue.wire.events import Event, Failed
 from segue.wire.items import Call, Item, Reasoning, Value
@@ -151,7 +151,7 @@ def link(
     return turn
 
 
-def abandon(turn: Turn, last: int | None) -> tuple[Turn, Entry, list[Event]]:
+def abandon(turn: Turn, last: int | None) -> tuple[Turn, UsageEntry, list[Event]]:
     """A turn whose process has died, as failed; its usage, which nobody knows; and the last word of its events, if any
     were written down."""
     response = msgspec.structs.replace(turn.response, status="failed", error=ABANDONED)

@@ -16,6 +16,7 @@ from functools import cache, partial
 import msgspec
 
 from segue.stores.database import QUERIES, SqliteDatabase, Work, border
+from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.records import (
     KeyRow,
     Part,
@@ -30,9 +31,8 @@ from segue.stores.records import (
     unpack_events,
     unpack_key,
 )
-from segue.stores.upkeep import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
-from segue.turn.settle import entry_of
-from segue.turn.values import Claim, Entry, Key, Owner, Retention, Turn, Used
+from segue.turn.commit import entry_of
+from segue.turn.values import Claim, Key, Owner, Retention, Turn, UsageEntry, UsageTotal
 from segue.wire.events import Event
 
 log = logging.getLogger(__name__)
@@ -87,19 +87,19 @@ class SqliteLedger:
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
 
-    async def settle(self, entries: Sequence[Entry]) -> None:
+    async def settle(self, entries: Sequence[UsageEntry]) -> None:
         """Record these turns, each at most once."""
         if entries:
             rows = [msgspec.structs.asdict(entry) for entry in entries]
             await self._database.write(lambda writer: write_usage(writer, rows))
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[Used]:
+    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         """What was used since then, by day, owner and model."""
         if owner is not None and not is_text(owner):
             return []
         key = {"owner": owner, "since": since}
         return await self._database.read(
-            lambda reader: [Used(*row) for row in reader.execute(QUERIES["report"], key)]
+            lambda reader: [UsageTotal(*row) for row in reader.execute(QUERIES["report"], key)]
         )
 
 
@@ -142,7 +142,7 @@ class SqliteEventLog:
         await self._database.write(erase, is_erasing=True)
 
 
-class SqliteRepeats:
+class SqliteIdempotencyKeys:
     """The idempotency keys of stored turns in a database."""
 
     def __init__(self, database: SqliteDatabase) -> None:
@@ -204,7 +204,7 @@ class SqliteKeys:
         )
 
 
-class SqliteUpkeep:
+class SqliteMaintenance:
     """What is done beside the turns of a database."""
 
     def __init__(self, database: SqliteDatabase) -> None:
@@ -269,7 +269,7 @@ def write_turn(
     writer: sqlite3.Connection,
     turn: Turn,
     record: Record,
-    entry: Entry | None,
+    entry: UsageEntry | None,
     worker: str | None,
 ) -> None:
     """The rows of one turn: its parts, itself, its usage."""

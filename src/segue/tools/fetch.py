@@ -31,7 +31,7 @@ from yarl import URL
 
 from segue import __version__
 from segue.errors import InvalidRequest
-from segue.tools.target import (
+from segue.tools.url import (
     Address,
     Target,
     is_public,

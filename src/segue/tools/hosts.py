@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from segue.errors import InvalidRequest, Misconfigured
 from segue.tools.fetch import Fetcher, Policy
-from segue.tools.target import DEFAULT_PORTS, Target, parse
+from segue.tools.url import DEFAULT_PORTS, Target, parse
 
 # What a host without a port stands for.
 USUAL_PORTS = tuple(DEFAULT_PORTS.values())

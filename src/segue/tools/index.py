@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from segue.errors import Misconfigured, StoreFailed
-from segue.tools.pages import Page, open_page, read_page
+from segue.tools.html import Page, open_page, read_page
 from segue.tools.search import Asked, Hit, is_allowed
 from segue.wire.files import is_pdf
 

@@ -27,8 +27,8 @@ from msgspec import Raw, Struct
 
 from segue.errors import Forbidden, InvalidRequest
 from segue.tools.hosts import McpHosts
-from segue.tools.target import parse
-from segue.turn.values import HostedCall, Owner, Ran
+from segue.tools.url import parse
+from segue.turn.values import HostedCall, Owner, ToolResult
 from segue.wire.codec import as_item, encode
 from segue.wire.items import Hints, McpCall, McpListTools, RemoteTool
 from segue.wire.mcp import ErrorKind, error_of, listing, servers_of
@@ -160,7 +160,7 @@ class McpServers:
             return McpServer(tool.server_label, sse_url=target.url, is_outside=True)
         return McpServer(tool.server_label, url=target.url, is_outside=True)
 
-    async def call(self, call: HostedCall) -> Ran:
+    async def call(self, call: HostedCall) -> ToolResult:
         """Make one call. Whatever goes wrong is an error of the item, and the turn goes on."""
         definition = msgspec.json.decode(call.definition, type=McpTool)
         done = McpCall(
@@ -175,8 +175,8 @@ class McpServers:
         except Failed as failed:
             error = error_of(failed.kind, failed.message, failed.code)
             done = msgspec.structs.replace(done, status="failed", error=error)
-            return Ran(f"Error: {failed.message}", as_item(done))
-        return Ran(text, as_item(msgspec.structs.replace(done, output=text)))
+            return ToolResult(f"Error: {failed.message}", as_item(done))
+        return ToolResult(text, as_item(msgspec.structs.replace(done, output=text)))
 
     async def _call(self, definition: McpTool, call: HostedCall) -> str:
         server, session = self._session(definition, call)
@@ -246,7 +246,7 @@ class McpLister:
     def __init__(self, servers: McpServers) -> None:
         self._servers = servers
 
-    async def call(self, call: HostedCall) -> Ran:
+    async def call(self, call: HostedCall) -> ToolResult:
         """The `mcp_list_tools` item; the model is told nothing, because its tools stand elsewhere."""
         definition = msgspec.json.decode(call.definition, type=McpTool)
         try:
@@ -258,8 +258,8 @@ class McpLister:
                 tools=[],
                 error=Raw(encode(failed.message)),
             )
-            return Ran("", as_item(item))
-        return Ran("", as_item(listing(call.item_id, definition, tools)))
+            return ToolResult("", as_item(item))
+        return ToolResult("", as_item(listing(call.item_id, definition, tools)))
 
 
 # --- sessions -------------------------------------------------------------------------------------

@@ -1,122 +1,131 @@
-"""What does a PDF say? The program that takes one apart, in a process of its own (see `paper`).
+"""What does a PDF say? Read by a process of its own, which is stopped when it takes too long.
 
-In: the bytes, on standard input, and how many characters are wanted at most. Out: lines of JSON, the title first, then
-each page as soon as it is read, so that whoever loses patience has what came before; last, in an object, how it ended.
-A page that was written with malice can take minutes and any amount of memory: this process has little of either.
+In: the bytes of a file that claims to be one. Out: a `Paper`, with the pages as far as they were read. The loop is
+never held up, and neither malice nor a mistake in a parser costs more than one process with little time and memory.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import logging
+import asyncio
 import os
-import resource
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import OrderedDict
+from hashlib import blake2b
+from math import ceil
+from typing import Literal
 
-from pypdf import PageObject, PdfReader
-from pypdf.errors import PyPdfError
-from pypdf.generic import DictionaryObject, StreamObject
+import msgspec
+from msgspec import Struct
 
-PAGES_MAX = 2_000
-# A few kilobytes can unfold to minutes of work (hazards.md T8). A page of text is drawn by some thousand operations
-# in less than 100 KiB; each costs some 20 us. What is beyond that is told in its place, if there is time for the rest.
-PAGE_BYTES_MAX = 1024 * 1024
-OPERATIONS_MAX = 1_000_000
-UNREAD_PAGE = "[a page that is too large to read]"
-UNREAD_REST = "[the rest is too long to read]"
-MEMORY_BYTES_MAX = 1024 * 1024 * 1024
-# Whoever serves goes first.
-NICENESS = 10
-_BROKEN = (
-    PyPdfError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    IndexError,
-    RecursionError,
-    OSError,
-)
+from segue.errors import InvalidRequest
+from segue.wire.files import FILE_CHARS_MAX
+
+# Files that are read at the same time; the others wait.
+AT_ONCE = 4
+# Texts of files that a client may send again with its whole history, and our own measure of one's other costs.
+KEPT_BYTES_MAX = 32 * 1024 * 1024
+ENTRY_BYTES = 200
+# A page of text is a line, and a character of it at most two escapes.
+LINE_BYTES_MAX = 12 * (FILE_CHARS_MAX + 1) + 64
+
+_line = msgspec.json.Decoder(str | dict[str, bool])
 
 
-class _Exhausted(Exception):
-    """All the work that a file is worth has been done."""
+class Paper(Struct, frozen=True):
+    """What was read of a PDF: all of it, all but what is broken, or what could be read within the limits."""
+
+    title: str
+    pages: tuple[str, ...]
+    end: Literal["whole", "broken", "late"]
+
+    @property
+    def text(self) -> str:
+        """The pages as one text."""
+        return "\n\n".join(self.pages)
 
 
-class _Effort:
-    """How many operations have been read of a file."""
-
-    def __init__(self) -> None:
-        self.spent = 0
-
-    def __call__(self, *_: object) -> None:
-        self.spent += 1
-        if self.spent > OPERATIONS_MAX:
-            raise _Exhausted
-
-
-def take_apart(data: bytes, chars_max: int) -> Iterator[str | dict[str, bool]]:
-    """The title, then the text of each page in turn, then whether all of it could be read."""
-    effort = _Effort()
-    is_broken = False
-    length = 0
+async def read_paper(data: bytes, chars_max: int, s_max: float) -> Paper:
+    """What this PDF says, up to so many characters and within so many seconds."""
+    child = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-P",
+            "-m",
+            "segue.tools.pdf_worker",
+            str(chars_max),
+            str(ceil(s_max) + 1),
+        ),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        limit=LINE_BYTES_MAX,
+        env=_environment(),
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    lines: list[str] = []
+    end: Literal["whole", "broken", "late"] = "late"
     try:
-        reader = PdfReader(io.BytesIO(data))
-        said = reader.metadata
-        yield (said.title or "").strip() if said is not None else ""
-        for page in reader.pages[:PAGES_MAX]:
-            is_small = _drawn_bytes(page, PAGE_BYTES_MAX) <= PAGE_BYTES_MAX
-            text = page.extract_text(visitor_operand_before=effort) if is_small else UNREAD_PAGE
-            yield text[: chars_max - length]
-            length += len(text)
-            if length >= chars_max:
-                break
-    except _Exhausted:
-        yield UNREAD_REST
-    except _BROKEN:
-        is_broken = True
-    yield {"is_broken": is_broken}
+        async with asyncio.timeout(s_max):
+            child.stdin.write(data)
+            child.stdin.close()
+            async for line in child.stdout:
+                match _line.decode(line):
+                    case str() as text:
+                        lines.append(text)
+                    case ended:
+                        end = "broken" if ended["is_broken"] else "whole"
+    except (TimeoutError, ValueError, OSError):
+        # Too slow, or it has died and its last line is half a line: what came before is still worth reading.
+        pass
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+    return Paper(lines[0] if lines else "", tuple(lines[1:]), end)
 
 
-def _drawn_bytes(page: PageObject, enough: int) -> int:
-    """How long the instructions of a page are, with those of the forms in it; no more is counted than `enough`."""
-    contents = page.get_contents()
-    size = 0 if contents is None else len(contents.get_data())
-    seen: set[int] = set()
-    todo: list[DictionaryObject] = [page]
-    while todo and size <= enough:
-        resources = todo.pop().get("/Resources")
-        named = resources.get_object() if resources is not None else None
-        forms = named.get("/XObject") if isinstance(named, DictionaryObject) else None
-        found = forms.get_object() if forms is not None else None
-        for one in found.values() if isinstance(found, DictionaryObject) else ():
-            form = one.get_object()
-            if not isinstance(form, StreamObject) or form.get("/Subtype") != "/Form":
-                continue
-            if id(form) not in seen and size <= enough:
-                seen.add(id(form))
-                size += len(form.get_data())
-                todo.append(form)
-    return size
+def _environment() -> dict[str, str]:
+    """It finds the modules that we find, and none of our secrets."""
+    known = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    return {**known, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def main() -> None:
-    """Read one file, within limits that hold even if nobody is there any more to stop it."""
-    chars_max, seconds = int(sys.argv[1]), int(sys.argv[2])
-    os.nice(NICENESS)
-    logging.disable()
-    for what, limit in ((resource.RLIMIT_AS, MEMORY_BYTES_MAX), (resource.RLIMIT_CPU, seconds)):
-        # Not every system has both.
-        with suppress(ValueError, OSError):
-            resource.setrlimit(what, (limit, limit))
-    for one in take_apart(sys.stdin.buffer.read(), chars_max):
-        # A lone surrogate would be no text; JSON can say it, UTF-8 cannot.
-        text = one.encode(errors="replace").decode() if isinstance(one, str) else one
-        print(json.dumps(text), flush=True)
+class Papers:
+    """Reads the files of requests, a few at a time, and remembers what they said by their digests."""
+
+    def __init__(self, s_max: float) -> None:
+        self._s_max = s_max
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._kept: OrderedDict[bytes, str | None] = OrderedDict()
+        self.bytes = 0
+
+    async def read(self, data: bytes) -> str | None:
+        """The text of a whole PDF; None if any of it is broken. Too slow or too large is the client's to know."""
+        key = blake2b(data, digest_size=16).digest()
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        else:
+            async with self._places:
+                paper = await read_paper(data, FILE_CHARS_MAX + 1, self._s_max)
+            if paper.end == "late":
+                raise InvalidRequest(
+                    "The PDF in this input_file could not be read in time, or takes too much memory: "
+                    f"it may take {self._s_max:g} s.",
+                    code="file_failed",
+                )
+            self._keep(key, paper.text if paper.end == "whole" else None)
+        return self._kept[key]
+
+    def _keep(self, key: bytes, text: str | None) -> None:
+        if key in self._kept:
+            # Two have read it at the same time.
+            return
+        self._kept[key] = text
+        self.bytes += _measure(text)
+        while self.bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
+            self.bytes -= _measure(self._kept.popitem(last=False)[1])
 
 
-if __name__ == "__main__":
-    main()
+def _measure(text: str | None) -> int:
+    return ENTRY_BYTES + 4 * len(text or "")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import httpx2
 
-from segue.tools.target import DEFAULT_PORTS, Target
+from segue.tools.url import DEFAULT_PORTS, Target
 
 
 class PinnedTransport(httpx2.AsyncBaseTransport):

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from segue.errors import ApiError, Misconfigured, Unavailable
 from segue.tools.fetch import Fetcher, Policy
-from segue.tools.pages import Page
-from segue.tools.target import is_within, parse
+from segue.tools.html import Page
+from segue.tools.url import is_within, parse
 from segue.wire.tools import WebLocation
 
 # What an engine may answer, and how long it may take.

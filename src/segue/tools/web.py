@@ -20,10 +20,10 @@ from msgspec import Raw, Struct
 
 from segue.errors import ApiError, InvalidRequest
 from segue.tools.fetch import Fetcher, failed
-from segue.tools.pages import Page, open_page
+from segue.tools.html import Page, open_page
 from segue.tools.search import Asked, Hit, JsonSearch, Web, is_allowed
-from segue.tools.target import parse, shown
-from segue.turn.values import HostedCall, Owner, Ran, Source
+from segue.tools.url import parse, shown
+from segue.turn.values import HostedCall, Owner, Source, ToolResult
 from segue.wire.codec import as_item, encode
 from segue.wire.items import Item, WebSearchCall
 from segue.wire.tools import WebLocation, WebSearchTool
@@ -85,7 +85,7 @@ class WebTool:
         self._live = live
         self._cache = _PageCache()
 
-    async def call(self, call: HostedCall) -> Ran:
+    async def call(self, call: HostedCall) -> ToolResult:
         """Search, read a page, or find words in one."""
         action = read_action(call.name, call.arguments)
         wanted = _Wanted.of(call)
@@ -102,19 +102,19 @@ class WebTool:
                 case _:
                     assert_never(action)
         except ApiError as error:
-            return Ran(error.message, _item(call, action, "failed"))
+            return ToolResult(error.message, _item(call, action, "failed"))
         number = call.sources_before + 1
         text = f"[{number}] {page.title}\n{page.url}\n\n{told}"
         source = Source(page.url, page.title)
-        return Ran(text, _item(call, action, "completed"), (source,))
+        return ToolResult(text, _item(call, action, "completed"), (source,))
 
-    async def _search(self, call: HostedCall, action: SearchAction, wanted: _Wanted) -> Ran:
+    async def _search(self, call: HostedCall, action: SearchAction, wanted: _Wanted) -> ToolResult:
         if not action.query:
             raise InvalidRequest("A search needs a query.")
         hits = await self._hits(wanted.asked(action.query), is_live=wanted.is_live)
         found = [UrlSource(hit.url) for hit in hits]
         shown_action = SearchAction(query=action.query, queries=action.queries, sources=found)
-        return Ran(
+        return ToolResult(
             tell_hits(hits, call.sources_before + 1),
             _item(call, shown_action, "completed"),
             tuple(Source(hit.url, hit.title) for hit in hits),

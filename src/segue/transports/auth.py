@@ -21,9 +21,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
+from segue.accounts.quota import Metering, Quota, unlimited
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
-from segue.turn.hosted import SCOPES as TOOL_SCOPES
-from segue.turn.quota import Metering, Quota, unlimited
+from segue.tools.hosted import SCOPES as TOOL_SCOPES
 from segue.turn.seams import Keys
 from segue.turn.values import Key, Owner
 
@@ -77,7 +77,7 @@ class Account:
             raise Forbidden(f"This key is not good for '{scope}'.")
 
 
-class Book:
+class Accounts:
     """The accounts that this process knows."""
 
     def __init__(

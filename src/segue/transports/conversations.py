@@ -9,11 +9,11 @@ from msgspec import Raw, structs
 
 from segue.errors import Conflict, InvalidRequest, NotFound, conversation_not_found
 from segue.ids import new_id
-from segue.transports.desk import Desk
 from segue.transports.exchange import Exchange
-from segue.transports.pages import distinct, page_of
+from segue.transports.paging import distinct, page_of
+from segue.transports.services import Services
 from segue.turn.prepare import decode_items
-from segue.turn.values import Conversation, Owner, Shelved, Tally
+from segue.turn.values import Conversation, ConversationItem, Owner, Tally
 from segue.wire.codec import decode_added, decode_conversation, encode, list_object, listed_item
 from segue.wire.items import CompactionTrigger, ItemReference
 from segue.wire.response import ConversationDeleted, ConversationObject
@@ -28,13 +28,13 @@ PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_
 class ConversationRoutes:
     """The handlers of `/v1/conversations`."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._conversations = desk.conversations
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._conversations = services.conversations
 
     async def create(self, exchange: Exchange) -> None:
         """A new conversation, with its first items."""
-        asked = decode_conversation(await exchange.text(self._desk.limits.body_bytes_max))
+        asked = decode_conversation(await exchange.text(self._services.limits.body_bytes_max))
         conversation = Conversation(
             new_id("conv"), exchange.owner, int(time.time()), asked.metadata or {}
         )
@@ -48,7 +48,7 @@ class ConversationRoutes:
 
     async def update(self, exchange: Exchange) -> None:
         """New metadata."""
-        asked = decode_conversation(await exchange.text(self._desk.limits.body_bytes_max))
+        asked = decode_conversation(await exchange.text(self._services.limits.body_bytes_max))
         for _ in range(ATTEMPTS_MAX):
             found = await self._find(exchange)
             changed = structs.replace(found, metadata=asked.metadata or {})
@@ -72,7 +72,7 @@ class ConversationRoutes:
 
     async def add_items(self, exchange: Exchange) -> None:
         """More items at its end."""
-        asked = decode_added(await exchange.text(self._desk.limits.body_bytes_max))
+        asked = decode_added(await exchange.text(self._services.limits.body_bytes_max))
         added = await _shelved(asked.items)
         for _ in range(ATTEMPTS_MAX):
             if await self._conversations.save(await self._find(exchange), added):
@@ -106,7 +106,7 @@ class ConversationRoutes:
         return found
 
 
-async def _shelved(raws: Sequence[Raw]) -> list[Shelved]:
+async def _shelved(raws: Sequence[Raw]) -> list[ConversationItem]:
     """Items for a conversation, each under a name."""
     if len(raws) > ADDED_MAX:
         raise InvalidRequest(
@@ -123,7 +123,7 @@ async def _shelved(raws: Sequence[Raw]) -> list[Shelved]:
             )
     kinds = [str(item.value.__struct_config__.tag) for item in items]
     return [
-        Shelved(item.value.id or new_id(PREFIXES.get(kind, "item")), item)
+        ConversationItem(item.value.id or new_id(PREFIXES.get(kind, "item")), item)
         for item, kind in zip(items, kinds, strict=True)
     ]
 

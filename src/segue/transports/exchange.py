@@ -20,7 +20,7 @@ from segue.errors import ApiError, InvalidRequest, Refused, Unauthenticated, too
 from segue.ids import new_id
 from segue.transports.auth import Account
 from segue.transports.inflate import inflate
-from segue.turn.running import Running, Sink
+from segue.turn.running import Running, Subscriber
 from segue.turn.values import Cancel, Owner
 from segue.wire.codec import encode_error_body
 
@@ -206,13 +206,15 @@ async def listening(exchange: Exchange) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def heard_by(exchange: Exchange, running: Running, sink: Sink) -> AsyncIterator[None]:
+async def heard_by(
+    exchange: Exchange, running: Running, subscriber: Subscriber
+) -> AsyncIterator[None]:
     """While inside, the client hears this turn; if it leaves an unfinished one that nobody else hears, that is a
     cancel, unless the turn runs in the background."""
     try:
         async with listening(exchange):
             yield
     finally:
-        running.detach(sink)
+        running.detach(subscriber)
         if not (running.is_ended or running.is_heard or running.is_background):
             running.tell(Cancel())

@@ -27,8 +27,6 @@ from segue.errors import (
 from segue.ids import given_id, new_id
 from segue.transports.auth import bearer
 from segue.transports.conversations import ConversationRoutes
-from segue.transports.desk import Desk
-from segue.transports.documents import asyncapi, openapi
 from segue.transports.exchange import (
     ClientGone,
     Exchange,
@@ -38,13 +36,15 @@ from segue.transports.exchange import (
     heard_by,
     listening,
 )
-from segue.transports.pages import page_of
-from segue.transports.sinks import LastSink, SseSink
+from segue.transports.openapi import asyncapi, openapi
+from segue.transports.paging import page_of
+from segue.transports.services import Services
+from segue.transports.subscribers import LastSubscriber, SseSubscriber
 from segue.turn.admit import Model
+from segue.turn.commit import ENDED
 from segue.turn.compact import window
-from segue.turn.prepare import Asker
+from segue.turn.prepare import Caller
 from segue.turn.running import Running
-from segue.turn.settle import ENDED
 from segue.turn.values import Cancel, Owner, Tally, Turn
 from segue.wire.codec import decode_create, decode_traceparent, encode
 from segue.wire.items import Item
@@ -86,9 +86,9 @@ class Route(NamedTuple):
 class HttpApp:
     """The routes of the contract."""
 
-    def __init__(self, desk: Desk, more: Sequence[Route] = ()) -> None:
-        self._desk = desk
-        talks = ConversationRoutes(desk)
+    def __init__(self, services: Services, more: Sequence[Route] = ()) -> None:
+        self._services = services
+        talks = ConversationRoutes(services)
         one = r"/v1/responses/(?P<id>[^/]+)"
         talk = r"/v1/conversations/(?P<id>[^/]+)"
         said = talk + r"/items/(?P<item_id>[^/]+)"
@@ -128,13 +128,13 @@ class HttpApp:
         assert scope["type"] == "http", (
             "sockets have a class of their own, and there is no lifespan"
         )
-        exchange = Exchange(scope, receive, send, self._desk.limits.body_s_max)
+        exchange = Exchange(scope, receive, send, self._services.limits.body_s_max)
         try:
             await self._serve(exchange)
         except ClientGone:
             return
         except ApiError as error:
-            self._desk.note_refusal("http", error.code)
+            self._services.note_refusal("http", error.code)
             await exchange.refuse(error)
         except Exception:
             log.exception("request %s failed", exchange.request_id)
@@ -144,7 +144,7 @@ class HttpApp:
 
     async def _serve(self, exchange: Exchange) -> None:
         """From where, to what, by whom; and only then is anything done."""
-        gate, origin = self._desk.gate, exchange.header(b"origin")
+        gate, origin = self._services.gate, exchange.header(b"origin")
         if exchange.scope["path"] != HEALTH:
             gate.check(exchange.header(b"host"), origin)
         exchange.origin_headers = gate.answer_headers(origin)
@@ -158,13 +158,15 @@ class HttpApp:
 
     async def _preflight(self, exchange: Exchange, origin: str) -> None:
         asked = exchange.header(b"access-control-request-headers")
-        exchange.origin_headers = self._desk.gate.preflight_headers(origin, asked)
+        exchange.origin_headers = self._services.gate.preflight_headers(origin, asked)
         await exchange.start(204, ())
         await exchange.write(b"", is_last=True)
 
     async def _admit(self, exchange: Exchange, scope: str) -> None:
         """Whose request this is, if that one may do it."""
-        exchange.account = await self._desk.book.find(bearer(exchange.header(b"authorization")))
+        exchange.account = await self._services.accounts.find(
+            bearer(exchange.header(b"authorization"))
+        )
         exchange.account.check_scope(scope)
         exchange.owner = exchange.account.owner
 
@@ -194,13 +196,13 @@ class HttpApp:
     async def _decode(self, exchange: Exchange) -> tuple[Create, Tally]:
         quota = exchange.account.quota
         await quota.ask()
-        body = await exchange.text(self._desk.limits.body_bytes_max)
+        body = await exchange.text(self._services.limits.body_bytes_max)
         create = decode_create(body)
         trace = exchange.header(b"traceparent") or decode_traceparent(create)
         return create, Tally(bytes_received=len(body), quota=quota, traceparent=trace)
 
-    def _asker(self, exchange: Exchange) -> Asker:
-        return Asker(exchange.owner, self._desk.turns, may=exchange.account.scopes)
+    def _asker(self, exchange: Exchange) -> Caller:
+        return Caller(exchange.owner, self._services.turns, may=exchange.account.scopes)
 
     async def _create(self, exchange: Exchange) -> None:
         create, tally = await self._decode(exchange)
@@ -218,46 +220,48 @@ class HttpApp:
 
     async def _stream(self, exchange: Exchange, create: Create, tally: Tally) -> None:
         """Every event, as it comes."""
-        sink = SseSink(self._desk.limits.outbox_bytes_max)
-        asker = self._asker(exchange)
-        running = await self._desk.runner.begin(create, asker, tally, sink, "sse")
-        async with heard_by(exchange, running, sink):
-            await self._write(exchange, sink)
+        subscriber = SseSubscriber(self._services.limits.outbox_bytes_max)
+        caller = self._asker(exchange)
+        running = await self._services.runner.begin(create, caller, tally, subscriber, "sse")
+        async with heard_by(exchange, running, subscriber):
+            await self._write(exchange, subscriber)
 
-    async def _write(self, exchange: Exchange, sink: SseSink) -> None:
-        while not sink.is_over:
-            data = await sink.take()
+    async def _write(self, exchange: Exchange, subscriber: SseSubscriber) -> None:
+        while not subscriber.is_over:
+            data = await subscriber.take()
             if not exchange.has_started:
                 await exchange.start(200, SSE_HEADERS)
-            async with asyncio.timeout(self._desk.limits.write_s_max):
-                await exchange.write(data, is_last=sink.is_over)
+            async with asyncio.timeout(self._services.limits.write_s_max):
+                await exchange.write(data, is_last=subscriber.is_over)
 
     async def _reply(self, exchange: Exchange, create: Create, tally: Tally) -> None:
         """The last event alone, as a response object or as the status of its failure; in the background, the first."""
-        sink = LastSink()
-        asker = self._asker(exchange)
-        running = await self._desk.runner.begin(create, asker, tally, sink, "http")
+        subscriber = LastSubscriber()
+        caller = self._asker(exchange)
+        running = await self._services.runner.begin(create, caller, tally, subscriber, "http")
         if running.is_background:
-            running.detach(sink)
+            running.detach(subscriber)
         else:
-            async with heard_by(exchange, running, sink):
-                await sink.ended()
+            async with heard_by(exchange, running, subscriber):
+                await subscriber.ended()
         if running.error is not None:
             raise running.error
         await exchange.answer(200, encode(running.told))
 
     async def _compact(self, exchange: Exchange) -> None:
         """A window: a turn that nobody keeps, and that makes a summary instead of an answer."""
-        desk = self._desk
+        services = self._services
         create, tally = await self._decode(exchange)
         if create.model is None:
             raise InvalidRequest("You must provide a model parameter.", param="model")
         create = structs.replace(create, store=False, generate=None, background=None)
-        plan = await desk.runner.prepare(create, self._asker(exchange), tally, compacts="window")
-        sink = LastSink()
-        running = desk.runner.start(plan, desk.turns, sink, "http")
-        async with heard_by(exchange, running, sink):
-            await sink.ended()
+        plan = await services.runner.prepare(
+            create, self._asker(exchange), tally, compacts="window"
+        )
+        subscriber = LastSubscriber()
+        running = services.runner.start(plan, services.turns, subscriber, "http")
+        async with heard_by(exchange, running, subscriber):
+            await subscriber.ended()
         if running.error is not None:
             raise running.error
         resolved, response = plan.resolved, running.response
@@ -273,10 +277,10 @@ class HttpApp:
     async def _input_tokens(self, exchange: Exchange) -> None:
         """How long a prompt would be; nothing is generated."""
         create, tally = await self._decode(exchange)
-        asker = await self._desk.runner.joining(create, self._asker(exchange))
-        plan = await self._desk.runner.prepare(create, asker, tally)
+        caller = await self._services.runner.joining(create, self._asker(exchange))
+        plan = await self._services.runner.prepare(create, caller, tally)
         try:
-            count = await self._desk.runner.count_tokens(plan)
+            count = await self._services.runner.count_tokens(plan)
         finally:
             tally.quota.release()
         await exchange.answer(200, encode(InputTokens(input_tokens=count)))
@@ -290,10 +294,10 @@ class HttpApp:
         if running is not None:
             await exchange.answer(200, encode(running.told))
             return
-        turn = await self._desk.turns.read(exchange.owner, turn_id)
+        turn = await self._services.turns.read(exchange.owner, turn_id)
         if turn is None or turn.response.status not in ENDED:
             # Another worker may be at it, and knows how far it is.
-            seen = await self._desk.runner.look(exchange.owner, turn_id)
+            seen = await self._services.runner.look(exchange.owner, turn_id)
             if seen is not None:
                 await exchange.answer(200, seen)
                 return
@@ -302,13 +306,13 @@ class HttpApp:
 
     def _running(self, exchange: Exchange) -> Running | None:
         """The turn that the path names while it runs; what is not to be stored cannot be named, not even then."""
-        running = self._desk.runner.find(exchange.owner, exchange.arguments["id"])
+        running = self._services.runner.find(exchange.owner, exchange.arguments["id"])
         return running if running is not None and running.is_stored else None
 
     async def _reach(self, exchange: Exchange) -> Running | None:
         """The same, also while it runs in another worker."""
         turn_id = exchange.arguments["id"]
-        running = await self._desk.runner.reach(exchange.owner, turn_id, self._desk.turns)
+        running = await self._services.runner.reach(exchange.owner, turn_id, self._services.turns)
         return running if running is not None and running.is_stored else None
 
     async def _follow(self, exchange: Exchange, after: str) -> None:
@@ -318,8 +322,8 @@ class HttpApp:
         turn_id = exchange.arguments["id"]
         if await self._reach(exchange) is None:
             await self._read(exchange.owner, turn_id)
-        sink = SseSink(self._desk.limits.outbox_bytes_max)
-        if not await self._desk.runner.follow(exchange.owner, turn_id, sink, int(after)):
+        subscriber = SseSubscriber(self._services.limits.outbox_bytes_max)
+        if not await self._services.runner.follow(exchange.owner, turn_id, subscriber, int(after)):
             raise InvalidRequest(
                 "The events of this response are not kept, or not that far back.",
                 code="unsupported_value",
@@ -327,13 +331,13 @@ class HttpApp:
             )
         running = self._running(exchange)
         if running is None or running.is_ended:
-            sink.end()
+            subscriber.end()
         try:
             async with listening(exchange):
-                await self._write(exchange, sink)
+                await self._write(exchange, subscriber)
         finally:
             if running is not None:
-                running.detach(sink)
+                running.detach(subscriber)
 
     async def _cancel(self, exchange: Exchange) -> None:
         """Stop a turn that runs in the background, and answer with what has become of it."""
@@ -354,11 +358,11 @@ class HttpApp:
                 f"Response with id '{turn_id}' runs in another process.", param="response_id"
             )
         if running is not None:
-            sink = LastSink()
-            running.join(sink)
+            subscriber = LastSubscriber()
+            running.join(subscriber)
             running.tell(Cancel())
             async with listening(exchange):
-                await sink.ended()
+                await subscriber.ended()
             response = running.response
         await exchange.answer(200, encode(response))
 
@@ -368,7 +372,7 @@ class HttpApp:
             raise Conflict(
                 f"Response with id '{turn_id}' is still in progress.", param="response_id"
             )
-        if not await self._desk.erase(exchange.owner, turn_id):
+        if not await self._services.erase(exchange.owner, turn_id):
             raise response_not_found(turn_id)
         await exchange.answer(200, encode(Deleted(id=turn_id)))
 
@@ -378,18 +382,18 @@ class HttpApp:
         await exchange.answer(200, page_of(named, exchange.query))
 
     async def _read(self, owner: Owner, turn_id: str) -> Turn:
-        turn = await self._desk.turns.read(owner, turn_id)
+        turn = await self._services.turns.read(owner, turn_id)
         if turn is None:
             raise response_not_found(turn_id)
         return turn
 
     async def _models(self, exchange: Exchange) -> None:
-        models = [_model_object(name, one) for name, one in self._desk.runner.models.items()]
+        models = [_model_object(name, one) for name, one in self._services.runner.models.items()]
         await exchange.answer(200, encode(ModelList(data=models)))
 
     async def _model(self, exchange: Exchange) -> None:
         name = exchange.arguments["id"]
-        model = self._desk.runner.models.get(name)
+        model = self._services.runner.models.get(name)
         if model is None:
             raise model_not_found(name)
         await exchange.answer(200, encode(_model_object(name, model)))
@@ -398,8 +402,8 @@ class HttpApp:
         await exchange.answer(200, b'{"status":"ok"}')
 
     async def _ready(self, exchange: Exchange) -> None:
-        checks = await self._desk.is_ready()
-        checks["accepting"] = not self._desk.runner.is_draining
+        checks = await self._services.is_ready()
+        checks["accepting"] = not self._services.runner.is_draining
         is_ready = all(checks.values())
         answer: dict[str, object] = {"status": "ready" if is_ready else "not ready"}
         if await self._may_see_checks(exchange):
@@ -416,7 +420,7 @@ class HttpApp:
 
     async def _metrics(self, exchange: Exchange) -> None:
         kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-        await exchange.answer(200, await self._desk.write_metrics(), [kind])
+        await exchange.answer(200, await self._services.write_metrics(), [kind])
 
     async def _openapi(self, exchange: Exchange) -> None:
         await exchange.answer(200, openapi(self.routes))

@@ -29,12 +29,12 @@ from segue.errors import (
 )
 from segue.session.lanes import Lane, Lanes, Ticket
 from segue.transports.auth import Account
-from segue.transports.desk import Desk
-from segue.transports.lost import LostCaches
+from segue.transports.reconnect import LostCaches
+from segue.transports.services import Services
 from segue.transports.socket import Closed, Socket
 from segue.transports.socket import Refused as Kind
 from segue.transports.steering import HeldSteer, Steering
-from segue.turn.prepare import Asker, decode_items
+from segue.turn.prepare import Caller, decode_items
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.values import Append, Cancel, Owner, Tally, Turn
@@ -90,7 +90,7 @@ class Glance:
     state_bytes: int
 
 
-class LaneSink:
+class LaneSubscriber:
     """Hears one turn and writes its events to the socket, each with the name of its lane."""
 
     __slots__ = ("_session", "_suffix", "running", "ticket")
@@ -128,18 +128,18 @@ class Session:
     """One connection: a listener of its socket."""
 
     def __init__(
-        self, desk: Desk, account: Account, sessions: set[Session], lost: LostCaches
+        self, services: Services, account: Account, sessions: set[Session], lost: LostCaches
     ) -> None:
-        self._desk = desk
+        self._services = services
         self._sessions = sessions
         self._lost = lost
         self.account = account
         self.owner = account.owner
         self._lanes: Lanes[Asked, Turn, HeldSteer] = Lanes(
-            waiting_bytes_max=desk.limits.body_bytes_max
+            waiting_bytes_max=services.limits.body_bytes_max
         )
-        self._near, self._turns = desk.open_cache(account)
-        self._sinks: dict[ServedTicket, LaneSink] = {}
+        self._near, self._turns = services.open_cache(account)
+        self._subscribers: dict[ServedTicket, LaneSubscriber] = {}
         self._steering = Steering(self._send)
         # What rollouts were given, until there is a place for them to go on.
         self._appends: dict[ServedTicket, Append] = {}
@@ -186,7 +186,7 @@ class Session:
         self.socket = socket
         self._sessions.add(self)
         self.account.quota.connect()
-        age_s = self._desk.limits.connection_age_s * (1 - AGE_JITTER * random.random())
+        age_s = self._services.limits.connection_age_s * (1 - AGE_JITTER * random.random())
         self._age_timer = asyncio.get_running_loop().call_later(age_s, self._come_of_age)
 
     def received(self, text: bytes) -> None:
@@ -225,8 +225,8 @@ class Session:
         match kind:
             case "response.steer":
                 frame = decode_steer(text)
-                sink = self._sink(frame.previous_response_id)
-                self._steering.take(frame, None if sink is None else sink.running)
+                subscriber = self._sink(frame.previous_response_id)
+                self._steering.take(frame, None if subscriber is None else subscriber.running)
             case "response.append":
                 self._received_append(decode_append(text), len(text))
             case _:
@@ -242,7 +242,7 @@ class Session:
         that has not been answered: none of them is lost in silence (hazards.md F9)."""
         match kind:
             case "too_big":
-                error: ApiError = too_large(size, self._desk.limits.body_bytes_max)
+                error: ApiError = too_large(size, self._services.limits.body_bytes_max)
             case "binary":
                 error = Refused(
                     "Binary messages are not supported.", status=400, code="invalid_message"
@@ -258,7 +258,7 @@ class Session:
                 error = Refused(
                     "The frame breaks the rules of WebSocket.", status=400, code="invalid_message"
                 )
-        self._desk.note_refusal("websocket", error.code)
+        self._services.note_refusal("websocket", error.code)
         cut = ServerFault(
             "The connection is closed because of another message on it. "
             "A response that is stored goes on, and can be retrieved."
@@ -268,8 +268,8 @@ class Session:
 
     def resumed(self) -> None:
         """The reader has caught up."""
-        for sink in self._sinks.values():
-            sink.running.make_room()
+        for subscriber in self._subscribers.values():
+            subscriber.running.make_room()
         self._start_what_may()
 
     def closed(self, how: Closed) -> None:
@@ -282,25 +282,27 @@ class Session:
         self._lanes.drop_waiting()
         for task in tuple(self._tasks):
             task.cancel()
-        for sink in tuple(self._sinks.values()):
-            running = sink.running
-            running.detach(sink)
+        for subscriber in tuple(self._subscribers.values()):
+            running = subscriber.running
+            running.detach(subscriber)
             if running.is_heard:
                 continue
             if running.is_rollout or not (how.is_lost and running.is_stored):
                 running.tell(Cancel())
             else:
                 # Whoever was lost may ask for the rest.
-                self._desk.runner.write_down(running)
-        self._sinks.clear()
+                self._services.runner.write_down(running)
+        self._subscribers.clear()
         self._steering.clear()
         if not (how.is_lost and self._lost.keep(self.owner, self._near)):
             self._near.leave()
 
     # --- steering (protocol.md 6.10) ---
 
-    def _sink(self, response_id: str) -> LaneSink | None:
-        return next((one for one in self._sinks.values() if one.running.id == response_id), None)
+    def _sink(self, response_id: str) -> LaneSubscriber | None:
+        return next(
+            (one for one in self._subscribers.values() if one.running.id == response_id), None
+        )
 
     def _send(self, events: Sequence[Event], lane: Lane) -> None:
         if self._is_closed or not events:
@@ -309,9 +311,9 @@ class Session:
         data = [event.data for event in events]
         self._say(data if suffix is None else [with_lane(one, suffix) for one in data])
 
-    def _pass_on(self, sink: LaneSink) -> None:
+    def _pass_on(self, subscriber: LaneSubscriber) -> None:
         """The steers of a turn that is over wait for the create that continues it: the client's, or our own."""
-        running, ticket = sink.running, sink.ticket
+        running, ticket = subscriber.running, subscriber.ticket
         held = self._steering.end(running, ticket.lane)
         if not held:
             return
@@ -337,52 +339,52 @@ class Session:
 
     # --- rollouts (product.md 4) ---
 
-    def turn_waits(self, sink: LaneSink) -> None:
+    def turn_waits(self, subscriber: LaneSubscriber) -> None:
         """A rollout waits for its client: its place may be another's."""
-        self._lanes.pause(sink.ticket)
+        self._lanes.pause(subscriber.ticket)
         asyncio.get_running_loop().call_soon(self._start_what_may)
 
     def _received_append(self, frame: AppendFrame, size: int) -> None:
-        sink = self._sink(frame.response_id)
-        if sink is None:
+        subscriber = self._sink(frame.response_id)
+        if subscriber is None:
             raise response_not_found(frame.response_id)
-        sink.ticket.request.tally.bytes_received += size
-        self._spawn(self._append(sink, frame))
+        subscriber.ticket.request.tally.bytes_received += size
+        self._spawn(self._append(subscriber, frame))
 
-    async def _append(self, sink: LaneSink, frame: AppendFrame) -> None:
+    async def _append(self, subscriber: LaneSubscriber, frame: AppendFrame) -> None:
         """Give a waiting rollout what it asked for, or say what is wrong; then it goes on waiting."""
-        running = sink.running
+        running = subscriber.running
         try:
-            items = await decode_items(frame.input, sink.ticket.request.tally)
+            items = await decode_items(frame.input, subscriber.ticket.request.tally)
             _check_append(running, items)
-            items = await self._desk.runner.read(items)
+            items = await self._services.runner.read(items)
             # It may have been given up meanwhile, or been given what it waits for.
             _check_append(running, items)
-            running.check(items, sink.ticket.request.tally)
+            running.check(items, subscriber.ticket.request.tally)
         except ApiError as error:
-            self._refuse(error, sink.ticket.lane)
+            self._refuse(error, subscriber.ticket.lane)
             return
         running.owed = None
-        self._appends[sink.ticket] = Append(items)
-        self._lanes.resume(sink.ticket)
+        self._appends[subscriber.ticket] = Append(items)
+        self._lanes.resume(subscriber.ticket)
         self._start_what_may()
 
     # --- turns ---
 
-    def turn_began(self, sink: LaneSink) -> None:
+    def turn_began(self, subscriber: LaneSubscriber) -> None:
         """A turn of this connection runs."""
-        self._sinks[sink.ticket] = sink
+        self._subscribers[subscriber.ticket] = subscriber
 
-    def turn_ended(self, sink: LaneSink, last: Event) -> None:
+    def turn_ended(self, subscriber: LaneSubscriber, last: Event) -> None:
         """A turn of this connection is over: free its lane, forget what must be forgotten, start the next."""
-        self._sinks.pop(sink.ticket, None)
-        self._appends.pop(sink.ticket, None)
+        self._subscribers.pop(subscriber.ticket, None)
+        self._appends.pop(subscriber.ticket, None)
         self._turn_count += 1
-        self._pass_on(sink)
-        self._learn(sink.running)
+        self._pass_on(subscriber)
+        self._learn(subscriber.running)
         has_failed = last.type == "response.failed"
-        made = None if has_failed else sink.running.id
-        self._free(sink.ticket, made=made, has_failed=has_failed)
+        made = None if has_failed else subscriber.running.id
+        self._free(subscriber.ticket, made=made, has_failed=has_failed)
 
     def _learn(self, running: Running) -> None:
         """The turn may have begun on another connection, and been repeated here: this one can go on from it too."""
@@ -395,12 +397,12 @@ class Session:
         task.add_done_callback(self._tasks.discard)
 
     def _refuse(self, error: ApiError, lane: Lane) -> None:
-        self._desk.note_refusal("websocket", error.code)
+        self._services.note_refusal("websocket", error.code)
         self._say([encode_error_event(error, lane)])
 
     def _say(self, events: list[bytes]) -> None:
         """Answer a frame at once, unless its sender has left too many answers unread."""
-        if self.socket.unread_bytes > UNREAD_TIMES_MAX * self._desk.limits.outbox_bytes_max:
+        if self.socket.unread_bytes > UNREAD_TIMES_MAX * self._services.limits.outbox_bytes_max:
             self.socket.close(1008, "answers are not read")
         else:
             self.socket.send(events)
@@ -414,7 +416,7 @@ class Session:
             if appended is None:
                 self._spawn(self._serve(ticket))
             else:
-                self._sinks[ticket].running.tell(appended)
+                self._subscribers[ticket].running.tell(appended)
 
     async def _serve(self, ticket: ServedTicket) -> None:
         """Prepare a turn whose time has come, and let it run."""
@@ -427,13 +429,13 @@ class Session:
         if known is None and parent_id is not None:
             known = self._near.held(self.owner, parent_id) or self._lost.find(self.owner, parent_id)
         lane = f"{id(self)}/{ticket.lane or ''}"
-        asker = Asker(self.owner, self._turns, known, lane, may=self.account.scopes)
-        sink = LaneSink(self, ticket)
+        caller = Caller(self.owner, self._turns, known, lane, may=self.account.scopes)
+        subscriber = LaneSubscriber(self, ticket)
         try:
             _refuse_background(create)
-            await self._desk.book.check(self.account)
+            await self._services.accounts.check(self.account)
             await self.account.quota.ask()
-            await self._desk.runner.begin(create, asker, asked.tally, sink, "websocket")
+            await self._services.runner.begin(create, caller, asked.tally, subscriber, "websocket")
         except Exception as fault:
             error = (
                 fault if isinstance(fault, ApiError) else ServerFault("The server had an error.")
@@ -454,7 +456,7 @@ class Session:
         if forgotten is not None:
             self._near.forget(self.owner, forgotten)
         self._start_what_may()
-        is_leaving = self._is_aged or self._is_dismissed or self._desk.runner.is_draining
+        is_leaving = self._is_aged or self._is_dismissed or self._services.runner.is_draining
         if is_leaving and self._lanes.is_idle:
             # After the terminal event of the turn that just ended, which has not left yet.
             asyncio.get_running_loop().call_soon(self._retire)
@@ -464,7 +466,7 @@ class Session:
             raise self._too_old()
 
     def _too_old(self) -> InvalidRequest:
-        minutes = round(self._desk.limits.connection_age_s / 60)
+        minutes = round(self._services.limits.connection_age_s / 60)
         return InvalidRequest(
             f"Responses websocket connection limit reached ({minutes} minutes). "
             "Create a new websocket connection to continue.",
@@ -497,9 +499,9 @@ class Session:
         if self._is_dismissed:
             return
         self._is_dismissed = True
-        for sink in tuple(self._sinks.values()):
-            if sink.running.owed is not None:
-                sink.running.tell(Cancel())
+        for subscriber in tuple(self._subscribers.values()):
+            if subscriber.running.owed is not None:
+                subscriber.running.tell(Cancel())
         if self._lanes.is_idle:
             self._retire()
 

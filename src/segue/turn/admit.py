@@ -210,7 +210,7 @@ def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
     is then the JSON of any of their calls.
     """
     head = resolved.head
-    forced = forced_offers(head.tool_choice, head.tools.offers + resolved.brought.offers)
+    forced = forced_offers(head.tool_choice, head.tools.offers + resolved.effects.offers)
     if not engine.can_constrain or not forced or not all(map(has_grammar, forced)):
         return
     if len(forced) > 1:
@@ -258,10 +258,10 @@ def check_unseen(given: Sequence[Item], model: Model, tally: Tally) -> None:
 
 def _sampling(create: Create, usual: Sampling) -> Sampling:
     """What the request says, and where it says nothing what is usual for the model."""
-    said = {name: getattr(create, name, None) for name in Sampling.__struct_fields__}
+    parsed = {name: getattr(create, name, None) for name in Sampling.__struct_fields__}
     # As the contract has it: `include` asks for them, `top_logprobs` only says how many alternatives.
-    said["wants_logprobs"] = LOGPROBS in (create.include or ())
-    return structs.replace(usual, **{name: one for name, one in said.items() if one is not None})
+    parsed["wants_logprobs"] = LOGPROBS in (create.include or ())
+    return structs.replace(usual, **{name: one for name, one in parsed.items() if one is not None})
 
 
 def _first_snapshot(
@@ -269,8 +269,8 @@ def _first_snapshot(
 ) -> Response:
     create, head = resolved.create, resolved.head
     # What holds, whether the request says it or an item of its history.
-    brought = resolved.brought
-    text_format = brought.format or head.text.format
+    effects = resolved.effects
+    text_format = effects.format or head.text.format
     text = TextEcho(
         PLAIN_TEXT if text_format is None else Raw(encode(text_format)),
         head.text.verbosity or "medium",
@@ -288,7 +288,7 @@ def _first_snapshot(
         previous_response_id=create.previous_response_id,
         conversation=Named(create.conversation_id) if create.conversation_id else UNSET,
         prompt_cache_key=create.prompt_cache_key,
-        reasoning=ReasoningEcho(brought.effort or head.reasoning.effort, head.reasoning.summary),
+        reasoning=ReasoningEcho(effects.effort or head.reasoning.effort, head.reasoning.summary),
         safety_identifier=create.safety_identifier,
         store=is_stored,
         temperature=sampling.temperature,

@@ -27,11 +27,21 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from segue.errors import ApiError, InvalidRequest, ServerFault
+from segue.tools.cite import cite
 from segue.turn.admit import ReasoningView
-from segue.turn.cite import cite
 from segue.turn.decide import End
-from segue.turn.values import NO_IDS, Closed, IdArray, Opened, Said, Sealed, Source, Steer, Wrote
-from segue.turn.written import PREFIX, OpenItem, last_commands, part_of, value_of
+from segue.turn.open_item import PREFIX, OpenItem, last_commands, part_of, value_of
+from segue.turn.values import (
+    NO_IDS,
+    IdArray,
+    ItemClosed,
+    ItemOpened,
+    ItemText,
+    Parsed,
+    Source,
+    Steer,
+    TurnClosed,
+)
 from segue.wire.calls import (
     CommandSaid,
 )
@@ -344,21 +354,21 @@ class Assembler:
         self._require("open")
         return encode_event(InProgress(sequence_number=self._next(), response=self._snapshot))
 
-    def feed(self, said: Sequence[Said]) -> list[Event]:
+    def feed(self, parsed: Sequence[Parsed]) -> list[Event]:
         """The events for what the model has said."""
         self._require("open")
         events: list[Event] = []
-        for one in said:
+        for one in parsed:
             match one:
-                case Wrote(logprobs=()):
+                case ItemText(logprobs=()):
                     self._write(one.text, events)
-                case Wrote():
+                case ItemText():
                     self._write_likely(one, events)
-                case Opened():
+                case ItemOpened():
                     self._open_item(one, events)
-                case Closed():
+                case ItemClosed():
                     self._close_item(one, events)
-                case Sealed():
+                case TurnClosed():
                     self.tail = one.ids
                 case _:
                     assert_never(one)
@@ -398,7 +408,7 @@ class Assembler:
         self._number = number + 1
         return number
 
-    def _open_item(self, opened: Opened, events: list[Event]) -> None:
+    def _open_item(self, opened: ItemOpened, events: list[Event]) -> None:
         if self._open is not None:
             raise AssertionError("an item is opened inside another")
         is_ours = opened.execution == "server"
@@ -436,7 +446,7 @@ class Assembler:
             self._number = number + 1
             events.append(item.delta.event(number, text))
 
-    def _write_likely(self, wrote: Wrote, events: list[Event]) -> None:
+    def _write_likely(self, wrote: ItemText, events: list[Event]) -> None:
         """Text with how likely its tokens were, which only messages have a place for."""
         item = self._open
         if item is None or item.opened.kind != "message":
@@ -458,7 +468,7 @@ class Assembler:
             )
         )
 
-    def _close_item(self, closed: Closed, events: list[Event]) -> None:
+    def _close_item(self, closed: ItemClosed, events: list[Event]) -> None:
         item = self._open
         if item is None:
             raise AssertionError("an item is closed that is not open")
@@ -541,10 +551,10 @@ class Assembler:
                 return None
         return DeltaTemplate(DELTA_EVENT[kind], place)
 
-    def _command_events(self, item: OpenItem, said: Sequence[CommandSaid]) -> list[Event]:
+    def _command_events(self, item: OpenItem, parsed: Sequence[CommandSaid]) -> list[Event]:
         """A shell call tells its commands one by one, by their index and without the id of the item."""
         events: list[Event] = []
-        for what, index, text in said:
+        for what, index, text in parsed:
             place = {"output_index": item.index, "command_index": index}
             match what:
                 case "begun":

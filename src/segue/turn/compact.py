@@ -63,8 +63,8 @@ def asking() -> Item:
 
 def summary_message(compacted: Compacted) -> Message:
     """What a compaction means to the model; what the developer said and stands nowhere else is repeated in it."""
-    said = [_text_of(decode_item(raw, "kept").value) for raw in compacted.kept]
-    told = f"{STANDING}{chr(10).join(said)}\n\n" if compacted.kind == "window" and said else ""
+    texts = [_text_of(decode_item(raw, "kept").value) for raw in compacted.kept]
+    told = f"{STANDING}{chr(10).join(texts)}\n\n" if compacted.kind == "window" and texts else ""
     return Message(role="user", content=PREAMBLE + told + compacted.summary)
 
 

@@ -12,8 +12,8 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.errors import InvalidRequest, ServerFault, context_overflow
+from segue.process.render_cache import Asked, RenderCache
 from segue.turn.admit import Plan
-from segue.turn.recall import Asked, RenderCache
 from segue.turn.truncate import truncate
 from segue.turn.values import Head, IdArray, Prompt, Rendered, Round, Scene, Tokens
 from segue.wire.items import CompactionTrigger, Item
@@ -53,13 +53,13 @@ def _may_recall(plan: Plan) -> bool:
     return plan.resolved.parent is None and not plan.resolved.earlier
 
 
-def set_scene(plan: Plan, recall: RenderCache) -> Scene:
+def set_scene(plan: Plan, render_cache: RenderCache) -> Scene:
     """What the dialect will see; the beginning of a history that was sent again is looked up."""
     resolved = plan.resolved
     given, recalled = resolved.given, None
     rounds = tuple(one for one in resolved.earlier if one.is_fresh)
     if _may_recall(plan):
-        recalled, count = recall.find(_asked(plan))
+        recalled, count = render_cache.find(_asked(plan))
         if recalled is not None:
             rounds, given = (Round(given[:count]),), given[count:]
     if plan.compacts:
@@ -72,16 +72,16 @@ def set_scene(plan: Plan, recall: RenderCache) -> Scene:
         root_at=plan.root_at,
         recalled=recalled,
         can_constrain=plan.model.engine.can_constrain,
-        brought=resolved.brought,
+        effects=resolved.effects,
     )
 
 
-def remember(plan: Plan, first: Composed, recall: RenderCache) -> None:
+def remember(plan: Plan, first: Composed, render_cache: RenderCache) -> None:
     """Keep the prompt of a history that came as a whole, for when it comes again."""
     if _may_recall(plan) and not first.is_truncated:
         is_recalled = first.scene.recalled is not None
         recalled_items = len(first.scene.rounds[0].given) if is_recalled else 0
-        recall.keep(_asked(plan), first.rendered.context, recalled_items)
+        render_cache.keep(_asked(plan), first.rendered.context, recalled_items)
 
 
 async def compose(plan: Plan, scene: Scene, *, may_truncate: bool) -> Composed:
@@ -117,10 +117,10 @@ def measure(plan: Plan, item: Item) -> int:
     return lengths[1] - lengths[0]
 
 
-async def count(plan: Plan, recall: RenderCache) -> int:
+async def count(plan: Plan, render_cache: RenderCache) -> int:
     """How many tokens the engine would be given."""
     may_truncate = plan.resolved.create.truncation == "auto"
-    composed = await compose(plan, set_scene(plan, recall), may_truncate=may_truncate)
+    composed = await compose(plan, set_scene(plan, render_cache), may_truncate=may_truncate)
     if not isinstance(composed.rendered.context, Tokens):
         raise InvalidRequest(
             "Only the endpoint behind this model knows how many tokens this would be.",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from segue.guards.gate import Gate
+from segue.tools.hosted import HostedCalls
 from segue.turn.admit import Plan
 from segue.turn.compose import Composed
-from segue.turn.gate import Gate
-from segue.turn.hosted import Errands
 from segue.turn.running import Running
-from segue.turn.values import Begun, Finish, Round, Scene
+from segue.turn.values import Finish, JobStarted, Round, Scene
 from segue.wire.items import Call, Item
 from segue.wire.response import InputDetails, OutputDetails, Usage
 
-NOT_BEGUN = Begun()
+NOT_BEGUN = JobStarted()
 NO_USAGE = Usage(0, InputDetails(), 0, OutputDetails(), 0)
 
 
@@ -23,7 +23,7 @@ class Play:
 
     plan: Plan
     running: Running
-    errands: Errands
+    hosted_calls: HostedCalls
     scene: Scene
     # What this round was given, for the record; the scene may show it in another way.
     given: tuple[Item, ...]
@@ -36,7 +36,7 @@ class Play:
     # What the client's limit counts of it: the tokens of the answer, in all rounds; a summary is none of them.
     answered: int = 0
     # Which engine has the job of this round, and how much of the prompt it had before.
-    begun: Begun = NOT_BEGUN
+    begun: JobStarted = NOT_BEGUN
     # Where the items of this round begin in the output, and how many tokens it has sampled.
     items_before: int = 0
     sampled: int = 0

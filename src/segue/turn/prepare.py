@@ -14,10 +14,10 @@ from msgspec import Raw, Struct, structs
 
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, parent_not_found
 from segue.ids import given_id, new_id, turn_of
+from segue.process.conversations import Joined
+from segue.tools.inputs import ReadUrl, attach
 from segue.turn.admit import Models, Plan, admit
-from segue.turn.attach import ReadUrl, attach
 from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
-from segue.turn.join import Joined
 from segue.turn.resolve import resolve
 from segue.turn.seams import Seals, Turns
 from segue.turn.values import Owner, Round, Tally, Turn
@@ -40,7 +40,7 @@ ITEMS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Caller:
     """Who asks for a turn, and what is at hand for it."""
 
     owner: Owner
@@ -57,7 +57,7 @@ class Asker:
 
 async def prepare(
     create: Create,
-    asker: Asker,
+    caller: Caller,
     tally: Tally,
     models: Models,
     seals: Seals,
@@ -70,12 +70,12 @@ async def prepare(
     given = await _decode_given(create, tally)
     if read_url is not None:
         given = await attach(given, read_url)
-    if asker.joined is not None:
-        given = (*asker.joined.unseen, *given)
+    if caller.joined is not None:
+        given = (*caller.joined.unseen, *given)
     tally.mark("validated")
     validated = time.perf_counter()
-    parent = await _find_parent(create, asker, tally)
-    unsealed = unseal(await follow(given, parent, asker), asker.owner, seals)
+    parent = await _find_parent(create, caller, tally)
+    unsealed = unseal(await follow(given, parent, caller), caller.owner, seals)
     resolved = resolve(
         create, with_outputs(unsealed.given), parent, unsealed.earlier, has_web=has_web
     )
@@ -83,11 +83,11 @@ async def prepare(
     plan = admit(
         resolved,
         models,
-        owner=asker.owner,
+        owner=caller.owner,
         turn_id=new_id("resp"),
         now=int(time.time()),
         tally=tally,
-        lane=asker.lane,
+        lane=caller.lane,
     )
     tally.mark("resolved")
     tally.stage_s["validate"] = validated - began
@@ -95,7 +95,7 @@ async def prepare(
     return plan
 
 
-async def follow(given: tuple[Item, ...], parent: Turn | None, asker: Asker) -> tuple[Item, ...]:
+async def follow(given: tuple[Item, ...], parent: Turn | None, caller: Caller) -> tuple[Item, ...]:
     """The items with every reference replaced by what it names: in the history, or in a turn that is kept."""
     if not any(isinstance(item.value, ItemReference) for item in given):
         return given
@@ -110,14 +110,14 @@ async def follow(given: tuple[Item, ...], parent: Turn | None, asker: Asker) -> 
     for index, item in enumerate(given):
         if isinstance(item.value, ItemReference):
             name = item.value.id or ""
-            item = known.get(name) or await _kept_item(name, asker) or _lost(name, index)
+            item = known.get(name) or await _kept_item(name, caller) or _lost(name, index)
         followed.append(item)
     return tuple(followed)
 
 
-async def _kept_item(item_id: str, asker: Asker) -> Item | None:
+async def _kept_item(item_id: str, caller: Caller) -> Item | None:
     turn_id = turn_of(item_id)
-    turn = await asker.turns.read(asker.owner, turn_id) if turn_id else None
+    turn = await caller.turns.read(caller.owner, turn_id) if turn_id else None
     if turn is None:
         return None
     written = [item for one in turn.rounds for item in (*one.wrote, *one.given)]
@@ -211,17 +211,17 @@ async def decode_items(raws: Sequence[Raw], tally: Tally, path: str = "input") -
     return tuple(items)
 
 
-async def _find_parent(create: Create, asker: Asker, tally: Tally) -> Turn | None:
+async def _find_parent(create: Create, caller: Caller, tally: Tally) -> Turn | None:
     """The parent that the request names, unless the caller knows it already; or a refusal."""
-    if asker.joined is not None:
-        return asker.joined.tip
+    if caller.joined is not None:
+        return caller.joined.tip
     parent_id = create.previous_response_id
     if parent_id is None:
         return None
-    if asker.known is not None:
+    if caller.known is not None:
         tally.found_in = "connection"
-        return asker.known
-    parent = await asker.turns.find(asker.owner, parent_id)
+        return caller.known
+    parent = await caller.turns.find(caller.owner, parent_id)
     tally.found_in = "missing" if parent is None else "store"
     if parent is None:
         raise parent_not_found(parent_id)

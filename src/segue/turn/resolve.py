@@ -12,8 +12,8 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from segue.errors import InvalidRequest, cut_name, parent_not_found
-from segue.turn.bring import bring, brought_by
-from segue.turn.values import Brought, Head, Round, Turn
+from segue.turn.effects import apply_effects, effects_of
+from segue.turn.values import Effects, Head, Round, Turn
 from segue.wire.codec import check_schema, decode_tools
 from segue.wire.items import (
     CALL_WORDS,
@@ -62,7 +62,7 @@ class Resolved(Struct, frozen=True):
     # How many lists of tools had to be decoded: that of the request, and those that items have brought now.
     tool_decodes: int
     # What the items have brought, the new ones included.
-    brought: Brought
+    effects: Effects
     # Rounds of this very request that come before `given`: what a compaction replaced, and what stands for it.
     earlier: tuple[Round, ...] = ()
 
@@ -95,15 +95,15 @@ def resolve(
             param="input",
         )
     shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
-    brought = bring(brought_by(parent), (*shadowed, *given))
-    carries_more = tools.carried != brought.carried
+    effects = apply_effects(effects_of(parent), (*shadowed, *given))
+    carries_more = tools.carried != effects.carried
     if carries_more:
-        tools = replace(tools, carried=brought.carried)
+        tools = replace(tools, carried=effects.carried)
     if did_decode or carries_more:
         check_servers(tools)
-    tools = with_listed(tools, still_listed(tools, brought, parent))
+    tools = with_listed(tools, still_listed(tools, effects, parent))
     tools = with_web(tools, is_on=has_web)
-    _check_tool_choice(create.tool_choice or "auto", tools, brought)
+    _check_tool_choice(create.tool_choice or "auto", tools, effects)
     return Resolved(
         create=create,
         parent=parent,
@@ -113,18 +113,18 @@ def resolve(
         model_turns=(parent.model_turns if parent else 0) + count_model_turns(given),
         model=model,
         tool_decodes=did_decode + sum(isinstance(item.value, BRINGING) for item in given),
-        brought=brought,
+        effects=effects,
         earlier=earlier,
     )
 
 
-def still_listed(tools: Tools, brought: Brought, parent: Turn | None) -> list[McpListTools]:
+def still_listed(tools: Tools, effects: Effects, parent: Turn | None) -> list[McpListTools]:
     """What the servers of this request have listed before in this history, under the same name and filter."""
     servers = servers_of(tools)
     before = _servers_before(parent) if servers and parent else {}
     return [
         one
-        for one in brought.listed
+        for one in effects.listed
         if (server := servers.get(one.server_label)) is not None
         and is_same_server(before.get(one.server_label, server), server)
     ]
@@ -135,7 +135,7 @@ def _servers_before(parent: Turn) -> dict[str, McpTool]:
         return servers_of(parent.tools)
     # Come from a store: the response tells what the request named.
     listed = decode_tools(parent.response.tools, None)[0]
-    return servers_of(replace(listed, carried=brought_by(parent).carried))
+    return servers_of(replace(listed, carried=effects_of(parent).carried))
 
 
 def is_continuable(turn: Turn) -> bool:
@@ -274,11 +274,11 @@ def _head(create: Create, tools: Tools) -> Head:
     )
 
 
-def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, brought: Brought) -> None:
+def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, effects: Effects) -> None:
     """A choice that cannot be met is refused now rather than quietly missed. Tools that items have brought count."""
-    offers = tools.offers + brought.offers
+    offers = tools.offers + effects.offers
     # One that is deferred can be called by name, though the model has not seen all of it.
-    known: tuple[Offer, ...] = (*offers, *tools.deferred, *brought.deferred)
+    known: tuple[Offer, ...] = (*offers, *tools.deferred, *effects.deferred)
     servers = servers_of(tools)
     match choice:
         case "required" | ToolChoiceName(type="allowed_tools") if servers:

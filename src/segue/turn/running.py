@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from segue.errors import ApiError
+from segue.process.event_writer import EventWriter
 from segue.turn.assemble import Assembler
-from segue.turn.scribe import Scribe
 from segue.turn.values import Append, Notice, Owner, Steer, Tally, Turn
 from segue.wire.events import Event
 from segue.wire.items import Call, Item
@@ -27,7 +27,7 @@ RING_BYTES_MAX = 1024 * 1024
 INBOX_MAX = 64
 
 
-class Sink(Protocol):
+class Subscriber(Protocol):
     """A subscriber: it takes events at once, and says when it would rather not have more."""
 
     @property
@@ -67,11 +67,11 @@ class Running:
         # Refuses what may not be said to it later, and counts for this tally.
         self.check: Callable[[Sequence[Item], Tally], None] = lambda items, tally: None
         # Writes its events down, where they may be asked for later.
-        self.scribe: Scribe | None = None
+        self.event_writer: EventWriter | None = None
         # The calls that a waiting rollout asks the client to answer; None while it does not wait.
         self.owed: dict[str, Call] | None = None
         self.published_at = 0.0
-        self._sinks: list[Sink] = []
+        self._subscribers: list[Subscriber] = []
         self._ring: deque[Event] = deque()
         self._ring_bytes = 0
         # The number of the first event that is told here.
@@ -110,23 +110,25 @@ class Running:
     @property
     def is_heard(self) -> bool:
         """Whether anybody is attached."""
-        return bool(self._sinks)
+        return bool(self._subscribers)
 
     @property
     def is_unread(self) -> bool:
         """Whether all who hear it are so far behind that they have enough to read."""
-        return bool(self._sinks) and all(sink.is_full for sink in self._sinks)
+        return bool(self._subscribers) and all(
+            subscriber.is_full for subscriber in self._subscribers
+        )
 
-    def attach(self, sink: Sink, *, after: int = -1) -> bool:
+    def attach(self, subscriber: Subscriber, *, after: int = -1) -> bool:
         """Hear every event with a higher number than `after`; False if some are gone, or it has not come that far."""
         missed = [event for event in self._ring if event.number > after]
         newest = self._ring[-1].number if self._ring else self._first - 1
         if self._oldest > after + 1 or after > newest:
             return False
-        self._admit(sink)
-        sink.hear(self)
+        self._admit(subscriber)
+        subscriber.hear(self)
         if missed:
-            sink.deliver(missed)
+            subscriber.deliver(missed)
         return True
 
     @property
@@ -138,39 +140,39 @@ class Running:
         """The number of the last event so far."""
         return self._ring[-1].number if self._ring else self._first - 1
 
-    def attach_from_oldest(self, sink: Sink) -> int:
+    def attach_from_oldest(self, subscriber: Subscriber) -> int:
         """Hear everything that is still known, and then the rest; the number of the first event."""
         oldest = self._oldest
-        self.attach(sink, after=oldest - 1)
+        self.attach(subscriber, after=oldest - 1)
         return oldest
 
-    def attach_behind(self, sink: Sink, written: Sequence[Event]) -> bool:
+    def attach_behind(self, subscriber: Subscriber, written: Sequence[Event]) -> bool:
         """Hear what was written down elsewhere and then the rest; False if there is a gap between them."""
         last = written[-1].number
         if self._ring and self._ring[0].number > last + 1:
             return False
-        sink.hear(self)
-        self._admit(sink)
-        sink.deliver([*written, *(event for event in self._ring if event.number > last)])
+        subscriber.hear(self)
+        self._admit(subscriber)
+        subscriber.deliver([*written, *(event for event in self._ring if event.number > last)])
         return True
 
-    def join(self, sink: Sink) -> None:
+    def join(self, subscriber: Subscriber) -> None:
         """Hear what is still to come; the end, if it has come already."""
         last = [event for event in self._ring if event.is_terminal]
-        sink.hear(self)
-        self._admit(sink)
+        subscriber.hear(self)
+        self._admit(subscriber)
         if last:
-            sink.deliver(last)
+            subscriber.deliver(last)
 
-    def _admit(self, sink: Sink) -> None:
+    def _admit(self, subscriber: Subscriber) -> None:
         """A turn that is over may be kept for its events, and must not keep its hearers: they hold connections."""
         if not self.is_ended:
-            self._sinks.append(sink)
+            self._subscribers.append(subscriber)
 
-    def detach(self, sink: Sink) -> None:
+    def detach(self, subscriber: Subscriber) -> None:
         """Hear no more. The turn goes on."""
-        if sink in self._sinks:
-            self._sinks.remove(sink)
+        if subscriber in self._subscribers:
+            self._subscribers.remove(subscriber)
         self.make_room()
 
     def publish(self, events: Sequence[Event]) -> None:
@@ -185,27 +187,27 @@ class Running:
             self._ring_bytes -= len(self._ring.popleft().data)
         if events[-1].is_terminal:
             self.is_ended = True
-        if self.scribe is not None:
-            self.scribe.deliver(events)
-        for sink in tuple(self._sinks):
-            sink.deliver(events)
+        if self.event_writer is not None:
+            self.event_writer.deliver(events)
+        for subscriber in tuple(self._subscribers):
+            subscriber.deliver(events)
         if self.is_ended:
-            self._sinks.clear()
+            self._subscribers.clear()
 
     def rest(self) -> None:
         """It is over, and kept for its events alone: let go of all that it was made from."""
         self.check = lambda items, tally: None
         self._inbox.clear()
 
-    def write_down(self, scribe: Scribe) -> None:
+    def write_down(self, event_writer: EventWriter) -> None:
         """From now on, and as far back as is known, its events are written down."""
-        if self.scribe is None:
-            self.scribe = scribe
-            scribe.deliver(tuple(self._ring))
+        if self.event_writer is None:
+            self.event_writer = event_writer
+            event_writer.deliver(tuple(self._ring))
 
     async def room(self) -> None:
         """Wait until no subscriber is full."""
-        while any(sink.is_full for sink in self._sinks):
+        while any(subscriber.is_full for subscriber in self._subscribers):
             self._has_room = asyncio.get_running_loop().create_future()
             await self._has_room
 

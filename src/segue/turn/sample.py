@@ -12,14 +12,14 @@ from contextlib import aclosing
 from msgspec import structs
 
 from segue.turn.compose import Composed
+from segue.turn.filters import StopReader
 from segue.turn.play import NOT_BEGUN, Play
 from segue.turn.seams import Reader
-from segue.turn.stop import StopReader
 from segue.turn.values import (
-    Begun,
     Finish,
     Ids,
     Job,
+    JobStarted,
     Prompt,
     Rendered,
     Tokens,
@@ -45,8 +45,8 @@ async def sample(
     if running.inbox:
         return None
     if reader is not None and composed.rendered.lead:
-        said = reader.feed(Ids(composed.rendered.lead))
-        running.publish(assembler.feed(said if gate is None else await gate.sift(said)))
+        parsed = reader.feed(Ids(composed.rendered.lead))
+        running.publish(assembler.feed(parsed if gate is None else await gate.sift(parsed)))
     began = first_at = now()
     pieces_after_steer = pieces_when_over = 0
     job = _job(play, composed, tokens_max)
@@ -58,7 +58,7 @@ async def sample(
             aclosing(play.plan.model.engine.sample(job)) as pieces,
         ):
             async for piece in pieces:
-                if isinstance(piece, Begun):
+                if isinstance(piece, JobStarted):
                     play.begun = piece
                     continue
                 if isinstance(piece, Finish):
@@ -71,10 +71,10 @@ async def sample(
                 # A delta of a chat endpoint is a token as a rule; what it counts itself it says in its last word.
                 play.sampled += len(piece.ids if isinstance(piece, Ids) else piece.deltas)
                 if reader is not None:
-                    said = reader.feed(piece)
+                    parsed = reader.feed(piece)
                     if gate is not None:
-                        said = await gate.sift(said)
-                    running.publish(assembler.feed(said))
+                        parsed = await gate.sift(parsed)
+                    running.publish(assembler.feed(parsed))
                     await running.room()
                     if isinstance(reader, StopReader) and reader.has_stopped:
                         return Finish("stop")

@@ -10,25 +10,25 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from segue.turn.quota import Draw, Grant
+from segue.accounts.quota import Draw, Grant
 from segue.turn.values import (
     Claim,
     Conversation,
-    Entry,
+    ConversationItem,
     HostedCall,
     IdArray,
     Job,
     Key,
     Owner,
+    Parsed,
     Piece,
-    Ran,
     Rendered,
     Retention,
-    Said,
     Scene,
-    Shelved,
+    ToolResult,
     Turn,
-    Used,
+    UsageEntry,
+    UsageTotal,
     Verdict,
 )
 from segue.wire.events import Event
@@ -54,10 +54,10 @@ class Turns(Protocol):
 class Ledger(Protocol):
     """Who used how much. A stored turn's row is written by `Turns.save`, in the turn's own transaction."""
 
-    async def settle(self, entries: Sequence[Entry]) -> None:
+    async def settle(self, entries: Sequence[UsageEntry]) -> None:
         """Record these turns, each at most once however often it is told."""
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[Used]:
+    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         """What was used since then, by day, owner and model; of everybody if no owner is named."""
 
 
@@ -74,7 +74,7 @@ class EventLog(Protocol):
         """Erase them."""
 
 
-class Repeats(Protocol):
+class IdempotencyKeys(Protocol):
     """Which turn an idempotency key stands for, so that a repeat never makes the model run again."""
 
     async def claim(self, claim: Claim) -> Claim:
@@ -90,11 +90,16 @@ class Conversations(Protocol):
     async def find(self, owner: Owner, conversation_id: str) -> Conversation | None:
         """The conversation without its items."""
 
-    async def read(self, owner: Owner, conversation_id: str, since: int = 0) -> Sequence[Shelved]:
+    async def read(
+        self, owner: Owner, conversation_id: str, since: int = 0
+    ) -> Sequence[ConversationItem]:
         """Its items in order, but for the first so many that were ever added."""
 
     async def save(
-        self, conversation: Conversation, added: Sequence[Shelved] = (), turn: Turn | None = None
+        self,
+        conversation: Conversation,
+        added: Sequence[ConversationItem] = (),
+        turn: Turn | None = None,
     ) -> bool:
         """Write it down with these items at its end; False if it is gone or was written by another meanwhile. Where it
         is durable, so is the turn that brought them, by the same stroke."""
@@ -119,7 +124,7 @@ class Keys(Protocol):
         """Take it back for good; False if there is no such key, or it was taken back before."""
 
 
-class Meters(Protocol):
+class SharedLimits(Protocol):
     """What all processes together use of the limits of keys. Nothing of it must survive; nobody may count twice."""
 
     async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
@@ -136,7 +141,7 @@ class Seals(Protocol):
         """The bytes; None if this is not ours, not this owner's, or under a key that is gone."""
 
 
-class Upkeep(Protocol):
+class Maintenance(Protocol):
     """What a store does beside its turns, so that nothing runs, lies or is served there for ever."""
 
     async def recover(self) -> int:
@@ -175,7 +180,7 @@ class Engine(Protocol):
         """The syntaxes of grammars that it can be held to: `lark`, `regex`."""
 
     def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """Stream what the model says, then one `Finish`; before it a `Begun`, if there is something to tell by then.
+        """Stream what the model says, then one `Finish`; before it a `JobStarted`, if anything is known by then.
         Closing the iterator frees the engine's slot."""
 
     async def is_ready(self) -> bool:
@@ -185,17 +190,17 @@ class Engine(Protocol):
 class Tool(Protocol):
     """What the server may do for the model."""
 
-    async def call(self, call: HostedCall) -> Ran:
+    async def call(self, call: HostedCall) -> ToolResult:
         """Do it, and tell. What the world did wrong is told too, as a failed item; being cancelled stops the work."""
 
 
 class Reader(Protocol):
     """Reads one model turn as it is sampled. Cutting the pieces elsewhere never changes what was said."""
 
-    def feed(self, piece: Piece) -> list[Said]:
+    def feed(self, piece: Piece) -> list[Parsed]:
         """What has become certain with this piece."""
 
-    def close(self, *, is_cut: bool) -> list[Said]:
+    def close(self, *, is_cut: bool) -> list[Parsed]:
         """End the turn: close what is open and seal it. `is_cut`: the model was stopped in mid-sentence."""
 
     @property

@@ -103,11 +103,11 @@ def _needed(places: Sequence[_Place]) -> set[int]:
         isinstance(item.value, AdditionalTools | ConfigurationUpdate) for item, _ in places
     ]
     needed = {unit for (_, unit), setting in zip(places, is_setting, strict=True) if setting}
-    said = [place for place, setting in zip(places, is_setting, strict=True) if not setting]
-    questions = [unit for item, unit in said if _is_users(item)]
+    parsed = [place for place, setting in zip(places, is_setting, strict=True) if not setting]
+    questions = [unit for item, unit in parsed if _is_users(item)]
     needed.update(questions[-1:])
-    needed.update(unit for _, unit in said[-1:])
-    for item, unit in reversed(said):
+    needed.update(unit for _, unit in parsed[-1:])
+    for item, unit in reversed(parsed):
         if _answered_call(item) is None:
             break
         needed.add(unit)

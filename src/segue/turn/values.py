@@ -15,8 +15,8 @@ from typing import Literal
 
 from msgspec import Raw, Struct, structs
 
+from segue.accounts.quota import KeyLimits, Quota, unlimited
 from segue.errors import ApiError
-from segue.turn.quota import KeyLimits, Quota, unlimited
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
@@ -112,7 +112,7 @@ class Head(Struct, frozen=True):
     reasoning: ReasoningConfig = ReasoningConfig()
 
 
-class Brought(Struct, frozen=True):
+class Effects(Struct, frozen=True):
     """What items of a history have brought, which holds behind them: tools, and settings that go before the head's."""
 
     offers: tuple[Offer, ...] = ()
@@ -126,7 +126,7 @@ class Brought(Struct, frozen=True):
     carried: tuple[Tool, ...] = ()
 
 
-NOTHING_BROUGHT = Brought()
+NO_EFFECTS = Effects()
 
 
 class Sampling(Struct, frozen=True):
@@ -211,7 +211,7 @@ class Turn:
     # The tools as decoded for this turn, so that the next one may skip that; None after a reload.
     tools: Tools | None = None
     # What the items up to here have brought; None after a reload.
-    brought: Brought | None = None
+    effects: Effects | None = None
     warm: Warm | None = None
     # When the chain began: a template that prints a date takes it from here, so that midnight changes nothing.
     root_at: int = 0
@@ -286,27 +286,27 @@ class Scene(Struct, frozen=True):
     # Whether the engine can be held to a JSON schema; only then may a dialect begin a forced call itself.
     can_constrain: bool = False
     # What the items have brought, those that are given now included.
-    brought: Brought = NOTHING_BROUGHT
+    effects: Effects = NO_EFFECTS
 
     @property
     def offers(self) -> tuple[Offer, ...]:
         """The tools that the model knows: of the request, then of the items."""
-        return self.head.tools.offers + self.brought.offers
+        return self.head.tools.offers + self.effects.offers
 
     @property
     def deferred(self) -> tuple[Offer, ...]:
         """The tools that a search can find."""
-        return self.head.tools.deferred + self.brought.deferred
+        return self.head.tools.deferred + self.effects.deferred
 
     @property
     def effort(self) -> Effort | None:
         """How much the model is to think, by the last word on it."""
-        return self.brought.effort or self.head.reasoning.effort
+        return self.effects.effort or self.head.reasoning.effort
 
     @property
     def format(self) -> TextFormat | None:
         """What the text must be, by the last word on it; None: plain text."""
-        wanted = self.brought.format or self.head.text.format
+        wanted = self.effects.format or self.head.text.format
         return None if wanted is None or wanted.type == "text" else wanted
 
     def as_one(self) -> Scene:
@@ -363,7 +363,7 @@ class Job(Struct, frozen=True):
     model_turns: int = 0
 
 
-class Odds(Struct, frozen=True):
+class TokenLogprob(Struct, frozen=True):
     """How likely a sampled token was, and the likeliest tokens in its place, by id."""
 
     logprob: float
@@ -375,7 +375,7 @@ class Ids(Struct, frozen=True):
     where the engine does not say."""
 
     ids: Sequence[int]
-    odds: Sequence[Odds | None] = ()
+    logprobs: Sequence[TokenLogprob | None] = ()
 
 
 class Delta(Struct, frozen=True):
@@ -396,7 +396,7 @@ class Deltas(Struct, frozen=True):
     deltas: tuple[Delta, ...]
 
 
-class Begun(Struct, frozen=True):
+class JobStarted(Struct, frozen=True):
     """What is known before the first token, and so also of a turn that is broken off: which replica has the job, and
     how much of the prompt it does not have to compute. Of several the last one counts."""
 
@@ -415,10 +415,10 @@ class Finish(Struct, frozen=True):
     reasoning_tokens: int | None = None
 
 
-Piece = Begun | Ids | Deltas | Finish
+Piece = JobStarted | Ids | Deltas | Finish
 
 
-class Opened(Struct, frozen=True):
+class ItemOpened(Struct, frozen=True):
     """The model begins an item."""
 
     kind: Literal["message", "reasoning"] | CallKind
@@ -434,7 +434,7 @@ class Opened(Struct, frozen=True):
         return self.kind not in ("message", "reasoning")
 
 
-class Wrote(Struct, frozen=True):
+class ItemText(Struct, frozen=True):
     """The model adds to the open item: text, reasoning, arguments or input.
 
     Where they were asked for, `logprobs` are those of the tokens that begin in this text.
@@ -444,20 +444,20 @@ class Wrote(Struct, frozen=True):
     logprobs: tuple[Logprob, ...] = ()
 
 
-class Closed(Struct, frozen=True):
+class ItemClosed(Struct, frozen=True):
     """The open item is finished; these ids are its part of what was sampled."""
 
     ids: IdArray[int]
     is_cut: bool = False
 
 
-class Sealed(Struct, frozen=True):
+class TurnClosed(Struct, frozen=True):
     """The model's turn is over; these ids close it, so that history can go on behind them."""
 
     ids: IdArray[int]
 
 
-Said = Opened | Wrote | Closed | Sealed
+Parsed = ItemOpened | ItemText | ItemClosed | TurnClosed
 
 
 class HostedCall(Struct, frozen=True):
@@ -483,7 +483,7 @@ class Source(Struct, frozen=True):
     title: str
 
 
-class Ran(Struct, frozen=True):
+class ToolResult(Struct, frozen=True):
     """What a hosted tool has done: the words for the model, and the item that the client sees."""
 
     # Data for the model; never a special token.
@@ -494,7 +494,7 @@ class Ran(Struct, frozen=True):
     sources: tuple[Source, ...] = ()
 
 
-class Entry(Struct, frozen=True):
+class UsageEntry(Struct, frozen=True):
     """One row of usage: who, which model, how much, and how it ended. Never content."""
 
     turn_id: str
@@ -509,7 +509,7 @@ class Entry(Struct, frozen=True):
     tool_calls: int = 0
 
 
-class Used(Struct, frozen=True):
+class UsageTotal(Struct, frozen=True):
     """What one owner used of one model on one day (of UTC): how many turns, how many tokens."""
 
     day: str
@@ -570,7 +570,7 @@ class Conversation(Struct, frozen=True):
     speaker: str | None = None
 
 
-class Shelved(Struct, frozen=True):
+class ConversationItem(Struct, frozen=True):
     """An item of a conversation, under its name there."""
 
     id: str

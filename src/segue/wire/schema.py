@@ -1,7 +1,7 @@
 """What do the wire types look like to a machine? Every one of them as JSON Schema, under its name.
 
 In: the structs of this room, nothing else. Out: named schemas that refer to each other, for the documents that
-`transports/documents` serves. A type that is both taken and sent stands there twice: as it is taken, generously, and
+`transports/openapi` serves. A type that is both taken and sent stands there twice: as it is taken, generously, and
 with `Written` before its name as we write it, where every field that we always send is required and null is left out.
 
 The structs keep some fields raw, because their bytes travel unread. `RAW` says what those bytes are, `UNREAD` names

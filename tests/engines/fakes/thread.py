@@ -13,7 +13,7 @@ WAIT_S = 10
 
 
 @contextmanager
-def elsewhere(make: Callable[[], Fake]) -> Iterator[Fake]:
+def remote(make: Callable[[], Fake]) -> Iterator[Fake]:
     """The fake, listening, in its own thread; made there, because its events belong to that loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

@@ -1,0 +1,423 @@
+"""How much may one key still use? Requests and tokens a minute, connections, turns at once.
+
+A bucket holds a minute's worth and fills up steadily, so that a burst is fine and a flood is not. What a turn costs in
+tokens is known when it is over: then the bucket pays, and may be in debt; whoever is in debt waits. Every refusal says
+for how long.
+
+The limits hold for all processes together. The store knows what is left of each and who holds what; a process *draws*
+on it, and uses what it was *granted* without asking anybody: a few requests ahead, and places for turns and
+connections, which it keeps for a while after they were used. So a turn waits for the store only where its process needs
+a larger grant. Tokens are told to the store within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from segue.errors import TooMany
+
+MINUTE_S = 60.0
+# How soon a turn or a connection of the same key may have ended.
+CROWDED_S = 1.0
+# How many times a minute's requests are drawn ahead: a twentieth of them, three seconds' worth.
+AHEAD = 20
+# Requests that were drawn ahead and places are given back when nobody has used them for this long.
+UNUSED_S = 2.0
+KEEP_S = 30.0
+# Whoever was refused by the store is not asked about again for this long.
+REFUSED_S = 0.25
+# What is held is told again this often, should the store have forgotten it.
+RETELL_S = 60.0
+# So that a bucket that should hold a whole request does.
+CRUMB = 1e-6
+
+Clock = Callable[[], float]
+Kind = Literal["connections", "lanes"]
+
+
+class KeyLimits(Struct, frozen=True):
+    """What one key may use of all processes together; 0: no limit of its own."""
+
+    requests_per_min: int = 0
+    tokens_per_min: int = 0
+    connections_max: int = 0
+    lanes_max: int = 0
+    state_bytes_max: int = 0
+
+
+class Held(Struct, frozen=True):
+    """Places of a key that are taken, in use or kept for the next one."""
+
+    connections: int = 0
+    lanes: int = 0
+
+
+class Draw(Struct, frozen=True):
+    """What a process asks of a key's limits."""
+
+    key_id: str
+    limits: KeyLimits
+    # Requests wanted, or given back if negative; tokens used since the last draw.
+    requests: int = 0
+    tokens: int = 0
+    # What it would hold from now on, in all.
+    held: Held = Held()
+
+
+class Level(Struct, frozen=True):
+    """What is left of a key's minute, and when that was counted."""
+
+    requests: float
+    tokens: float
+    at: float
+
+
+class Grant(Struct, frozen=True):
+    """What a process is given, and what is left."""
+
+    requests: int = 0
+    # How long until there is a request again, if none was given.
+    wait_s: float = 0.0
+    # Of all; in debt if negative.
+    tokens: float = 0.0
+    held: Held = Held()
+    # What the other processes hold.
+    others: Held = Held()
+
+
+def share_out(draw: Draw, level: Level | None, others: Held, now: float) -> tuple[Level, Grant]:
+    """What this draw is given, and what is left then."""
+    limits = draw.limits
+    left = _filled(limits, level, now)
+    given = min(draw.requests, int(left.requests + CRUMB)) if limits.requests_per_min else 0
+    requests = min(float(limits.requests_per_min), left.requests - given)
+    tokens = left.tokens - draw.tokens if limits.tokens_per_min else 0.0
+    is_short = draw.requests > 0 and not given
+    missing = (1 - requests) * MINUTE_S / max(1, limits.requests_per_min)
+    grant = Grant(
+        requests=given,
+        wait_s=max(0.0, missing) if is_short else 0.0,
+        tokens=tokens,
+        held=Held(
+            _places(draw.held.connections, others.connections, limits.connections_max),
+            _places(draw.held.lanes, others.lanes, limits.lanes_max),
+        ),
+        others=others,
+    )
+    return Level(requests, tokens, left.at), grant
+
+
+def _filled(limits: KeyLimits, level: Level | None, now: float) -> Level:
+    if level is None:
+        return Level(float(limits.requests_per_min), float(limits.tokens_per_min), now)
+    # A clock that was put back does not empty anything.
+    minutes = max(0.0, now - level.at) / MINUTE_S
+    return Level(
+        min(float(limits.requests_per_min), level.requests + minutes * limits.requests_per_min),
+        min(float(limits.tokens_per_min), level.tokens + minutes * limits.tokens_per_min),
+        max(now, level.at),
+    )
+
+
+def _places(wanted: int, taken: int, most: int) -> int:
+    return min(wanted, max(0, most - taken)) if most else wanted
+
+
+class Bucket:
+    """A minute's worth of something; nothing is counted without a limit."""
+
+    __slots__ = ("_clock", "_filled_at", "_level", "_per_min")
+
+    def __init__(self, per_min: int, clock: Clock) -> None:
+        self._per_min = per_min
+        self._clock = clock
+        self._level = float(per_min)
+        self._filled_at = clock()
+
+    def wait_s(self, amount: float) -> float:
+        """How long until this much is there; 0 if it is there now."""
+        if not self._per_min:
+            return 0.0
+        self._fill()
+        return max(0.0, (amount - self._level) * MINUTE_S / self._per_min)
+
+    def take(self, amount: float) -> None:
+        """Take it, into debt if need be."""
+        if self._per_min:
+            self._fill()
+            self._level -= amount
+
+    def learn(self, level: float) -> None:
+        """This much is left."""
+        self._level = level
+        self._filled_at = self._clock()
+
+    def _fill(self) -> None:
+        now = self._clock()
+        gained = (now - self._filled_at) * self._per_min / MINUTE_S
+        self._level = min(float(self._per_min), self._level + gained)
+        self._filled_at = now
+
+
+class Metering(Protocol):
+    """How a quota draws on the limits of its key."""
+
+    async def draw(self, draw: Draw) -> Grant:
+        """What the store gives."""
+
+    async def render_cache(self, key_id: str) -> None:
+        """Ask the other processes for the places that they do not need; returns when they have answered."""
+
+    def watch(self, quota: Quota) -> None:
+        """From now on this one holds something, and is asked for it in time."""
+
+
+class Quota:
+    """What one key uses of this process, and the end of it."""
+
+    def __init__(
+        self,
+        limits: KeyLimits,
+        key_id: str = "",
+        metering: Metering | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self.key_id = key_id
+        self.connections = 0
+        self.in_flight = 0
+        self._metering = metering
+        self._clock = clock
+        # Drawn and not used yet.
+        self._requests = 0
+        # Used and not told yet.
+        self._used_tokens = 0
+        self._tokens = Bucket(limits.tokens_per_min, clock)
+        self._held = Held()
+        self._others = Held()
+        # Those who wait for a draw.
+        self._waiting: dict[str, int] = {"requests": 0, "connections": 0, "lanes": 0}
+        self._refused_until = {"requests": 0.0, "connections": 0.0, "lanes": 0.0}
+        # When there will be a request again, when each was last used, and when the store was last asked.
+        self._request_at = 0.0
+        self._used_at = dict.fromkeys(self._waiting, 0.0)
+        self._drawn_at = 0.0
+        self._is_asked = False
+        # A draw at a time, so that what is told is told once.
+        self._turnstile = asyncio.Lock()
+
+    # --- what is used ---
+
+    async def ask(self) -> None:
+        """Count a request for a turn, or refuse it."""
+        limits = self.limits
+        if limits.tokens_per_min or limits.state_bytes_max:
+            # Others may have used some of it: that is learnt soon, beside this turn.
+            self._is_asked = True
+            self._watch()
+            if wait_s := self._tokens.wait_s(0.0):
+                raise _too_much(limits.tokens_per_min, "tokens", wait_s)
+        if limits.requests_per_min:
+            # Again, because somebody else may have been faster.
+            while self._requests < 1:
+                await self._more_requests()
+            self._requests -= 1
+            self._used_at["requests"] = self._clock()
+
+    async def hold(self) -> None:
+        """Take a place for a turn, or refuse it; `release` gives the place back."""
+        if self.limits.lanes_max:
+            while self.in_flight >= self._held.lanes:
+                await self._more(
+                    "lanes", f"This key may run {self.limits.lanes_max} turns at once."
+                )
+            self._used_at["lanes"] = self._clock()
+        self.in_flight += 1
+
+    def release(self, tokens: int = 0) -> None:
+        """A turn is over, and has used this many tokens."""
+        self.in_flight -= 1
+        if self.limits.tokens_per_min:
+            self._tokens.take(tokens)
+            self._used_tokens += tokens
+
+    @property
+    def can_connect(self) -> bool:
+        """Whether there is a place for one more connection, as far as is known without asking."""
+        return not self.limits.connections_max or self.connections < self._held.connections
+
+    async def check_connections(self) -> None:
+        """Refuse one connection more than the key may have."""
+        while not self.can_connect:
+            most = self.limits.connections_max
+            await self._more("connections", f"This key may have {most} connections.")
+
+    def connect(self) -> None:
+        """One more connection."""
+        self.connections += 1
+        self._used_at["connections"] = self._clock()
+        if self._is_counted:
+            self._watch()
+
+    def disconnect(self) -> None:
+        """One less."""
+        self.connections -= 1
+        self._used_at["connections"] = self._clock()
+
+    @property
+    def state_bytes_max(self) -> int:
+        """What its connections here may keep in memory: of its limit, as many parts as they are among all."""
+        most, own = self.limits.state_bytes_max, max(1, self.connections)
+        return most * own // (own + self._others.connections)
+
+    # --- what is held ---
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing would be lost if it were forgotten."""
+        is_busy = self.connections or self.in_flight or self._requests or self._used_tokens
+        return not is_busy and self._held == Held() and not self._tokens.wait_s(0.0)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the store should hear of it: tokens, what is held and not needed, or a question that is due."""
+        is_old = self._clock() - self._drawn_at > RETELL_S and self._held != Held()
+        return (
+            self._is_asked
+            or bool(self._used_tokens)
+            or self._kept() != self._held
+            or (self._requests > 0 and self._is_unused("requests", UNUSED_S))
+            or is_old
+        )
+
+    async def tell(self) -> None:
+        """Tell the store what was used, and give back what nobody has used for a while."""
+        async with self._turnstile:
+            spare = self._requests if self._is_unused("requests", UNUSED_S) else 0
+            self._requests -= spare
+            await self._draw(self._kept(), -spare)
+
+    async def ease(self) -> None:
+        """Give back at once whatever is not needed now."""
+        async with self._turnstile:
+            spare, self._requests = self._requests, 0
+            await self._draw(self._needed(), -spare)
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether anybody asks how many connections there are."""
+        return bool(self.limits.connections_max or self.limits.state_bytes_max)
+
+    def _is_unused(self, what: str, for_s: float) -> bool:
+        return self._clock() - self._used_at[what] > for_s
+
+    def _needed(self) -> Held:
+        """Places that are in use, or waited for."""
+        waiting = self._waiting
+        return Held(
+            self.connections + waiting["connections"] if self._is_counted else 0,
+            self.in_flight + waiting["lanes"] if self.limits.lanes_max else 0,
+        )
+
+    def _kept(self) -> Held:
+        """The same, and those that were used a moment ago."""
+        needed, held = self._needed(), self._held
+        are_kept = bool(self.limits.connections_max) and not self._is_unused("connections", KEEP_S)
+        return Held(
+            max(needed.connections, held.connections if are_kept else 0),
+            max(needed.lanes, 0 if self._is_unused("lanes", KEEP_S) else held.lanes),
+        )
+
+    # --- drawing ---
+
+    async def _more_requests(self) -> None:
+        """Draw for all who wait, and a few ahead; or refuse."""
+        if self._may_ask("requests"):
+            self._waiting["requests"] += 1
+            try:
+                # Whoever leaves meanwhile leaves nothing half told.
+                await asyncio.shield(asyncio.create_task(self._draw_requests()))
+            finally:
+                self._waiting["requests"] -= 1
+        if not self._may_ask("requests"):
+            wait_s = max(CRUMB, self._request_at - self._clock())
+            raise _too_much(self.limits.requests_per_min, "requests", wait_s)
+
+    async def _draw_requests(self) -> None:
+        async with self._turnstile:
+            if self._requests > 0 or not self._may_ask("requests"):
+                return
+            ahead = self.limits.requests_per_min // AHEAD
+            grant = await self._draw(self._kept(), self._waiting["requests"] + ahead)
+            if self._requests < 1:
+                self._request_at = self._clock() + grant.wait_s
+                self._refuse("requests", min(grant.wait_s, REFUSED_S))
+
+    async def _more(self, kind: Kind, message: str) -> None:
+        """Draw places for all who wait, from what others do not need if need be; or refuse."""
+        if self._may_ask(kind):
+            self._waiting[kind] += 1
+            try:
+                if await asyncio.shield(asyncio.create_task(self._has_grown(kind))):
+                    return
+                assert self._metering is not None
+                await self._metering.render_cache(self.key_id)
+                if await asyncio.shield(asyncio.create_task(self._has_grown(kind))):
+                    return
+                self._refuse(kind, REFUSED_S)
+            finally:
+                self._waiting[kind] -= 1
+        raise TooMany(message, wait_s=CROWDED_S)
+
+    async def _has_grown(self, kind: Kind) -> bool:
+        async with self._turnstile:
+            if not self._has_room(kind):
+                await self._draw(self._kept())
+            return self._has_room(kind)
+
+    def _has_room(self, kind: Kind) -> bool:
+        used = self.connections if kind == "connections" else self.in_flight
+        held: int = getattr(self._held, kind)
+        return used < held
+
+    async def _draw(self, held: Held, requests: int = 0) -> Grant:
+        assert self._metering is not None, "there are limits, and nobody to ask about them"
+        self._watch()
+        told, self._used_tokens = self._used_tokens, 0
+        self._is_asked = False
+        try:
+            grant = await self._metering.draw(Draw(self.key_id, self.limits, requests, told, held))
+        except BaseException:
+            self._used_tokens += told
+            raise
+        self._drawn_at = self._clock()
+        self._requests += max(0, grant.requests)
+        self._tokens.learn(grant.tokens - self._used_tokens)
+        self._held, self._others = grant.held, grant.others
+        return grant
+
+    def _watch(self) -> None:
+        if self._metering is not None:
+            self._metering.watch(self)
+
+    def _refuse(self, what: str, for_s: float) -> None:
+        self._refused_until[what] = self._clock() + for_s
+
+    def _may_ask(self, what: str) -> bool:
+        return self._clock() >= self._refused_until[what]
+
+
+def _too_much(most: int, what: str, wait_s: float) -> TooMany:
+    return TooMany(
+        f"This key may use {most} {what} a minute. Please retry in {wait_s:.1f} s.", wait_s=wait_s
+    )
+
+
+def unlimited() -> Quota:
+    """A quota without limits, for requests that are nobody's."""
+    return Quota(KeyLimits())

@@ -1,0 +1,1 @@
+"""What do several processes owe each other? Not loaded where there is one."""

@@ -1,0 +1,215 @@
+"""How does a word get from one worker to the others of the same machine?
+
+    worker --- unix socket ---> hub (in the parent) --- to every connection that listens to the topic
+
+A `Hub` knows nothing of what is said. It passes messages on in the order in which they come, and lets go of a worker
+that does not read, which then comes back and listens again; what was said meanwhile it has missed. The socket lies in a
+folder that only its owner may enter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Literal
+
+import msgspec
+
+from segue.cluster.local import Hearers
+from segue.errors import Unavailable
+from segue.turn.seams import Hear
+
+log = logging.getLogger(__name__)
+
+# One message: the events of a turn that somebody follows are cut far below it.
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+# What may wait for a worker that does not read.
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+# The hub is in the next process: what takes longer is broken.
+ANSWER_S = 5.0
+PAUSE_MIN_S = 0.05
+PAUSE_MAX_S = 1.0
+
+_length = struct.Struct("<I")
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One word between a worker and the hub."""
+
+    verb: Literal["listen", "leave", "say", "done"]
+    topic: str
+    body: bytes = b""
+    # Of a `listen`, which the hub answers with `done`.
+    number: int = 0
+
+
+_decode = msgspec.msgpack.Decoder(Frame).decode
+
+
+def _write(writer: asyncio.StreamWriter, frame: Frame) -> None:
+    data = msgspec.msgpack.encode(frame)
+    writer.write(_length.pack(len(data)) + data)
+
+
+async def _read(reader: asyncio.StreamReader) -> Frame:
+    (size,) = _length.unpack(await reader.readexactly(_length.size))
+    if size > FRAME_BYTES_MAX:
+        raise ConnectionError("a message is too long")
+    return _decode(await reader.readexactly(size))
+
+
+LOST = (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError)
+
+
+class Hub:
+    """Where the workers of a machine meet."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, set[asyncio.StreamWriter]] = {}
+
+    @asynccontextmanager
+    async def opened(self, path: str) -> AsyncIterator[None]:
+        """Take connections here while inside."""
+        server = await asyncio.start_unix_server(self._serve, path)
+        try:
+            yield
+        finally:
+            server.close()
+            for writers in tuple(self._listeners.values()):
+                for writer in tuple(writers):
+                    writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                self._take(await _read(reader), writer)
+        except (*LOST, asyncio.CancelledError):
+            # A connection's own task: whoever cancels it wants no more than its end.
+            pass
+        finally:
+            for topic in tuple(self._listeners):
+                self._remove(topic, writer)
+            writer.close()
+
+    def _take(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
+        match frame.verb:
+            case "listen":
+                self._listeners.setdefault(frame.topic, set()).add(writer)
+                _write(writer, Frame("done", frame.topic, number=frame.number))
+            case "leave":
+                self._remove(frame.topic, writer)
+            case "say":
+                for listener in tuple(self._listeners.get(frame.topic, ())):
+                    self._pass_on(frame, listener)
+            case "done":
+                log.warning("a worker said what only the hub may say")
+
+    def _pass_on(self, frame: Frame, listener: asyncio.StreamWriter) -> None:
+        if listener.transport.get_write_buffer_size() > WAITING_BYTES_MAX:
+            log.warning("a worker does not read what the others say, and is let go")
+            listener.transport.abort()
+        else:
+            _write(listener, frame)
+
+    def _remove(self, topic: str, writer: asyncio.StreamWriter) -> None:
+        listeners = self._listeners.get(topic, set())
+        listeners.discard(writer)
+        if not listeners:
+            self._listeners.pop(topic, None)
+
+
+class HubBus:
+    """A worker's end of the hub. Made by `open_hub_bus`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._hearers = Hearers()
+        self._writer: asyncio.StreamWriter | None = None
+        self._number = 0
+        self._asked: dict[int, asyncio.Future[None]] = {}
+        # Whether the hub is there.
+        self.connected = asyncio.Event()
+
+    async def publish(self, topic: str, body: bytes) -> None:
+        """Tell everybody who listens, this process included."""
+        writer = self._writer
+        if writer is None:
+            raise Unavailable("The other workers cannot be reached at the moment.")
+        _write(writer, Frame("say", topic, body))
+        with suppress(OSError):
+            await writer.drain()
+
+    @asynccontextmanager
+    async def subscribe(self, topic: str, hear: Hear) -> AsyncIterator[None]:
+        """Listen while inside; what is said from now on is heard."""
+        is_first = self._hearers.add(topic, hear)
+        try:
+            if is_first:
+                await self._listen(topic)
+            yield
+        finally:
+            if self._hearers.remove(topic, hear) and self._writer is not None:
+                _write(self._writer, Frame("leave", topic))
+
+    async def _listen(self, topic: str) -> None:
+        """Where the hub is away, the next connection listens to everything that is wanted by then."""
+        if self._writer is None:
+            return
+        self._number += 1
+        number = self._number
+        done = self._asked[number] = asyncio.get_running_loop().create_future()
+        _write(self._writer, Frame("listen", topic, number=number))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(done, ANSWER_S)
+        self._asked.pop(number, None)
+
+    async def work(self) -> None:
+        """Be connected for ever; cancelled at the end."""
+        pause_s = PAUSE_MIN_S
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(self._path)
+            except OSError:
+                await asyncio.sleep(pause_s)
+                pause_s = min(PAUSE_MAX_S, 2 * pause_s)
+                continue
+            pause_s = PAUSE_MIN_S
+            await self._attend(reader, writer)
+
+    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until it is lost."""
+        self._writer = writer
+        self.connected.set()
+        for topic in self._hearers.topics:
+            _write(writer, Frame("listen", topic))
+        try:
+            while True:
+                frame = await _read(reader)
+                if frame.verb == "say":
+                    self._hearers.deliver(frame.topic, frame.body)
+                elif (done := self._asked.get(frame.number)) is not None and not done.done():
+                    done.set_result(None)
+        except LOST:
+            log.warning("the connection to the other workers was lost")
+        finally:
+            self._writer = None
+            self.connected.clear()
+            writer.close()
+
+
+@asynccontextmanager
+async def open_hub_bus(path: str) -> AsyncIterator[HubBus]:
+    """A worker's end of the hub at this path, connected."""
+    bus = HubBus(path)
+    working = asyncio.create_task(bus.work())
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await bus.connected.wait()
+        yield bus
+    finally:
+        working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working

@@ -1,0 +1,170 @@
+"""How does the dashboard leave the process? A page at `/`, its parts under `/dashboard/`, and one stream.
+
+The page asks for nothing from elsewhere, and its policy forbids it. It carries no data: whoever may fetch the page
+still needs a key for the stream, where keys are asked for. Clients that do not want HTML get one line of text at `/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from segue.dashboard.feed import Feed, Watcher
+from segue.dashboard.views import Viewer
+from segue.errors import NotFound, Unavailable
+from segue.transports.exchange import ClientGone, Exchange
+from segue.transports.http import SSE_HEADERS, Route
+from segue.transports.services import Services
+
+KINDS = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
+PAGE = "index.html"
+
+# Nothing from elsewhere, nothing inline, in nobody's frame. `{sockets}` names our own sockets: not every browser counts
+# them as 'self'.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'{sockets}; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?")
+
+# A comment keeps proxies from closing a stream that has nothing to say.
+PING = b": still here\n\n"
+PING_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A part of the page, as it lies in the package."""
+
+    kind: bytes
+    body: bytes
+    etag: bytes
+
+
+def read_assets() -> dict[str, Asset]:
+    """All parts of the page by name."""
+    assets = {}
+    for file in files("segue.dashboard").iterdir():
+        kind = KINDS.get("." + file.name.rpartition(".")[2])
+        if kind is not None:
+            body = file.read_bytes()
+            etag = b'"' + hashlib.blake2s(body, digest_size=12).hexdigest().encode() + b'"'
+            assets[file.name] = Asset(kind, body, etag)
+    return assets
+
+
+def viewer_of(exchange: Exchange) -> Viewer:
+    """Who asks for the stream. The one owner of a server without keys is its operator too."""
+    return Viewer(exchange.owner, is_operator=exchange.account.is_operator)
+
+
+class Dashboard:
+    """The routes of the dashboard."""
+
+    def __init__(self, services: Services, feed: Feed) -> None:
+        self._services = services
+        self._feed = feed
+        self._assets = read_assets()
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        """What the HTTP application serves for us."""
+        return (
+            Route("GET", r"/", self._welcome, None),
+            Route("GET", r"/dashboard/feed", self._stream, "dashboard"),
+            Route("GET", r"/dashboard/(?P<name>[a-z]+\.[a-z]+)", self._asset, None),
+        )
+
+    async def _welcome(self, exchange: Exchange) -> None:
+        if "text/html" in exchange.header(b"accept"):
+            await self._send(exchange, self._assets[PAGE])
+            return
+        names = ", ".join(self._services.runner.models)
+        text = f"Segue serves {names} at /v1/responses. See /health, /ready and /metrics.\n"
+        kind = (b"content-type", b"text/plain; charset=utf-8")
+        await exchange.answer(200, text.encode(), [kind, (b"vary", b"accept")])
+
+    async def _asset(self, exchange: Exchange) -> None:
+        name = exchange.arguments["name"]
+        asset = self._assets.get(name)
+        if asset is None or name == PAGE:
+            raise NotFound(f"Unknown request URL: GET /dashboard/{name[:128]}.", code="unknown_url")
+        await self._send(exchange, asset)
+
+    async def _send(self, exchange: Exchange, asset: Asset) -> None:
+        headers = [
+            (b"content-type", asset.kind),
+            (b"etag", asset.etag),
+            (b"vary", b"accept"),
+            # A new version of the server is a new page: ask each time, and mostly hear that nothing changed.
+            (b"cache-control", b"no-cache"),
+            (b"content-security-policy", policy(exchange.header(b"host")).encode()),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
+        ]
+        if exchange.header(b"if-none-match") == asset.etag.decode():
+            await exchange.start(304, headers)
+            await exchange.write(b"", is_last=True)
+        else:
+            await exchange.answer(200, asset.body, headers)
+
+    async def _stream(self, exchange: Exchange) -> None:
+        viewer = viewer_of(exchange)
+        if self._services.runner.is_draining:
+            raise Unavailable("The server is shutting down. Please retry.")
+        if exchange.scope["method"] == "HEAD":
+            await exchange.answer(200, b"", SSE_HEADERS)
+            return
+        with self._feed.watching(viewer) as watcher:
+            leaving = asyncio.create_task(exchange.left())
+            try:
+                await self._tell(exchange, watcher, leaving)
+            except TimeoutError:
+                leaving.cancel()
+                await exchange.cut()
+                raise ClientGone from None
+            finally:
+                leaving.cancel()
+
+    async def _tell(
+        self, exchange: Exchange, watcher: Watcher, leaving: asyncio.Task[None]
+    ) -> None:
+        """Everything new, until the client leaves or the process does."""
+        loop = asyncio.get_running_loop()
+        await exchange.start(200, SSE_HEADERS)
+        await self._write(exchange, _event(watcher.hello()))
+        wrote_at = loop.time()
+        account, accounts = exchange.account, self._services.accounts
+        while not (leaving.done() or self._services.runner.is_draining) and accounts.may_stay(
+            account
+        ):
+            update = await watcher.update()
+            if update is not None or loop.time() - wrote_at > PING_S:
+                await self._write(exchange, PING if update is None else _event(update))
+                wrote_at = loop.time()
+            await asyncio.wait([leaving], timeout=self._feed.pause_s)
+        if not leaving.done():
+            await exchange.write(b"", is_last=True)
+
+    async def _write(self, exchange: Exchange, data: bytes) -> None:
+        async with asyncio.timeout(self._services.limits.write_s_max):
+            await exchange.write(data, is_last=False)
+
+
+def policy(host: str) -> str:
+    """What the page may do; its own sockets are named by the host that the browser asked."""
+    sockets = f" ws://{host} wss://{host}" if HOST.fullmatch(host) else ""
+    return POLICY.format(sockets=sockets)
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

@@ -1,0 +1,316 @@
+"""What may leave, and when? Holds what the model says until guards have let it pass.
+
+Theory of operation. Each round of a turn brings something new for the model; `ask` shows that to the guards of the
+input, in a task of its own, beside rendering, prefill and sampling. What is read meanwhile is held here, before it gets
+a number, so that heartbeats go on and never overtake it. With the verdict in, an answer is watched in windows: a window
+is full when so many new characters are there, or when they have waited long enough, or when the item is whole. It is
+watched together with the end of the one before, which was kept back for that: so a text that is no longer than this
+overlap is found wherever the windows are cut, and not even its beginning has left.
+
+    the gate is    when                                  what is said
+    closed         the input's verdict is awaited        is held, up to a limit; then the engine waits
+    open           it has passed                         leaves window by window
+    shut           something was blocked, or a guard     is dropped, and so is everything behind it
+                   could not say
+
+A call that a person has approved is made before its round: it waits for the verdict on what came with the yes.
+
+Why it was shut is told to the turn as a notice, which also stops the engine; `decide` does the rest. The characters
+that are counted are the new ones: an overlap counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from time import monotonic
+
+from msgspec import structs
+
+from segue.errors import ApiError, InvalidRequest, ServerFault
+from segue.guards.texts import has_passed, new_items, texts_of, texts_of_head
+from segue.turn.admit import Guards, Plan
+from segue.turn.running import Running
+from segue.turn.values import (
+    NO_IDS,
+    Blocked,
+    Filtered,
+    ItemClosed,
+    ItemOpened,
+    ItemText,
+    Notice,
+    Parsed,
+    Scene,
+    TurnClosed,
+    Verdict,
+)
+from segue.wire.items import Item
+
+log = logging.getLogger(__name__)
+
+# What is held for a verdict at most: a long answer. Beyond it the engine is not read.
+HELD_CHARS_MAX = 256 * 1024
+# A slow model fills a window slowly; its text is not held longer than this while it goes on.
+HELD_S_MAX = 1.0
+# How much of a window is kept back and watched again with the next.
+OVERLAP_SHARE = 4
+# Items with more bytes than this are read for their texts in a thread.
+INLINE_BYTES = 64 * 1024
+
+PROBLEM = "The server had an error while it checked your request."
+
+
+def open_gate(plan: Plan, running: Running) -> Gate | None:
+    """The gate of a turn; None where nobody guards it."""
+    guards = plan.guards
+    return Gate(plan, running) if guards.inputs or guards.outputs else None
+
+
+class Gate:
+    """Stands between what was read and what is told, for one turn."""
+
+    def __init__(self, plan: Plan, running: Running) -> None:
+        self._plan = plan
+        self._guards: Guards = plan.guards
+        self._running = running
+        self._tally = plan.tally
+        self._asking: asyncio.Task[None] | None = None
+        # What was shown before its round, because something was to be done on its word.
+        self._shown: dict[int, Item] = {}
+        self.is_shut = False
+        # What was read and waits for the verdict, or for its place behind what is watched.
+        self._held: deque[Parsed] = deque()
+        self._held_chars = 0
+        # The open item as far as it has not left: its beginning, if that waits too, and its text.
+        self._opened: ItemOpened | None = None
+        self._window: deque[ItemText] = deque()
+        self._window_chars = 0
+        # How many of these characters no guard has seen, and since when the first of them waits.
+        self._fresh_chars = 0
+        self._fresh_at = 0.0
+        # What may leave; and whether an item has begun to leave and not ended.
+        self._passed: list[Parsed] = []
+        self._is_item_out = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The guards whose verdict the turn keeps: all have let it pass, or it has not got here."""
+        return () if self._asking is None or not self._asking.done() else self._guards.names
+
+    # --- the input ---
+
+    def ask(self, scene: Scene, *, is_first: bool) -> None:
+        """Show the guards what is new for the model in this round."""
+        guards, resolved = self._guards, self._plan.resolved
+        if not guards.inputs:
+            return
+        items = self._unseen(scene, is_first=is_first)
+        words: list[str] = []
+        if is_first and not self._shown:
+            parent = resolved.parent
+            known = parent if parent is not None and has_passed(parent, guards.names) else None
+            words = texts_of_head(resolved.head, self._plan.response, known)
+        self._asking = asyncio.create_task(self._check(words, items))
+
+    async def clear(self, scene: Scene, *, is_first: bool) -> bool:
+        """Whether something may be done on the word of what this scene is given, before the model sees it. The guards
+        are asked now; the round that follows shows them the rest."""
+        self.ask(scene, is_first=is_first)
+        self._shown |= {id(item): item for item in self._unseen(scene, is_first=is_first)}
+        await self._verdict()
+        return not self.is_shut
+
+    def _unseen(self, scene: Scene, *, is_first: bool) -> list[Item]:
+        items = new_items(scene, self._guards.names) if is_first else scene.given
+        return [item for item in items if id(item) not in self._shown]
+
+    async def _check(self, words: list[str], items: Sequence[Item]) -> None:
+        try:
+            texts = words + await self._read(items)
+            self._tally.guard_chars_checked += sum(map(len, texts))
+            reason = await _ask_all([guard.check(texts) for guard in self._guards.inputs if texts])
+        except Exception as fault:
+            self._give_up(fault)
+            return
+        if reason is not None:
+            log.info("turn %s: its input was blocked: %s", self._plan.id, reason)
+            error = InvalidRequest(
+                f"The input was blocked by a guard of this server: {reason}.",
+                code="invalid_prompt",
+                param="input",
+            )
+            self._shut(Blocked(error))
+
+    async def _read(self, items: Sequence[Item]) -> list[str]:
+        read_file = self._guards.read_file
+        if sum(len(item.raw) for item in items) <= INLINE_BYTES:
+            return texts_of(items, read_file)
+        return await asyncio.to_thread(texts_of, items, read_file)
+
+    async def _verdict(self) -> None:
+        """Wait until the guards of the input have spoken."""
+        if self._asking is not None and not self._asking.done():
+            await asyncio.wait([self._asking])
+
+    # --- the answer ---
+
+    async def sift(self, parsed: Sequence[Parsed]) -> list[Parsed]:
+        """What may leave now, of this and of what was held before. May be cut off, and then loses nothing."""
+        self._hold(parsed)
+        if self._asking is not None and not self._asking.done():
+            if self._held_chars <= HELD_CHARS_MAX:
+                return []
+            await self._verdict()
+        await self._let_through()
+        return self._take()
+
+    async def last(self, parsed: Sequence[Parsed]) -> list[Parsed]:
+        """The model has ended its round: what may leave of the rest, after the verdict."""
+        self._hold(parsed)
+        await self._verdict()
+        await self._let_through()
+        return self._take()
+
+    def drop(self) -> list[Parsed]:
+        """Nothing more may leave; what has begun to leave is ended."""
+        self.is_shut = True
+        return self._take()
+
+    async def vet(self, text: str) -> bool:
+        """Whether a text that nobody is told may be kept and go on, as a whole."""
+        await self._verdict()
+        if self.is_shut or not self._guards.outputs:
+            return not self.is_shut
+        self._tally.guard_chars_watched += len(text)
+        return await _ask_all([guard.watch(text) for guard in self._guards.outputs]) is None
+
+    async def close(self) -> None:
+        """The turn is over; whoever is still being asked need not answer."""
+        if self._asking is not None and not self._asking.done():
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+
+    def _hold(self, parsed: Sequence[Parsed]) -> None:
+        for one in parsed:
+            self._held.append(one)
+            if isinstance(one, ItemText):
+                self._held_chars += len(one.text)
+
+    async def _let_through(self) -> None:
+        """Move what is held through the window, in order; each step is whole before the next wait."""
+        while self._held and not self.is_shut:
+            match self._held[0]:
+                case ItemOpened() as opened:
+                    self._opened = opened
+                case ItemText() as wrote:
+                    self._add(wrote)
+                case ItemClosed():
+                    if not await self._watch():
+                        return
+                    self._release(0)
+                    self._passed.append(self._held[0])
+                    self._is_item_out = False
+                case TurnClosed() as end:
+                    self._passed.append(end)
+            self._held.popleft()
+            if self._is_full and await self._watch():
+                self._release(self._overlap)
+
+    @property
+    def _overlap(self) -> int:
+        return self._guards.window_chars // OVERLAP_SHARE if self._guards.outputs else 0
+
+    @property
+    def _is_full(self) -> bool:
+        if not self._guards.outputs:
+            return bool(self._window)
+        is_late = self._fresh_chars > 0 and monotonic() - self._fresh_at > HELD_S_MAX
+        return is_late or self._fresh_chars >= self._guards.window_chars - self._overlap
+
+    def _add(self, wrote: ItemText) -> None:
+        if not self._fresh_chars:
+            self._fresh_at = monotonic()
+        self._held_chars -= len(wrote.text)
+        self._window.append(wrote)
+        self._window_chars += len(wrote.text)
+        self._fresh_chars += len(wrote.text)
+
+    async def _watch(self) -> bool:
+        """Show the window to the guards of the answer, if there is anything new in it; False if they block it."""
+        if not self._fresh_chars or not self._guards.outputs:
+            return True
+        text = "".join(wrote.text for wrote in self._window)
+        try:
+            reason = await _ask_all([guard.watch(text) for guard in self._guards.outputs])
+        except Exception as fault:
+            self._give_up(fault)
+            return False
+        self._tally.guard_chars_watched += self._fresh_chars
+        self._fresh_chars = 0
+        if reason is not None:
+            log.info("turn %s: its answer was blocked: %s", self._plan.id, reason)
+            self._shut(Filtered())
+        return reason is None
+
+    def _release(self, kept_chars: int) -> None:
+        """Let the window go, but for its last characters."""
+        if self._window_chars > kept_chars or not kept_chars:
+            self._let_begin()
+        while self._window and self._window_chars > kept_chars:
+            first = self._window.popleft()
+            spare = self._window_chars - kept_chars
+            if spare < len(first.text):
+                if first.logprobs:
+                    # Its likelihoods belong to it as a whole.
+                    self._window.appendleft(first)
+                    return
+                self._window.appendleft(ItemText(first.text[spare:]))
+                first = structs.replace(first, text=first.text[:spare])
+            self._passed.append(first)
+            self._window_chars -= len(first.text)
+
+    def _let_begin(self) -> None:
+        if self._opened is not None:
+            self._passed.append(self._opened)
+            self._opened = None
+            self._is_item_out = True
+
+    def _take(self) -> list[Parsed]:
+        """What may leave, once; of a gate that is shut, with an end to what has begun."""
+        passed, self._passed = self._passed, []
+        if self.is_shut:
+            self._held.clear()
+            self._window.clear()
+            self._opened = None
+            self._held_chars = self._window_chars = self._fresh_chars = 0
+            if self._is_item_out:
+                passed += [ItemClosed(NO_IDS, is_cut=True), TurnClosed(NO_IDS)]
+                self._is_item_out = False
+        return passed
+
+    def _give_up(self, fault: Exception) -> None:
+        """A guard could not say: better nothing than something unseen."""
+        if not isinstance(fault, ApiError):
+            log.exception("turn %s: a guard failed", self._plan.id, exc_info=fault)
+            fault = ServerFault(PROBLEM)
+        self._shut(Blocked(fault))
+
+    def _shut(self, why: Notice) -> None:
+        self.is_shut = True
+        self._running.tell(why)
+
+
+async def _ask_all(asked: Sequence[Awaitable[Verdict]]) -> str | None:
+    """Why any of them blocks; None if all let it pass. One that cannot say is worse than one that blocks not."""
+    if len(asked) == 1:
+        return (await asked[0]).reason
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    verdicts = [one for one in answers if isinstance(one, Verdict)]
+    reason = next((one.reason for one in verdicts if one.reason is not None), None)
+    if reason is None:
+        for one in answers:
+            if isinstance(one, BaseException):
+                raise one
+    return reason

@@ -1,0 +1,1 @@
+"""Which turns run in this process, how do they begin, repeat, replay and end?"""

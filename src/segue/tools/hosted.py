@@ -1,0 +1,442 @@
+"""What do our own tools say to the calls of the model? Sampling pauses, the tool runs here, sampling goes on.
+
+An *errand* is one call that a hosted tool answers. `HostedCalls` runs those of one turn: it makes the calls that a
+person has approved, lists the tools of remote servers before the model speaks, and answers the calls of a round. What a tool
+says is data: it becomes a `HostedOutput` behind the call, for the model alone, and the finished item is what the client
+sees. Every errand has a limit in time and in bytes, and all of them together in number. A notice that ends the turn
+stops what runs; a steer waits until it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import assert_never
+
+from msgspec import Raw, structs
+
+from segue.errors import InvalidRequest
+from segue.tools.inputs import ReadPdf, read_pdfs
+from segue.tools.tool_search import answer
+from segue.turn.admit import Plan
+from segue.turn.effects import apply_effects
+from segue.turn.resolve import still_listed
+from segue.turn.running import Running
+from segue.turn.seams import Tool
+from segue.turn.values import HostedCall, Round, Scene, ToolResult
+from segue.wire.codec import as_item, definitions_in, encode
+from segue.wire.items import (
+    Item,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+    ToolSearchCall,
+    Value,
+    WebSearchCall,
+)
+from segue.wire.mcp import error_of, output_item, servers_of, with_listed
+from segue.wire.requests import ToolChoiceName
+from segue.wire.tools import Tools, forced_offers, name_of
+from segue.wire.web import without_sources
+
+log = logging.getLogger(__name__)
+
+# What a key must be good for, beside sampling: the web search, the operator's MCP servers, and any other that a request
+# names by its address (hazards.md T11).
+SCOPES = ("web_search", "mcp", "mcp_url")
+# How many errands one response may have, whatever the request says.
+ERRANDS_MAX = 128
+# How many more the model may ask for in vain: beyond it goes round in circles, and the response ends.
+REFUSED_MAX = 8
+# How often the tools of one response are searched for.
+SEARCHES_MAX = 16
+# What `include` says to see what a search has found.
+SOURCES = "web_search_call.action.sources"
+# As MCP numbers them.
+TIMED_OUT, REFUSED = -32001, -32600
+
+NOT_MADE = "The call was not made, because the response ended before."
+TOO_MANY = "The call was not made: no more tool calls are allowed in this response."
+CUT_OFF = "\n[What follows was left out: the output is too long.]"
+
+# What one of our own tools works on.
+Begun = McpListTools | McpCall | WebSearchCall
+
+
+def _take_all(tools: Tools, may: Container[str]) -> None:
+    """A server without MCP takes tools that merely list it; the model is not told of them."""
+
+
+async def _read_none(data: bytes) -> str | None:
+    """Where nobody reads PDFs, the model is told that they cannot be read."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLimits:
+    """What each errand may take."""
+
+    call_s_max: float = 60.0
+    output_bytes_max: int = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """The tools that this process runs, by the kind of their calls."""
+
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    # Refuses a request that names what cannot be run, or not by whoever asks, before anything is said.
+    check: Callable[[Tools, Container[str]], None] = _take_all
+    limits: ToolLimits = ToolLimits()
+    # Reads the PDFs of an input.
+    read_pdf: ReadPdf = _read_none
+
+
+async def with_pdfs(plan: Plan, hosted: Hosted) -> Plan:
+    """The plan with what the PDFs say that are given in it."""
+    return _given_so(plan, await read_pdfs(plan.resolved.given, hosted.read_pdf))
+
+
+def _given_so(plan: Plan, given: tuple[Item, ...]) -> Plan:
+    if given is plan.resolved.given:
+        return plan
+    return replace(plan, resolved=structs.replace(plan.resolved, given=given))
+
+
+class HostedCalls:
+    """The errands of one turn."""
+
+    def __init__(self, plan: Plan, running: Running, hosted: Hosted) -> None:
+        self._plan = plan
+        self._running = running
+        self._hosted = hosted
+        self._count = self._refused = self._searches = 0
+        # Sources are numbered through the whole response, so that searches take turns.
+        self._searching = asyncio.Lock()
+        # What was said to the calls, until it is handed over.
+        self._words: dict[str, str] = {}
+        # The tools as the request gave them, secrets included: looked at when one is called, forgotten with the turn.
+        self._definitions: dict[str, Raw] | None = None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the model asks for more than it may have, again and again."""
+        return self._refused > REFUSED_MAX
+
+    # --- before the model speaks ---
+
+    async def with_files(self) -> Plan:
+        """The plan with its files read."""
+        given = await self.read(self._plan.resolved.given)
+        self._plan = _given_so(self._plan, given)
+        return self._plan
+
+    async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """These items with what their PDFs say; as they are, if a notice comes in between."""
+        try:
+            async with self._running.interruptible(heeds_steers=False):
+                return await read_pdfs(items, self._hosted.read_pdf)
+        except TimeoutError:
+            if not self._running.inbox:
+                raise
+            return items
+
+    async def open(self) -> Plan:
+        """The plan with what was approved done, and with the tools of its remote servers in it."""
+        plan = self._plan
+        resolved, parent = plan.resolved, plan.resolved.parent
+        given = await self.approve(resolved.given, parent.rounds if parent else ())
+        listed = () if plan.compacts else await self._list(plan)
+        if listed or given != resolved.given:
+            effects = apply_effects(resolved.effects, listed)
+            tools = resolved.head.tools
+            tools = with_listed(tools, still_listed(tools, effects, None))
+            plan = replace(
+                plan,
+                resolved=structs.replace(
+                    resolved,
+                    head=structs.replace(resolved.head, tools=tools),
+                    effects=effects,
+                    given=(*given, *listed),
+                ),
+            )
+        _check_forced(plan)
+        return plan
+
+    async def _list(self, plan: Plan) -> tuple[Item, ...]:
+        """What those servers list that have not done so in this history."""
+        resolved, name = plan.resolved, self._running.assembler.name
+        if "mcp_list" not in self._hosted.tools:
+            return ()
+        tools = resolved.head.tools
+        known = still_listed(tools, resolved.effects, resolved.parent)
+        labels = servers_of(tools).keys() - {one.server_label for one in known}
+        return await self._work(
+            [
+                as_item(McpListTools(id=name("mcpl"), server_label=label, tools=[]))
+                for label in servers_of(tools)
+                if label in labels
+            ]
+        )
+
+    async def approve(self, given: tuple[Item, ...], before: Iterable[Round]) -> tuple[Item, ...]:
+        """What was given, and behind each approval the call that it allows, made and answered."""
+        approved = approvals(given)
+        if not approved:
+            return given
+        earlier = (item for one in before for item in (*one.given, *one.wrote))
+        asked = _requests((*earlier, *given))
+        calls = [self._approved(asked[one]) for one in approved if one in asked]
+        made: dict[str, list[Item]] = {}
+        for item in await self._work(calls):
+            assert isinstance(item.value, McpCall)
+            request_id = str(item.value.approval_request_id)
+            made[request_id] = [item, output_item(request_id, self._told(item))]
+        items: list[Item] = []
+        for item in given:
+            items.append(item)
+            if isinstance(item.value, McpApprovalResponse):
+                items += made.get(item.value.approval_request_id, ())
+        return tuple(items)
+
+    def _approved(self, request: McpApprovalRequest) -> Item:
+        return as_item(
+            McpCall(
+                id=self._running.assembler.name("mcp"),
+                status="in_progress",
+                server_label=request.server_label,
+                name=request.name,
+                arguments=request.arguments,
+                approval_request_id=request.id,
+            )
+        )
+
+    async def _work(self, begun: Sequence[Item]) -> tuple[Item, ...]:
+        """Items that no model wrote, from their beginning to their end."""
+        running = self._running
+        for one in begun:
+            running.publish(running.assembler.begin(one))
+        await self._run(begun)
+        names = {one.value.id for one in begun}
+        return tuple(one for one in running.assembler.items if one.value.id in names)
+
+    # --- after a round ---
+
+    async def answer(
+        self, wrote: Sequence[Item], scene: Scene, *, may_run: bool
+    ) -> tuple[Item, ...]:
+        """What the calls of a round are answered, for the next one. `may_run`: the model has ended by itself."""
+        mine = [one for one in wrote if _is_pending(one.value)]
+        await self._run(mine if may_run else ())
+        answers = [output_item(str(one.value.id), self._told(one)) for one in mine]
+        if may_run:
+            answers += await self._search(wrote, scene)
+        return tuple(answers)
+
+    async def _search(self, wrote: Sequence[Item], scene: Scene) -> list[Item]:
+        """Our own search for tools, which needs nothing but those that are deferred."""
+        running = self._running
+        calls = [one.value for one in wrote if isinstance(one.value, ToolSearchCall)]
+        ours = [call for call in calls if call.execution == "server"]
+        if self._searches + len(ours) > SEARCHES_MAX:
+            return []
+        answers: list[Item] = []
+        for call in ours:
+            self._searches += 1
+            offers = scene.deferred if self._may_call() else ()
+            found = await asyncio.to_thread(answer, call, offers)
+            begun = structs.replace(found.value, status="in_progress", tools=[])
+            running.publish(running.assembler.begin(as_item(begun)))
+            running.publish(running.assembler.finish(found))
+            answers.append(found)
+        return answers
+
+    def _told(self, item: Item) -> str:
+        return self._words.pop(str(item.value.id), NOT_MADE)
+
+    # --- running ---
+
+    async def _run(self, begun: Sequence[Item]) -> None:
+        """All of these, side by side where the request allows it; what a notice stops is left undone. A steer waits,
+        whether it came before they began or after (protocol.md 6.10)."""
+        running, tally = self._running, self._plan.tally
+        began = perf_counter()
+        try:
+            if begun:
+                async with running.interruptible(heeds_steers=False):
+                    await self._run_all(begun)
+        except TimeoutError:
+            if not running.inbox:
+                raise
+        finally:
+            if begun:
+                tally.pauses.append((began, perf_counter()))
+                tally.stage_s["tools"] = sum(to - since for since, to in tally.pauses)
+            running.publish(running.assembler.abandon())
+
+    async def _run_all(self, begun: Sequence[Item]) -> None:
+        if not self._plan.resolved.head.parallel_tool_calls:
+            for one in begun:
+                await self._errand(one)
+            return
+        async with asyncio.TaskGroup() as group:
+            for one in begun:
+                group.create_task(self._errand(one))
+
+    async def _errand(self, begun: Item) -> None:
+        """One of them, from the call to what is told."""
+        value, running = begun.value, self._running
+        assert isinstance(value, Begun), "nothing else is hosted"
+        is_listing = isinstance(value, McpListTools)
+        is_allowed = is_listing or self._may_call()
+        if is_allowed:
+            self._plan.tally.tool_calls += not is_listing
+            async with self._searching if isinstance(value, WebSearchCall) else nullcontext():
+                ran = self._short(await self._call(value))
+                running.assembler.sources += ran.sources
+        else:
+            ran = _failed(value, TOO_MANY, REFUSED)
+        self._words[str(value.id)] = ran.text
+        running.publish(running.assembler.finish(ran.item))
+
+    def _may_call(self) -> bool:
+        wanted = self._plan.resolved.create.max_tool_calls
+        limit = ERRANDS_MAX if wanted is None else min(wanted, ERRANDS_MAX)
+        is_allowed = self._count < limit
+        self._count += is_allowed
+        self._refused += not is_allowed
+        return is_allowed
+
+    async def _call(self, value: Begun) -> ToolResult:
+        """The tool at work, within its time."""
+        kind, key, name, arguments = _outline(value)
+        definition, tool = self._definition(key), self._hosted.tools.get(kind)
+        if definition is None or tool is None:
+            return _failed(value, f"The request does not list the tool '{key}'.", REFUSED)
+        limit = self._hosted.limits.call_s_max
+        sources = len(self._running.assembler.sources)
+        call = HostedCall(self._plan.owner, str(value.id), definition, name, arguments, sources)
+        try:
+            async with asyncio.timeout(limit):
+                ran = await tool.call(call)
+        except TimeoutError:
+            return _failed(value, f"The tool did not answer within {limit:g} s.", TIMED_OUT)
+        except Exception:
+            # A mistake of ours. The traceback names no argument and no header.
+            log.exception("a tool broke in turn %s", self._plan.id)
+            return _failed(value, "The tool could not be run.", REFUSED)
+        return structs.replace(ran, item=self._shown(_related(ran.item, value)))
+
+    def _shown(self, item: Item) -> Item:
+        """The finished item as this request asks for it."""
+        value, wanted = item.value, self._plan.resolved.create.include or ()
+        if isinstance(value, WebSearchCall) and SOURCES not in wanted:
+            return as_item(without_sources(value))
+        return item
+
+    def _definition(self, key: str) -> Raw | None:
+        if self._definitions is None:
+            resolved = self._plan.resolved
+            # Those of the history have lost what was secret in them; what this request says goes before.
+            carried = [(tool, Raw(encode(tool))) for tool in resolved.head.tools.carried]
+            given = (*carried, *definitions_in(resolved.create))
+            self._definitions = {name: one for tool, one in given if (name := name_of(tool))}
+        return self._definitions.get(key)
+
+    def _short(self, ran: ToolResult) -> ToolResult:
+        """Not more than may be told."""
+        limit, value = self._hosted.limits.output_bytes_max, ran.item.value
+        data = ran.text.encode()
+        if len(data) <= limit:
+            return ran
+        text = data[:limit].decode(errors="ignore") + CUT_OFF
+        if isinstance(value, McpCall) and isinstance(value.output, str):
+            return structs.replace(
+                ran, text=text, item=as_item(structs.replace(value, output=text))
+            )
+        return structs.replace(ran, text=text)
+
+
+def _outline(value: Begun) -> tuple[str, str, str, str]:
+    """Which tool is meant, by what its definition is found, which function of it, and with what."""
+    match value:
+        case McpListTools(server_label=label):
+            return "mcp_list", label, "", ""
+        case McpCall(server_label=label, name=name, arguments=arguments):
+            return "mcp", label, name, arguments
+        case WebSearchCall(action=action):
+            written = bytes(action).decode() if isinstance(action, Raw) else "{}"
+            return "web_search", "web_search", "web_search", written
+        case _:
+            assert_never(value)
+
+
+def _is_pending(value: Value) -> bool:
+    return isinstance(value, McpCall | WebSearchCall) and value.status == "in_progress"
+
+
+def _related(item: Item, begun: Begun) -> Item:
+    """The finished item, still tied to the approval that it was made by."""
+    value = item.value
+    if isinstance(value, McpCall) and isinstance(begun, McpCall):
+        tied = structs.replace(value, approval_request_id=begun.approval_request_id)
+        return item if tied == value else as_item(tied)
+    return item
+
+
+def _failed(value: Begun, message: str, code: int) -> ToolResult:
+    match value:
+        case McpCall():
+            error = error_of("mcp_protocol_error", message, code)
+            failed: Value = structs.replace(value, status="failed", error=error)
+        case McpListTools():
+            failed = structs.replace(value, error=Raw(encode(message)))
+        case WebSearchCall():
+            failed = structs.replace(value, status="failed")
+        case _:
+            assert_never(value)
+    return ToolResult(f"Error: {message}", as_item(failed))
+
+
+def approvals(given: Sequence[Item]) -> list[str]:
+    """The requests that these items approve, and that no call among them has followed."""
+    made = {one.value.approval_request_id for one in given if isinstance(one.value, McpCall)}
+    return [
+        one.value.approval_request_id
+        for one in given
+        if isinstance(one.value, McpApprovalResponse)
+        and one.value.approve
+        and one.value.approval_request_id not in made
+    ]
+
+
+def _requests(items: Iterable[Item]) -> dict[str, McpApprovalRequest]:
+    return {
+        one.value.id: one.value
+        for one in items
+        if isinstance(one.value, McpApprovalRequest) and one.value.id
+    }
+
+
+def _check_forced(plan: Plan) -> None:
+    """A choice that the servers turn out not to have."""
+    head = plan.resolved.head
+    if not servers_of(head.tools) or plan.compacts:
+        return
+    choice = head.tool_choice
+    is_forcing = choice == "required" or (
+        isinstance(choice, ToolChoiceName)
+        and (choice.type == "mcp" or (choice.type == "allowed_tools" and choice.mode == "required"))
+    )
+    known = head.tools.offers + plan.resolved.effects.offers + head.tools.deferred
+    if is_forcing and not forced_offers(choice, known):
+        raise InvalidRequest(
+            "'tool_choice' forces a tool that no server of this request has listed.",
+            code="unsupported_value",
+            param="tool_choice",
+        )

@@ -1,0 +1,91 @@
+"""How does one stream of events leave by HTTP? As SSE, event by event, or as JSON, the last event alone.
+
+Both are subscribers of a running turn; the stream is the same. A sink takes events at once and wakes whoever writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from segue.turn.running import Running
+from segue.wire.events import Event
+
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(event: Event) -> bytes:
+    """An event in SSE framing; its name equals its type (protocol.md 1.3)."""
+    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), event.data)
+
+
+class SseSubscriber:
+    """Buffers events as SSE until the connection takes them, and slows the turn down when it does not."""
+
+    def __init__(self, bytes_max: int) -> None:
+        # Whether everything has been taken, the end included.
+        self.is_over = False
+        self._is_ended = False
+        self._bytes_max = bytes_max
+        self._chunks: list[bytes] = []
+        self._bytes = 0
+        self._wake = asyncio.Event()
+        self._running: Running | None = None
+
+    def hear(self, running: Running) -> None:
+        """It may be slowed down."""
+        self._running = running
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the reader is too far behind."""
+        return self._bytes > self._bytes_max
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Buffer these events."""
+        chunks = [sse(event) for event in events]
+        self._bytes += sum(map(len, chunks))
+        self._chunks += chunks
+        if events[-1].is_terminal:
+            self.end()
+        self._wake.set()
+
+    def end(self) -> None:
+        """Nothing follows."""
+        if not self._is_ended:
+            self._chunks.append(DONE)
+            self._is_ended = True
+            self._wake.set()
+
+    async def take(self) -> bytes:
+        """Everything that is ready, as one write of whole events."""
+        await self._wake.wait()
+        self._wake.clear()
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        self._bytes = 0
+        self.is_over = self._is_ended
+        if self._running is not None:
+            self._running.make_room()
+        return data
+
+
+class LastSubscriber:
+    """Waits for the terminal event: plain JSON."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        self._end = asyncio.Event()
+
+    def hear(self, running: Running) -> None:
+        """Whoever waits knows it already."""
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Look only for the last one."""
+        if events[-1].is_terminal:
+            self._end.set()
+
+    async def ended(self) -> None:
+        """Wait for the end of the turn."""
+        await self._end.wait()

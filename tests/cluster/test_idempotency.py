@@ -1,0 +1,99 @@
+"""The idempotency keys of unstored turns: one worker at a time holds each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from segue.cluster.idempotency import SharedIdempotencyKeys
+from segue.cluster.local import LocalBus
+from segue.cluster.peers import Peers
+from segue.stores.memory import MemoryIdempotencyKeys
+from segue.turn.values import Claim
+from tests.support import until
+
+
+def claim(turn_id: str, key: str = "key", owner: str = "ada", *, is_stored: bool = False) -> Claim:
+    return Claim(owner, key, turn_id, b"digest", is_stored)
+
+
+class Fleet:
+    """Three workers that know each other."""
+
+    def __init__(self) -> None:
+        bus = LocalBus()
+        self.circles = [Peers(bus, "house") for _ in range(3)]
+        self.exits = [AsyncExitStack() for _ in self.circles]
+        self.idempotency_keys = [
+            SharedIdempotencyKeys(MemoryIdempotencyKeys(), peers) for peers in self.circles
+        ]
+
+    async def leave(self, worker: int) -> None:
+        """One is gone, and the others know it."""
+        await self.exits[worker].aclose()
+        rest = [one for place, one in enumerate(self.circles) if place != worker]
+        await until(lambda: all(len(one.others) == 1 for one in rest))
+
+    async def holder(self, worker: int, one: Claim) -> str:
+        return (await self.idempotency_keys[worker].claim(one)).turn_id
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    made = Fleet()
+    async with AsyncExitStack() as stack:
+        for peers, leaving in zip(made.circles, made.exits, strict=True):
+            await stack.enter_async_context(leaving)
+            await leaving.enter_async_context(peers.joined())
+        await until(lambda: all(len(one.others) == 2 for one in made.circles))
+        yield made
+
+
+async def test_key_that_one_worker_holds_is_taken_everywhere(fleet: Fleet) -> None:
+    assert await fleet.holder(0, claim("b")) == "b"
+    assert await fleet.holder(1, claim("a")) == "b"
+    assert await fleet.holder(2, claim("c")) == "b"
+    assert await fleet.holder(0, claim("d")) == "b"
+    assert await fleet.holder(1, claim("e", owner="eve")) == "e"
+    assert await fleet.holder(1, claim("f", key="another \ud800")) == "f"
+
+
+async def test_of_many_who_ask_at_once_one_has_it(fleet: Fleet) -> None:
+    for number in range(30):
+        asked = [claim(f"{place * 7 % 12:02}", f"key {number}") for place in range(12)]
+        holders = await asyncio.gather(
+            *(fleet.holder(place % 3, one) for place, one in enumerate(asked))
+        )
+        own = [
+            one.turn_id for one, holder in zip(asked, holders, strict=True) if holder == one.turn_id
+        ]
+        assert len(own) == 1
+        assert await fleet.holder(number % 3, claim("late", f"key {number}")) == own[0]
+
+
+async def test_key_that_was_let_go_of_is_free_everywhere(fleet: Fleet) -> None:
+    first = claim("a")
+    assert await fleet.holder(0, first) == "a"
+    await fleet.idempotency_keys[0].release(first)
+    for _ in range(3):
+        # They hear of it soon.
+        await asyncio.sleep(0)
+    assert await fleet.holder(1, claim("b")) == "b"
+    assert await fleet.holder(0, claim("c")) == "b"
+
+
+async def test_keys_of_a_worker_that_has_died_are_free(fleet: Fleet) -> None:
+    assert await fleet.holder(0, claim("a")) == "a"
+    assert await fleet.holder(1, claim("b")) == "a"
+    await fleet.leave(0)
+    assert await fleet.holder(1, claim("b")) == "b"
+    assert await fleet.holder(2, claim("c")) == "b"
+
+
+async def test_keys_of_stored_turns_are_the_stores(fleet: Fleet) -> None:
+    """Each of these stores is its worker's own, so both have it."""
+    assert await fleet.holder(0, claim("a", is_stored=True)) == "a"
+    assert await fleet.holder(1, claim("b", is_stored=True)) == "b"

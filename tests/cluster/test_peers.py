@@ -1,0 +1,174 @@
+"""Workers know of each other, ask each other, and are not held up by one that has died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from segue.cluster.local import LocalBus
+from segue.cluster.peers import Peers
+from segue.errors import Unavailable
+from segue.turn import peers as module
+from tests.support import until
+
+WAIT_S = 10
+
+
+@pytest.fixture
+def bus() -> LocalBus:
+    return LocalBus()
+
+
+@pytest.fixture
+async def three(bus: LocalBus) -> AsyncIterator[list[Peers]]:
+    """Three workers, two of them of one house."""
+    async with AsyncExitStack() as stack:
+        circles = [Peers(bus, house) for house in ("one", "one", "two")]
+        for one in circles:
+            await stack.enter_async_context(one.joined())
+        await met(*circles)
+        yield circles
+
+
+async def met(*circles: Peers) -> None:
+    await until(lambda: all(len(one.others) == len(circles) - 1 for one in circles))
+
+
+async def silent(worker: str, body: bytes) -> bytes | None:
+    await asyncio.Event().wait()
+    return b"never"
+
+
+def says(answer: bytes | None) -> module.Answer:
+    async def answers(worker: str, body: bytes) -> bytes | None:
+        return None if answer is None else answer + body
+
+    return answers
+
+
+async def test_everybody_knows_everybody_and_who_shares_a_house(three: list[Peers]) -> None:
+    here, there, far = three
+    assert set(here.others) == {there.worker, far.worker}
+    assert here.housemates == [there.worker]
+    assert far.housemates == []
+
+
+async def test_all_answers_are_gathered(three: list[Peers]) -> None:
+    here, there, far = three
+    for one in three:
+        one.answer("name", says(one.house.encode()))
+    assert await here.ask("name", b"!", here.others) == {there.worker: b"one!", far.worker: b"two!"}
+    assert await here.ask("name", b"!", here.housemates) == {there.worker: b"one!"}
+    assert await far.ask("name", b"!", far.housemates) == {}
+
+
+async def test_first_answer_is_enough_to_find_something(three: list[Peers]) -> None:
+    here, there, far = three
+    there.answer("who", silent)
+    far.answer("who", says(b"me"))
+    async with asyncio.timeout(module.ANSWER_S / 2):
+        assert await here.find("who", b"") == (far.worker, b"me")
+
+
+async def test_nobody_has_it(three: list[Peers]) -> None:
+    here, there, _ = three
+    there.answer("who", says(None))
+    async with asyncio.timeout(module.ANSWER_S / 2):
+        assert await here.find("who", b"") is None
+
+
+async def test_worker_that_does_not_answer_holds_nobody_up_for_long(
+    three: list[Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.05)
+    here, there, far = three
+    there.answer("name", silent)
+    far.answer("name", says(b"far"))
+    async with asyncio.timeout(WAIT_S):
+        assert await here.ask("name", b"", here.others) == {far.worker: b"far"}
+
+
+async def test_worker_that_leaves_is_missed_at_once_and_waited_for_no_longer(
+    bus: LocalBus, three: list[Peers]
+) -> None:
+    here, *_ = three
+    gone: list[str] = []
+    here.when_gone(gone.append)
+    leaving = Peers(bus)
+    leaving.answer("name", silent)
+    async with leaving.joined():
+        await met(*three, leaving)
+        asking = asyncio.create_task(here.ask("name", b"", [leaving.worker]))
+        await asyncio.sleep(0)
+    async with asyncio.timeout(module.ANSWER_S / 2):
+        assert await asking == {}
+    assert gone == [leaving.worker]
+    assert leaving.worker not in here.others
+
+
+async def test_worker_that_falls_silent_is_gone_after_a_while(
+    bus: LocalBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
+    monkeypatch.setattr(module, "GONE_S", 0.1)
+    here, dead = Peers(bus), Peers(bus)
+    async with here.joined(), dead.joined():
+        await met(here, dead)
+        # It is killed: no more beats, and no farewell.
+        monkeypatch.setattr(dead, "_say", lambda topic, word: asyncio.sleep(0))
+        await until(lambda: not here.others)
+
+
+async def test_news_reach_the_others_and_not_oneself(three: list[Peers]) -> None:
+    heard: list[tuple[str, bytes]] = []
+    over = asyncio.Event()
+
+    def keep(name: str) -> module.Answer:
+        async def take(worker: str, body: bytes) -> None:
+            heard.append((name, body))
+            if len(heard) >= 3:
+                over.set()
+
+        return take
+
+    for name, one in zip("abc", three, strict=True):
+        one.answer("news", keep(name))
+    await three[0].tell("news", b"to all")
+    await three[0].tell("news", b"to one", to=three[2].worker)
+    async with asyncio.timeout(WAIT_S):
+        await over.wait()
+    assert sorted(heard) == [("b", b"to all"), ("c", b"to all"), ("c", b"to one")]
+
+
+async def test_answer_that_breaks_is_none(
+    three: list[Peers], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(worker: str, body: bytes) -> bytes:
+        raise RuntimeError
+
+    here, there, _ = three
+    there.answer("name", broken)
+    assert await here.ask("name", b"secret", [there.worker]) == {}
+    assert "about name could not be taken" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_bus_that_is_away_is_a_line_in_the_log(
+    bus: LocalBus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = Peers(bus), Peers(bus)
+    async with here.joined(), there.joined():
+        await met(here, there)
+
+        async def publish(topic: str, body: bytes) -> None:
+            raise Unavailable("away")
+
+        monkeypatch.setattr(module, "ANSWER_S", 0.01)
+        with monkeypatch.context() as away:
+            away.setattr(bus, "publish", publish)
+            assert await here.find("who", b"") is None
+            await here.tell("news", b"")
+    assert "could not be told" in caplog.text

@@ -1,0 +1,461 @@
+"""One turn from beginning to end: it speaks first, saves before it says, and ends exactly once whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segue.engines.scripted import Script, ScriptedTurn
+from segue.errors import EngineFailed, InvalidRequest, StoreFailed, Unavailable
+from segue.turn.prepare import Caller
+from segue.turn.seams import Turns
+from segue.turn.values import Cancel, Finish, Ids, Job, Owner, Piece, Tally, Turn
+from segue.wire.codec import decode_create
+from tests.contracts.engine import chatml
+from tests.contracts.turns import said
+from tests.events import check_turn
+from tests.pipeline import OWNER, Connection, Listener, Stage, staged
+
+WAIT_S = 20
+ANSWER = chatml().write([said("Hello there, this is what I say.", "assistant")]).tolist()
+
+
+@dataclass
+class StuckEngine:
+    """Says these ids, and then nothing more until it is closed."""
+
+    ids: list[int] = field(default_factory=list)
+    is_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    is_freed: asyncio.Event = field(default_factory=asyncio.Event)
+    pieces: int = 0
+    on_asked: Callable[[], None] = lambda: None
+    can_constrain = False
+
+    async def is_ready(self) -> bool:
+        return True
+
+    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        self.on_asked()
+        try:
+            for id in self.ids:
+                self.pieces += 1
+                yield Ids([id])
+            self.is_asked.set()
+            await asyncio.Event().wait()
+        finally:
+            self.is_freed.set()
+
+
+@dataclass
+class BrokenEngine:
+    """Says a little and then does what no engine should."""
+
+    fault: Callable[[], Exception] | None
+    can_constrain = False
+
+    async def is_ready(self) -> bool:
+        return False
+
+    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        yield Ids(ANSWER[:3])
+        if self.fault is not None:
+            raise self.fault()
+
+
+def use(stage: Stage, engine: Any) -> None:
+    models = stage.runner.models
+    assert isinstance(models, dict)
+    models["m"] = replace(models["m"], engine=engine)
+
+
+async def wait(event: asyncio.Event) -> None:
+    async with asyncio.timeout(WAIT_S):
+        await event.wait()
+
+
+def files_in(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in folder.iterdir()]
+
+
+async def found(stage: Stage, turn_id: str) -> Turn | None:
+    return await stage.store.read(OWNER, turn_id)
+
+
+# --- the beginning ----------------------------------------------------------------------------------
+
+
+async def test_client_hears_first_and_then_the_engine_is_asked(tmp_path: Path) -> None:
+    heard: list[str] = []
+    async with staged(tmp_path / "s.db") as stage:
+        listener = Listener()
+        engine = StuckEngine(on_asked=lambda: heard.extend(one.type for one in listener.events))
+        use(stage, engine)
+        running, _ = await stage.start(None, listener, input="Hello")
+        await wait(engine.is_asked)
+        running.tell(Cancel())
+        check_turn(await listener.all())
+
+    assert heard == ["response.created", "response.in_progress"]
+
+
+async def test_turn_is_known_to_its_owner_while_it_runs(tmp_path: Path) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        engine, listener = StuckEngine(), Listener()
+        use(stage, engine)
+        running, _ = await stage.start(None, listener, input="Hello")
+        assert stage.runner.find(OWNER, running.id) is running
+        assert stage.runner.find("somebody else", running.id) is None
+        assert stage.runner.running_count == 1
+
+        running.tell(Cancel())
+        await listener.all()
+
+        assert stage.runner.find(OWNER, running.id) is None
+        assert stage.runner.running_count == 0
+
+
+async def test_draining_process_takes_no_new_turns(tmp_path: Path) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        await stage.runner.drain(0)
+
+        with pytest.raises(Unavailable) as told:
+            await stage.turn(input="Hello")
+
+    assert told.value.status == 503
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"model": "nobody's", "input": "hi"}, "model"),
+        ({"input": "hi", "previous_response_id": "resp_0"}, "previous_response_id"),
+        ({"input": [{"role": "user", "content": ""}, {"type": "odd"}]}, "input[1].type"),
+        ({"input": [7]}, "input[0]"),
+        ({"input": [7] * 100_001}, "input"),
+        ({}, "input"),
+    ],
+)
+async def test_refused_request_says_nothing_and_asks_nobody(
+    tmp_path: Path, fields: dict[str, Any], param: str
+) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        listener = Listener()
+        with pytest.raises(Exception) as told:  # several kinds, all with a param
+            await stage.start(None, listener, **fields)
+
+        assert getattr(told.value, "param", None) == param
+        assert listener.events == []
+        assert stage.engine.jobs == []
+        assert stage.runner.running_count == 0
+
+
+async def test_large_input_is_validated_in_slices(tmp_path: Path) -> None:
+    """While a megabyte is checked the loop serves others: a competing task has its turn again and again."""
+    items = [{"role": "user", "content": f"{n} " + "x" * 480} for n in range(2_000)]
+    create = decode_create(json.dumps({"model": "m", "input": items}).encode())
+    turns_had = 0
+    is_over = False
+
+    async def compete() -> None:
+        nonlocal turns_had
+        while not is_over:
+            turns_had += 1
+            await asyncio.sleep(0)
+
+    async with staged(tmp_path / "s.db") as stage:
+        tally = Tally()
+        competing = asyncio.create_task(compete())
+        plan = await stage.runner.prepare(create, Caller(OWNER, stage.store), tally)
+        is_over = True
+        await competing
+
+    assert len(plan.resolved.given) == tally.items_validated == 2_000
+    assert turns_had >= 4
+
+
+# --- the end, exactly once --------------------------------------------------------------------------
+
+
+async def test_plain_turn_counts_what_it_used(tmp_path: Path) -> None:
+    script = Script((ScriptedTurn(reasoning="Hm.", text="Hello."),))
+    async with staged(tmp_path / "s.db", script) as stage:
+        told = await stage.turn(input="Hello")
+        response = check_turn(told.events)
+
+        usage = response["usage"]
+        assert usage["input_tokens"] == len(stage.engine.prompt)
+        assert usage["output_tokens"] == len(stage.engine.sampled[-1])
+        assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+        await stage.records.afterwards.drained()
+        (settled,) = stage.settled
+        assert settled.entry.turn_id == response["id"]
+        assert settled.entry.input_tokens == usage["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    "fault, code",
+    [
+        (lambda: EngineFailed("It broke."), "server_error"),
+        (lambda: Unavailable("It is away."), "server_is_overloaded"),
+        (lambda: ValueError("a bug"), "server_error"),
+        (lambda: TimeoutError("its own"), "server_error"),
+        (None, "server_error"),
+    ],
+)
+async def test_engine_that_breaks_fails_the_turn_once(
+    tmp_path: Path, fault: Callable[[], Exception] | None, code: str
+) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        use(stage, BrokenEngine(fault))
+        told = await stage.turn(input="Hello")
+        response = check_turn(told.events)
+
+        assert response["status"] == "failed"
+        assert response["error"]["code"] == code
+        assert "a bug" not in json.dumps(told.events)
+        assert response["output"][0]["status"] == "incomplete"
+        stored = await found(stage, response["id"])
+        assert stored is not None
+        assert stored.response.status == "failed"
+        assert stage.runner.running_count == 0
+
+
+async def test_prompt_that_does_not_fit_fails_the_turn(tmp_path: Path) -> None:
+    async with staged(tmp_path / "s.db", context_tokens=40) as stage:
+        response = check_turn((await stage.turn(input="word " * 200)).events)
+
+        assert response["error"]["code"] == "context_length_exceeded"
+        assert stage.engine.jobs == []
+
+
+async def test_answer_is_cut_at_the_limit_and_can_be_continued(tmp_path: Path) -> None:
+    script = Script((ScriptedTurn(text="One two three four five six seven."),))
+    async with staged(tmp_path / "s.db", script) as stage:
+        cut = check_turn((await stage.turn(input="Hello", max_output_tokens=3)).events)
+        assert cut["status"] == "incomplete"
+        assert cut["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert cut["usage"]["output_tokens"] == 3
+
+        told = await stage.turn(input="Go on", previous_response_id=cut["id"])
+
+        assert check_turn(told.events)["status"] == "completed"
+
+
+async def test_context_bounds_the_answer(tmp_path: Path) -> None:
+    script = Script((ScriptedTurn(pad_tokens=500),))
+    async with staged(tmp_path / "s.db", script, context_tokens=100) as stage:
+        response = check_turn((await stage.turn(input="Hello")).events)
+
+    assert response["status"] == "incomplete"
+    assert response["usage"]["total_tokens"] == 100
+
+
+# --- leaving and stopping ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_client_that_leaves_frees_the_engine(tmp_path: Path, is_stored: bool) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        engine, listener = StuckEngine(ANSWER[:4]), Listener()
+        use(stage, engine)
+        running, _ = await stage.start(None, listener, input="Hello", store=is_stored)
+        await wait(engine.is_asked)
+
+        running.detach(listener)
+        running.attach(listener, after=len(listener.events) - 1)
+        running.tell(Cancel())
+
+        response = check_turn(await listener.all())
+        assert engine.is_freed.is_set()
+        assert response["status"] == "cancelled"
+        stored = await found(stage, response["id"])
+        assert (stored is not None) == is_stored
+        if stored is not None:
+            assert stored.response.status == "cancelled"
+            assert len(stored.response.output) == 1
+
+
+async def test_cancelled_turn_cannot_be_continued(tmp_path: Path) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        engine, listener = StuckEngine(), Listener()
+        use(stage, engine)
+        running, _ = await stage.start(None, listener, input="Hello")
+        running.tell(Cancel())
+        response = (await listener.all())[-1]["response"]
+
+        with pytest.raises(InvalidRequest) as told:
+            await stage.turn(input="On", model="alias", previous_response_id=response["id"])
+
+    assert told.value.code == "previous_response_not_found"
+
+
+async def test_stopping_process_ends_every_turn_as_failed(tmp_path: Path) -> None:
+    listeners = [Listener() for _ in range(3)]
+    async with staged(tmp_path / "s.db") as stage:
+        engine = StuckEngine(ANSWER[:4])
+        use(stage, engine)
+        for listener in listeners:
+            await stage.start(None, listener, input="Hello", store=False)
+        await wait(engine.is_asked)
+        async with asyncio.timeout(WAIT_S):
+            await stage.runner.drain(0)
+
+    for listener in listeners:
+        response = check_turn(await listener.all())
+        assert response["status"] == "failed"
+        assert "shutting down" in response["error"]["message"]
+
+
+async def test_stopping_process_lets_turns_finish_within_its_grace(tmp_path: Path) -> None:
+    script = Script((ScriptedTurn(pad_tokens=40),))
+    async with staged(tmp_path / "s.db", script, tokens_per_s=1_000) as stage:
+        listener = Listener()
+        await stage.start(None, listener, input="Hello")
+        async with asyncio.timeout(WAIT_S):
+            await stage.runner.drain(WAIT_S)
+
+        assert check_turn(await listener.all())["status"] == "completed"
+
+
+async def test_silent_engine_is_covered_by_heartbeats(tmp_path: Path) -> None:
+    async with staged(tmp_path / "s.db", heartbeat_s=0.01) as stage:
+        has_beaten = asyncio.Event()
+
+        class Counting(Listener):
+            def deliver(self, events: Any) -> None:
+                super().deliver(events)
+                if len(self.events) >= 8:
+                    has_beaten.set()
+
+        engine, listener = StuckEngine(ANSWER[:1]), Counting()
+        use(stage, engine)
+        running, _ = await stage.start(None, listener, input="Hello")
+        await wait(has_beaten)
+        running.tell(Cancel())
+        events = await listener.all()
+
+    check_turn(events)
+    beats = [event for event in events if event["type"] == "response.in_progress"]
+    assert len(beats) >= 3
+    assert all(beat["response"] == beats[0]["response"] for beat in beats)
+
+
+async def test_reader_that_is_behind_slows_the_engine_down(tmp_path: Path) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        engine, listener = StuckEngine(ANSWER[:-1] * 4), Listener()
+        use(stage, engine)
+        listener.is_full = True
+        running, _ = await stage.start(None, listener, input="Hello")
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert engine.pieces == 1
+
+        listener.is_full = False
+        running.make_room()
+        await wait(engine.is_asked)
+
+        assert engine.pieces == len(engine.ids)
+        running.tell(Cancel())
+        check_turn(await listener.all())
+
+
+# --- save before you say ----------------------------------------------------------------------------
+
+
+@dataclass
+class WatchedTurns:
+    """A store that can refuse, and that notes what the client had heard when a turn was saved."""
+
+    inner: Turns
+    listener: Listener = field(default_factory=Listener)
+    fault: Exception | None = None
+    heard: list[str] = field(default_factory=list)
+
+    async def find(self, owner: Owner, turn_id: str) -> Turn | None:
+        return await self.inner.find(owner, turn_id)
+
+    async def read(self, owner: Owner, turn_id: str) -> Turn | None:
+        return await self.inner.read(owner, turn_id)
+
+    async def save(self, turn: Turn) -> None:
+        if self.fault is not None:
+            raise self.fault
+        await self.inner.save(turn)
+        self.heard.append(self.listener.events[-1].type)
+
+    async def delete(self, owner: Owner, turn_id: str) -> bool:
+        return await self.inner.delete(owner, turn_id)
+
+
+async def test_terminal_event_leaves_after_the_save(tmp_path: Path) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        watched = WatchedTurns(stage.store)
+        stage.store = watched
+        await stage.start(None, watched.listener, input="Hello")
+        check_turn(await watched.listener.all())
+
+    assert watched.heard == ["response.output_item.done"]
+
+
+@pytest.mark.parametrize(
+    "fault, code",
+    [
+        (Unavailable("The store is away."), "server_is_overloaded"),
+        (StoreFailed("The disk is full."), "server_error"),
+        (RuntimeError("a bug"), "server_error"),
+    ],
+)
+async def test_turn_that_could_not_be_saved_is_not_called_complete(
+    tmp_path: Path, fault: Exception, code: str
+) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        stage.store = WatchedTurns(stage.store, fault=fault)
+        response = check_turn((await stage.turn(input="Hello")).events)
+
+    assert response["status"] == "failed"
+    assert response["error"]["code"] == code
+    assert "a bug" not in response["error"]["message"]
+
+
+async def test_unstored_turn_touches_no_disk(tmp_path: Path) -> None:
+    secret = "a very particular phrase"
+    async with staged(tmp_path / "s.db", Script((ScriptedTurn(text=secret[::-1]),))) as stage:
+        connection: Connection = stage.connect()
+        first = await stage.turn(connection, input=secret, store=False)
+        second = await stage.turn(
+            connection, input="On", store=True, previous_response_id=first.response["id"]
+        )
+        assert await found(stage, first.response["id"]) is None
+        assert await found(stage, second.response["id"]) is not None
+        await stage.records.afterwards.drained()
+
+    assert not any(secret.encode() in data for data in files_in(tmp_path))
+
+
+async def test_failed_unstored_turn_is_remembered_nowhere(tmp_path: Path) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        use(stage, BrokenEngine(None))
+        connection = stage.connect()
+        told = await stage.turn(connection, input="Hello", store=False)
+
+        assert connection.near.held(OWNER, told.response["id"]) is None
+
+
+async def test_engine_may_finish_without_a_word(tmp_path: Path) -> None:
+    class Mute(BrokenEngine):
+        async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+            yield Finish("stop")
+
+    async with staged(tmp_path / "s.db") as stage:
+        use(stage, Mute(None))
+        response = check_turn((await stage.turn(input="Hello")).events)
+        told = await stage.turn(input="On", model="alias", previous_response_id=response["id"])
+
+    assert (response["status"], response["output"]) == ("completed", [])
+    assert check_turn(told.events)["status"] == "completed"

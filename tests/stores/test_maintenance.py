@@ -1,0 +1,58 @@
+"""The two loops beside a store go on, whatever fails."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from segue.errors import StoreFailed, Unavailable
+from segue.stores import maintenance
+from segue.stores.maintenance import keep_up
+from segue.turn.values import Owner, Retention
+
+
+class Troubled:
+    """An upkeep that fails first, and writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.told: list[tuple[Owner, str]] = []
+        self.is_done = asyncio.Event()
+
+    async def recover(self) -> int:
+        self.asked.append("recover")
+        if self.asked.count("recover") == 1:
+            raise Unavailable("down")
+        return 1
+
+    async def erasures(self) -> Sequence[tuple[Owner, str]]:
+        return [("ada", "t")]
+
+    async def sweep(self, retention: Retention) -> bool:
+        assert retention == Retention(turns_s=7)
+        self.asked.append("sweep")
+        if self.asked.count("sweep") == 1:
+            raise StoreFailed("no")
+        if self.asked.count("sweep") >= 5 and self.asked.count("recover") >= 5:
+            self.is_done.set()
+        return self.asked.count("sweep") < 4
+
+    async def on_erased(self, owner: Owner, turn_id: str) -> None:
+        self.told.append((owner, turn_id))
+
+
+async def test_loops_survive_a_store_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("BEAT_S", "PAUSE_S", "SWEEP_EVERY_S"):
+        monkeypatch.setattr(maintenance, name, 0.001)
+    troubled = Troubled()
+    task = asyncio.create_task(keep_up(troubled, Retention(turns_s=7), troubled.on_erased))
+    async with asyncio.timeout(10):
+        await troubled.is_done.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert troubled.told == [("ada", "t")], "once"
+    assert "ended as failed" in caplog.text
+    assert "could not be swept" in caplog.text

@@ -1,0 +1,116 @@
+"""The search for tools: what is meant is found, and nothing else is loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.tools.tool_search import FOUND_MAX, answer, search
+from segue.wire.codec import decode_item, decode_tools
+from segue.wire.items import ToolSearchCall
+from segue.wire.tools import Offer
+
+
+def function(name: str, description: str = "", *parameters: str) -> dict[str, Any]:
+    properties = {one: {"type": "string"} for one in parameters}
+    return {
+        "type": "function",
+        "name": name,
+        "description": description,
+        "parameters": {"type": "object", "properties": properties},
+        "defer_loading": True,
+    }
+
+
+def deferred(*tools: dict[str, Any]) -> tuple[Offer, ...]:
+    listed = [*tools, {"type": "tool_search"}]
+    return decode_tools(json.dumps(listed).encode(), None)[0].deferred
+
+
+OFFERS = deferred(
+    function("get_weather", "The weather of a city.", "city", "day"),
+    function("sendEmail", "Sends a message by mail.", "recipient", "subject"),
+    {
+        "type": "namespace",
+        "name": "crm",
+        "description": "Customers and their orders.",
+        "tools": [
+            function("list_customers", "All customers of a region.", "region"),
+            function("get_order", "One order, by its number.", "order_id"),
+            {"type": "custom", "name": "report", "defer_loading": True},
+        ],
+    },
+    function("delete_file", "Removes a file.", "path"),
+)
+
+
+@pytest.mark.parametrize(
+    "wanted, first",
+    [
+        ("weather", "get_weather"),
+        ("What will the WEATHER be in this city?", "get_weather"),
+        ("send email", "sendEmail"),
+        ("mail", "sendEmail"),
+        ("subject", "sendEmail"),
+        ("customer", "crm.list_customers"),
+        ("orders by number", "crm.get_order"),
+        ("crm.report", "crm.report"),
+        ("please load delete_file", "delete_file"),
+    ],
+)
+def test_tool_that_is_meant_comes_first(wanted: str, first: str) -> None:
+    assert search(wanted, OFFERS)[0].qualified_name == first
+
+
+def test_namespace_finds_all_that_it_holds() -> None:
+    names = {offer.qualified_name for offer in search("crm", OFFERS)}
+
+    assert names == {"crm.list_customers", "crm.get_order", "crm.report"}
+
+
+@pytest.mark.parametrize("wanted", ["", "???", "telepathy"])
+def test_what_nobody_offers_is_not_found(wanted: str) -> None:
+    assert search(wanted, OFFERS) == []
+
+
+def test_search_loads_only_so_many() -> None:
+    offers = deferred(*(function(f"tool_{n}", "Reads.") for n in range(50)))
+
+    assert len(search("reads", offers)) == FOUND_MAX
+
+
+@given(st.text(max_size=40))
+def test_any_words_may_be_asked(wanted: str) -> None:
+    found = search(wanted, OFFERS)
+
+    assert len(found) <= FOUND_MAX
+    assert len({offer.qualified_name for offer in found}) == len(found)
+    assert found == search(wanted, OFFERS)
+
+
+@pytest.mark.parametrize("arguments", ['{"query":"order"}', '{"paths":["x","order"]}', '"order"'])
+def test_output_holds_whole_definitions_under_their_namespace(arguments: str) -> None:
+    raw = f'{{"type":"tool_search_call","id":"tsc_7","arguments":{arguments}}}'
+    call = decode_item(raw.encode(), "input[0]").value
+    assert isinstance(call, ToolSearchCall)
+
+    output = json.loads(answer(call, OFFERS).raw)
+
+    space, *_ = output.pop("tools")
+    assert output == {
+        "type": "tool_search_output",
+        "id": "tso_7",
+        "call_id": None,
+        "execution": "server",
+        "status": "completed",
+    }
+    assert (space["type"], space["name"]) == ("namespace", "crm")
+    assert space["description"] == "Customers and their orders."
+    assert space["tools"][0] == {
+        **function("get_order", "One order, by its number.", "order_id"),
+        "strict": None,
+    }

@@ -1,0 +1,95 @@
+"""Stop strings: the text ends before the first of them, however it is cut, and history goes on from what was told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.turn.filters import StopReader
+from segue.turn.values import (
+    Ids,
+    ItemClosed,
+    ItemOpened,
+    ItemText,
+    Parsed,
+    Piece,
+    TurnClosed,
+    id_array,
+)
+from tests.support import serving, wire
+
+NO_PIECE = Ids(())
+
+
+class Told:
+    """A reader that says what it is told to say."""
+
+    is_over = False
+
+    def __init__(self) -> None:
+        self.parsed: list[Parsed] = []
+
+    def feed(self, piece: Piece) -> list[Parsed]:
+        parsed, self.parsed = self.parsed, []
+        return parsed
+
+    def close(self, *, is_cut: bool) -> list[Parsed]:
+        return [ItemClosed(id_array(), is_cut), TurnClosed(id_array())]
+
+
+@given(
+    pieces=st.lists(st.text("abc", max_size=4)),
+    stops=st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=4),
+)
+def test_text_ends_before_the_first_stop_however_it_is_cut(
+    pieces: list[str], stops: list[str]
+) -> None:
+    told = Told()
+    reader = StopReader(told, stops)
+    parsed: list[Parsed] = []
+    for one in (ItemOpened("message"), *map(ItemText, pieces)):
+        told.parsed = [one]
+        parsed += reader.feed(NO_PIECE)
+    parsed += reader.close(is_cut=False)
+    whole = "".join(pieces)
+    # The first to be whole is met; of those that end together the longest.
+    met = [(at + len(stop), at) for stop in stops if (at := whole.find(stop)) >= 0]
+    text = "".join(one.text for one in parsed if isinstance(one, ItemText))
+    assert reader.has_stopped == bool(met)
+    assert text == (whole[: min(met)[1]] if met else whole)
+    assert [type(one) for one in parsed if not isinstance(one, ItemText)] == [
+        ItemOpened,
+        ItemClosed,
+        TurnClosed,
+    ]
+
+
+@pytest.mark.parametrize("stop", [". I", ["never", "Second"], "First"])
+@pytest.mark.parametrize("tps", [0, 2_000])
+async def test_answer_ends_before_its_stop_and_the_next_turn_goes_on_from_there(
+    tmp_path: Path, stop: str | list[str], tps: int
+) -> None:
+    text = "First of all. I said it. Second of all."
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"turns": [{"reasoning": "First.", "text": text}]}))
+    flags = {"script": str(script), "check_rendering": True, "tps": tps}
+    async with serving(**flags) as served, wire(served) as socket:
+        await socket.create(input="Go.", stop=stop, store=False)
+        events = await socket.events()
+        last = events[-1]["response"]
+        assert last["status"] == "completed"
+        first = stop if isinstance(stop, str) else stop[-1]
+        expected = text[: text.index(first)]
+        shown = [one["delta"] for one in events if one["type"] == "response.output_text.delta"]
+        assert "".join(shown) == expected
+        assert last["output"][0]["type"] == "reasoning"
+        content = last["output"][-1]["content"]
+        assert "".join(part["text"] for part in content) == expected
+        following = await socket.turn(
+            input="And?", previous_response_id=last["id"], store=False, stop=None
+        )
+        assert following["response"]["output"][-1]["content"][0]["text"] == text
