@@ -1,4 +1,4 @@
-"""What must hold for the events of any turn, on any transport (protocol.md 2.1, 5.1, 5.2).
+"""What must hold for the events of any turn, on any transport (docs/protocol.md 2.1, 5.1, 5.2).
 
 `check_turn` takes the events of one turn and gives back the terminal response, or fails with the rule that was broken.
 `told_alike` gives a turn's events without what differs from run to run, so that two transports can be compared.
@@ -22,7 +22,7 @@ STATUSES = {"queued", "in_progress", "completed", "failed", "incomplete", "cance
 NULL = type(None)
 NUMBER = (int, float)
 
-# Every field that a response object must have on every snapshot, with the types that it may have (protocol.md 2.1).
+# Every field that a response object must have on every snapshot, with its types (docs/protocol.md 2.1).
 RESPONSE_FIELDS: dict[str, tuple[type, ...]] = {
     "id": (str,),
     "object": (str,),
@@ -65,7 +65,7 @@ SUMMARY = {**PLACE, "summary_index": (int,)}
 COMMAND = {"output_index": (int,), "command_index": (int,)}
 LOGPROBS = {"logprobs": (list,)}
 
-# The fields of each event that our server sends, beside `type` and `sequence_number` (protocol.md 5.1).
+# The fields of each event that our server sends, beside `type` and `sequence_number` (docs/protocol.md 5.1).
 EVENT_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "response.created": LIFECYCLE,
     "response.queued": LIFECYCLE,
@@ -115,7 +115,7 @@ EVENT_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "response.done": {"response_id": (str,), "required_input": (list,)},
 }
 
-# What an output item must have when it is added and when it is done (protocol.md 3).
+# What an output item must have when it is added and when it is done (docs/protocol.md 3).
 ITEM_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "message": {"id": (str,), "status": (str,), "role": (str,), "content": (list,)},
     "reasoning": {"id": (str,), "summary": (list,)},
@@ -298,7 +298,7 @@ def check_item(item: Mapping[str, Any], *, is_added: bool = False) -> None:
 
 
 def check_refusal(event: Event, status: int, code: str, lane: str | None = None) -> None:
-    """An error event in the nested form that every client can read (protocol.md 6.8)."""
+    """An error event in the nested form that every client can read (docs/protocol.md 6.8)."""
     assert event["type"] == "error", event
     assert event["status"] == status, event
     assert type(event["sequence_number"]) is int

@@ -1,4 +1,4 @@
-"""What Open Responses demands beyond what `tests/events.py` checks of every event (protocol.md 2.1, 5 and 8).
+"""What Open Responses demands beyond what `tests/events.py` checks of every event (docs/protocol.md 2.1, 5 and 8).
 
 Its schema is stricter than the official clients: its numbers are never null, absent keys are left out rather than null,
 and its union of events is closed. What we may send beyond that union is named here.

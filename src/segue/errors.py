@@ -103,7 +103,7 @@ class Refused(CallerError):
 
 
 def too_large(size: int, size_max: int) -> Refused:
-    """The same words for a body and for a frame, with both figures (hazards.md F11)."""
+    """The same words for a body and for a frame, with both figures (docs/hazards.md F11)."""
     return Refused(
         f"The request is too large: {size} bytes, at most {size_max} are accepted.",
         status=413,
@@ -138,7 +138,7 @@ class ServerFault(ApiError):
 
 class EngineFailed(ServerFault):
     """The engine broke off, or said something that it may not say; not the same status as a mistake of our own
-    (hazards.md F17)."""
+    (docs/hazards.md F17)."""
 
     status = 502
 

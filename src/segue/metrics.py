@@ -1,4 +1,4 @@
-"""How much, how often, how long? Prometheus counters, fed after each turn from its tally (product.md 7).
+"""How much, how often, how long? Prometheus counters, fed after each turn from its tally.
 
 Nothing is counted while a turn runs: the tally is read once it is over, beside the next turn. Labels never carry ids or
 content.

@@ -1,6 +1,6 @@
 """Running the official clients, each in an environment of its own, against a server with models for them.
 
-`make test` installs the clients; their libraries never meet the server's (clients.md 7).
+`make test` installs the clients; their libraries never meet the server's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every failure seen in the field and every threat (hazards.md 2 and 3), and the tests that prove our answer.
+"""Every failure seen in the field and every threat (docs/hazards.md 2 and 3), and the tests that prove our answer.
 
 A row is named in a few words of our own. Tests are named as in `protocol_rows`: `file::test` in tests/scenarios, others
 with their room, and with a bare `/` where they stand in none. Where our answer is not the proposed one, a comment
@@ -35,12 +35,12 @@ FAILURES: dict[str, Tests] = {
         STORIES,
         LIMITS,
     ),
-    # A create that waits in its lane is silent until its turn (product.md 3).
+    # A create that waits in its lane is silent until its turn.
     "F2 silence before the response has an id": (
         "process/runner::test_client_hears_first_and_then_the_engine_is_asked",
         "process/runner::test_silent_engine_is_covered_by_heartbeats",
     ),
-    # Streams carry numbered heartbeats instead of comment lines (product.md 3). Proxies' settings: docs/deploy.md.
+    # Streams carry numbered heartbeats instead of comment lines. Proxies' settings: docs/deploy.md.
     "F3 proxies and CDNs cut what is silent": (
         SILENCE,
         LIMITS,
@@ -156,7 +156,7 @@ FAILURES: dict[str, Tests] = {
         "engines/routes::test_places_go_round_between_lanes_within_an_owners_share",
         "clients/codex::test_codex_runs_sub_agents_on_sockets_of_their_own",
     ),
-    # A second create of a lane waits for the first (protocol.md 6.2); only a conversation refuses an overlap.
+    # A second create of a lane waits for the first (docs/protocol.md 6.2); only a conversation refuses an overlap.
     "F22 a real overlap, or a false one behind the end": (
         "hazards::test_next_create_may_follow_a_terminal_event_at_once",
         "connections::test_creates_of_one_lane_run_one_after_the_other_in_order",

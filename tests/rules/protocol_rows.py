@@ -1,4 +1,4 @@
-"""Every row of the wire contract (protocol.md 1 to 6, 8.2 and 10) and the tests that prove it.
+"""Every row of the wire contract (docs/protocol.md 1 to 6, 8.2 and 10) and the tests that prove it.
 
 A row is named in a few words, in the order of the contract. Tests are named as `file::test`: a bare file stands in
 tests/scenarios, others are named with their room, both without `test_` and `.py`. A row that we
@@ -702,7 +702,7 @@ ROWS: dict[str, dict[str, Proof]] = {
     },
 }
 
-# What product.md promises beside the contract.
+# What we promise beside the contract.
 ROWS["beside the contract"] = {
     "Idempotency-Key, idempotency_key": (
         "background::test_model_runs_once_for_one_key",

@@ -1,4 +1,4 @@
-"""A history that has become too long goes on from a summary, by each of the three ways (protocol.md 1.2, 6.12)."""
+"""A history that has become too long goes on from a summary, by each of the three ways (docs/protocol.md 1.2, 6.12)."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ async def test_client_forks_from_the_default_lane_and_back() -> None:
 
 
 async def test_fork_from_a_turn_that_still_runs_is_refused(tmp_path: Path) -> None:
-    """Forks need a finished parent (protocol.md 9 row 14); on its own lane the create waits for it."""
+    """Forks need a finished parent (docs/protocol.md 9 row 14); on its own lane the create waits for it."""
     script = write_script(tmp_path, {"text": "x", "pad_tokens": 60})
     async with serving(script=script, tps=200) as served, wire(served) as socket:
         await socket.create(input="x", store=False)
@@ -220,7 +220,7 @@ async def test_failed_fork_evicts_nothing() -> None:
 
 
 async def test_bad_envelopes_evict_nothing() -> None:
-    """They never bound the parent (protocol.md 6.4)."""
+    """They never bound the parent (docs/protocol.md 6.4)."""
     async with serving() as served, wire(served) as socket:
         root = await completed(socket, input="root", store=False)
         go_on = {"previous_response_id": root["id"], "store": False}
@@ -292,7 +292,7 @@ async def test_unstored_parent_lives_and_dies_with_its_socket() -> None:
     "warm", [{"generate": False}, {"prompt_cache_options": {"prewarm": True}}], ids=str
 )
 async def test_warm_up_says_nothing_and_can_be_continued(warm: dict[str, Any]) -> None:
-    """Also by an empty input, which then makes the model speak (protocol.md 6.7)."""
+    """Also by an empty input, which then makes the model speak (docs/protocol.md 6.7)."""
     async with serving() as served, wire(served) as socket:
         await socket.create(input="Say hello", instructions="Be brief", store=False, **warm)
         events = await socket.events()

@@ -1,4 +1,4 @@
-"""Conversations: rows of items by name, which responses read and add to (protocol.md 1)."""
+"""Conversations: rows of items by name, which responses read and add to (docs/protocol.md 1)."""
 
 from __future__ import annotations
 

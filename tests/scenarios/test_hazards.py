@@ -1,4 +1,4 @@
-"""What broke for users of other servers, and what attackers try (hazards.md), where no other test tells the story."""
+"""What broke for users of other servers, and what attackers try (docs/hazards.md), where no other test has it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def https() -> list[HttpProtocol]:
 async def test_every_frame_is_answered_within_a_second_while_a_response_runs(
     tmp_path: Path,
 ) -> None:
-    """F6: odd ones, unknown ones, and creates with words of the future. (One in a busy lane waits: product.md 3.)"""
+    """F6: odd ones, unknown ones, and creates with words of the future. (One in a busy lane waits.)"""
     frames = [
         "",
         "null",

@@ -1,4 +1,4 @@
-"""The tests of the Open Responses compliance suite, told by us: same requests, same demands (protocol.md 8.2).
+"""The tests of the Open Responses compliance suite, told by us: same requests, same demands (docs/protocol.md 8.2).
 
 The suite itself needs Bun and a checkout. Every event is held against its closed union, so the model shows its
 reasoning as summaries. All tests of the suite start at once; so do ours, in the last one.

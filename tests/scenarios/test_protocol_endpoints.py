@@ -1,4 +1,4 @@
-"""The paths of the contract and their errors (protocol.md 1), SSE framing (1.3), and the upgrade (6.1, 6.11)."""
+"""The paths of the contract and their errors (docs/protocol.md 1), SSE framing (1.3), and the upgrade (6.1, 6.11)."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ async def test_path_of_the_socket_without_an_upgrade_is_told_what_it_takes() -> 
 
 
 async def test_lane_never_implies_a_lineage() -> None:
-    """A lane that is used again without a parent starts afresh (protocol.md 6.2)."""
+    """A lane that is used again without a parent starts afresh (docs/protocol.md 6.2)."""
     async with serving() as served, wire(served) as socket:
         first = (await socket.turn(input="Hello", stream_id="a", store=False))["response"]
         second = (await socket.turn(input="Hello", stream_id="a", store=False))["response"]
@@ -196,7 +196,7 @@ async def test_frames_that_are_no_create_are_told_so_and_the_socket_stays() -> N
 
 
 async def test_terminal_error_of_a_turn_is_told_once() -> None:
-    """After `response.failed` there is no `error` for the same turn (protocol.md 5.2)."""
+    """After `response.failed` there is no `error` for the same turn (docs/protocol.md 5.2)."""
     async with serving(context_tokens=200) as served, wire(served) as socket:
         await socket.create(input="word " * 400, store=False)
         assert (await socket.events())[-1]["type"] == "response.failed"
@@ -207,7 +207,7 @@ async def test_terminal_error_of_a_turn_is_told_once() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_client_recovers_on_a_new_socket(way: str) -> None:
-    """A stored parent is continued from anywhere; an unstored one needs the full input (protocol.md 6.13)."""
+    """A stored parent is continued from anywhere; an unstored one needs the full input (docs/protocol.md 6.13)."""
     async with serving() as served:
         async with wire(served) as socket:
             kept = (await socket.turn(input="Remember: seven."))["response"]

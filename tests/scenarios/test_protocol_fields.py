@@ -1,4 +1,4 @@
-"""Every field of a request (protocol.md 2), asked for in each of the four ways: what becomes of it, what is echoed."""
+"""Every field of a request (docs/protocol.md 2), asked for in each of the four ways: what it does, what is echoed."""
 
 from __future__ import annotations
 

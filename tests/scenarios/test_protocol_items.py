@@ -1,4 +1,4 @@
-"""Every item and every tool of the contract (protocol.md 3 and 4) as a client sends it, in each of the four ways."""
+"""Every item and every tool of the contract (docs/protocol.md 3 and 4) as a client sends it, each of four ways."""
 
 from __future__ import annotations
 

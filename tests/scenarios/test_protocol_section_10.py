@@ -1,4 +1,4 @@
-"""The easiest ways to break a real client (protocol.md 10), one test for each row, by its number."""
+"""The easiest ways to break a real client (docs/protocol.md 10), one test for each row, by its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One long response for a whole rollout (product.md 4), over real sockets."""
+"""One long response for a whole rollout (docs/protocol.md 11), over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client steers a response while it is written (protocol.md 6.10), over real sockets."""
+"""A client steers a response while it is written (docs/protocol.md 6.10), over real sockets."""
 
 from __future__ import annotations
 

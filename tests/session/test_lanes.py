@@ -250,7 +250,7 @@ def test_busy_lane_does_not_starve_the_others() -> None:
     assert order == ["a1", "b1", "n1", "a2", "b2", "a3"]
 
 
-# --- what is forgotten: protocol.md 6.4 and 6.5 -----------------------------------------------------
+# --- what is forgotten: docs/protocol.md 6.4 and 6.5 -----------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The order and the numbers of events: whatever the model says, protocol.md 5.2 holds."""
+"""The order and the numbers of events: whatever the model says, docs/protocol.md 5.2 holds."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_what_was_sampled_is_kept_by_item_however_it_is_shown(
     assert [bytes(raw) for raw in writer.response.output] == [one.raw for one in writer.items]
 
 
-# --- the traces of protocol.md 5 --------------------------------------------------------------------
+# --- the traces of docs/protocol.md 5 --------------------------------------------------------------------
 
 
 def types_of(events: Sequence[Event]) -> list[str]:

@@ -147,7 +147,7 @@ def test_empty_input_needs_a_parent_or_a_warm_up(nothing: Any) -> None:
     assert told.value.param == "input"
 
 
-# --- pairing of calls and outputs: protocol.md 9 row 18, 4.4 ---------------------------------------
+# --- pairing of calls and outputs: docs/protocol.md 9 row 18, 4.4 ---------------------------------------
 
 
 @pytest.mark.parametrize(

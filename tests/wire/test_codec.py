@@ -84,7 +84,7 @@ def test_recorded_request_may_grow_fields(request_: dict[str, Any]) -> None:
     assert create(**more).model == request_["model"]
 
 
-# Every known field of protocol.md 2, with values that are taken and values that are not.
+# Every known field of docs/protocol.md 2, with values that are taken and values that are not.
 FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
     "model": (["m"], [7, {}, []]),
     "input": (["text", [], [{"role": "user", "content": ""}]], [7, {}, True]),

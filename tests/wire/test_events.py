@@ -19,7 +19,7 @@ from segue.wire.codec import (
 )
 from segue.wire.events import TERMINAL, Event, OutputTextDelta, Typed
 
-# protocol.md 5.1: o = output_index, i = item_id, c = content_index, s = summary_index, L = response.
+# docs/protocol.md 5.1: o = output_index, i = item_id, c = content_index, s = summary_index, L = response.
 PLACES = {
     "o": "output_index",
     "i": "item_id",
@@ -140,7 +140,7 @@ def test_event_of_a_named_lane_carries_its_name() -> None:
 
 
 def test_error_event_is_nested_with_status_code_and_number() -> None:
-    """A flat error, or one without a status, hangs some clients for minutes (protocol.md 6.8)."""
+    """A flat error, or one without a status, hangs some clients for minutes (docs/protocol.md 6.8)."""
     error = InvalidRequest("No.", code="odd", param="input")
 
     assert json.loads(encode_error_event(error)) == {

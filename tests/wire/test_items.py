@@ -30,7 +30,7 @@ from segue.wire.items import (
     is_model_written,
 )
 
-# One example or more of every type in protocol.md 3, in the full output form where it has one, with odd spacing
+# One example or more of every type in docs/protocol.md 3, in the full output form where it has one, with odd spacing
 # and fields that we do not know.
 EXAMPLES = [
     # 3.1 messages

@@ -19,7 +19,7 @@ ALIASES = (
     "computer_use",
     "computer_use_preview",
 )
-# Every definition of protocol.md 4.1.
+# Every definition of docs/protocol.md 4.1.
 EXAMPLES = [
     '{"type":"function","name":"f","description":"…","parameters":{"type":"object"},"strict":true,'
     '"async":false,"defer_loading":false,"output_schema":{},"allowed_callers":["direct"]}',

@@ -353,7 +353,7 @@ class SocketWay:
 
 
 class RolloutWay(SocketWay):
-    """One long response for the whole loop: the server waits for the outputs (product.md 4).
+    """One long response for the whole loop: the server waits for the outputs (docs/protocol.md 11).
 
     The session is opened by an ordinary response, so that the rollout holds the measured turns and nothing else.
     """

@@ -232,7 +232,7 @@ def _shown(pictures: Sequence[InputImage]) -> JsonObject:
 
 def _is_shown(part: InputImage) -> bool:
     """Whether the picture itself is here. An address is not handed on: the engine would follow it, in the operator's
-    network, for whoever wrote it (hazards.md T10)."""
+    network, for whoever wrote it (docs/hazards.md T10)."""
     return isinstance(part.image_url, str) and part.image_url.startswith("data:")
 
 

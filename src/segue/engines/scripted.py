@@ -2,7 +2,7 @@
 
 It ships, and says what it is. Tests and benchmarks use it, because everything around an engine (rendering, tokenizing,
 reading, streaming, saving) is then as real as with a model. It never stands in for
-a claim about a model (product.md 5).
+a claim about a model.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ from segue.wire.response import Response
 
 log = logging.getLogger(__name__)
 
-# Silence is a fault: some clients give up after minutes, some proxies after one (hazards.md F1, F3).
+# Silence is a fault: some clients give up after minutes, some proxies after one (docs/hazards.md F1, F3).
 HEARTBEAT_S = 15.0
 # A stored turn whose client was lost may go on this long.
 UNHEARD_S_MAX = 1800.0

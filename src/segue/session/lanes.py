@@ -1,7 +1,7 @@
 """Whose turn is it on this connection, and what may be forgotten? Pure: no socket, no clock, no turn runs here.
 
 Theory of operation. A connection has lanes, named by `stream_id`; the default lane has no name. Requests of one lane
-run one after the other, lanes run beside each other (protocol.md 6.2). A request becomes a `Ticket`:
+run one after the other, lanes run beside each other (docs/protocol.md 6.2). A request becomes a `Ticket`:
 
     event                      ticket                    the lane
     add()                      waits in its lane         gets a queue if it had none

@@ -11,7 +11,7 @@ a bad row harms only itself.
 
 **Leaving early.** A caller that is cancelled stops listening; its write goes on and nobody else
 notices. Readers finish their query in their own thread and connection, so nothing is left over for
-the next one (hazards F35).
+the next one (docs/hazards.md F35).
 
 **Erasing.** Freed space is overwritten (`secure_delete`), and a deletion is followed by a
 checkpoint that empties the write-ahead log. Where a reader is in the way the writer tries again

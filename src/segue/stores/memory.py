@@ -193,8 +193,7 @@ class MemoryTurns:
         return slot.is_named
 
     def forget(self, owner: Owner, turn_id: str) -> None:
-        """Find it here no more. What came after it stays as it is (a failed turn's parent, style.md
-        7)."""
+        """Find it here no more. What came after it stays as it is (a failed turn's parent)."""
         key = (owner, turn_id)
         slot = self._slots.get(key)
         if slot is None:

@@ -7,7 +7,7 @@ work is one statement as a rule, and so one transaction and one round trip; the 
 connections itself.
 
 **Leaving early.** Work runs in a task of the pool, to its end. A caller that is cancelled only stops listening, so no
-connection goes back half-read and the next one to use it never meets somebody else's rows (hazards F35). A
+connection goes back half-read and the next one to use it never meets somebody else's rows (docs/hazards.md F35). A
 connection that did not answer in time is thrown away.
 
 **Losing the server.** Work that lost its connection is tried again on another one, with growing pauses, for as long as

@@ -310,7 +310,7 @@ def unpack_round(kept: KeptRound) -> Round:
 
 
 def pack_item(item: Item) -> KeptItem:
-    """The item's bytes and type. Clients may leave the type out, or send null for it (protocol.md
+    """The item's bytes and type. Clients may leave the type out, or send null for it (docs/protocol.md
     3); what was sealed is kept as it was opened."""
     kind = kind_of(type(item.value))
     speaks = TAGGED.decode(item.raw).type in (kind, UNSET)

@@ -1,8 +1,8 @@
 """What does an answer cite, and where?
 
 In: the text of a message, and the sources that this response has found, in the order in which they were numbered. Out:
-annotations with their places in the text (protocol.md 3.2). Pure. Places are counted in characters, as Unicode counts
-them, from the first of the mark to one behind its last: `text[start_index:end_index]` is the mark.
+annotations with their places in the text (docs/protocol.md 3.2). Pure. Places are counted in Unicode
+characters, from the first of the mark to one behind its last: `text[start_index:end_index]` is the mark.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How is something fetched whose address came from outside?
 
 In: a URL that a client, a model or a page has named. Out: its bytes, within limits, or an error in words. Pages,
-pictures and files go through here and nowhere else (hazards.md T10), and nothing does until the operator has switched
-it on.
+pictures and files go through here and nowhere else (docs/hazards.md T10), and nothing does until the operator
+has switched it on.
 
 How it holds. `target.parse` is the one parser, and the request is built from its parts. A name is looked up once, for
 each hop; addresses that are not public are dropped; the connection is offered nothing else, and the last word is had

@@ -1,10 +1,10 @@
 """What do our own tools say to the calls of the model? Sampling pauses, the tool runs here, sampling goes on.
 
-An *errand* is one call that a hosted tool answers. `HostedCalls` runs those of one turn: it makes the calls that a
-person has approved, lists the tools of remote servers before the model speaks, and answers the calls of a round. What a tool
-says is data: it becomes a `HostedOutput` behind the call, for the model alone, and the finished item is what the client
-sees. Every errand has a limit in time and in bytes, and all of them together in number. A notice that ends the turn
-stops what runs; a steer waits until it is done.
+A *hosted call* is one that a tool of this server answers. `HostedCalls` runs those of one turn: it makes the calls
+that a person has approved, lists the tools of remote servers before the model speaks, and answers the calls of a round.
+What a tool returns is data: it becomes a `HostedOutput` after the call, for the model alone, and the finished item is
+what the client sees. Every call has a limit in time and in bytes, and all of them together in number. A notice that
+ends the turn stops what runs; a steer waits until it is done.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from segue.wire.web import without_sources
 log = logging.getLogger(__name__)
 
 # What a key must be good for, beside sampling: the web search, the operator's MCP servers, and any other that a request
-# names by its address (hazards.md T11).
+# names by its address (docs/hazards.md T11).
 SCOPES = ("web_search", "mcp", "mcp_url")
 # How many errands one response may have, whatever the request says.
 ERRANDS_MAX = 128
@@ -263,7 +263,7 @@ class HostedCalls:
 
     async def _run(self, begun: Sequence[Item]) -> None:
         """All of these, side by side where the request allows it; what a notice stops is left undone. A steer waits,
-        whether it came before they began or after (protocol.md 6.10)."""
+        whether it came before they began or after (docs/protocol.md 6.10)."""
         running, tally = self._running, self._plan.tally
         began = perf_counter()
         try:

@@ -2,7 +2,7 @@
 
 In: a `server_url`, and the operator's list of hosts. Out: the URL taken apart, and later the addresses that may be
 connected to, or a refusal. The list says which names a request may use; where a name leads is not the list's to say, so
-the fetcher's rules hold for that (hazards.md T10): looked up once, public addresses only. An address that the list
+the fetcher's rules hold for that (docs/hazards.md T10): looked up once, public addresses only. An address that the list
 itself holds is the operator's word, and may be anywhere.
 """
 

@@ -1,4 +1,4 @@
-"""How are conversations made, read and changed by HTTP? The routes of `/v1/conversations` (protocol.md 1)."""
+"""How are conversations made, read and changed by HTTP? The routes of `/v1/conversations` (docs/protocol.md 1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segue.wire.codec import decode_added, decode_conversation, encode, list_obj
 from segue.wire.items import CompactionTrigger, ItemReference
 from segue.wire.response import ConversationDeleted, ConversationObject
 
-# What one request may bring (protocol.md 1).
+# What one request may bring (docs/protocol.md 1).
 ADDED_MAX = 20
 # How often a change is tried again that another one has overtaken.
 ATTEMPTS_MAX = 5

@@ -1,7 +1,7 @@
 """How do requests arrive and answers leave by HTTP? One ASGI application, one table of routes.
 
 A turn is the same here as on a socket: `prepare` may refuse with a status, `perform` is heard through a sink. A client
-that drops its request has cancelled it (product.md 3). Every answer carries `x-request-id`.
+that drops its request has cancelled it. Every answer carries `x-request-id`.
 """
 
 from __future__ import annotations

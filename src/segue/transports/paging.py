@@ -1,4 +1,4 @@
-"""How does a long list leave by HTTP? In pages (protocol.md 1)."""
+"""How does a long list leave by HTTP? In pages (docs/protocol.md 1)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ HEAD_BYTES_MAX = 64 * 1024
 # Over how many seconds those who were turned away come back.
 CROWDED_S_MAX = 5
 # A client that says nothing is asked for a sign of life, and given up after a minute without one, or without taking
-# anything in (hazards.md F5). Not every system knows all of these.
+# anything in (docs/hazards.md F5). Not every system knows all of these.
 LINE_OPTIONS = {
     "TCP_KEEPIDLE": 20,
     "TCP_KEEPINTVL": 10,
@@ -275,7 +275,7 @@ def _watch_line(transport: asyncio.Transport) -> None:
 def _plain(status: int, code: str, message: str) -> bytes:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     body = f'{{"error":{{"message":"{message}","type":"{kind}","param":null,"code":"{code}"}}}}'
-    # Not all at the same time: those who were turned away come back over a few seconds (hazards.md T15).
+    # Not all at the same time: those who were turned away come back over a few seconds (docs/hazards.md T15).
     later = f"Retry-After: {random.randint(1, CROWDED_S_MAX)}\r\n" if status == 503 else ""
     head = (
         f"HTTP/1.1 {status} {PHRASES[status]}\r\nContent-Type: application/json\r\n"

@@ -13,7 +13,7 @@ LOST_MAX = 256
 
 
 class LostCaches:
-    """What connections remembered that were lost a moment ago, for whoever comes back (product.md 3; off by default).
+    """What connections remembered that were lost a moment ago, for whoever comes back (off by default).
 
     In memory only, and only for the same owner.
     """

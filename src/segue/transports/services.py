@@ -36,7 +36,8 @@ class NearTurns(Turns, Protocol):
 class Limits:
     """What a client may ask of one connection; each can be set by the operator."""
 
-    # Whole histories with images arrive in one frame (protocol.md 6.11); a gateway's 16 MiB broke clients (F11).
+    # Whole histories with images arrive in one frame (docs/protocol.md 6.11); a
+    # gateway's 16 MiB broke clients (docs/hazards.md F11).
     body_bytes_max: int = 64 * 1024 * 1024
     # OpenAI's own: clients rotate shortly before it.
     connection_age_s: float = 3600.0

@@ -1,4 +1,4 @@
-"""What becomes of a connection's steers (protocol.md 6.10)?
+"""What becomes of a connection's steers (docs/protocol.md 6.10)?
 
 Each is taken on by its turn, or goes back with the reason. One that outlives its turn is held for the create that
 continues it; the session knows which that is.
@@ -32,7 +32,7 @@ from segue.wire.requests import SteerFrame
 
 # What one steer may bring; a steer is a remark, not a history.
 STEER_BYTES_MAX = 1024 * 1024
-# Steers that may wait for one response (protocol.md 9 row 11).
+# Steers that may wait for one response (docs/protocol.md 9 row 11).
 STEERS_MAX = 16
 # Turns that are over and still known by name to those who would steer them.
 OVER_MAX = 32

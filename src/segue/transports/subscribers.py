@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def sse(event: Event) -> bytes:
-    """An event in SSE framing; its name equals its type (protocol.md 1.3)."""
+    """An event in SSE framing; its name equals its type (docs/protocol.md 1.3)."""
     return b"event: %b\ndata: %b\n\n" % (event.type.encode(), event.data)
 
 

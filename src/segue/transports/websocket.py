@@ -1,8 +1,7 @@
 """How does a WebSocket become turns? A `Session` listens to one socket and serves its lanes.
 
 Frames come in, `session/lanes` decides what runs, every turn's events go out with the name of their lane. The session
-holds the connection's cache. A close frame from the client cancels what runs; a loss lets stored turns finish
-(product.md 3).
+holds the connection's cache. A close frame from the client cancels what runs; a loss lets stored turns finish.
 """
 
 from __future__ import annotations
@@ -56,7 +55,8 @@ from segue.wire.requests import AppendFrame, Create
 
 log = logging.getLogger(__name__)
 
-# Each connection lives up to this much shorter than the limit, so that they do not all come back at once (F10).
+# Each connection lives up to this much shorter than the limit, so that they do not all come back at once
+# (docs/hazards.md F10).
 AGE_JITTER = 0.05
 # Turns stop when the outbox is full; what else is said may take so many times as much.
 UNREAD_TIMES_MAX = 4
@@ -112,7 +112,7 @@ class LaneSubscriber:
         return self._session.socket.is_full
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Write these events. The lane is free before the terminal event leaves (hazards.md F22)."""
+        """Write these events. The lane is free before the terminal event leaves (docs/hazards.md F22)."""
         suffix, last = self._suffix, events[-1]
         if last.is_terminal:
             self._session.turn_ended(self, last)
@@ -239,7 +239,7 @@ class Session:
 
     def refused(self, kind: Kind, size: int) -> bytes:
         """The in-band word before the socket closes on a message that it cannot take; before it, one for each create
-        that has not been answered: none of them is lost in silence (hazards.md F9)."""
+        that has not been answered: none of them is lost in silence (docs/hazards.md F9)."""
         match kind:
             case "too_big":
                 error: ApiError = too_large(size, self._services.limits.body_bytes_max)
@@ -297,7 +297,7 @@ class Session:
         if not (how.is_lost and self._lost.keep(self.owner, self._near)):
             self._near.leave()
 
-    # --- steering (protocol.md 6.10) ---
+    # --- steering (docs/protocol.md 6.10) ---
 
     def _sink(self, response_id: str) -> LaneSubscriber | None:
         return next(
@@ -337,7 +337,7 @@ class Session:
         tally = Tally(quota=self.account.quota)
         self._lanes.put_first(ticket.lane, Asked(inherited, tally, is_automatic=True), running.id)
 
-    # --- rollouts (product.md 4) ---
+    # --- rollouts (docs/protocol.md 11) ---
 
     def turn_waits(self, subscriber: LaneSubscriber) -> None:
         """A rollout waits for its client: its place may be another's."""

@@ -116,12 +116,12 @@ class Plan:
 
     @property
     def is_rollout(self) -> bool:
-        """Whether it waits for its client's tools instead of ending (product.md 4)."""
+        """Whether it waits for its client's tools instead of ending (docs/protocol.md 11)."""
         return bool(self.resolved.create.rollout) and self.generates
 
     @property
     def can_be_steered(self) -> bool:
-        """Whether a steer may be taken on (protocol.md 6.10)."""
+        """Whether a steer may be taken on (docs/protocol.md 6.10)."""
         create = self.resolved.create
         is_plain = not (create.conversation or create.context_management or self.compacts)
         return self.generates and is_plain and not self.is_rollout

@@ -8,11 +8,11 @@ come out, numbered from 0 without a gap. It has three states, and every call is 
     open       refused   stays       stays         -> ended   stays      stays
     ended      refused   refused     refused       refused    refused    stays
 
-The last three tell what becomes of a steer; of them alone some may follow the terminal event (protocol.md 6.10).
+The last three tell what becomes of a steer; of them alone some may follow the terminal event (docs/protocol.md 6.10).
 
 Inside `open` at most one item is open. An item is `added`, then its inner events, then `done`; what is still open at
 the end is closed first, as incomplete, so that the terminal event always repeats finished items only
-(protocol.md 5.2). A violation here is a bug of ours and raises; the caller turns it into a failed response.
+(docs/protocol.md 5.2). A violation here is a bug of ours and raises; the caller turns it into a failed response.
 
 A call that one of our own tools answers is closed by the model and then *pending*: it has its place in the output, and
 is done when the tool is. So it is with an item that no model wrote, from `begin` to `finish`.
@@ -478,7 +478,7 @@ class Assembler:
             events.extend(self._command_events(item, last_commands(item.commands, text)))
         if item.delta is not None:
             if not item.pieces:
-                # Strict clients want one delta at least, even for an empty text (protocol.md 5.2 rule 5).
+                # Strict clients want one delta at least, even for an empty text (docs/protocol.md 5.2 rule 5).
                 events.append(item.delta.event(self._next(), ""))
             events.extend(self._cite(item, text))
             events.append(self._done_event(item, text))

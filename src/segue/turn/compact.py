@@ -3,7 +3,7 @@
 A compaction is a summary that the served model wrote, and what is kept word for word beside it. It travels as one
 sealed item. There are two kinds: a *window* (`POST /v1/responses/compact`) keeps the user's messages outside, before
 the item; a *chain* (a trigger, or a threshold that was passed) keeps them inside and takes the place of everything
-before it, which the model no longer sees (protocol.md 1.2, 6.12).
+before it, which the model no longer sees (docs/protocol.md 1.2, 6.12).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What does this request stand on? Pure: a request, its new items and its parent in, a `Resolved` out.
 
 Here the wire's `previous_response_id` has already become a parent. Settings are not inherited from it, except the
-model (protocol.md 9 rows 15 and 16). What contradicts the history is refused before anything starts.
+model (docs/protocol.md 9 rows 15 and 16). What contradicts the history is refused before anything starts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from segue.wire.web import with_web
 
 # Each of these asks for something that is not built; a clear word is better than half of it.
 UNSUPPORTED = ("prompt",)
-# The least that a history may be compacted at (protocol.md 2).
+# The least that a history may be compacted at (docs/protocol.md 2).
 THRESHOLD_MIN = 1_000
 # Items that bring tools.
 BRINGING = (AdditionalTools, ToolSearchOutput)

@@ -554,7 +554,7 @@ class Claim(Struct, frozen=True):
 
 
 class Conversation(Struct, frozen=True):
-    """A row of items that responses read and add to, by name (protocol.md 1)."""
+    """A row of items that responses read and add to, by name (docs/protocol.md 1)."""
 
     id: str
     owner: Owner
@@ -586,7 +586,7 @@ class Drain(Struct, frozen=True):
 
 
 class Steer(Struct, frozen=True):
-    """The client wants the answer to go another way; it waits for a safe boundary (protocol.md 6.10)."""
+    """The client wants the answer to go another way; it waits for a safe boundary (docs/protocol.md 6.10)."""
 
     id: str
     input: Raw
@@ -624,7 +624,7 @@ PASSED = Verdict()
 
 @dataclass(slots=True)
 class Tally:
-    """What one turn cost, counted while it runs and read after its end (product.md 7)."""
+    """What one turn cost, counted while it runs and read after its end."""
 
     # Who pays for it.
     quota: Quota = field(default_factory=unlimited)

@@ -65,7 +65,7 @@ PART_DEFAULTS: dict[str, Fields] = {
     "input_image": {"detail": Raw(b'"auto"')},
 }
 
-# Far above any real request, far below what would hold the loop or fill memory (hazards.md T7).
+# Far above any real request, far below what would hold the loop or fill memory (docs/hazards.md T7).
 TOOLS_MAX = 4_096
 # How deep an item or a tool may be. Schemas that people write have a dozen levels; walking down recursively, as
 # renderers and encoders do, ends at some hundreds.
@@ -138,7 +138,7 @@ def decode_steer(frame: bytes) -> SteerFrame:
 
 
 def decode_steered(raw: Raw) -> tuple[Item, ...]:
-    """The user messages of a steer, or a refusal: no other role and no other item may steer (protocol.md 6.10)."""
+    """The user messages of a steer, or a refusal: no other role and no other item may steer (docs/protocol.md 6.10)."""
     text = _string_or_none(raw)
     if text is not None:
         if not text:

@@ -1,4 +1,4 @@
-"""Every event that a client may see (protocol.md 5.1), and the encoded form in which one travels.
+"""Every event that a client may see (docs/protocol.md 5.1), and the encoded form in which one travels.
 
 A typed event is encoded once; from then on it is an `Event`: its type, its number, its bytes. SSE wraps the bytes,
 a named lane adds its name to them, plain JSON looks only at the last one.
@@ -369,7 +369,7 @@ class SteerFailed(Numbered, tag="response.steer.failed", frozen=True, kw_only=Tr
 
 
 class Done(Numbered, tag="response.done", frozen=True, kw_only=True):
-    """A rollout waits for these (product.md 4). Experimental, and no terminal event."""
+    """A rollout waits for these (docs/protocol.md 11). Experimental, and no terminal event."""
 
     response_id: str
     required_input: list[Required]
@@ -391,7 +391,7 @@ class ErrorBody(Struct, frozen=True):
 
 
 class ErrorEvent(Numbered, tag="error", frozen=True, kw_only=True):
-    """Refused before it started; always nested, always with its status (protocol.md 6.8)."""
+    """Refused before it started; always nested, always with its status (docs/protocol.md 6.8)."""
 
     status: int
     error: ErrorDetail

@@ -2,7 +2,7 @@
 
 In: the JSON of one item. Out: an `Item`, the verbatim bytes beside a typed value. Fields that we do not
 know stay in the bytes and go back to the client as they came. Fields that we do know are checked.
-Nothing here decides what a turn does with an item (protocol.md 3).
+Nothing here decides what a turn does with an item (docs/protocol.md 3).
 """
 
 from __future__ import annotations
@@ -443,7 +443,7 @@ class Answer(NamedTuple):
     kind: str
 
 
-# The words of the two pairing errors (protocol.md 9 row 18), by kind of call.
+# The words of the two pairing errors (docs/protocol.md 9 row 18), by kind of call.
 CALL_WORDS = {
     "function": ("function call", "function call output"),
     "custom": ("custom tool call", "custom tool call output"),
@@ -504,7 +504,7 @@ def answer_of(value: Value) -> Answer | None:
 
 
 class Required(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a client owes for a call, in outline (protocol.md 6.10)."""
+    """What a client owes for a call, in outline (docs/protocol.md 6.10)."""
 
     type: str
     call_id: str | UnsetType = UNSET

@@ -2,7 +2,7 @@
 
 In: how a request names an MCP server, and what the server has listed. Out: offers, as for any other tool: the model
 calls `label.name`. Which of the tools may be called, and which only after a person has said yes, the request says
-(protocol.md 4.1); where it says nothing, every call needs a yes.
+(docs/protocol.md 4.1); where it says nothing, every call needs a yes.
 """
 
 from __future__ import annotations

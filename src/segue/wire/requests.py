@@ -1,6 +1,6 @@
 """What a client may ask: the body of `POST /v1/responses` and of `response.create`, field by field.
 
-Known fields are type-checked, unknown ones are ignored (protocol.md 2). `input` items and `tools` stay raw
+Known fields are type-checked, unknown ones are ignored (docs/protocol.md 2). `input` items and `tools` stay raw
 here: they are decoded where it is known what is new in them.
 """
 
@@ -131,7 +131,7 @@ class Create(Struct, frozen=True, kw_only=True):
     client_metadata: Json = UNSET
     moderation: Json = UNSET
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
-    # Ours, experimental, on the socket only: one long response for a whole rollout (product.md 4).
+    # Ours, experimental, on the socket only: one long response for a whole rollout (docs/protocol.md 11).
     rollout: bool | None = None
 
     @property
@@ -147,7 +147,7 @@ class Create(Struct, frozen=True, kw_only=True):
 
     @property
     def generates(self) -> bool:
-        """Whether the model is to speak; a warm-up only prepares (protocol.md 6.7)."""
+        """Whether the model is to speak; a warm-up only prepares (docs/protocol.md 6.7)."""
         is_prewarm = self.prompt_cache_options is not None and bool(
             self.prompt_cache_options.prewarm
         )

@@ -1,4 +1,4 @@
-"""The response object: every field that the SDKs and Open Responses demand (protocol.md 2.1); and the small answers.
+"""The response object: every field that the SDKs and Open Responses need (docs/protocol.md 2.1), and small answers.
 
 Numbers are never null. What is echoed from the request and can be long (tools, instructions) is held as bytes
 that were encoded once.

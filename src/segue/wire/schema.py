@@ -69,7 +69,7 @@ SENT = (
     ConversationObject,
     ConversationDeleted,
 )
-# The items that a response may hold, with the fields that are optional only for clients (protocol.md 3).
+# The items that a response may hold, with the fields that are optional only for clients (docs/protocol.md 3).
 WRITTEN: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Message: ("id", "status"),
     Reasoning: ("id",),

@@ -1,7 +1,7 @@
 """What a tool definition means: every type of the contract, decoded once and kept as bytes.
 
 Agents resend all their tools, some 19 KB, on every turn. A `Tools` value keeps the bytes beside the decoded
-form, so that the next turn compares bytes and decodes only what differs (protocol.md 4, product.md 2).
+form, so that the next turn compares bytes and decodes only what differs (docs/protocol.md 4).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What does a web search mean: the functions that a model is told of, their arguments, and the tool's own settings?
 
-The contract has one tool, `web_search`, and one type of item for three actions (protocol.md 3.5, 4). A model is told of
-three functions. What it writes as arguments is read kindly, for it is a model.
+The contract has one tool, `web_search`, and one type of item for three actions (docs/protocol.md 3.5, 4). A model
+is given three functions. What it writes as arguments is read kindly, for it is a model.
 """
 
 from __future__ import annotations
