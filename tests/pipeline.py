@@ -96,7 +96,7 @@ class Listener:
         self.is_full = False
         self.is_over = asyncio.Event()
 
-    def hear(self, running: Running) -> None:
+    def attached(self, running: Running) -> None:
         pass
 
     def deliver(self, events: Sequence[Event]) -> None:

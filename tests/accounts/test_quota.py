@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from segue.stores.shared_limits import MemorySharedLimits
 
+from segue.accounts import quota as words
 from segue.accounts.metering import Meter
 from segue.accounts.quota import Draw, Grant, Held, KeyLimits, Level, Quota, share_out, unlimited
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
 from segue.errors import TooMany, Unavailable
-from segue.turn import quota as words
+from segue.stores.shared_limits import MemorySharedLimits
 
 
 class Clock:

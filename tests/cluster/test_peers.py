@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from segue.cluster import peers as module
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
 from segue.errors import Unavailable
-from segue.turn import peers as module
 from tests.support import until
 
 WAIT_S = 10

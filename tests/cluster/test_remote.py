@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from segue.cluster import remote as module
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
 from segue.cluster.remote import Kept, RemoteTurns
 from segue.stores.memory import MemoryEventLog, MemoryTurns
-from segue.turn import remote as module
 from segue.turn.assemble import Assembler
 from segue.turn.running import Running
 from segue.turn.values import Cancel, ItemOpened, ItemText
@@ -70,7 +70,7 @@ class Reader:
         self.events: list[Event] = []
         self.is_full = False
 
-    def hear(self, running: Running) -> None:
+    def attached(self, running: Running) -> None:
         """It may be slowed down."""
         self.running = running
 
@@ -120,11 +120,11 @@ async def test_slow_reader_elsewhere_slows_the_turn_and_lets_it_go_on(
     slow.is_full = True
     speak(running)
     await until(lambda: any(one.is_full for one in running._subscribers))
-    waiting = asyncio.create_task(running.room())
+    waiting = asyncio.create_task(running.wait_for_room())
     await asyncio.sleep(0)
     assert not waiting.done()
     slow.is_full = False
-    guest.make_room()
+    guest.wake()
     async with asyncio.timeout(10):
         await waiting
 
@@ -136,7 +136,7 @@ async def test_guest_that_nobody_hears_goes_and_leaves_the_turn_running(
     home, there = pair
     running = home.start()
     assert await there.remote.reach(OWNER, running.id) is not None
-    await until(lambda: not running.is_heard)
+    await until(lambda: not running.has_subscribers)
     assert there.remote.find(OWNER, running.id) is None
     assert running.inbox == ()
 
@@ -152,9 +152,9 @@ async def test_worker_that_dies_no_longer_holds_a_turn(pair: tuple[Worker, Worke
     speak(running)
     await until(lambda: any(one.is_full for one in running._subscribers))
     home.peers._lose(there.peers.worker)
-    assert not running.is_heard
+    assert not running.has_subscribers
     async with asyncio.timeout(10):
-        await running.room()
+        await running.wait_for_room()
 
 
 async def test_cancel_of_a_guest_is_told_at_home(pair: tuple[Worker, Worker]) -> None:
@@ -163,7 +163,7 @@ async def test_cancel_of_a_guest_is_told_at_home(pair: tuple[Worker, Worker]) ->
     guest = await there.remote.reach(OWNER, running.id)
     assert guest is not None
     guest.attach(Reader())
-    guest.tell(Cancel())
+    guest.notify(Cancel())
     await until(lambda: running.inbox)
     assert running.inbox == (Cancel(),)
 
@@ -178,7 +178,7 @@ async def test_who_leaves_does_not_cancel_for_others(pair: tuple[Worker, Worker]
     reader = Reader()
     guest.attach(reader)
     guest.detach(reader)
-    guest.tell(Cancel())
+    guest.notify(Cancel())
     await until(lambda: there.remote.find(OWNER, running.id) is None)
     await until(lambda: len(running._subscribers) == 1)
     assert running.inbox == ()

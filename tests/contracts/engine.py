@@ -21,7 +21,7 @@ from segue.engines.weights import find_weights
 from segue.turn.seams import Dialect, Engine
 from segue.turn.values import Finish, Head, Ids, Job, JobStarted, Piece, Sampling, Scene
 from segue.wire.items import Item
-from tests.contracts.turns import parsed
+from tests.contracts.turns import said
 
 WAIT_S = 20
 # Enough for any answer of these tests, and a bound for an engine that would never stop.
@@ -50,7 +50,7 @@ class Bench:
         output_tokens_max: int = TOKENS_MAX,
     ) -> Job:
         """A job as a turn would make it."""
-        scene = Scene(head, None, given or (parsed("Hello there"),))
+        scene = Scene(head, None, given or (said("Hello there"),))
         return Job(
             prompt=self.dialect.render(scene).prompt,
             scene=scene,
@@ -143,7 +143,7 @@ async def cancelling_frees_it(bench: Bench) -> None:
 
 async def serves_jobs_beside_each_other(bench: Bench) -> None:
     """Answers to several jobs at once are each the answer to its own."""
-    jobs = [bench.job(parsed(f"Number {n}")) for n in range(4)]
+    jobs = [bench.job(said(f"Number {n}")) for n in range(4)]
     alone = [ids_of(await sampled(bench.engine, job)) for job in jobs]
 
     together = await asyncio.gather(*(sampled(bench.engine, job) for job in jobs))

@@ -13,7 +13,7 @@ from segue.errors import ApiError
 from segue.turn.seams import Conversations
 from segue.turn.values import Conversation, ConversationItem
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
-from tests.contracts.turns import OWNER, make_turn, parsed
+from tests.contracts.turns import OWNER, make_turn, said
 
 
 @pytest.fixture(params=[kind for kind in KINDS if kind != "layered"])
@@ -27,7 +27,7 @@ def new(name: str = "conv_1", owner: str = OWNER) -> Conversation:
 
 
 def shelf(*names: str) -> list[ConversationItem]:
-    return [ConversationItem(name, parsed(f"This is {name}.")) for name in names]
+    return [ConversationItem(name, said(f"This is {name}.")) for name in names]
 
 
 async def found(kept: Conversations, name: str = "conv_1", owner: str = OWNER) -> Conversation:
@@ -117,7 +117,7 @@ async def test_turn_and_conversation_are_written_together_or_not_at_all(shared: 
 async def test_conversation_without_its_turn_is_not_written(shared: Stores) -> None:
     kept, turn = shared.conversations, make_turn("resp_1")
     await kept.save(new())
-    unwritable = ConversationItem("\ud800", parsed("half of a pair is no name"))
+    unwritable = ConversationItem("\ud800", said("half of a pair is no name"))
     with pytest.raises(ApiError):
         await kept.save(await found(kept), [unwritable], turn)
     assert await shared.turns.read(OWNER, turn.id) is None

@@ -19,8 +19,8 @@ from tests.contracts.turns import (
     make_chain,
     make_turn,
     meaning,
-    parsed,
     rich_turn,
+    said,
 )
 
 
@@ -44,7 +44,7 @@ async def test_item_of_each_type_comes_back_to_the_byte(turns: Turns, kind: str)
 
 @pytest.mark.parametrize("text", NASTY.values(), ids=NASTY.keys())
 async def test_nasty_text_comes_back_to_the_byte(turns: Turns, text: str) -> None:
-    turn = make_turn("t", given=[parsed(text)], wrote=[parsed(text, "assistant")])
+    turn = make_turn("t", given=[said(text)], wrote=[said(text, "assistant")])
     await turns.save(turn)
     assert meaning(await turns.find(OWNER, "t")) == meaning(turn)
 
@@ -91,7 +91,7 @@ async def test_odd_names_are_absent_and_harmless(turns: Turns, odd: str) -> None
 
 
 async def test_two_owners_may_use_the_same_id(turns: Turns) -> None:
-    mine, theirs = make_turn("t", given=[parsed("mine")]), make_turn("t", owner="eve")
+    mine, theirs = make_turn("t", given=[said("mine")]), make_turn("t", owner="eve")
     await turns.save(mine)
     await turns.save(theirs)
     assert meaning(await turns.find(OWNER, "t")) == meaning(mine)
@@ -186,7 +186,7 @@ async def test_many_owners_at_once_never_see_one_another(turns: Turns) -> None:
     """Lookups that are cancelled in mid-air leave nothing behind for the next one (docs/hazards.md F35)."""
     owners = [f"owner{number}" for number in range(20)]
     for owner in owners:
-        await turns.save(make_turn("t", owner=owner, given=[parsed(f"canary {owner}")]))
+        await turns.save(make_turn("t", owner=owner, given=[said(f"canary {owner}")]))
 
     async def look(owner: str) -> None:
         found = await turns.find(owner, "t")

@@ -98,7 +98,7 @@ def item(raw: str) -> Item:
     return Item(raw.encode(), msgspec.json.decode(typed, type=Value))
 
 
-def parsed(text: str, role: str = "user") -> Item:
+def said(text: str, role: str = "user") -> Item:
     """A message with this text."""
     kind = "output_text" if role == "assistant" else "input_text"
     part = {"type": kind, "text": text}
@@ -162,8 +162,8 @@ def make_turn(
     node_bytes: int = 1_000,
 ) -> Turn:
     """A turn in which one thing was asked and one thing was said."""
-    given = [parsed(f"ask {turn_id}")] if given is None else given
-    wrote = [parsed(f"answer {turn_id}", "assistant")] if wrote is None else wrote
+    given = [said(f"ask {turn_id}")] if given is None else given
+    wrote = [said(f"answer {turn_id}", "assistant")] if wrote is None else wrote
     kept = tuple(id_array([1, 2, 3]) for _ in wrote) if ids is None else tuple(ids)
     parent_id = parent.id if parent else None
     return Turn(
@@ -203,9 +203,9 @@ def rich_turn() -> Turn:
     """A turn with several rounds, calls that wait, and output that is not just what was written."""
     call = item(SAMPLES["function_call"])
     rounds = (
-        Round((parsed("a"),), (call,), (id_array([0, 2**32 - 1]),), id_array([7]), "d/2", True),
+        Round((said("a"),), (call,), (id_array([0, 2**32 - 1]),), id_array([7]), "d/2", True),
         Round((item(SAMPLES["function_call_output"]),), (), (), NO_IDS, None, False),
-        Round((), (parsed("b", "assistant"), call), (NO_IDS, id_array(range(500)))),
+        Round((), (said("b", "assistant"), call), (NO_IDS, id_array(range(500)))),
     )
     turn = make_turn("rich")
     return replace(

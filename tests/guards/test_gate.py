@@ -52,10 +52,10 @@ class Ear:
     """The part of a running turn that hears notices."""
 
     def __init__(self) -> None:
-        self.told: list[Notice] = []
+        self.visible: list[Notice] = []
 
-    def tell(self, notice: Notice) -> None:
-        self.told.append(notice)
+    def notify(self, notice: Notice) -> None:
+        self.visible.append(notice)
 
 
 def gate_for(guard: object, window: int) -> tuple[Gate, Ear, Tally]:
@@ -116,7 +116,7 @@ def test_what_passes_is_what_was_said_up_to_the_last_window_that_is_fine(
     told = written(passed)
     is_bad = any(BAD in text for text in whole)
     assert gate.is_shut == is_bad
-    assert ear.told == ([Filtered()] if is_bad else [])
+    assert ear.visible == ([Filtered()] if is_bad else [])
     assert not any(BAD in text for text in told)
     if is_bad:
         assert all(text.startswith(part) for text, part in zip(whole, told, strict=False))
@@ -153,7 +153,7 @@ async def test_guard_that_breaks_shuts_the_gate() -> None:
     gate, ear, _ = gate_for(Broken(), 64)
     passed = await gate.sift([ItemOpened("message"), ItemText("x" * 100)])
     assert passed == []
-    assert [type(one) for one in ear.told] == [Blocked]
+    assert [type(one) for one in ear.visible] == [Blocked]
 
 
 async def test_engine_waits_when_too_much_is_held_for_a_verdict() -> None:

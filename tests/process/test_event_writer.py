@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from segue.errors import StoreFailed
+from segue.process import event_writer as scribes
 from segue.process.event_writer import EventWriter
 from segue.stores.memory import MemoryEventLog
-from segue.turn import event_writer as scribes
 from segue.wire.events import Event
 
 

@@ -98,7 +98,7 @@ async def test_client_hears_first_and_then_the_engine_is_asked(tmp_path: Path) -
         use(stage, engine)
         running, _ = await stage.start(None, listener, input="Hello")
         await wait(engine.is_asked)
-        running.tell(Cancel())
+        running.notify(Cancel())
         check_turn(await listener.all())
 
     assert heard == ["response.created", "response.in_progress"]
@@ -113,7 +113,7 @@ async def test_turn_is_known_to_its_owner_while_it_runs(tmp_path: Path) -> None:
         assert stage.runner.find("somebody else", running.id) is None
         assert stage.runner.running_count == 1
 
-        running.tell(Cancel())
+        running.notify(Cancel())
         await listener.all()
 
         assert stage.runner.find(OWNER, running.id) is None
@@ -269,7 +269,7 @@ async def test_client_that_leaves_frees_the_engine(tmp_path: Path, is_stored: bo
 
         running.detach(listener)
         running.attach(listener, after=len(listener.events) - 1)
-        running.tell(Cancel())
+        running.notify(Cancel())
 
         response = check_turn(await listener.all())
         assert engine.is_freed.is_set()
@@ -286,7 +286,7 @@ async def test_cancelled_turn_cannot_be_continued(tmp_path: Path) -> None:
         engine, listener = StuckEngine(), Listener()
         use(stage, engine)
         running, _ = await stage.start(None, listener, input="Hello")
-        running.tell(Cancel())
+        running.notify(Cancel())
         response = (await listener.all())[-1]["response"]
 
         with pytest.raises(InvalidRequest) as told:
@@ -337,7 +337,7 @@ async def test_silent_engine_is_covered_by_heartbeats(tmp_path: Path) -> None:
         use(stage, engine)
         running, _ = await stage.start(None, listener, input="Hello")
         await wait(has_beaten)
-        running.tell(Cancel())
+        running.notify(Cancel())
         events = await listener.all()
 
     check_turn(events)
@@ -357,11 +357,11 @@ async def test_reader_that_is_behind_slows_the_engine_down(tmp_path: Path) -> No
         assert engine.pieces == 1
 
         listener.is_full = False
-        running.make_room()
+        running.wake()
         await wait(engine.is_asked)
 
         assert engine.pieces == len(engine.ids)
-        running.tell(Cancel())
+        running.notify(Cancel())
         check_turn(await listener.all())
 
 

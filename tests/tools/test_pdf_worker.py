@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from segue.tools import pdf as program
+from segue.tools import pdf_worker as program
 from segue.tools.pdf_worker import UNREAD_PAGE, UNREAD_REST, take_apart
 from tests.support import MODEL, fetch, serving
 

@@ -144,7 +144,7 @@ class Peer:
             (size,) = struct.unpack("!Q", await self.read(8))
         return first & 0x0F, await self.read(size)
 
-    async def rest(self) -> list[tuple[int, bytes]]:
+    async def release(self) -> list[tuple[int, bytes]]:
         """All frames up to the end of the stream."""
         frames = []
         with contextlib.suppress(EOFError):

@@ -15,7 +15,7 @@ from tests.engines.fakes.vllm import FakeVllm
 from tests.support import MODEL, Served, fetch, serving, wire
 
 
-@pytest.mark.parametrize("said", [{}, {"temperature": None, "top_p": None, "top_logprobs": None}])
+@pytest.mark.parametrize("parsed", [{}, {"temperature": None, "top_p": None, "top_logprobs": None}])
 async def test_where_a_client_says_nothing_the_models_usual_sampling_holds(parsed: object) -> None:
     assert isinstance(parsed, dict)
     async with serving(temperature=0.3, top_p=0.9) as served:

@@ -194,7 +194,7 @@ def types_of(events: Sequence[Event]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "view, said, inner",
+    "view, parsed, inner",
     [
         (
             "text",
@@ -458,7 +458,7 @@ def test_every_call_is_legal_in_one_state_only(state: Callable[[], Assembler], c
 
 
 @pytest.mark.parametrize(
-    "said",
+    "parsed",
     [
         [ItemText("outside")],
         [ItemClosed(id_array())],

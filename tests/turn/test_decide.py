@@ -60,7 +60,7 @@ def test_limit_that_is_used_up_ends_a_turn_that_would_go_on() -> None:
     ended = End("incomplete", reason="max_output_tokens")
 
     assert decide(Finish("stop"), [], answers=(item,), is_used_up=True) == ended
-    assert decide(Finish("stop"), [], is_owed=True, is_used_up=True) == ended
+    assert decide(Finish("stop"), [], is_waiting=True, is_used_up=True) == ended
     assert decide(Finish("stop"), [], is_used_up=True) == End("completed")
 
 
@@ -90,9 +90,9 @@ def test_leaving_is_stronger_than_a_steer(notice: Notice, status: str) -> None:
     assert decision.status == status
 
 
-def test_rollout_waits_for_what_it_is_owed_and_goes_on_with_it() -> None:
-    assert decide(Finish("stop"), [], is_owed=True) == Await()
-    assert decide(Finish("stop"), [OUTPUTS], is_owed=True) == Again(())
-    assert decide(Finish("length"), [], is_owed=True) == End(
+def test_rollout_waits_for_what_it_is_waiting_and_goes_on_with_it() -> None:
+    assert decide(Finish("stop"), [], is_waiting=True) == Await()
+    assert decide(Finish("stop"), [OUTPUTS], is_waiting=True) == Again(())
+    assert decide(Finish("length"), [], is_waiting=True) == End(
         "incomplete", reason="max_output_tokens"
     )

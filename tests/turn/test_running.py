@@ -27,7 +27,7 @@ class Ear:
         self.heard: list[int] = []
         self.is_full = False
 
-    def hear(self, running: Running) -> None:
+    def attached(self, running: Running) -> None:
         pass
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -90,7 +90,7 @@ async def test_subscriber_that_has_heard_all_waits_for_the_next() -> None:
 async def test_subscriber_that_left_hears_no_more_and_the_turn_goes_on() -> None:
     turn, ear = running(), Ear()
     turn.attach(ear)
-    assert turn.is_heard
+    assert turn.has_subscribers
     turn.publish(events(0))
 
     turn.detach(ear)
@@ -98,7 +98,7 @@ async def test_subscriber_that_left_hears_no_more_and_the_turn_goes_on() -> None
     turn.publish(events(1))
 
     assert ear.heard == [0]
-    assert not turn.is_heard
+    assert not turn.has_subscribers
 
 
 async def test_subscriber_that_leaves_while_it_hears_disturbs_nobody() -> None:
@@ -138,9 +138,9 @@ async def test_turn_that_is_over_keeps_none_of_its_hearers() -> None:
     turn.publish([Event("response.completed", 1, b"")])
     assert ears[0].heard == [0, 1]
     turn.attach(ears[1])
-    turn.attach_behind(ears[2], events(0))
-    turn.join(ears[3])
-    assert not turn.is_heard
+    turn.attach_after(ears[2], events(0))
+    turn.attach_to_rest(ears[3])
+    assert not turn.has_subscribers
     assert [ear.heard[-1] for ear in ears] == [1, 1, 1, 1]
 
 
@@ -162,7 +162,7 @@ async def test_ring_forgets_the_oldest_events_and_says_so() -> None:
     assert not turn.attach(late)
     assert not turn.attach(late, after=0)
     assert late.heard == []
-    assert not turn.is_heard
+    assert not turn.has_subscribers
     assert turn.attach(later, after=1)
     assert later.heard == [2, 3, 4, 5]
 
@@ -202,15 +202,15 @@ async def test_full_subscriber_holds_the_turn_until_it_has_room() -> None:
     turn, ear = running(), Ear()
     turn.attach(ear)
     ear.is_full = True
-    waiting = asyncio.create_task(turn.room())
+    waiting = asyncio.create_task(turn.wait_for_room())
     await asyncio.sleep(0)
-    turn.make_room()
+    turn.wake()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not waiting.done()
 
     ear.is_full = False
-    turn.make_room()
+    turn.wake()
 
     await asyncio.wait_for(waiting, WAIT_S)
 
@@ -220,7 +220,7 @@ async def test_one_full_subscriber_of_two_is_enough_to_hold_it() -> None:
     slow.is_full = True
     turn.attach(quick)
     turn.attach(slow)
-    waiting = asyncio.create_task(turn.room())
+    waiting = asyncio.create_task(turn.wait_for_room())
     await asyncio.sleep(0)
     assert not waiting.done()
 
@@ -230,13 +230,13 @@ async def test_one_full_subscriber_of_two_is_enough_to_hold_it() -> None:
 
 
 async def test_turn_that_nobody_hears_feels_no_pressure() -> None:
-    await asyncio.wait_for(running().room(), WAIT_S)
+    await asyncio.wait_for(running().wait_for_room(), WAIT_S)
 
 
 async def test_room_made_before_anybody_waits_is_harmless() -> None:
     turn = running()
-    turn.make_room()
-    await asyncio.wait_for(turn.room(), WAIT_S)
+    turn.wake()
+    await asyncio.wait_for(turn.wait_for_room(), WAIT_S)
 
 
 # --- notices ----------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ async def test_notice_interrupts_a_waiting_engine() -> None:
 
     sampling = asyncio.create_task(sample())
     await is_waiting.wait()
-    turn.tell(Cancel())
+    turn.notify(Cancel())
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(sampling), WAIT_S)
@@ -277,11 +277,11 @@ async def test_notice_interrupts_a_turn_that_waits_for_room() -> None:
 
     async def wait() -> None:
         async with turn.interruptible():
-            await turn.room()
+            await turn.wait_for_room()
 
     waiting = asyncio.create_task(wait())
     await asyncio.sleep(0)
-    turn.tell(Drain())
+    turn.notify(Drain())
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(waiting), WAIT_S)
@@ -289,7 +289,7 @@ async def test_notice_interrupts_a_turn_that_waits_for_room() -> None:
 
 async def test_notice_that_came_before_interrupts_at_once() -> None:
     turn = running()
-    turn.tell(Cancel())
+    turn.notify(Cancel())
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(WAIT_S), turn.interruptible():
@@ -312,10 +312,10 @@ async def test_second_notice_while_the_engine_is_being_freed_is_only_noted() -> 
 
     sampling = asyncio.create_task(sample())
     await asyncio.sleep(0)
-    turn.tell(Cancel())
+    turn.notify(Cancel())
     await asyncio.wait_for(is_freeing.wait(), WAIT_S)
 
-    turn.tell(Drain())
+    turn.notify(Drain())
     may_free.set()
 
     with pytest.raises(TimeoutError):
@@ -327,7 +327,7 @@ async def test_notice_between_scopes_is_not_lost() -> None:
     turn = running()
     async with turn.interruptible():
         pass
-    turn.tell(Cancel())
+    turn.notify(Cancel())
 
     with pytest.raises(TimeoutError):
         async with turn.interruptible():
@@ -347,8 +347,8 @@ async def test_inbox_keeps_the_first_notices_in_order() -> None:
     turn = running()
     assert turn.inbox == ()
 
-    turn.tell(Cancel())
+    turn.notify(Cancel())
     for _ in range(2 * INBOX_MAX):
-        turn.tell(Drain())
+        turn.notify(Drain())
 
     assert turn.inbox == (Cancel(), *[Drain()] * (INBOX_MAX - 1))

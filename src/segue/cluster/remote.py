@@ -118,7 +118,7 @@ class Forwarder:
         """Whether the reader over there is too far behind."""
         return self.is_held or self._bytes > FORWARD_BYTES_MAX
 
-    def hear(self, running: Running) -> None:
+    def attached(self, running: Running) -> None:
         """This is the turn."""
         self.running = running
 
@@ -141,7 +141,7 @@ class Forwarder:
                 # The guest notices the gap, or the silence.
                 self._on_end(self._topic)
                 return
-            self.running.make_room()
+            self.running.wake()
             if batch[-1].is_terminal:
                 self._on_end(self._topic)
 
@@ -174,30 +174,30 @@ class Guest(Running):
             self._tell_home("hold")
         return True
 
-    def make_room(self) -> None:
+    def wake(self) -> None:
         """A reader has caught up or left: home may go on."""
-        super().make_room()
+        super().wake()
         if self._is_holding and not any(subscriber.is_full for subscriber in self._subscribers):
             self._is_holding = False
             self._tell_home("go_on")
 
-    def tell(self, notice: Notice) -> None:
+    def notify(self, notice: Notice) -> None:
         """A cancel is home's to act upon. From one who has left it counts only if nobody else hears the turn."""
         if isinstance(notice, Cancel):
-            self._tell_home("cancel" if self.is_heard else "give_up")
+            self._tell_home("cancel" if self.has_subscribers else "give_up")
 
     def detach(self, subscriber: Subscriber) -> None:
         """Hear no more; the last one who leaves closes the door, once it is known whether that was a cancel."""
         super().detach(subscriber)
-        if not self.is_heard:
+        if not self.has_subscribers:
             asyncio.get_running_loop().call_soon(self.close_if_unheard)
 
     def close_if_unheard(self) -> None:
         """Nobody needs it any more."""
-        if not self.is_heard:
+        if not self.has_subscribers:
             self.is_over.set()
 
-    def write_down(self, event_writer: EventWriter) -> None:
+    def log_events(self, event_writer: EventWriter) -> None:
         """Home does."""
 
 
@@ -370,7 +370,7 @@ class RemoteTurns:
     async def _look(self, _: str, body: bytes) -> bytes | None:
         named = _named(body)
         running = self._find(named.owner, named.turn_id)
-        return encode(running.told) if running is not None and running.is_stored else None
+        return encode(running.visible) if running is not None and running.is_stored else None
 
     async def _follow(self, guest: str, body: bytes) -> bytes | None:
         wanted = _wanted(body)
@@ -381,13 +381,13 @@ class RemoteTurns:
         forwarder = Forwarder(self._bus, wanted, guest, self._let_go)
         self._forwarders[wanted.topic] = forwarder
         first = running.attach_from_oldest(forwarder)
-        return encode(Begun(running.told, max(first, wanted.after + 1), running.last))
+        return encode(Begun(running.visible, max(first, wanted.after + 1), running.last))
 
     async def _cancel(self, _: str, body: bytes) -> None:
         named = _named(body)
         running = self._find(named.owner, named.turn_id)
         if running is not None:
-            running.tell(Cancel())
+            running.notify(Cancel())
 
     def _from_guest(self, word: str) -> Callable[[str, bytes], asyncio.Future[None]]:
         def take(_: str, body: bytes) -> asyncio.Future[None]:
@@ -408,12 +408,12 @@ class RemoteTurns:
                 forwarder.is_held = True
             case "go_on":
                 forwarder.is_held = False
-                running.make_room()
+                running.wake()
             case _:
                 self._let_go(topic)
-                is_wanted = running.is_ended or running.is_heard or running.is_background
+                is_wanted = running.is_ended or running.has_subscribers or running.is_background
                 if word == "give_up" and not is_wanted:
-                    running.tell(Cancel())
+                    running.notify(Cancel())
 
     def _let_go(self, topic: str) -> None:
         forwarder = self._forwarders.pop(topic, None)

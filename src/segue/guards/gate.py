@@ -299,7 +299,7 @@ class Gate:
 
     def _shut(self, why: Notice) -> None:
         self.is_shut = True
-        self._running.tell(why)
+        self._running.notify(why)
 
 
 async def _ask_all(asked: Sequence[Awaitable[Verdict]]) -> str | None:

@@ -180,7 +180,7 @@ class Runner:
         """A stored turn while it runs, in this worker or in another one, as it stands, encoded."""
         here = self._find_here(owner, turn_id)
         if here is not None:
-            return encode(here.told) if here.is_stored else None
+            return encode(here.visible) if here.is_stored else None
         return None if self._remote is None else await self._remote.look(owner, turn_id)
 
     # --- beginning ---
@@ -410,15 +410,15 @@ class Runner:
         )
         running.check = partial(_check_later, plan.model)
         if plan.is_stored and (plan.response.background or plan.is_keyed):
-            self.write_down(running)
+            self.log_events(running)
         running.attach(subscriber)
         self._runnings[plan.id] = running
         self._spawn(self._run(plan, running, turns, transport))
         return running
 
-    def write_down(self, running: Running) -> None:
+    def log_events(self, running: Running) -> None:
         """Keep the events of this turn for those who ask later; from the oldest that is still known."""
-        running.write_down(EventWriter(self._records.log, running.owner, running.id))
+        running.log_events(EventWriter(self._records.log, running.owner, running.id))
 
     async def _run(self, plan: Plan, running: Running, turns: Turns, transport: str) -> None:
         running.publish(running.assembler.start())
@@ -465,7 +465,7 @@ class Runner:
         if written is None:
             return False
         if running is not None:
-            return bool(written) and running.attach_behind(subscriber, written)
+            return bool(written) and running.attach_after(subscriber, written)
         if written and not written[-1].is_terminal:
             return False
         if written:
@@ -494,7 +494,7 @@ class Runner:
         """Keep the events of a turn that is over, for as long as there is room."""
         if running.is_stored:
             running.turn = None
-        running.rest()
+        running.release()
         self._ended[running.id] = running
         self._sizes[running.id] = running.bytes
         self.ended_bytes += running.bytes
@@ -533,7 +533,7 @@ class Runner:
             return None
         if not running.attach(subscriber):
             written = await self._records.log.read_after(held.owner, held.turn_id, -1)
-            if not written or not running.attach_behind(subscriber, written):
+            if not written or not running.attach_after(subscriber, written):
                 raise _gone(held)
         return running
 
@@ -575,7 +575,7 @@ class Runner:
         if (self._tasks or heard) and grace_s > 0:
             await asyncio.wait((*self._tasks, *heard), timeout=grace_s)
         for running in tuple(self._runnings.values()):
-            running.tell(Drain())
+            running.notify(Drain())
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=END_S_MAX)
 
@@ -667,13 +667,13 @@ class Pulse:
         due_at = self._running.published_at + self._every_s
         if due_at <= loop.time():
             # Whoever does not read hears no silence, and a snapshot for each beat would have no end.
-            if not self._running.is_unread:
+            if not self._running.is_stalled:
                 self._running.publish([self._running.assembler.heartbeat()])
             due_at = loop.time() + self._every_s
-        if self._running.is_heard:
+        if self._running.has_subscribers:
             self._unheard_since = None
         elif self._unheard_since is None:
             self._unheard_since = loop.time()
         elif loop.time() - self._unheard_since > UNHEARD_S_MAX:
-            self._running.tell(Cancel())
+            self._running.notify(Cancel())
         self._timer = loop.call_at(due_at, self._beat)

@@ -216,5 +216,5 @@ async def heard_by(
             yield
     finally:
         running.detach(subscriber)
-        if not (running.is_ended or running.is_heard or running.is_background):
-            running.tell(Cancel())
+        if not (running.is_ended or running.has_subscribers or running.is_background):
+            running.notify(Cancel())

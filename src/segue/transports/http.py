@@ -246,7 +246,7 @@ class HttpApp:
                 await subscriber.ended()
         if running.error is not None:
             raise running.error
-        await exchange.answer(200, encode(running.told))
+        await exchange.answer(200, encode(running.visible))
 
     async def _compact(self, exchange: Exchange) -> None:
         """A window: a turn that nobody keeps, and that makes a summary instead of an answer."""
@@ -292,7 +292,7 @@ class HttpApp:
             return
         running = self._running(exchange)
         if running is not None:
-            await exchange.answer(200, encode(running.told))
+            await exchange.answer(200, encode(running.visible))
             return
         turn = await self._services.turns.read(exchange.owner, turn_id)
         if turn is None or turn.response.status not in ENDED:
@@ -359,8 +359,8 @@ class HttpApp:
             )
         if running is not None:
             subscriber = LastSubscriber()
-            running.join(subscriber)
-            running.tell(Cancel())
+            running.attach_to_rest(subscriber)
+            running.notify(Cancel())
             async with listening(exchange):
                 await subscriber.ended()
             response = running.response

@@ -32,7 +32,7 @@ class SseSubscriber:
         self._wake = asyncio.Event()
         self._running: Running | None = None
 
-    def hear(self, running: Running) -> None:
+    def attached(self, running: Running) -> None:
         """It may be slowed down."""
         self._running = running
 
@@ -66,7 +66,7 @@ class SseSubscriber:
         self._bytes = 0
         self.is_over = self._is_ended
         if self._running is not None:
-            self._running.make_room()
+            self._running.wake()
         return data
 
 
@@ -78,7 +78,7 @@ class LastSubscriber:
     def __init__(self) -> None:
         self._end = asyncio.Event()
 
-    def hear(self, running: Running) -> None:
+    def attached(self, running: Running) -> None:
         """Whoever waits knows it already."""
 
     def deliver(self, events: Sequence[Event]) -> None:

@@ -101,7 +101,7 @@ class LaneSubscriber:
         self._suffix = None if ticket.lane is None else lane_suffix(ticket.lane)
         self.running: Running
 
-    def hear(self, running: Running) -> None:
+    def attached(self, running: Running) -> None:
         """The turn that its lane has waited for."""
         self.running = running
         self._session.turn_began(self)
@@ -269,7 +269,7 @@ class Session:
     def resumed(self) -> None:
         """The reader has caught up."""
         for subscriber in self._subscribers.values():
-            subscriber.running.make_room()
+            subscriber.running.wake()
         self._start_what_may()
 
     def closed(self, how: Closed) -> None:
@@ -285,13 +285,13 @@ class Session:
         for subscriber in tuple(self._subscribers.values()):
             running = subscriber.running
             running.detach(subscriber)
-            if running.is_heard:
+            if running.has_subscribers:
                 continue
             if running.is_rollout or not (how.is_lost and running.is_stored):
-                running.tell(Cancel())
+                running.notify(Cancel())
             else:
                 # Whoever was lost may ask for the rest.
-                self._services.runner.write_down(running)
+                self._services.runner.log_events(running)
         self._subscribers.clear()
         self._steering.clear()
         if not (how.is_lost and self._lost.keep(self.owner, self._near)):
@@ -364,7 +364,7 @@ class Session:
         except ApiError as error:
             self._refuse(error, subscriber.ticket.lane)
             return
-        running.owed = None
+        running.awaited_calls = None
         self._appends[subscriber.ticket] = Append(items)
         self._lanes.resume(subscriber.ticket)
         self._start_what_may()
@@ -416,7 +416,7 @@ class Session:
             if appended is None:
                 self._spawn(self._serve(ticket))
             else:
-                self._subscribers[ticket].running.tell(appended)
+                self._subscribers[ticket].running.notify(appended)
 
     async def _serve(self, ticket: ServedTicket) -> None:
         """Prepare a turn whose time has come, and let it run."""
@@ -500,8 +500,8 @@ class Session:
             return
         self._is_dismissed = True
         for subscriber in tuple(self._subscribers.values()):
-            if subscriber.running.owed is not None:
-                subscriber.running.tell(Cancel())
+            if subscriber.running.awaited_calls is not None:
+                subscriber.running.notify(Cancel())
         if self._lanes.is_idle:
             self._retire()
 
@@ -525,7 +525,7 @@ def _dismissed() -> Unauthenticated:
 
 def _check_append(running: Running, items: Sequence[Item]) -> None:
     """Refuse what the turn does not wait for."""
-    if running.owed is None:
+    if running.awaited_calls is None:
         raise Conflict(
             f"Response with id '{running.id}' does not wait for anything.",
             code="response_not_waiting",
@@ -537,7 +537,7 @@ def _check_append(running: Running, items: Sequence[Item]) -> None:
                 "'response.append' takes the outputs of calls and nothing else.",
                 param=f"input[{index}].type",
             )
-    pair_calls(running.owed, items)
+    pair_calls(running.awaited_calls, items)
 
 
 def _refuse_background(create: Create) -> None:

@@ -182,7 +182,7 @@ class Assembler:
         return self._response
 
     @property
-    def told(self) -> Response:
+    def visible(self) -> Response:
         """The response as anybody may hear of it: how it ends is told after it is saved, with the terminal event."""
         return self._response if self._state == "ended" else self._begun
 

@@ -63,13 +63,13 @@ def decide(
     finish: Finish | None,
     inbox: Sequence[Notice],
     *,
-    is_owed: bool = False,
+    is_waiting: bool = False,
     answers: tuple[Item, ...] = (),
     is_used_up: bool = False,
 ) -> Decision:
     """What follows a round, from the engine's last word and the inbox.
 
-    `is_owed`: a rollout waits for outputs. `answers`: our own tools have answered, and nobody else is owed anything.
+    `is_waiting`: a rollout waits for outputs. `answers`: our own tools have answered, and nobody else is owed anything.
     `is_used_up`: the client's limit of tokens leaves none for another round.
     """
     if any(isinstance(one, Cancel) for one in inbox):
@@ -91,11 +91,11 @@ def decide(
         return End("incomplete", reason="max_output_tokens")
     if answers and any(isinstance(one, Steer) for one in inbox):
         return End("incomplete", reason="steered")
-    if is_used_up and (answers or is_owed):
+    if is_used_up and (answers or is_waiting):
         return End("incomplete", reason="max_output_tokens")
     if answers:
         return Again(answers)
-    if not is_owed:
+    if not is_waiting:
         return End("completed")
     appended = next((one for one in inbox if isinstance(one, Append)), None)
     return Await() if appended is None else Again(appended.items)

@@ -154,13 +154,13 @@ async def _play(play: Play) -> End:
         decision = decide(
             play.finish,
             running.inbox,
-            is_owed=plan.is_rollout and bool(required),
+            is_waiting=plan.is_rollout and bool(required),
             answers=() if required or play.hosted_calls.is_spent else answers,
             is_used_up=tokens_left(play) == 0,
         )
         if isinstance(decision, Await):
             await _wait(play, required)
-            decision = decide(play.finish, running.inbox, is_owed=True)
+            decision = decide(play.finish, running.inbox, is_waiting=True)
         match decision:
             case End():
                 if answers and decision.status in ("completed", "incomplete"):
@@ -365,15 +365,15 @@ def _required(play: Play) -> list[Required]:
 async def _wait(play: Play, required: list[Required]) -> None:
     """Until something arrives, or nobody believes in it any more."""
     running = play.running
-    running.owed = play.open_calls
+    running.awaited_calls = play.open_calls
     running.publish([running.assembler.wait_for(required)])
     with suppress(TimeoutError):
         async with running.interruptible():
             await asyncio.sleep(play.plan.append_s_max)
-            if not running.is_owed:
+            if not running.is_waiting:
                 # It has come, and waits for a place.
                 await asyncio.Event().wait()
-    running.owed = None
+    running.awaited_calls = None
 
 
 def _too_late(plan: Plan) -> ApiError:

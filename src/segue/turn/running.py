@@ -34,7 +34,7 @@ class Subscriber(Protocol):
     def is_full(self) -> bool:
         """Whether its buffer is over the limit."""
 
-    def hear(self, running: Running) -> None:
+    def attached(self, running: Running) -> None:
         """This is the turn that it hears from now on."""
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -69,7 +69,7 @@ class Running:
         # Writes its events down, where they may be asked for later.
         self.event_writer: EventWriter | None = None
         # The calls that a waiting rollout asks the client to answer; None while it does not wait.
-        self.owed: dict[str, Call] | None = None
+        self.awaited_calls: dict[str, Call] | None = None
         self.published_at = 0.0
         self._subscribers: list[Subscriber] = []
         self._ring: deque[Event] = deque()
@@ -88,9 +88,9 @@ class Running:
         return self.assembler.response
 
     @property
-    def told(self) -> Response:
+    def visible(self) -> Response:
         """The response as whoever asks may hear of it: it has not ended before it is saved."""
-        return self.assembler.told
+        return self.assembler.visible
 
     @property
     def error(self) -> ApiError | None:
@@ -108,12 +108,12 @@ class Running:
         return self.response.background
 
     @property
-    def is_heard(self) -> bool:
+    def has_subscribers(self) -> bool:
         """Whether anybody is attached."""
         return bool(self._subscribers)
 
     @property
-    def is_unread(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether all who hear it are so far behind that they have enough to read."""
         return bool(self._subscribers) and all(
             subscriber.is_full for subscriber in self._subscribers
@@ -126,7 +126,7 @@ class Running:
         if self._oldest > after + 1 or after > newest:
             return False
         self._admit(subscriber)
-        subscriber.hear(self)
+        subscriber.attached(self)
         if missed:
             subscriber.deliver(missed)
         return True
@@ -146,20 +146,20 @@ class Running:
         self.attach(subscriber, after=oldest - 1)
         return oldest
 
-    def attach_behind(self, subscriber: Subscriber, written: Sequence[Event]) -> bool:
+    def attach_after(self, subscriber: Subscriber, written: Sequence[Event]) -> bool:
         """Hear what was written down elsewhere and then the rest; False if there is a gap between them."""
         last = written[-1].number
         if self._ring and self._ring[0].number > last + 1:
             return False
-        subscriber.hear(self)
+        subscriber.attached(self)
         self._admit(subscriber)
         subscriber.deliver([*written, *(event for event in self._ring if event.number > last)])
         return True
 
-    def join(self, subscriber: Subscriber) -> None:
+    def attach_to_rest(self, subscriber: Subscriber) -> None:
         """Hear what is still to come; the end, if it has come already."""
         last = [event for event in self._ring if event.is_terminal]
-        subscriber.hear(self)
+        subscriber.attached(self)
         self._admit(subscriber)
         if last:
             subscriber.deliver(last)
@@ -173,7 +173,7 @@ class Running:
         """Hear no more. The turn goes on."""
         if subscriber in self._subscribers:
             self._subscribers.remove(subscriber)
-        self.make_room()
+        self.wake()
 
     def publish(self, events: Sequence[Event]) -> None:
         """Deliver to all, now and in order."""
@@ -194,29 +194,29 @@ class Running:
         if self.is_ended:
             self._subscribers.clear()
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """It is over, and kept for its events alone: let go of all that it was made from."""
         self.check = lambda items, tally: None
         self._inbox.clear()
 
-    def write_down(self, event_writer: EventWriter) -> None:
+    def log_events(self, event_writer: EventWriter) -> None:
         """From now on, and as far back as is known, its events are written down."""
         if self.event_writer is None:
             self.event_writer = event_writer
             event_writer.deliver(tuple(self._ring))
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until no subscriber is full."""
         while any(subscriber.is_full for subscriber in self._subscribers):
             self._has_room = asyncio.get_running_loop().create_future()
             await self._has_room
 
-    def make_room(self) -> None:
+    def wake(self) -> None:
         """A subscriber has drained or left: look again."""
         if self._has_room is not None and not self._has_room.done():
             self._has_room.set_result(None)
 
-    def tell(self, notice: Notice) -> None:
+    def notify(self, notice: Notice) -> None:
         """Put a notice into the inbox. It interrupts what the turn waits for, a steer only at a safe boundary."""
         if len(self._inbox) < INBOX_MAX:
             self._inbox.append(notice)
@@ -227,7 +227,7 @@ class Running:
     def steer(self, steer: Steer) -> None:
         """Take a steer on, and say so."""
         self.publish([self.assembler.accept(steer)])
-        self.tell(steer)
+        self.notify(steer)
 
     def _interrupt(self) -> None:
         # A scope that has a deadline is ending already, and may not be told again.
@@ -240,9 +240,9 @@ class Running:
         return tuple(self._inbox)
 
     @property
-    def is_owed(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether its client has still to answer."""
-        return self.owed is not None
+        return self.awaited_calls is not None
 
     @property
     def is_steered(self) -> bool:

@@ -75,7 +75,7 @@ async def sample(
                     if gate is not None:
                         parsed = await gate.sift(parsed)
                     running.publish(assembler.feed(parsed))
-                    await running.room()
+                    await running.wait_for_room()
                     if isinstance(reader, StopReader) and reader.has_stopped:
                         return Finish("stop")
                     pieces_when_over += reader.is_over
