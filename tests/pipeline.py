@@ -22,12 +22,12 @@ from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryEventLog, MemoryIdempotencyKeys, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue.stores.sqlite import SqliteLedger, SqliteTurns
-from segue.turn.admit import Model
 from segue.turn.commit import Afterwards, EndedTurn
+from segue.turn.plan import Model, Tally
 from segue.turn.prepare import Caller
 from segue.turn.running import Running
 from segue.turn.seams import Dialect, Engine, Turns
-from segue.turn.values import Finish, Ids, Job, Piece, Tally, Tokens
+from segue.turn.values import Finish, Ids, Job, Piece, Tokens
 from segue.wire.codec import decode_create
 from segue.wire.events import Event
 from tests.contracts.engine import chatml

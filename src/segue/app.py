@@ -55,8 +55,8 @@ from segue.transports.http import HttpApp
 from segue.transports.origin import gate
 from segue.transports.services import Limits, NearTurns, Services
 from segue.transports.upgrades import Upgrades
-from segue.turn.admit import Models
 from segue.turn.commit import Afterwards, EndedTurn
+from segue.turn.plan import Models
 from segue.turn.seams import (
     Bus,
     Keys,

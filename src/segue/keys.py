@@ -16,8 +16,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from segue.accounts.quota import KeyLimits
 from segue.errors import Misconfigured
+from segue.limits import KeyLimits
 from segue.settings import Settings
 from segue.storage import create_key, list_keys, revoke_key
 from segue.turn.values import Key

@@ -41,7 +41,7 @@ from segue.guards.classifier import ClassifierGuard
 from segue.guards.moderation import ModerationGuard
 from segue.guards.rules import RulesGuard
 from segue.settings import ModelSettings, Settings
-from segue.turn.admit import Guards, Model
+from segue.turn.plan import Guards, Model
 from segue.turn.seams import Dialect, Engine, Guard
 from segue.turn.values import Owner, Sampling
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from segue.accounts.quota import KeyLimits
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
+from segue.limits import KeyLimits
 from segue.settings import Settings, is_loopback, is_ring_stored, seal_path
 from segue.stores.conversations import MemoryConversations, SqliteConversations
 from segue.stores.database import SqliteDatabase

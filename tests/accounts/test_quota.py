@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from segue.accounts import quota as words
 from segue.accounts.metering import Meter
-from segue.accounts.quota import Draw, Grant, Held, KeyLimits, Level, Quota, share_out, unlimited
+from segue.accounts.quota import KeyQuota, unlimited
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
 from segue.errors import TooMany, Unavailable
+from segue.limits import Draw, Grant, HeldPlaces, KeyLimits, Level, share_out
 from segue.stores.shared_limits import MemorySharedLimits
 
 
@@ -47,8 +48,8 @@ def metered(clock: Clock) -> tuple[CountingSharedLimits, Meter]:
     return shared_limits, Meter(shared_limits, Peers(LocalBus()))
 
 
-def quota(clock: Clock, **limits: int) -> Quota:
-    return Quota(KeyLimits(**limits), "key", metered(clock)[1], clock)
+def quota(clock: Clock, **limits: int) -> KeyQuota:
+    return KeyQuota(KeyLimits(**limits), "key", metered(clock)[1], clock)
 
 
 async def test_minute_of_requests_may_come_at_once_and_then_one_by_one() -> None:
@@ -122,7 +123,7 @@ async def test_turn_after_turn_asks_the_store_for_nothing() -> None:
     clock = Clock()
     shared_limits, meter = metered(clock)
     limits = KeyLimits(6_000, 1_000_000, 4, 4, 1_000)
-    some = Quota(limits, "key", meter, clock)
+    some = KeyQuota(limits, "key", meter, clock)
     await some.check_connections()
     some.connect()
     for _ in range(200):
@@ -135,7 +136,7 @@ async def test_turn_after_turn_asks_the_store_for_nothing() -> None:
 async def test_store_that_cannot_be_asked_refuses_only_what_was_not_granted_before() -> None:
     clock = Clock()
     shared_limits, meter = metered(clock)
-    some = Quota(KeyLimits(requests_per_min=40, tokens_per_min=100), "key", meter, clock)
+    some = KeyQuota(KeyLimits(requests_per_min=40, tokens_per_min=100), "key", meter, clock)
     await some.ask()
     shared_limits.is_down = True
     await some.ask()
@@ -154,7 +155,7 @@ async def test_store_that_cannot_be_asked_refuses_only_what_was_not_granted_befo
 async def test_what_was_not_used_is_given_back() -> None:
     clock = Clock()
     _, meter = metered(clock)
-    some = Quota(KeyLimits(requests_per_min=100, lanes_max=2), "key", meter, clock)
+    some = KeyQuota(KeyLimits(requests_per_min=100, lanes_max=2), "key", meter, clock)
     await some.ask()
     await some.hold()
     assert not some.is_idle
@@ -198,17 +199,17 @@ def test_whoever_draws_all_together_never_have_more_than_the_limits(
 ) -> None:
     limits = KeyLimits(requests_per_min=20, tokens_per_min=100, connections_max=7, lanes_max=5)
     level: Level | None = None
-    held: dict[int, Held] = {}
+    held: dict[int, HeldPlaces] = {}
     spare = dict.fromkeys(range(4), 0)
     now, granted = 0.0, 0
     for worker, requests, connections, lanes, later in draws:
         now += later
         requests = max(requests, -spare[worker])
-        others = Held(
+        others = HeldPlaces(
             sum(one.connections for who, one in held.items() if who != worker),
             sum(one.lanes for who, one in held.items() if who != worker),
         )
-        draw = Draw("key", limits, requests, 0, Held(connections, lanes))
+        draw = Draw("key", limits, requests, 0, HeldPlaces(connections, lanes))
         level, grant = share_out(draw, level, others, now)
         held[worker] = grant.held
         spare[worker] += grant.requests

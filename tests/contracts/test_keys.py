@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from segue.accounts.quota import KeyLimits
+from segue.limits import KeyLimits
 from segue.turn.values import Key
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
 

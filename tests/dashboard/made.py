@@ -1,7 +1,8 @@
 """Turns that are over, made by hand."""
 
 from segue.turn.commit import EndedTurn
-from segue.turn.values import Tally, UsageEntry
+from segue.turn.plan import Tally
+from segue.turn.values import UsageEntry
 
 
 def settled(

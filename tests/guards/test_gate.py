@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.guards.gate import HELD_CHARS_MAX, Gate
-from segue.turn.admit import Guards
+from segue.turn.plan import Guards, Tally
 from segue.turn.values import (
     PASSED,
     Blocked,
@@ -21,7 +21,6 @@ from segue.turn.values import (
     ItemText,
     Notice,
     Parsed,
-    Tally,
     TurnClosed,
     Verdict,
     id_array,

@@ -13,9 +13,10 @@ import pytest
 
 from segue.engines.scripted import Script, ScriptedTurn
 from segue.errors import EngineFailed, InvalidRequest, StoreFailed, Unavailable
+from segue.turn.plan import Tally
 from segue.turn.prepare import Caller
 from segue.turn.seams import Turns
-from segue.turn.values import Cancel, Finish, Ids, Job, Owner, Piece, Tally, Turn
+from segue.turn.values import Cancel, Finish, Ids, Job, Owner, Piece, Turn
 from segue.wire.codec import decode_create
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said

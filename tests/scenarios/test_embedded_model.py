@@ -22,7 +22,7 @@ from segue.engines.embedded import EmbeddedEngine
 from segue.engines.scripted import Script, ScriptedCall, ScriptedEngine, ScriptedTurn
 from segue.engines.weights import find_weights
 from segue.tools.index import build
-from segue.turn.admit import Model
+from segue.turn.plan import Model
 from segue.turn.values import Finish, Ids, Job, Piece, Tokens, id_array
 from tests.clients.outside import ROOT, run_python
 from tests.mcp_server import remote

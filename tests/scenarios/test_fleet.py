@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import websockets
 
-from segue.accounts.quota import AHEAD, KeyLimits
+from segue.accounts.quota import AHEAD
 from segue.cli import main
+from segue.limits import KeyLimits
 from segue.process.runner import CLAIMS_MAX
 from segue.settings import Settings, load_settings
 from segue.storage import create_key

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import websockets
 
-from segue.accounts.quota import KeyLimits
 from segue.ids import new_id
+from segue.limits import KeyLimits
 from segue.settings import load_settings
 from segue.storage import give_out
 from segue.transports import websocket
 from segue.transports.protocol import HttpProtocol
 from segue.transports.socket import Socket, SocketLimits
 from segue.transports.websocket import Session
-from segue.turn.admit import Plan
+from segue.turn.plan import Plan
 from segue.turn.running import Running
 from tests.engines.fakes.chat import FakeChat
 from tests.support import MODEL, TERMINAL, WAIT_S, Served, Wire, fetch, serving, until, wire

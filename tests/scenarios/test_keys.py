@@ -13,9 +13,9 @@ import websockets
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from segue.accounts.quota import KeyLimits
 from segue.app import open_app
 from segue.errors import Misconfigured
+from segue.limits import KeyLimits
 from segue.settings import load_settings
 from segue.storage import give_out
 from segue.turn.values import Key

@@ -15,8 +15,8 @@ from segue.process.runner import Records, Runner
 from segue.stores.conversations import MemoryConversations
 from segue.stores.memory import MemoryEventLog, MemoryIdempotencyKeys, MemoryLedger, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
-from segue.turn.admit import Model
 from segue.turn.commit import Afterwards
+from segue.turn.plan import Model
 from segue.turn.seams import Dialect, Engine
 from tests.contracts.engine import chatml
 from tests.engines.asking import reply, upstream

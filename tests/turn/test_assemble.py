@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from segue.errors import EngineFailed, InvalidRequest
-from segue.turn.admit import ReasoningView
 from segue.turn.assemble import Assembler
 from segue.turn.decide import End
+from segue.turn.plan import ReasoningView
 from segue.turn.values import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed, id_array
 from segue.wire.codec import as_item
 from segue.wire.events import Event

@@ -11,7 +11,8 @@ import pytest
 
 from segue.stores.memory import MemoryLedger
 from segue.turn.commit import BACKLOG_MAX, BATCH_MAX, Afterwards, EndedTurn, Observer, entry_of
-from segue.turn.values import Tally, UsageEntry
+from segue.turn.plan import Tally
+from segue.turn.values import UsageEntry
 from tests.contracts.turns import make_turn
 
 WAIT_S = 10

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.errors import ApiError, InvalidRequest
-from segue.turn.resolve import Resolved, count_model_turns, is_continuable, pair_calls, resolve
+from segue.turn.plan import Resolved
+from segue.turn.resolve import count_model_turns, is_continuable, pair_calls, resolve
 from segue.turn.values import Turn
 from segue.wire.codec import decode_create, decode_item
 from segue.wire.items import Call, Item

@@ -12,9 +12,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from segue.accounts.quota import Draw, Grant, Quota
+from segue.accounts.quota import KeyQuota
 from segue.cluster.peers import Peers
 from segue.errors import ApiError
+from segue.limits import Draw, Grant
 from segue.turn.seams import SharedLimits
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 # So long may others not know what was used here.
 TELL_S = 1.0
 # What is asked of others must not hold a refusal up for longer.
-RECALL_S = 0.5
+RECLAIM_S = 0.5
 
 
 class Meter:
@@ -38,10 +39,10 @@ class Meter:
         self._peers = peers
         # Called with the id of a key whose part may be another one now.
         self._on_told = on_told
-        self._quotas: dict[str, Quota] = {}
+        self._quotas: dict[str, KeyQuota] = {}
         peers.answer("short", self._ease)
 
-    def watch(self, quota: Quota) -> None:
+    def watch(self, quota: KeyQuota) -> None:
         """From now on this one holds something."""
         self._quotas[quota.key_id] = quota
 
@@ -49,11 +50,11 @@ class Meter:
         """What the store gives."""
         return (await self._meters.draw([draw]))[0]
 
-    async def render_cache(self, key_id: str) -> None:
+    async def reclaim(self, key_id: str) -> None:
         """Ask the others for what they do not need of this key."""
         if self._peers.others:
             with suppress(TimeoutError):
-                async with asyncio.timeout(RECALL_S):
+                async with asyncio.timeout(RECLAIM_S):
                     await self._peers.ask("short", key_id.encode(), self._peers.others)
 
     @asynccontextmanager

@@ -17,11 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from msgspec import Struct
-
 from segue.errors import TooMany
+from segue.limits import CRUMB, MINUTE_S, Draw, Grant, HeldPlaces, KeyLimits
 
-MINUTE_S = 60.0
 # How soon a turn or a connection of the same key may have ended.
 CROWDED_S = 1.0
 # How many times a minute's requests are drawn ahead: a twentieth of them, three seconds' worth.
@@ -33,99 +31,9 @@ KEEP_S = 30.0
 REFUSED_S = 0.25
 # What is held is told again this often, should the store have forgotten it.
 RETELL_S = 60.0
-# So that a bucket that should hold a whole request does.
-CRUMB = 1e-6
 
 Clock = Callable[[], float]
 Kind = Literal["connections", "lanes"]
-
-
-class KeyLimits(Struct, frozen=True):
-    """What one key may use of all processes together; 0: no limit of its own."""
-
-    requests_per_min: int = 0
-    tokens_per_min: int = 0
-    connections_max: int = 0
-    lanes_max: int = 0
-    state_bytes_max: int = 0
-
-
-class Held(Struct, frozen=True):
-    """Places of a key that are taken, in use or kept for the next one."""
-
-    connections: int = 0
-    lanes: int = 0
-
-
-class Draw(Struct, frozen=True):
-    """What a process asks of a key's limits."""
-
-    key_id: str
-    limits: KeyLimits
-    # Requests wanted, or given back if negative; tokens used since the last draw.
-    requests: int = 0
-    tokens: int = 0
-    # What it would hold from now on, in all.
-    held: Held = Held()
-
-
-class Level(Struct, frozen=True):
-    """What is left of a key's minute, and when that was counted."""
-
-    requests: float
-    tokens: float
-    at: float
-
-
-class Grant(Struct, frozen=True):
-    """What a process is given, and what is left."""
-
-    requests: int = 0
-    # How long until there is a request again, if none was given.
-    wait_s: float = 0.0
-    # Of all; in debt if negative.
-    tokens: float = 0.0
-    held: Held = Held()
-    # What the other processes hold.
-    others: Held = Held()
-
-
-def share_out(draw: Draw, level: Level | None, others: Held, now: float) -> tuple[Level, Grant]:
-    """What this draw is given, and what is left then."""
-    limits = draw.limits
-    left = _filled(limits, level, now)
-    given = min(draw.requests, int(left.requests + CRUMB)) if limits.requests_per_min else 0
-    requests = min(float(limits.requests_per_min), left.requests - given)
-    tokens = left.tokens - draw.tokens if limits.tokens_per_min else 0.0
-    is_short = draw.requests > 0 and not given
-    missing = (1 - requests) * MINUTE_S / max(1, limits.requests_per_min)
-    grant = Grant(
-        requests=given,
-        wait_s=max(0.0, missing) if is_short else 0.0,
-        tokens=tokens,
-        held=Held(
-            _places(draw.held.connections, others.connections, limits.connections_max),
-            _places(draw.held.lanes, others.lanes, limits.lanes_max),
-        ),
-        others=others,
-    )
-    return Level(requests, tokens, left.at), grant
-
-
-def _filled(limits: KeyLimits, level: Level | None, now: float) -> Level:
-    if level is None:
-        return Level(float(limits.requests_per_min), float(limits.tokens_per_min), now)
-    # A clock that was put back does not empty anything.
-    minutes = max(0.0, now - level.at) / MINUTE_S
-    return Level(
-        min(float(limits.requests_per_min), level.requests + minutes * limits.requests_per_min),
-        min(float(limits.tokens_per_min), level.tokens + minutes * limits.tokens_per_min),
-        max(now, level.at),
-    )
-
-
-def _places(wanted: int, taken: int, most: int) -> int:
-    return min(wanted, max(0, most - taken)) if most else wanted
 
 
 class Bucket:
@@ -170,14 +78,14 @@ class Metering(Protocol):
     async def draw(self, draw: Draw) -> Grant:
         """What the store gives."""
 
-    async def render_cache(self, key_id: str) -> None:
+    async def reclaim(self, key_id: str) -> None:
         """Ask the other processes for the places that they do not need; returns when they have answered."""
 
-    def watch(self, quota: Quota) -> None:
+    def watch(self, quota: KeyQuota) -> None:
         """From now on this one holds something, and is asked for it in time."""
 
 
-class Quota:
+class KeyQuota:
     """What one key uses of this process, and the end of it."""
 
     def __init__(
@@ -198,8 +106,8 @@ class Quota:
         # Used and not told yet.
         self._used_tokens = 0
         self._tokens = Bucket(limits.tokens_per_min, clock)
-        self._held = Held()
-        self._others = Held()
+        self._held = HeldPlaces()
+        self._others = HeldPlaces()
         # Those who wait for a draw.
         self._waiting: dict[str, int] = {"requests": 0, "connections": 0, "lanes": 0}
         self._refused_until = {"requests": 0.0, "connections": 0.0, "lanes": 0.0}
@@ -209,7 +117,7 @@ class Quota:
         self._drawn_at = 0.0
         self._is_asked = False
         # A draw at a time, so that what is told is told once.
-        self._turnstile = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     # --- what is used ---
 
@@ -281,12 +189,12 @@ class Quota:
     def is_idle(self) -> bool:
         """Whether nothing would be lost if it were forgotten."""
         is_busy = self.connections or self.in_flight or self._requests or self._used_tokens
-        return not is_busy and self._held == Held() and not self._tokens.wait_s(0.0)
+        return not is_busy and self._held == HeldPlaces() and not self._tokens.wait_s(0.0)
 
     @property
     def has_news(self) -> bool:
         """Whether the store should hear of it: tokens, what is held and not needed, or a question that is due."""
-        is_old = self._clock() - self._drawn_at > RETELL_S and self._held != Held()
+        is_old = self._clock() - self._drawn_at > RETELL_S and self._held != HeldPlaces()
         return (
             self._is_asked
             or bool(self._used_tokens)
@@ -297,14 +205,14 @@ class Quota:
 
     async def tell(self) -> None:
         """Tell the store what was used, and give back what nobody has used for a while."""
-        async with self._turnstile:
+        async with self._lock:
             spare = self._requests if self._is_unused("requests", UNUSED_S) else 0
             self._requests -= spare
             await self._draw(self._kept(), -spare)
 
     async def ease(self) -> None:
         """Give back at once whatever is not needed now."""
-        async with self._turnstile:
+        async with self._lock:
             spare, self._requests = self._requests, 0
             await self._draw(self._needed(), -spare)
 
@@ -316,19 +224,19 @@ class Quota:
     def _is_unused(self, what: str, for_s: float) -> bool:
         return self._clock() - self._used_at[what] > for_s
 
-    def _needed(self) -> Held:
+    def _needed(self) -> HeldPlaces:
         """Places that are in use, or waited for."""
         waiting = self._waiting
-        return Held(
+        return HeldPlaces(
             self.connections + waiting["connections"] if self._is_counted else 0,
             self.in_flight + waiting["lanes"] if self.limits.lanes_max else 0,
         )
 
-    def _kept(self) -> Held:
+    def _kept(self) -> HeldPlaces:
         """The same, and those that were used a moment ago."""
         needed, held = self._needed(), self._held
         are_kept = bool(self.limits.connections_max) and not self._is_unused("connections", KEEP_S)
-        return Held(
+        return HeldPlaces(
             max(needed.connections, held.connections if are_kept else 0),
             max(needed.lanes, 0 if self._is_unused("lanes", KEEP_S) else held.lanes),
         )
@@ -349,7 +257,7 @@ class Quota:
             raise _too_much(self.limits.requests_per_min, "requests", wait_s)
 
     async def _draw_requests(self) -> None:
-        async with self._turnstile:
+        async with self._lock:
             if self._requests > 0 or not self._may_ask("requests"):
                 return
             ahead = self.limits.requests_per_min // AHEAD
@@ -366,7 +274,7 @@ class Quota:
                 if await asyncio.shield(asyncio.create_task(self._has_grown(kind))):
                     return
                 assert self._metering is not None
-                await self._metering.render_cache(self.key_id)
+                await self._metering.reclaim(self.key_id)
                 if await asyncio.shield(asyncio.create_task(self._has_grown(kind))):
                     return
                 self._refuse(kind, REFUSED_S)
@@ -375,7 +283,7 @@ class Quota:
         raise TooMany(message, wait_s=CROWDED_S)
 
     async def _has_grown(self, kind: Kind) -> bool:
-        async with self._turnstile:
+        async with self._lock:
             if not self._has_room(kind):
                 await self._draw(self._kept())
             return self._has_room(kind)
@@ -385,7 +293,7 @@ class Quota:
         held: int = getattr(self._held, kind)
         return used < held
 
-    async def _draw(self, held: Held, requests: int = 0) -> Grant:
+    async def _draw(self, held: HeldPlaces, requests: int = 0) -> Grant:
         assert self._metering is not None, "there are limits, and nobody to ask about them"
         self._watch()
         told, self._used_tokens = self._used_tokens, 0
@@ -418,6 +326,6 @@ def _too_much(most: int, what: str, wait_s: float) -> TooMany:
     )
 
 
-def unlimited() -> Quota:
+def unlimited() -> KeyQuota:
     """A quota without limits, for requests that are nobody's."""
-    return Quota(KeyLimits())
+    return KeyQuota(KeyLimits())

@@ -31,7 +31,7 @@ from msgspec import structs
 
 from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.guards.texts import has_passed, new_items, texts_of, texts_of_head
-from segue.turn.admit import Guards, Plan
+from segue.turn.plan import Guards, Plan
 from segue.turn.running import Running
 from segue.turn.values import (
     NO_IDS,

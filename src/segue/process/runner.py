@@ -34,17 +34,18 @@ from segue.process.render_cache import RenderCache
 from segue.process.start_limit import StartLimit
 from segue.tools.hosted import Hosted, with_pdfs
 from segue.tools.inputs import ReadUrl, attach
-from segue.turn.admit import Guards, Model, Models, Plan, check_unseen
+from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.commit import ENDED, Afterwards, EndedTurn, commit, entry_of
 from segue.turn.compact import Kind
 from segue.turn.compose import count
 from segue.turn.loop import perform
+from segue.turn.plan import Guards, Model, Models, Plan, Tally
 from segue.turn.prepare import Caller, prepare
 from segue.turn.resolve import check_items
 from segue.turn.running import Running, Subscriber
 from segue.turn.seams import Bus, Conversations, EventLog, IdempotencyKeys, Seals, Turns
-from segue.turn.values import Cancel, Claim, Drain, Owner, Round, Tally
+from segue.turn.values import Cancel, Claim, Drain, Owner, Round
 from segue.wire.codec import encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
@@ -339,7 +340,7 @@ class Runner:
         """Everything that may be refused, before a word is said. A plan has a place; a turn that starts gives it back
         at its end, and whoever does not start one does so himself."""
         self._refuse_if_draining()
-        await tally.quota.hold()
+        await caller.quota.hold()
         try:
             plan = await prepare(
                 create,
@@ -353,7 +354,7 @@ class Runner:
             self._hosted.check(plan.resolved.head.tools, caller.may)
             self._refuse_if_draining()
         except BaseException:
-            tally.quota.release()
+            caller.quota.release()
             raise
         response = structs.replace(plan.response, id=turn_id or plan.id)
         return replace(
@@ -384,7 +385,7 @@ class Runner:
             try:
                 await self._queue(plan, turns)
             except BaseException:
-                plan.tally.quota.release()
+                plan.quota.release()
                 raise
         return self.start(plan, turns, subscriber, transport)
 
@@ -428,7 +429,7 @@ class Runner:
         finally:
             pulse.stop()
             await self._fall_silent(turns, plan.id)
-            plan.tally.quota.release(_tokens_of(running.response))
+            plan.quota.release(_tokens_of(running.response))
             running.publish([running.assembler.end()])
             plan.tally.mark("sent")
             if running.event_writer is not None:

@@ -17,8 +17,8 @@ from typing import cast
 
 import msgspec
 
-from segue.accounts.quota import Draw, Grant, Held, Level, share_out
 from segue.errors import StoreFailed
+from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
 from segue.stores.conversations import Row as ConversationRow
 from segue.stores.conversations import from_row, pack_shelved, unpack_shelved
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
@@ -519,13 +519,13 @@ async def draw_one(connection: Connection, *, draw: Draw, worker: str) -> Grant:
         row = await connection.fetchrow(QUERIES["begin_draw"], draw.key_id, *limits)
         *level, now = cast("tuple[float, float, float, float]", tuple(cast("Columns", row)))
         taken = await connection.fetchrow(QUERIES["held_by_others"], draw.key_id, worker)
-        others = Held(*cast("tuple[int, int]", tuple(cast("Columns", taken))))
+        others = HeldPlaces(*cast("tuple[int, int]", tuple(cast("Columns", taken))))
         left, grant = share_out(draw, Level(*level), others, now)
         held = (grant.held.connections, grant.held.lanes)
         await execute(
             connection, "end_draw", draw.key_id, left.requests, left.tokens, left.at, worker, *held
         )
-        if grant.held == Held():
+        if grant.held == HeldPlaces():
             await execute(connection, "drop_held", draw.key_id, worker)
     return grant
 

@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar, get_args
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.accounts.quota import KeyLimits
+from segue.limits import KeyLimits
 from segue.turn.commit import entry_of
 from segue.turn.values import IdArray, Key, Owner, Round, Turn, UsageEntry
 from segue.wire.codec import encode_event, encode_response

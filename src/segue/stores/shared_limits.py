@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 
-from segue.accounts.quota import Draw, Grant, Held, Level, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
 from segue.stores.database import QUERIES, SqliteDatabase
 
 
@@ -27,7 +27,7 @@ class MemorySharedLimits:
 
     def _draw(self, draw: Draw) -> Grant:
         level = self._levels.get(draw.key_id)
-        self._levels[draw.key_id], grant = share_out(draw, level, Held(), self._clock())
+        self._levels[draw.key_id], grant = share_out(draw, level, HeldPlaces(), self._clock())
         return grant
 
 
@@ -49,11 +49,11 @@ def _draw(writer: sqlite3.Connection, draw: Draw, worker: str) -> Grant:
     """One process writes at a time, so nobody comes between."""
     key = {"key_id": draw.key_id, "worker": worker}
     row = writer.execute(QUERIES["level"], key).fetchone()
-    others = Held(*writer.execute(QUERIES["held_by_others"], key).fetchone())
+    others = HeldPlaces(*writer.execute(QUERIES["held_by_others"], key).fetchone())
     level, grant = share_out(draw, None if row is None else Level(*row), others, time.time())
     if row is None or draw.requests or draw.tokens:
         values = {"requests": level.requests, "tokens": level.tokens, "at": level.at}
         writer.execute(QUERIES["save_level"], key | values)
     held = {"connections": grant.held.connections, "lanes": grant.held.lanes}
-    writer.execute(QUERIES["save_held" if grant.held != Held() else "drop_held"], key | held)
+    writer.execute(QUERIES["save_held" if grant.held != HeldPlaces() else "drop_held"], key | held)
     return grant

@@ -22,8 +22,8 @@ from msgspec import Raw, structs
 from segue.errors import InvalidRequest
 from segue.tools.inputs import ReadPdf, read_pdfs
 from segue.tools.tool_search import answer
-from segue.turn.admit import Plan
 from segue.turn.effects import apply_effects
+from segue.turn.plan import Plan
 from segue.turn.resolve import still_listed
 from segue.turn.running import Running
 from segue.turn.seams import Tool

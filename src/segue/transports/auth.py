@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
-from segue.accounts.quota import Metering, Quota, unlimited
+from segue.accounts.quota import KeyQuota, Metering, unlimited
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
 from segue.tools.hosted import SCOPES as TOOL_SCOPES
 from segue.turn.seams import Keys
@@ -66,7 +66,7 @@ class Account:
         scopes = frozenset(SCOPES if key is None else key.scopes)
         self.is_operator = OPERATOR in scopes
         self.scopes = scopes | OVERSEEN if self.is_operator else scopes
-        self.quota = unlimited() if key is None else Quota(key.limits, key.id, metering)
+        self.quota = unlimited() if key is None else KeyQuota(key.limits, key.id, metering)
         self.is_revoked = False
         self.digest = digest
         self.confirmed_at = self.used_at = time.monotonic()

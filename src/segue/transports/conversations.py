@@ -12,8 +12,9 @@ from segue.ids import new_id
 from segue.transports.exchange import Exchange
 from segue.transports.paging import distinct, page_of
 from segue.transports.services import Services
+from segue.turn.plan import Tally
 from segue.turn.prepare import decode_items
-from segue.turn.values import Conversation, ConversationItem, Owner, Tally
+from segue.turn.values import Conversation, ConversationItem, Owner
 from segue.wire.codec import decode_added, decode_conversation, encode, list_object, listed_item
 from segue.wire.items import CompactionTrigger, ItemReference
 from segue.wire.response import ConversationDeleted, ConversationObject

@@ -40,12 +40,12 @@ from segue.transports.openapi import asyncapi, openapi
 from segue.transports.paging import page_of
 from segue.transports.services import Services
 from segue.transports.subscribers import LastSubscriber, SseSubscriber
-from segue.turn.admit import Model
 from segue.turn.commit import ENDED
 from segue.turn.compact import window
+from segue.turn.plan import Model, Tally
 from segue.turn.prepare import Caller
 from segue.turn.running import Running
-from segue.turn.values import Cancel, Owner, Tally, Turn
+from segue.turn.values import Cancel, Owner, Turn
 from segue.wire.codec import decode_create, decode_traceparent, encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
@@ -194,15 +194,15 @@ class HttpApp:
         )
 
     async def _decode(self, exchange: Exchange) -> tuple[Create, Tally]:
-        quota = exchange.account.quota
-        await quota.ask()
+        await exchange.account.quota.ask()
         body = await exchange.text(self._services.limits.body_bytes_max)
         create = decode_create(body)
         trace = exchange.header(b"traceparent") or decode_traceparent(create)
-        return create, Tally(bytes_received=len(body), quota=quota, traceparent=trace)
+        return create, Tally(bytes_received=len(body), traceparent=trace)
 
     def _asker(self, exchange: Exchange) -> Caller:
-        return Caller(exchange.owner, self._services.turns, may=exchange.account.scopes)
+        account = exchange.account
+        return Caller(exchange.owner, self._services.turns, may=account.scopes, quota=account.quota)
 
     async def _create(self, exchange: Exchange) -> None:
         create, tally = await self._decode(exchange)
@@ -282,7 +282,7 @@ class HttpApp:
         try:
             count = await self._services.runner.count_tokens(plan)
         finally:
-            tally.quota.release()
+            plan.quota.release()
         await exchange.answer(200, encode(InputTokens(input_tokens=count)))
 
     async def _retrieve(self, exchange: Exchange) -> None:

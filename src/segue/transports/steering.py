@@ -23,8 +23,9 @@ from segue.errors import (
 from segue.ids import new_id
 from segue.session.lanes import Lane
 from segue.turn.assemble import Assembler, steer_failed
+from segue.turn.plan import Tally
 from segue.turn.running import Running
-from segue.turn.values import Steer, Tally
+from segue.turn.values import Steer
 from segue.wire.codec import decode_steered
 from segue.wire.events import Event, SteerRef
 from segue.wire.items import Item, Required

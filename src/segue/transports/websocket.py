@@ -33,10 +33,11 @@ from segue.transports.services import Services
 from segue.transports.socket import Closed, Socket
 from segue.transports.socket import Refused as Kind
 from segue.transports.steering import HeldSteer, Steering
+from segue.turn.plan import Tally
 from segue.turn.prepare import Caller, decode_items
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
-from segue.turn.values import Append, Cancel, Owner, Tally, Turn
+from segue.turn.values import Append, Cancel, Owner, Turn
 from segue.wire.codec import (
     decode_append,
     decode_create,
@@ -205,7 +206,6 @@ class Session:
             pin = None if parent_id is None else self._near.held(self.owner, parent_id)
             tally = Tally(
                 bytes_received=len(text),
-                quota=self.account.quota,
                 traceparent=decode_traceparent(create),
             )
             asked = Asked(create, tally)
@@ -334,7 +334,7 @@ class Session:
         inherited = structs.replace(
             ticket.request.create, input=[], previous_response_id=running.id, idempotency_key=None
         )
-        tally = Tally(quota=self.account.quota)
+        tally = Tally()
         self._lanes.put_first(ticket.lane, Asked(inherited, tally, is_automatic=True), running.id)
 
     # --- rollouts (docs/protocol.md 11) ---
@@ -429,7 +429,10 @@ class Session:
         if known is None and parent_id is not None:
             known = self._near.held(self.owner, parent_id) or self._lost.find(self.owner, parent_id)
         lane = f"{id(self)}/{ticket.lane or ''}"
-        caller = Caller(self.owner, self._turns, known, lane, may=self.account.scopes)
+        account = self.account
+        caller = Caller(
+            self.owner, self._turns, known, lane, may=account.scopes, quota=account.quota
+        )
         subscriber = LaneSubscriber(self, ticket)
         try:
             _refuse_background(create)

@@ -6,127 +6,25 @@ object as the client will first see it. Nothing has been said to the client yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
 
 from msgspec import UNSET, Raw, structs
 
 from segue.errors import InvalidRequest, cut_name, model_not_found
 from segue.turn.compact import Kind
-from segue.turn.resolve import Resolved
-from segue.turn.seams import Dialect, Engine, Guard
-from segue.turn.values import Owner, Sampling, Tally
+from segue.turn.plan import Model, Models, Plan, Resolved, Tally
+from segue.turn.seams import Engine, Quota
+from segue.turn.values import Owner, Sampling
 from segue.wire.codec import encode
-from segue.wire.items import CompactionTrigger, InputFile, Item, count_media
+from segue.wire.items import CompactionTrigger, Item, count_media
 from segue.wire.requests import Create
 from segue.wire.response import Named, ReasoningEcho, Response, TextEcho
 from segue.wire.tools import forced_offers, grammar_of, has_grammar
 
-ReasoningView = Literal["text", "summary", "hidden"]
 NULL = Raw(b"null")
-USUAL = Sampling()
 # Where a client wants compaction and does not say when: this share of the context.
 THRESHOLD_SHARE = 0.8
 LOGPROBS = "message.output_text.logprobs"
-
-
-@dataclass(frozen=True, slots=True)
-class Guards:
-    """Who is asked whether something may pass: what the model is given, and what it answers."""
-
-    inputs: tuple[Guard, ...] = ()
-    outputs: tuple[Guard, ...] = ()
-    # How many characters of an answer are held back and watched together.
-    window_chars: int = 400
-    # What a file says, as the model will read it.
-    read_file: Callable[[InputFile], str | None] = lambda file: None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The guards of the input: those whose verdict is kept."""
-        return tuple(guard.name for guard in self.inputs)
-
-
-NO_GUARDS = Guards()
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model that we serve: who produces its tokens, and how it writes and reads."""
-
-    name: str
-    engine: Engine
-    dialect: Dialect
-    context_tokens: int
-    # What holds where a request does not say.
-    sampling: Sampling = USUAL
-    output_tokens_max: int | None = None
-    reasoning: ReasoningView = "text"
-    created_at: int = 0
-    # What becomes of pictures and sound that the model cannot take in: told in words, or refused.
-    unseen: Literal["tell", "refuse", "seen"] = "tell"
-    # Whether every prompt is rendered cold as well and compared.
-    checks_rendering: bool = False
-    guards: Guards = NO_GUARDS
-
-
-Models = Mapping[str, Model]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A turn that may start."""
-
-    id: str
-    owner: Owner
-    resolved: Resolved
-    model: Model
-    sampling: Sampling
-    is_stored: bool
-    # The response as the client first sees it.
-    response: Response
-    root_at: int
-    tally: Tally
-    # The lane and connection that wait for it; nothing for a request of its own.
-    lane: str = ""
-    # What the turn makes instead of an answer, if anything.
-    compacts: Kind | None = None
-    # A prompt of more tokens than this is compacted first; 0: never.
-    threshold: int = 0
-    # How long a rollout waits for the outputs of its calls.
-    append_s_max: float = 600.0
-    # Those of the model, unless the owner has some of its own.
-    guards: Guards = NO_GUARDS
-
-    @property
-    def generates(self) -> bool:
-        """Whether the model is to speak."""
-        return self.resolved.create.generates
-
-    @property
-    def key(self) -> str:
-        """The idempotency key, or nothing."""
-        return self.resolved.create.idempotency_key or ""
-
-    @property
-    def is_keyed(self) -> bool:
-        """Whether the same request may come again and mean this turn."""
-        return bool(self.key)
-
-    @property
-    def is_rollout(self) -> bool:
-        """Whether it waits for its client's tools instead of ending (docs/protocol.md 11)."""
-        return bool(self.resolved.create.rollout) and self.generates
-
-    @property
-    def can_be_steered(self) -> bool:
-        """Whether a steer may be taken on (docs/protocol.md 6.10)."""
-        create = self.resolved.create
-        is_plain = not (create.conversation or create.context_management or self.compacts)
-        return self.generates and is_plain and not self.is_rollout
-
-
 PLAIN_TEXT = Raw(b'{"type":"text"}')
 
 
@@ -138,6 +36,7 @@ def admit(
     turn_id: str,
     now: int,
     tally: Tally,
+    quota: Quota,
     lane: str = "",
 ) -> Plan:
     """Find the model and write the first snapshot of the response."""
@@ -159,6 +58,7 @@ def admit(
         response=_first_snapshot(resolved, sampling, turn_id, now, is_stored=is_stored),
         root_at=parent.root_at if parent else now,
         tally=tally,
+        quota=quota,
         lane=lane,
         guards=model.guards,
         compacts=_compacts(resolved, is_stored=is_stored),

@@ -28,9 +28,9 @@ from msgspec import UNSET, Raw
 
 from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.tools.cite import cite
-from segue.turn.admit import ReasoningView
 from segue.turn.decide import End
 from segue.turn.open_item import PREFIX, OpenItem, last_commands, part_of, value_of
+from segue.turn.plan import ReasoningView
 from segue.turn.values import (
     NO_IDS,
     IdArray,

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Raw, Struct
 
-from segue.turn.admit import Plan
 from segue.turn.effects import apply_effects
-from segue.turn.resolve import Resolved
+from segue.turn.plan import Plan, Resolved, Tally
 from segue.turn.seams import Ledger
-from segue.turn.values import Head, Owner, Rendered, Round, Tally, Tokens, Turn, UsageEntry, Warm
+from segue.turn.values import Head, Owner, Rendered, Round, Tokens, Turn, UsageEntry, Warm
 from segue.wire.items import Call, Item, call_of
 from segue.wire.response import Response
 

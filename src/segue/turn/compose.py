@@ -13,7 +13,7 @@ from msgspec import structs
 
 from segue.errors import InvalidRequest, ServerFault, context_overflow
 from segue.process.render_cache import Asked, RenderCache
-from segue.turn.admit import Plan
+from segue.turn.plan import Plan
 from segue.turn.truncate import truncate
 from segue.turn.values import Head, IdArray, Prompt, Rendered, Round, Scene, Tokens
 from segue.wire.items import CompactionTrigger, Item

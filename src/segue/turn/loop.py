@@ -21,7 +21,6 @@ from segue.errors import ApiError, EngineFailed, InvalidRequest, ServerFault
 from segue.guards.gate import Gate, open_gate
 from segue.process.render_cache import RenderCache
 from segue.tools.hosted import Hosted, HostedCalls, approvals
-from segue.turn.admit import Plan
 from segue.turn.commit import calls_in, commit, warm_after
 from segue.turn.compact import (
     Compacted,
@@ -35,6 +34,7 @@ from segue.turn.compose import Composed, compose, fitting, measure, remember, se
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.effects import apply_effects
 from segue.turn.filters import StopReader
+from segue.turn.plan import Plan
 from segue.turn.play import NO_USAGE, Play
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running

@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from segue.turn.admit import ReasoningView
+from segue.turn.plan import ReasoningView
 from segue.turn.values import ItemOpened
 from segue.wire.calls import (
     CommandSaid,

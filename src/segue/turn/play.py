@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from segue.guards.gate import Gate
 from segue.tools.hosted import HostedCalls
-from segue.turn.admit import Plan
 from segue.turn.compose import Composed
+from segue.turn.plan import Plan
 from segue.turn.running import Running
 from segue.turn.values import Finish, JobStarted, Round, Scene
 from segue.wire.items import Call, Item

@@ -16,11 +16,12 @@ from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, parent_not_foun
 from segue.ids import given_id, new_id, turn_of
 from segue.process.conversations import Joined
 from segue.tools.inputs import ReadUrl, attach
-from segue.turn.admit import Models, Plan, admit
+from segue.turn.admit import admit
 from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
+from segue.turn.plan import Models, Plan, Tally
 from segue.turn.resolve import resolve
-from segue.turn.seams import Seals, Turns
-from segue.turn.values import Owner, Round, Tally, Turn
+from segue.turn.seams import Quota, Seals, Turns
+from segue.turn.values import Owner, Round, Turn
 from segue.wire.codec import decode_item, user_message
 from segue.wire.items import (
     Compaction,
@@ -39,6 +40,17 @@ SLICE_BYTES = 64 * 1024
 ITEMS_MAX = 100_000
 
 
+class Unlimited:
+    """The quota of whoever has none."""
+
+    async def hold(self) -> None: ...
+
+    def release(self, tokens: int = 0) -> None: ...
+
+
+UNLIMITED = Unlimited()
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks for a turn, and what is at hand for it."""
@@ -53,6 +65,7 @@ class Caller:
     joined: Joined | None = None
     # What it may have us do, by the names of scopes.
     may: frozenset[str] = frozenset()
+    quota: Quota = UNLIMITED
 
 
 async def prepare(
@@ -87,6 +100,7 @@ async def prepare(
         turn_id=new_id("resp"),
         now=int(time.time()),
         tally=tally,
+        quota=caller.quota,
         lane=caller.lane,
     )
     tally.mark("resolved")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from segue.errors import InvalidRequest, cut_name, parent_not_found
 from segue.turn.effects import apply_effects, effects_of
+from segue.turn.plan import Resolved
 from segue.turn.values import Effects, Head, Round, Turn
 from segue.wire.codec import check_schema, decode_tools
 from segue.wire.items import (
@@ -46,25 +47,6 @@ UNSUPPORTED = ("prompt",)
 THRESHOLD_MIN = 1_000
 # Items that bring tools.
 BRINGING = (AdditionalTools, ToolSearchOutput)
-
-
-class Resolved(Struct, frozen=True):
-    """A request bound to its parent."""
-
-    create: Create
-    parent: Turn | None
-    given: tuple[Item, ...]
-    head: Head
-    open_calls: dict[str, Call]
-    # How often the model has spoken before this turn.
-    model_turns: int
-    model: str
-    # How many lists of tools had to be decoded: that of the request, and those that items have brought now.
-    tool_decodes: int
-    # What the items have brought, the new ones included.
-    effects: Effects
-    # Rounds of this very request that come before `given`: what a compaction replaced, and what stands for it.
-    earlier: tuple[Round, ...] = ()
 
 
 def resolve(

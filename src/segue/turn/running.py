@@ -16,7 +16,8 @@ from typing import Protocol
 from segue.errors import ApiError
 from segue.process.event_writer import EventWriter
 from segue.turn.assemble import Assembler
-from segue.turn.values import Append, Notice, Owner, Steer, Tally, Turn
+from segue.turn.plan import Tally
+from segue.turn.values import Append, Notice, Owner, Steer, Turn
 from segue.wire.events import Event
 from segue.wire.items import Call, Item
 from segue.wire.response import Response

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from segue.accounts.quota import Draw, Grant
+from segue.limits import Draw, Grant
 from segue.turn.values import (
     Claim,
     Conversation,
@@ -129,6 +129,16 @@ class SharedLimits(Protocol):
 
     async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
         """Take note of what this process has used and would hold; what it is given of each key's limits."""
+
+
+class Quota(Protocol):
+    """What a caller may still use."""
+
+    async def hold(self) -> None:
+        """Take a slot for a turn, or refuse it."""
+
+    def release(self, tokens: int = 0) -> None:
+        """Give the slot back: the turn is over and has used this many tokens."""
 
 
 class Seals(Protocol):

@@ -1,22 +1,20 @@
-"""The nouns of a turn: what is asked, what is kept, what is sampled, what was counted.
+"""The nouns of a turn: what is asked, what is kept, what is sampled.
 
 A response is a commit: a `Turn` names its parent, a chain of parents is a history, a second child is a fork.
-Everything here is a value that is never changed in place, so that turns share their past for free. The one
-exception is `Tally`, which belongs to a single running turn and is read after its end.
+Everything here is a value that is never changed in place, so that turns share their past for free. Pure.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import Raw, Struct, structs
 
-from segue.accounts.quota import KeyLimits, Quota, unlimited
 from segue.errors import ApiError
+from segue.limits import KeyLimits
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
@@ -620,38 +618,3 @@ class Verdict(Struct, frozen=True):
 
 
 PASSED = Verdict()
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one turn cost, counted while it runs and read after its end."""
-
-    # Who pays for it.
-    quota: Quota = field(default_factory=unlimited)
-    bytes_received: int = 0
-    items_validated: int = 0
-    tool_decodes: int = 0
-    tokens_tokenized: int = 0
-    tokens_reused: int = 0
-    tokens_sampled: int = 0
-    # Characters that guards have looked at: of what is new in the input, and of the answer.
-    guard_chars_checked: int = 0
-    guard_chars_watched: int = 0
-    # Calls that our own tools have answered, and when sampling paused for them, in seconds of `perf_counter`.
-    tool_calls: int = 0
-    pauses: list[tuple[float, float]] = field(default_factory=list)
-    # Whether the store has written the usage down, together with the turn.
-    is_recorded: bool = False
-    # Pictures and sounds that were told in words.
-    media_told: int = 0
-    found_in: Literal["connection", "store", "missing"] | None = None
-    # The trace that the client has begun, as it was sent (W3C Trace Context).
-    traceparent: str = ""
-    stage_s: dict[str, float] = field(default_factory=dict)
-    # The turn's timeline, in seconds of `perf_counter`: received, validated, resolved, rendered, first_token,
-    # last_token, saved, sent, settled. Of a turn with several rounds the first of each but the last `last_token`.
-    marks: dict[str, float] = field(default_factory=lambda: {"received": perf_counter()})
-
-    def mark(self, name: str) -> None:
-        """Note when this happened first."""
-        self.marks.setdefault(name, perf_counter())

@@ -9,9 +9,10 @@ import pytest
 from msgspec import structs
 
 from segue.accounts.metering import Meter
-from segue.accounts.quota import Draw, Held, KeyLimits, Quota
+from segue.accounts.quota import KeyQuota
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
+from segue.limits import Draw, HeldPlaces, KeyLimits
 from tests.contracts.stores import KINDS, SHARED, open_stores
 
 LIMITS = KeyLimits(requests_per_min=60, tokens_per_min=600, connections_max=5, lanes_max=3)
@@ -24,9 +25,9 @@ async def test_one_alone_is_given_everything_and_no_more(
 ) -> None:
     async with open_stores(kind, request, tmp_path) as open_one:
         shared_limits = (await open_one()).shared_limits
-        wanted = structs.replace(ASK, requests=50, tokens=700, held=Held(9, 9))
+        wanted = structs.replace(ASK, requests=50, tokens=700, held=HeldPlaces(9, 9))
         (grant,) = await shared_limits.draw([wanted])
-        assert (grant.requests, grant.held, grant.others) == (50, Held(5, 3), Held())
+        assert (grant.requests, grant.held, grant.others) == (50, HeldPlaces(5, 3), HeldPlaces())
         assert grant.tokens == pytest.approx(-100, abs=5)
         (rest,) = await shared_limits.draw([structs.replace(ASK, requests=50)])
         assert 10 <= rest.requests <= 12
@@ -48,13 +49,13 @@ async def test_several_share_what_there_is(
 ) -> None:
     async with open_stores(kind, request, tmp_path) as open_one:
         stores = [await open_one() for _ in range(3)]
-        wanted = structs.replace(ASK, requests=7, tokens=10, held=Held(2, 2))
+        wanted = structs.replace(ASK, requests=7, tokens=10, held=HeldPlaces(2, 2))
         granted = await asyncio.gather(
             *(one.shared_limits.draw([wanted]) for one in stores for _ in range(5))
         )
         assert 60 <= sum(grant.requests for (grant,) in granted) <= 63
         last = [
-            (await one.shared_limits.draw([structs.replace(ASK, held=Held(2, 2))]))[0]
+            (await one.shared_limits.draw([structs.replace(ASK, held=HeldPlaces(2, 2))]))[0]
             for one in stores
         ]
         assert sum(one.held.connections for one in last) == 5
@@ -62,13 +63,13 @@ async def test_several_share_what_there_is(
         assert last[0].tokens == pytest.approx(450, abs=20)
         # What one gives back, or leaves behind, another may have.
         await stores[0].shared_limits.draw([ASK])
-        (grant,) = await stores[1].shared_limits.draw([structs.replace(ASK, held=Held(5, 3))])
+        (grant,) = await stores[1].shared_limits.draw([structs.replace(ASK, held=HeldPlaces(5, 3))])
         others = grant.others
-        assert grant.held == Held(5 - others.connections, 3 - others.lanes)
+        assert grant.held == HeldPlaces(5 - others.connections, 3 - others.lanes)
         await stores[2].crash()
         await stores[1].maintenance.recover()
-        (grant,) = await stores[1].shared_limits.draw([structs.replace(ASK, held=Held(5, 3))])
-        assert (grant.held, grant.others) == (Held(5, 3), Held())
+        (grant,) = await stores[1].shared_limits.draw([structs.replace(ASK, held=HeldPlaces(5, 3))])
+        assert (grant.held, grant.others) == (HeldPlaces(5, 3), HeldPlaces())
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -81,7 +82,9 @@ async def test_history_in_memory_is_divided_by_connections(
             Meter((await open_one()).shared_limits, Peers(LocalBus()), told.append)
             for _ in range(2)
         ]
-        here, there = [Quota(KeyLimits(state_bytes_max=1_000), "key", one) for one in shared_limits]
+        here, there = [
+            KeyQuota(KeyLimits(state_bytes_max=1_000), "key", one) for one in shared_limits
+        ]
         assert here.state_bytes_max == 1_000
         for quota in (here, there, there, there):
             quota.connect()

@@ -1,0 +1,103 @@
+"""What may one key use, and what is left of it? Pure: a draw on a key's limits in, a grant and the new level out.
+
+A bucket holds a minute's worth and fills up steadily, so that a burst is fine and a flood is not. The limits hold for
+all processes together: the store keeps the level and who holds what, each process draws on it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+MINUTE_S = 60.0
+# So that a bucket that should hold a whole request does.
+CRUMB = 1e-6
+
+
+class KeyLimits(Struct, frozen=True):
+    """What one key may use of all processes together; 0: no limit of its own."""
+
+    requests_per_min: int = 0
+    tokens_per_min: int = 0
+    connections_max: int = 0
+    lanes_max: int = 0
+    state_bytes_max: int = 0
+
+
+class HeldPlaces(Struct, frozen=True):
+    """Places of a key that are taken, in use or kept for the next one."""
+
+    connections: int = 0
+    lanes: int = 0
+
+
+class Draw(Struct, frozen=True):
+    """What a process asks of a key's limits."""
+
+    key_id: str
+    limits: KeyLimits
+    # Requests wanted, or given back if negative; tokens used since the last draw.
+    requests: int = 0
+    tokens: int = 0
+    # What it would hold from now on, in all.
+    held: HeldPlaces = HeldPlaces()
+
+
+class Level(Struct, frozen=True):
+    """What is left of a key's minute, and when that was counted."""
+
+    requests: float
+    tokens: float
+    at: float
+
+
+class Grant(Struct, frozen=True):
+    """What a process is given, and what is left."""
+
+    requests: int = 0
+    # How long until there is a request again, if none was given.
+    wait_s: float = 0.0
+    # Of all; in debt if negative.
+    tokens: float = 0.0
+    held: HeldPlaces = HeldPlaces()
+    # What the other processes hold.
+    others: HeldPlaces = HeldPlaces()
+
+
+def share_out(
+    draw: Draw, level: Level | None, others: HeldPlaces, now: float
+) -> tuple[Level, Grant]:
+    """What this draw is given, and what is left then."""
+    limits = draw.limits
+    left = _filled(limits, level, now)
+    given = min(draw.requests, int(left.requests + CRUMB)) if limits.requests_per_min else 0
+    requests = min(float(limits.requests_per_min), left.requests - given)
+    tokens = left.tokens - draw.tokens if limits.tokens_per_min else 0.0
+    is_short = draw.requests > 0 and not given
+    missing = (1 - requests) * MINUTE_S / max(1, limits.requests_per_min)
+    grant = Grant(
+        requests=given,
+        wait_s=max(0.0, missing) if is_short else 0.0,
+        tokens=tokens,
+        held=HeldPlaces(
+            _places(draw.held.connections, others.connections, limits.connections_max),
+            _places(draw.held.lanes, others.lanes, limits.lanes_max),
+        ),
+        others=others,
+    )
+    return Level(requests, tokens, left.at), grant
+
+
+def _filled(limits: KeyLimits, level: Level | None, now: float) -> Level:
+    if level is None:
+        return Level(float(limits.requests_per_min), float(limits.tokens_per_min), now)
+    # A clock that was put back does not empty anything.
+    minutes = max(0.0, now - level.at) / MINUTE_S
+    return Level(
+        min(float(limits.requests_per_min), level.requests + minutes * limits.requests_per_min),
+        min(float(limits.tokens_per_min), level.tokens + minutes * limits.tokens_per_min),
+        max(now, level.at),
+    )
+
+
+def _places(wanted: int, taken: int, most: int) -> int:
+    return min(wanted, max(0, most - taken)) if most else wanted
