@@ -17,7 +17,6 @@ import msgspec
 from msgspec import structs
 
 from segue.accounts.metering import Meter
-from segue.audit import Audit
 from segue.cluster.hub import open_hub_bus
 from segue.cluster.idempotency import SharedIdempotencyKeys
 from segue.cluster.local import LocalBus
@@ -27,8 +26,10 @@ from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, Memory, Replica
 from segue.engines.routes import RoutedEngine
 from segue.errors import Misconfigured
-from segue.metrics import Metrics, together
 from segue.models import build_models
+from segue.observe.audit import Audit
+from segue.observe.metrics import Metrics, together
+from segue.observe.traces import Traces
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
 from segue.settings import Settings
@@ -49,7 +50,6 @@ from segue.tools.mcp import McpServer, McpServers
 from segue.tools.pdf import Papers
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
-from segue.traces import Traces
 from segue.transports.auth import Account, Accounts
 from segue.transports.http import HttpApp
 from segue.transports.origin import gate

@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from segue import __version__, connect, doctor
+from segue import __version__
 from segue.app import index_folder
+from segue.commands import connect, doctor
+from segue.commands.keys import add_keys_verb, keys
 from segue.errors import ApiError, Misconfigured
-from segue.keys import add_keys_verb, keys
-from segue.logs import set_up_logging
 from segue.models import add_model, list_models
+from segue.observe.logs import set_up_logging
 from segue.server import serve
 from segue.settings import FLAGS, REPEATED, Settings, load_settings
 from segue.storage import read_usage, rotate_seals
@@ -36,7 +37,7 @@ def _connect() -> ClientVerb:
 
 
 def _chat() -> ClientVerb:
-    from segue import chat
+    from segue.commands import chat
 
     return ClientVerb(chat.add_arguments, chat.run)
 

@@ -36,8 +36,8 @@ from segue.app import Place
 from segue.cluster.hub import Hub
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
-from segue.logs import set_up_logging
 from segue.models import has_engines_inside, shared_engines
+from segue.observe.logs import set_up_logging
 from segue.server import BACKLOG, announce, listen, serve_on, url_of
 from segue.settings import Settings
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.connect import SNIPPETS, URL, Place, codex_block
+from segue.commands.connect import SNIPPETS, URL, Place, codex_block
 from tests.clients.agents import AGENTS, CODEX, EXAMPLES, Ran, node_home, python_example, run
 from tests.clients.outside import NODE, PYTHON, ROOT
 from tests.clients.stage import scripted, staged

@@ -43,28 +43,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "guards": INNER | {"turn"},
     "transports": INNER | {"turn", "session", "process", "accounts"},
     # 4: who is wired to whom?
-    "metrics": INNER | {"turn", "process", "session", "transports"} | ADAPTERS,
-    "batches": set(),
-    "traces": INNER | {"turn", "process", "batches"},
-    "audit": INNER | {"turn", "process", "batches"},
+    "observe": INNER | {"turn", "process"},
     "models": INNER | {"turn", "dialects", "engines", "guards"},
     "dashboard": INNER | {"turn", "process", "accounts", "transports"},
     "storage": INNER | {"turn", "accounts", "stores", "cluster"},
     "app": INNER
     | {"turn", "session", "process", "accounts", "cluster", "transports"}
-    | {"metrics", "traces", "audit", "models", "storage", "dashboard"}
+    | {"observe", "models", "storage", "dashboard"}
     | ADAPTERS,
     "server": INNER | {"app", "transports"},
     # 5: how does a person start it, connect to it, look at it?
-    "connect": GROUND,
-    "chat": GROUND | {"connect"},
-    "doctor": GROUND | {"server", "models", "storage"},
-    "keys": GROUND | {"storage", "turn", "accounts"},
-    "logs": GROUND | {"keys"},
-    "workers": GROUND | {"app", "cluster", "logs", "models", "server"},
-    "cli": GROUND
-    | {"app", "server", "storage", "keys", "logs", "models", "dashboard"}
-    | {"connect", "chat", "doctor", "workers"},
+    "commands": GROUND | {"server", "models", "storage", "turn", "accounts"},
+    "workers": GROUND | {"app", "cluster", "observe", "models", "server"},
+    "cli": GROUND | {"app", "server", "storage", "observe", "models", "commands", "workers"},
     "__main__": {"cli"},
 }
 
@@ -242,8 +233,8 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "dialects/chatml.py", "from segue.session import lanes", True),
     (upward_imports, "transports/websocket.py", "from segue.session import lanes", False),
     (upward_imports, "transports/websocket.py", "from segue.stores import memory", True),
-    (upward_imports, "transports/http.py", "from segue.metrics import counters", True),
-    (upward_imports, "metrics.py", "from segue.app import create", True),
+    (upward_imports, "transports/http.py", "from segue.observe.metrics import counters", True),
+    (upward_imports, "observe/metrics.py", "from segue.app import create", True),
     (upward_imports, "app.py", "from segue.stores.sqlite import SqliteTurns", False),
     (upward_imports, "app.py", "from segue import cli", True),
     (upward_imports, "cli.py", "from segue.app import create", False),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.connect import SNIPPETS, Place, base_url_of, codex_block, with_provider
+from segue.commands.connect import SNIPPETS, Place, base_url_of, codex_block, with_provider
 from segue.errors import Misconfigured
 from tests.support import served_process
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from segue.doctor import Check, examine
+from segue.commands.doctor import Check, examine
 from segue.settings import load_settings
 from tests.engines.fakes.chat import FakeChat
 from tests.support import served_process

@@ -21,8 +21,8 @@ import msgspec
 from msgspec import Struct
 
 from segue import __version__
-from segue.batches import Batches
 from segue.errors import Misconfigured
+from segue.observe.batches import Batches
 from segue.turn.commit import EndedTurn
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from segue import batches
 from segue.errors import Misconfigured
-from segue.traces import Traces, parent_of
+from segue.observe import batches
+from segue.observe.traces import Traces, parent_of
 from tests.support import MODEL, WAIT_S, fetch, serving, wire
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -38,17 +36,6 @@ LIMITS = {
     "lanes_max": "turns that run at once",
     "state_bytes_max": "bytes of history that are kept in memory for it",
 }
-
-
-SECRET = re.compile(r"sk-segue-[A-Za-z0-9_-]+")
-
-
-class Discreet(logging.Formatter):
-    """Writes log lines, tracebacks included, without any key of ours that might have got into one."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        return SECRET.sub("sk-segue-…", super().format(record))
 
 
 def keys(options: argparse.Namespace, settings: Settings) -> int:

@@ -18,7 +18,7 @@ from rich.console import Console
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from segue.connect import URL, base_url_of, find_place
+from segue.commands.connect import URL, base_url_of, find_place
 from segue.errors import Misconfigured
 
 # Segue speaks at least every 15 s while a turn runs, so that a silence this long is the network's.

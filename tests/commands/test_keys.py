@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from segue.cli import main
-from segue.keys import Discreet
 
 SECRET = re.compile(r"sk-segue-[A-Za-z0-9_-]{43}")
 
@@ -108,17 +105,3 @@ def test_ring_that_is_not_the_stores_is_said(
     status, out, err = run(capsys, *words)
     assert (status, out) == (2, "")
     assert "seal_keys" in err
-
-
-def test_no_key_gets_through_a_log_line() -> None:
-    secret = "sk-segue-" + "s" * 43
-    try:
-        raise ValueError(secret)
-    except ValueError:
-        record = logging.LogRecord(
-            "x", logging.ERROR, "x.py", 1, "of %s", (secret,), sys.exc_info()
-        )
-    line = Discreet("%(name)s %(message)s").format(record)
-    assert "of sk-segue-…" in line
-    assert "ValueError" in line
-    assert secret not in line

@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from segue.batches import Batches
 from segue.errors import Misconfigured
+from segue.observe.batches import Batches
 from segue.turn.commit import EndedTurn
 
-log = logging.getLogger(__name__)
+# The documented name of the logger, for operators who route it (docs/observability.md).
+log = logging.getLogger("segue.audit")
 
 # The name that means the server's own log instead of a file.
 TO_LOG = "log"
