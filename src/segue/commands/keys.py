@@ -1,4 +1,4 @@
-"""How does a person give out API keys and take them back? The verbs of `segue keys`."""
+"""How does a person create, list and revoke API keys? The actions of `segue keys`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -20,26 +20,25 @@ from segue.settings import Settings
 from segue.storage import create_key, list_keys, revoke_key
 from segue.turn.values import Key
 
-if TYPE_CHECKING:
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 USUAL_SCOPES = "responses,models"
 SCOPES_HELP = (
-    f"what it is good for (default: {USUAL_SCOPES}); beside these: metrics, dashboard, and of tools "
-    "that the server runs web_search, mcp, mcp_url"
+    f"what the key may be used for, separated by commas (default: {USUAL_SCOPES}); others: metrics, "
+    "dashboard, and for server-side tools web_search, mcp, mcp_url"
 )
 WORD_CHARS_MAX = 100
 LIMITS = {
-    "requests_per_min": "requests a minute",
-    "tokens_per_min": "tokens a minute, prompts and answers together",
+    "requests_per_min": "requests per minute",
+    "tokens_per_min": "tokens per minute, input and output together",
     "connections_max": "open WebSocket connections",
-    "lanes_max": "turns that run at once",
-    "state_bytes_max": "bytes of history that are kept in memory for it",
+    "lanes_max": "responses that run at once",
+    "state_bytes_max": "bytes of history kept in memory for this key",
 }
 
 
 def keys(options: argparse.Namespace, settings: Settings) -> int:
-    """Run one of the verbs; the exit status says whether it worked."""
+    """Run one of the actions; returns the exit status."""
     match options.action:
         case "create":
             return _create(options, settings)
@@ -59,10 +58,10 @@ def _create(options: argparse.Namespace, settings: Settings) -> int:
     if options.json:
         print(msgspec.json.encode({"secret": secret, **msgspec.structs.asdict(key)}).decode())
         return 0
-    # The secret alone on standard output, so that a script can take it from there.
+    # Only the secret goes to standard output, so that a script can read it from there.
     print(secret)
     print(
-        f"This is {key.id}, for {key.owner}. It is not shown again: keep it somewhere safe.",
+        f"This is {key.id}, owner {key.owner}. It is not shown again: store it somewhere safe.",
         file=sys.stderr,
     )
     return 0
@@ -79,8 +78,10 @@ def _list(options: argparse.Namespace, settings: Settings) -> int:
 
 def _revoke(options: argparse.Namespace, settings: Settings) -> int:
     if not asyncio.run(revoke_key(_existing(settings), options.id)):
-        raise Misconfigured(f"keys: there is no key {options.id} that could be revoked.")
-    print(f"{options.id} is revoked. Servers that run know it within five seconds.")
+        raise Misconfigured(
+            f"keys: there is no valid key {options.id}. See `segue keys list --json`."
+        )
+    print(f"{options.id} is revoked. Running servers refuse it within five seconds.")
     return 0
 
 
@@ -106,7 +107,7 @@ def _day(seconds: int) -> str:
 
 
 def _existing(settings: Settings) -> Settings:
-    """A store that is there: opening would make it."""
+    """Refuse a SQLite file that does not exist: opening it would create it."""
     path = settings.store.removeprefix("sqlite:///")
     if path != settings.store and not Path(path).exists():
         raise Misconfigured(f"store: there is no file {path}.")
@@ -114,9 +115,9 @@ def _existing(settings: Settings) -> Settings:
 
 
 def _word(what: str, text: str) -> str:
-    """A name that a terminal and every store can take."""
+    """Check a name: a terminal and every store must be able to show it."""
     if not text.isprintable() or not 0 < len(text) <= WORD_CHARS_MAX:
-        raise Misconfigured(f"{what}: 1 to {WORD_CHARS_MAX} characters that can be printed.")
+        raise Misconfigured(f"{what}: must be 1 to {WORD_CHARS_MAX} printable characters.")
     return text
 
 
@@ -132,24 +133,28 @@ def _amount(text: str) -> int:
 
 
 def add_keys_verb(verbs: Verbs) -> None:
-    """Describe `segue keys` to the command line."""
-    parser = verbs.add_parser("keys", help="give out API keys and take them back")
+    """The arguments of `segue keys`."""
+    parser = verbs.add_parser("keys", help="create, list and revoke API keys")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = actions.add_parser("create", help="make a key, and print it once")
-    create.add_argument("--name", required=True, help="what it is for, in your own words")
-    create.add_argument("--owner", help="whose responses it sees (default: its name)")
+    create = actions.add_parser("create", help="create a key and print its secret once")
+    create.add_argument("--name", required=True, help="a name for the key, in your own words")
+    create.add_argument(
+        "--owner", help="keys of one owner see each other's responses (default: the name)"
+    )
     create.add_argument("--scopes", default=USUAL_SCOPES, help=SCOPES_HELP)
     for name, text in LIMITS.items():
         flag = "--" + _option(name).replace("_", "-")
         create.add_argument(flag, type=_amount, metavar="N", help=f"{text} (default: no limit)")
-    listing = actions.add_parser("list", help="print all keys, never their secrets")
-    revoke = actions.add_parser("revoke", help="take a key back for good")
-    revoke.add_argument("id", help="such as key_0f3a…, from the list")
+    listing = actions.add_parser("list", help="print all keys, without their secrets")
+    revoke = actions.add_parser("revoke", help="revoke a key permanently")
+    revoke.add_argument("id", help="the id of the key, from `segue keys list`")
     for action in (create, listing, revoke):
-        action.add_argument("--config", metavar="FILE", help="a TOML file that names the store")
-        action.add_argument("--store", metavar="STORE", help="where keys are kept")
+        action.add_argument("--config", metavar="FILE", help="TOML file that names the store")
+        action.add_argument("--store", metavar="STORE", help="the store of the keys")
         action.add_argument(
-            "--seal-keys", metavar="FILE", help="the ring; default: beside the store's file"
+            "--seal-keys",
+            metavar="FILE",
+            help="file with the keys that hash API keys (default: next to the store's file)",
         )
     for action in (create, listing):
-        action.add_argument("--json", action="store_true", help="as JSON")
+        action.add_argument("--json", action="store_true", help="print JSON")
