@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from segue.accounts.account import Account, Accounts
 from segue.accounts.metering import Meter
 from segue.cluster.hub import open_hub_bus
 from segue.cluster.idempotency import SharedIdempotencyKeys
@@ -50,7 +51,6 @@ from segue.tools.mcp import McpServer, McpServers
 from segue.tools.pdf import Papers
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
-from segue.transports.auth import Account, Accounts
 from segue.transports.http import HttpApp
 from segue.transports.origin import gate
 from segue.transports.services import Limits, NearTurns, Services

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from segue.accounts.account import SCOPES
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
 from segue.limits import KeyLimits
@@ -36,7 +37,6 @@ from segue.stores.sqlite import (
     SqliteMaintenance,
     SqliteTurns,
 )
-from segue.transports.auth import SCOPES
 from segue.turn.seams import (
     Conversations,
     EventLog,
