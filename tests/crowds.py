@@ -3,7 +3,7 @@ what they are is measured by `segue bench crowd`."""
 
 from __future__ import annotations
 
-from segue.bench.scenes import Beside, Return
+from segue_bench.scenes import Beside, Return
 
 # The machine may be busy with other tests; a server that stands still would take longer.
 HEALTH_MS_MAX = 30_000

@@ -5,12 +5,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.bench.charts import spread
-from segue.bench.figures import percentile
-from segue.bench.plan import CODEX, PRESETS, Plan, cases, order
-from segue.bench.server import parse_counters
-from segue.bench.story import Teller
-from segue.bench.ways import WAYS
+from segue_bench.charts import spread
+from segue_bench.figures import percentile
+from segue_bench.plan import CODEX, PRESETS, Plan, cases, order
+from segue_bench.server import parse_counters
+from segue_bench.story import Teller
+from segue_bench.ways import WAYS
 
 
 def plan(**changes: object) -> Plan:

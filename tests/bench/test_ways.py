@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
-from segue.bench.line import Address
-from segue.bench.plan import CODEX
-from segue.bench.server import NotServing, spawn
-from segue.bench.story import Teller
-from segue.bench.ways import RolloutWay, Talk, TurnFailed, Unknown, open_way
+from segue_bench.line import Address
+from segue_bench.plan import CODEX
+from segue_bench.server import NotServing, spawn
+from segue_bench.story import Teller
+from segue_bench.ways import RolloutWay, Talk, TurnFailed, Unknown, open_way
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "read_file", "arguments": "{}"}
 COMPLETED = {"type": "response.completed", "response": {"id": "resp_1", "output": [CALL]}}

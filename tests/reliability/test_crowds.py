@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segue.bench.scenes import How, beside, come_back
+from segue_bench.scenes import How, beside, come_back
 from tests.crowds import check_herd, check_idle, check_stalled
 
 pytestmark = [pytest.mark.reliability, pytest.mark.timeout(600)]

@@ -3,7 +3,7 @@ in tests/reliability/test_crowds.py."""
 
 from __future__ import annotations
 
-from segue.bench.scenes import beside, come_back
+from segue_bench.scenes import beside, come_back
 from tests.crowds import check_herd, check_idle, check_stalled
 
 OUTBOX_BYTES_MAX = 100_000

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from segue.bench.line import (
+from segue_bench.line import (
     Address,
     Line,
     frame,
@@ -24,7 +24,7 @@ from segue.bench.line import (
     read_message,
     upgrade,
 )
-from segue.bench.story import Story, answer, go_on
+from segue_bench.story import Story, answer, go_on
 
 WayName = Literal["http-new", "http-full", "http-chained", "ws", "ws-stored", "rollout"]
 WAYS: tuple[WayName, ...] = (

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from segue.bench.charts import baseline, speed_words, tokens_words
-from segue.bench.figures import Run, shorter
+from segue_bench.charts import baseline, speed_words, tokens_words
+from segue_bench.figures import Run, shorter
 
 
 def findings(runs: Sequence[Run]) -> list[str]:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from segue.bench.plan import Case
-from segue.bench.server import Counters, Peer
-from segue.bench.ways import Heard, Talk, open_way
+from segue_bench.plan import Case
+from segue_bench.server import Counters, Peer
+from segue_bench.ways import Heard, Talk, open_way
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from segue.bench.story import Shape
-from segue.bench.ways import WayName
+from segue_bench.story import Shape
+from segue_bench.ways import WayName
 
 CODEX = Shape(
     instructions_bytes=13_000, tools_bytes=19_000, tool_output_bytes=2_000, output_tokens=100

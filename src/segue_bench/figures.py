@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from segue.bench.loop import Loop
-from segue.bench.plan import Case
-from segue.bench.server import STAGES
-from segue.bench.ways import WayName
+from segue_bench.loop import Loop
+from segue_bench.plan import Case
+from segue_bench.server import STAGES
+from segue_bench.ways import WayName
 
 # The stages in which the server waits for its engine; all others are its own work.
 ENGINE_STAGES = ("first_token", "sample")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from segue.bench.charts import (
+from segue_bench.charts import (
     along_chart,
     baseline,
     seconds_words,
@@ -17,9 +17,9 @@ from segue.bench.charts import (
     tokens_words,
     total_chart,
 )
-from segue.bench.figures import Run, shorter
-from segue.bench.machine import Machine
-from segue.bench.report import LEGEND, Report, cells_of, context_line, groups
+from segue_bench.figures import Run, shorter
+from segue_bench.machine import Machine
+from segue_bench.report import LEGEND, Report, cells_of, context_line, groups
 
 STYLE = """
 :root{color-scheme:light dark;--bg:#fbfbfd;--card:#fff;--ink:#1f2430;--soft:#5b6472;--line:#e3e6ec;--good:#0a7d4f}

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from segue.bench.line import Address, LineFailed, get
+from segue_bench.line import Address, LineFailed, get
 
 START_S_MAX = 60.0
 STOP_S_MAX = 30.0
@@ -191,7 +191,7 @@ def serve_in(folder: Path, served: Served, port: int = 0) -> Iterator[Process]:
 @contextmanager
 def relay(port: int, rtt_s: float, certificate: Path | None) -> Iterator[Process]:
     """Run the relay in front of a port."""
-    command = ["segue.bench.relay", str(port), str(rtt_s)]
+    command = ["segue_bench.relay", str(port), str(rtt_s)]
     if certificate is not None:
         command.append(str(certificate))
     with (

@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 import msgspec
 
-from segue.bench.line import frame
+from segue_bench.line import frame
 
 MODEL = "stream"
 LATE_STEP_S = 0.0001

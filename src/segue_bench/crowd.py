@@ -1,6 +1,6 @@
 """Who comes in numbers? A process of guests at one server, so that they cost whoever measures nothing.
 
-    python -m segue.bench.crowd PORT KIND COUNT TPS
+    python -m segue_bench.crowd PORT KIND COUNT TPS
 
     idle       hold a connection open and say nothing
     stalled    ask for one answer after the other and never read a byte
@@ -25,8 +25,8 @@ from typing import Literal
 import msgspec
 import uvloop
 
-from segue.bench.guests import Told, gather
-from segue.bench.server import NotServing
+from segue_bench.guests import Told, gather
+from segue_bench.server import NotServing
 
 Kind = Literal["idle", "stalled", "streams", "herd"]
 
@@ -57,7 +57,7 @@ class Crowd:
 @contextmanager
 def crowd(port: int, kind: Kind, count: int, tokens_per_s: float = 0.0) -> Iterator[Crowd]:
     """So many guests at this port; all have come."""
-    command = [sys.executable, "-m", "segue.bench.crowd", str(port), kind, str(count)]
+    command = [sys.executable, "-m", "segue_bench.crowd", str(port), kind, str(count)]
     child = subprocess.Popen(
         [*command, str(tokens_per_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

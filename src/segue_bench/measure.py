@@ -15,10 +15,10 @@ from typing import Protocol
 
 import msgspec
 
-from segue.bench.figures import Run, sum_up
-from segue.bench.line import Address, Line, post, read_body
-from segue.bench.loop import Loop, run_loop
-from segue.bench.plan import (
+from segue_bench.figures import Run, sum_up
+from segue_bench.line import Address, Line, post, read_body
+from segue_bench.loop import Loop, run_loop
+from segue_bench.plan import (
     ALL,
     BARE,
     NOT_RENDERED,
@@ -30,7 +30,7 @@ from segue.bench.plan import (
     model_name,
     order,
 )
-from segue.bench.server import (
+from segue_bench.server import (
     Peer,
     Played,
     Process,
@@ -40,8 +40,8 @@ from segue.bench.server import (
     serve,
     trust,
 )
-from segue.bench.story import Story, Teller
-from segue.bench.ways import Reply, Talk, TurnFailed, Unknown, WayName, body
+from segue_bench.story import Story, Teller
+from segue_bench.ways import Reply, Talk, TurnFailed, Unknown, WayName, body
 
 # Tokens of a call and of what frames it, beside its output.
 CALL_TOKENS = 60

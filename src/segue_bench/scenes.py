@@ -25,15 +25,15 @@ import msgspec
 from msgspec import Struct
 from rich.table import Table
 
-from segue.bench.crowd import Crowd, crowd
-from segue.bench.guests import Told
-from segue.bench.line import Address, LineFailed, get
-from segue.bench.load import apart
-from segue.bench.machine import Machine, describe, in_words
-from segue.bench.report import paper
-from segue.bench.server import NotServing, Played, Process, Served, serve, serve_in
-from segue.bench.streams import MODEL
 from segue.errors import Misconfigured
+from segue_bench.crowd import Crowd, crowd
+from segue_bench.guests import Told
+from segue_bench.line import Address, LineFailed, get
+from segue_bench.load import apart
+from segue_bench.machine import Machine, describe, in_words
+from segue_bench.report import paper
+from segue_bench.server import NotServing, Played, Process, Served, serve, serve_in
+from segue_bench.streams import MODEL
 
 # An answer lasts about this long, so that ends and beginnings are part of the load.
 ANSWER_S = 1.0

@@ -22,11 +22,11 @@ import uvloop
 from msgspec import Struct
 from rich.table import Table
 
-from segue.bench.machine import Machine, describe, in_words
-from segue.bench.report import paper
-from segue.bench.server import NotServing, Played, Process, Served, serve
-from segue.bench.streams import LATE_STEPS, MODEL, Lanes, Tally, late_ms
 from segue.errors import Misconfigured
+from segue_bench.machine import Machine, describe, in_words
+from segue_bench.report import paper
+from segue_bench.server import NotServing, Played, Process, Served, serve
+from segue_bench.streams import LATE_STEPS, MODEL, Lanes, Tally, late_ms
 
 # An answer lasts about this long, so that ends and beginnings are part of the load.
 ANSWER_S = 1.0

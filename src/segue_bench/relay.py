@@ -1,6 +1,6 @@
 """What does the network add? A relay in front of a loopback port: TLS in user space, and a delay on every byte.
 
-    python -m segue.bench.relay PORT RTT_S [CERTIFICATE]
+    python -m segue_bench.relay PORT RTT_S [CERTIFICATE]
 
 Each way takes half of the round trip. A connection costs one round trip more before its first byte, as TCP does, and
 with TLS 1.3 a second one. Order is kept, bandwidth is not limited. It runs in a process of its own, so that neither

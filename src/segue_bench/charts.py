@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from segue.bench.figures import Run, shorter
+from segue_bench.figures import Run, shorter
 
 WIDTH = 920
 LABEL = 138

@@ -16,8 +16,8 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from segue.bench.line import frame
-from segue.bench.streams import LATE_STEPS, MODEL, Connection, Lanes, Refused, Tally, late_ms
+from segue_bench.line import frame
+from segue_bench.streams import LATE_STEPS, MODEL, Connection, Lanes, Refused, Tally, late_ms
 
 # The listener's queue is longer; opening is not what is measured.
 OPENING_MAX = 200

@@ -12,14 +12,14 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from segue.bench.charts import (
+from segue_bench.charts import (
     baseline,
     seconds_words,
     speed_words,
     tokens_words,
 )
-from segue.bench.figures import Run, shorter
-from segue.bench.machine import Machine, in_words
+from segue_bench.figures import Run, shorter
+from segue_bench.machine import Machine, in_words
 
 PAPER_COLUMNS = 150
 

@@ -12,16 +12,17 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from segue.bench import load, scenes
-from segue.bench.charts import speed_words, tokens_words
-from segue.bench.findings import findings
-from segue.bench.line import LineFailed
-from segue.bench.loop import Loop
-from segue.bench.machine import describe
-from segue.bench.measure import measure
-from segue.bench.page import charts, page
-from segue.bench.plan import PRESETS, Case, Plan, cases
-from segue.bench.report import (
+from segue.errors import Misconfigured
+from segue_bench import load, scenes
+from segue_bench.charts import speed_words, tokens_words
+from segue_bench.findings import findings
+from segue_bench.line import LineFailed
+from segue_bench.loop import Loop
+from segue_bench.machine import describe
+from segue_bench.measure import measure
+from segue_bench.page import charts, page
+from segue_bench.plan import PRESETS, Case, Plan, cases
+from segue_bench.report import (
     LEGEND,
     Asked,
     Report,
@@ -30,9 +31,8 @@ from segue.bench.report import (
     table,
     to_json,
 )
-from segue.bench.server import NotServing
-from segue.bench.ways import WAYS, TurnFailed, WayName
-from segue.errors import Misconfigured
+from segue_bench.server import NotServing
+from segue_bench.ways import WAYS, TurnFailed, WayName
 
 T = TypeVar("T")
 
