@@ -110,7 +110,7 @@ class Connections(Struct, frozen=True):
     rows: Sequence[ConnectionRow]
 
 
-class Memory(Struct, frozen=True):
+class CacheUse(Struct, frozen=True):
     """A cache: what it holds, and what it may hold."""
 
     name: str
@@ -118,7 +118,7 @@ class Memory(Struct, frozen=True):
     bytes_max: int
 
 
-class Replica(Struct, frozen=True):
+class ReplicaView(Struct, frozen=True):
     """An engine, or one of several that serve the same model. Load is unknown where nobody counts it."""
 
     model: str
@@ -151,7 +151,7 @@ class Totals(Struct):
         self.bytes += tally.bytes_received
 
 
-class Refusal(Struct):
+class RefusalCount(Struct):
     """How often requests were refused with this code before they became turns, and when last."""
 
     transport: str
@@ -167,9 +167,9 @@ class Picture(Struct, frozen=True):
     connections: Connections
     running_count: int
     running: Sequence[RunningRow]
-    memory: Sequence[Memory]
-    replicas: Sequence[Replica]
-    refusals: Sequence[Refusal]
+    memory: Sequence[CacheUse]
+    replicas: Sequence[ReplicaView]
+    refusals: Sequence[RefusalCount]
     backlog: int | None
 
 
