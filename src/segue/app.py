@@ -196,7 +196,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 probe=lambda: is_ready(),
                 replicas=lambda checks: _replicas(models, checks),
                 backlog=lambda: afterwards.backlog,
-                ask=lambda question: peers.ask("feed", question, peers.housemates),
+                ask=lambda question: peers.ask("feed", question, peers.siblings),
                 worker=peers.worker,
                 process=place.house,
             )
@@ -257,7 +257,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
 
         async def write_metrics() -> bytes:
             others, own = await asyncio.gather(
-                peers.ask("metrics", b"", peers.housemates), write_own_metrics()
+                peers.ask("metrics", b"", peers.siblings), write_own_metrics()
             )
             return together([own, *others.values()])
 
@@ -266,7 +266,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
             runner.forget(owner, turn_id)
             await upgrades.erase(owner, turn_id)
             # Sooner than the store would tell them.
-            await peers.tell("erased", msgspec.msgpack.encode((owner, turn_id)))
+            await peers.send("erased", msgspec.msgpack.encode((owner, turn_id)))
             return is_erased
 
         async def let_go(owner: Owner, turn_id: str) -> None:

@@ -18,7 +18,7 @@ from hashlib import blake2b
 from msgspec import UNSET, structs
 
 from segue.cluster.peers import Peers
-from segue.cluster.remote import Kept, RemoteTurns
+from segue.cluster.remote import RemoteTurns, StoredEnds
 from segue.errors import ApiError, Conflict, TooMany, Unavailable
 from segue.ids import item_ids, new_id
 from segue.process.conversations import (
@@ -130,8 +130,8 @@ class Runner:
     def meet(self, bus: Bus, peers: Peers, turns: Turns) -> None:
         """There are other workers: their turns can be heard here, and ours there."""
         silence_s = 2 * self._heartbeat_s
-        kept = Kept(turns, self._records.log)
-        self._remote = RemoteTurns(bus, peers, self._find_here, kept, silence_s)
+        ends = StoredEnds(turns, self._records.log)
+        self._remote = RemoteTurns(bus, peers, self._find_here, ends, silence_s)
 
     async def __aenter__(self) -> Runner:
         self._worker = asyncio.create_task(self._records.afterwards.work())
