@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from segue import __version__
-from segue.app import index_folder
+from segue.builders.tools import index_folder
 from segue.commands import connect, doctor
 from segue.commands.keys import Verbs, add_keys_verb, keys
 from segue.errors import ApiError, Misconfigured

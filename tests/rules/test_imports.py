@@ -48,15 +48,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": INNER | {"turn", "dialects", "engines", "guards"},
     "dashboard": INNER | {"turn", "process", "accounts", "transports"},
     "storage": INNER | {"turn", "accounts", "stores", "cluster"},
+    "builders": INNER
+    | {"turn", "process", "accounts", "cluster", "transports", "observe", "storage", "dashboard"}
+    | ADAPTERS,
     "app": INNER
     | {"turn", "session", "process", "accounts", "cluster", "transports"}
-    | {"observe", "models", "storage", "dashboard"}
+    | {"observe", "models", "storage", "dashboard", "builders"}
     | ADAPTERS,
     "server": INNER | {"app", "transports"},
     # 5: how does a person start it, connect to it, look at it?
     "commands": GROUND | {"server", "models", "storage", "turn", "accounts"},
     "workers": GROUND | {"app", "cluster", "observe", "models", "server"},
-    "cli": GROUND | {"app", "server", "storage", "observe", "models", "commands", "workers"},
+    "cli": GROUND
+    | {"app", "builders", "server", "storage", "observe", "models", "commands", "workers"},
     "__main__": {"cli"},
 }
 

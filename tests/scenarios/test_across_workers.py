@@ -34,13 +34,13 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         if request.param == "hub":
             flags["store"] = f"sqlite:///{tmp_path / 'shared.db'}"
-            place = Place(house="here", hub=str(tmp_path / "hub"))
+            place = Place(group="here", hub=str(tmp_path / "hub"))
             await stack.enter_async_context(Hub().opened(place.hub))
         else:
             server = request.getfixturevalue("postgres")
             flags["store"] = await server.make_database()
             stack.push_async_callback(server.drop_database, flags["store"])
-            place = Place(house="here")
+            place = Place(group="here")
         here = await stack.enter_async_context(serving(place, **flags))
         there = await stack.enter_async_context(serving(place, **flags))
         await until(lambda: here.app.peers.others and there.app.peers.others)

@@ -22,7 +22,7 @@ class Place:
     """Where a worker stands among the workers of one parent process; a server of one process has none."""
 
     # The same for all workers of one parent.
-    house: str = ""
+    group: str = ""
     # The Unix socket where the workers meet, unless they meet in the database.
     hub: str = ""
     # The folder with the sockets of embedded engines that another process runs.
@@ -38,6 +38,8 @@ class Cluster:
 
     bus: Bus
     peers: Peers
+    # The parent process that this worker belongs to; empty where there is none.
+    group: str
 
 
 @asynccontextmanager
@@ -48,12 +50,12 @@ async def open_cluster(settings: Settings, place: Place) -> AsyncIterator[Cluste
         from segue.cluster.peers import Peers
 
         async with open_notify_bus(settings.store) as notify:
-            yield Cluster(notify, Peers(notify, place.house))
+            yield Cluster(notify, Peers(notify, place.group), place.group)
     elif place.hub:
         from segue.cluster.hub import open_hub_bus
         from segue.cluster.peers import Peers
 
         async with open_hub_bus(place.hub) as hub:
-            yield Cluster(hub, Peers(hub, place.house))
+            yield Cluster(hub, Peers(hub, place.group), place.group)
     else:
         yield None

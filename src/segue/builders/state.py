@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,8 +11,9 @@ from segue.accounts.account import Account, Accounts
 from segue.accounts.metering import Meter
 from segue.builders.cluster import Cluster
 from segue.process.render_cache import RenderCache
+from segue.process.runner import Runner
 from segue.settings import Settings
-from segue.storage import Store, check_public, check_ring, load_ring, open_store
+from segue.storage import Store, check_public, check_ring, load_ring
 from segue.stores.budget import Budget
 from segue.stores.hashes import KeyHashes
 from segue.stores.layered import LayeredTurns
@@ -58,38 +58,40 @@ class State:
             cached.trim(owner, left)
 
 
-@asynccontextmanager
-async def open_state(settings: Settings, cluster: Cluster | None) -> AsyncIterator[State]:
+async def build_state(settings: Settings, store: Store, cluster: Cluster | None) -> State:
     """The store with its keys checked, and empty caches."""
-    async with open_store(settings) as store:
-        ring = await load_ring(settings, store)
-        hashes = KeyHashes(ring)
-        await check_ring(store.keys, hashes, settings)
-        await check_public(store.keys, settings)
-        budget = Budget(settings.connections_state_bytes_max)
-        others = None if cluster is None else cluster.peers
-        meter = Meter(store.shared_limits, others, budget.trim)
-        yield State(
-            settings=settings,
-            store=store,
-            ring=ring,
-            hashes=hashes,
-            accounts=Accounts(store.keys, hashes.digests, settings.auth, meter),
-            meter=meter,
-            budget=budget,
-            render_cache=RenderCache(settings.render_cache_bytes_max),
-        )
+    ring = await load_ring(settings, store)
+    hashes = KeyHashes(ring)
+    await check_ring(store.keys, hashes, settings)
+    await check_public(store.keys, settings)
+    budget = Budget(settings.connections_state_bytes_max)
+    meter = Meter(store.shared_limits, None if cluster is None else cluster.peers, budget.trim)
+    return State(
+        settings=settings,
+        store=store,
+        ring=ring,
+        hashes=hashes,
+        accounts=Accounts(store.keys, hashes.digests, settings.auth, meter),
+        meter=meter,
+        budget=budget,
+        render_cache=RenderCache(settings.render_cache_bytes_max),
+    )
 
 
 class Eraser:
     """Deletes a turn everywhere: in the store, in the caches of this process, and in those of other processes."""
 
-    def __init__(self, store: Store, cluster: Cluster | None, caches: Sequence[Forget]) -> None:
+    def __init__(self, store: Store, cluster: Cluster | None, runner: Runner) -> None:
         self._store = store
+        self._runner = runner
+        self._caches: list[Forget] = []
         self._peers = None if cluster is None else cluster.peers
-        self._caches = caches
         if self._peers is not None:
             self._peers.answer("erased", self._erased_elsewhere)
+
+    def add(self, forget: Forget) -> None:
+        """Another cache must forget erased turns from now on."""
+        self._caches.append(forget)
 
     async def erase(self, owner: Owner, turn_id: str) -> bool:
         """Delete a turn; False if there is none."""
@@ -97,7 +99,7 @@ class Eraser:
         await self._forget(owner, turn_id)
         if self._peers is not None:
             # Sooner than the store would tell them.
-            await self._peers.tell("erased", msgspec.msgpack.encode((owner, turn_id)))
+            await self._peers.send("erased", msgspec.msgpack.encode((owner, turn_id)))
         return is_erased
 
     async def forget(self, owner: Owner, turn_id: str) -> None:
@@ -106,6 +108,7 @@ class Eraser:
         await self._forget(owner, turn_id)
 
     async def _forget(self, owner: Owner, turn_id: str) -> None:
+        self._runner.forget(owner, turn_id)
         for forget in self._caches:
             await forget(owner, turn_id)
 

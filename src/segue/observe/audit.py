@@ -1,7 +1,7 @@
-"""Who asked for what, when, and with what outcome? One line of JSON for each turn and each refusal; never content.
+"""Who asked for what, when, and with what outcome? One JSON line for each turn and each refused request; never content.
 
-In: turns that are over, and refusals. Out: lines, appended to a file in the background or told to the log. The file is
-opened for each batch, so that it may be moved away at any time, and only its owner may read it.
+In: turns that ended, and refused requests. Out: lines, appended to a file in the background or written to the log. The
+file is opened for each batch, so that it can be rotated at any time, and only its owner may read it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from segue.turn.commit import EndedTurn
 # The documented name of the logger, for operators who route it (docs/observability.md).
 log = logging.getLogger("segue.audit")
 
-# The name that means the server's own log instead of a file.
+# The value of the setting that means the server's log instead of a file.
 TO_LOG = "log"
 
 
-class Line(Struct, frozen=True, omit_defaults=True):
+class AuditLine(Struct, frozen=True, omit_defaults=True):
     """One line of the audit log."""
 
     at: float
@@ -45,28 +45,28 @@ class Line(Struct, frozen=True, omit_defaults=True):
 
 
 class Audit:
-    """The way of lines into the audit log; a context that drains at its end."""
+    """Writes the audit log; a context manager that drains on the way out."""
 
     def __init__(self, place: str) -> None:
         self._path = None if place == TO_LOG else Path(place)
         if self._path is not None:
-            _try(self._path)
-        self._batches: Batches[bytes] = Batches("lines of the audit log", self._write)
+            _check_writable(self._path)
+        self._batches: Batches[bytes] = Batches("audit log lines", self._write)
 
-    def observe(self, settled: EndedTurn) -> None:
-        """A turn is over."""
-        entry, marks = settled.entry, settled.tally.marks
+    def observe(self, turn: EndedTurn) -> None:
+        """Add a turn that ended."""
+        entry, marks = turn.entry, turn.tally.marks
         self._add(
-            Line(
+            AuditLine(
                 at=round(time.time(), 3),
                 event="turn",
-                transport=settled.transport,
+                transport=turn.transport,
                 outcome=entry.status,
-                code=settled.error,
+                code=turn.error,
                 owner=entry.owner,
                 model=entry.model,
                 response_id=entry.turn_id,
-                previous_response_id=settled.parent_id,
+                previous_response_id=turn.parent_id,
                 input_tokens=entry.input_tokens,
                 cached_tokens=entry.cached_tokens,
                 output_tokens=entry.output_tokens,
@@ -75,10 +75,10 @@ class Audit:
         )
 
     def note_refusal(self, transport: str, code: str) -> None:
-        """A request was refused before it became a turn."""
-        self._add(Line(round(time.time(), 3), "refusal", transport, "refused", code))
+        """Add a request that was refused before it became a turn."""
+        self._add(AuditLine(round(time.time(), 3), "refusal", transport, "refused", code))
 
-    def _add(self, line: Line) -> None:
+    def _add(self, line: AuditLine) -> None:
         self._batches.add(msgspec.json.encode(line))
 
     async def __aenter__(self) -> Audit:
@@ -96,7 +96,7 @@ class Audit:
         try:
             await asyncio.to_thread(_append, self._path, b"\n".join(lines) + b"\n")
         except OSError as error:
-            log.warning("the audit log cannot be written: %s", error.strerror)
+            log.warning("audit log %s cannot be written, retrying: %s", self._path, error.strerror)
             return False
         return True
 
@@ -107,7 +107,7 @@ def _append(path: Path, data: bytes) -> None:
         stream.write(data)
 
 
-def _try(path: Path) -> None:
+def _check_writable(path: Path) -> None:
     try:
         _append(path, b"")
     except OSError as error:

@@ -1,8 +1,8 @@
-"""How does something leave that nobody waits for? In batches, in the background, bounded, and not lost at a stop.
+"""How are values delivered that no request waits for? In batches, in the background, bounded, and drained at shutdown.
 
-In: values, one at a time and at once. Out: batches, to a function that says whether it could take them. What it could
-not take is offered again. When too much waits, what comes is dropped and counted: the server goes on. At a stop the
-rest is handed over, within a time limit.
+In: values, without waiting. Out: batches, to a function that returns whether it took them; if not, the batch is
+retried. When the queue is full, new values are dropped and counted. At shutdown the rest is delivered, within a time
+limit.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 # Minutes of a busy server; a value is a few hundred bytes.
 WAITING_MAX = 10_000
 BATCH_MAX = 500
-# How long values gather, and how long whoever could not take them is left alone.
+# How long values are collected into a batch, and the pause before a retry.
 GATHER_S = 0.5
 RETRY_S = 5.0
-# What a stop may take.
+# How long draining at shutdown may take.
 DRAIN_S_MAX = 5.0
 
 Take = Callable[[list[T]], Awaitable[bool]]
 
 
 class Batches(Generic[T]):
-    """Values on their way out; a context that owns its task."""
+    """A bounded queue with a task that delivers it in batches; a context manager that owns the task."""
 
     def __init__(self, what: str, take: Take[T]) -> None:
         self._what = what
@@ -44,10 +44,12 @@ class Batches(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     def add(self, value: T) -> None:
-        """Hand it over; does not wait."""
+        """Add a value without waiting; a full queue drops it."""
         if len(self._waiting) >= WAITING_MAX:
             if not self._dropped:
-                log.warning("too many %s wait: some are dropped", self._what)
+                log.warning(
+                    "queue of %s is full (%d): new ones are dropped", self._what, WAITING_MAX
+                )
             self._dropped += 1
             return
         self._waiting.append(value)
@@ -86,10 +88,10 @@ class Batches(Generic[T]):
         try:
             return await self._take(batch)
         except Exception:
-            log.exception("%s could not be handed over", self._what)
+            log.exception("%s: delivery of a batch failed", self._what)
             return True
 
     async def _pause(self, seconds: float) -> None:
-        """A while, or until it is time to end."""
+        """Sleep; shutdown ends the sleep."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_ending.wait(), seconds)

@@ -1,7 +1,7 @@
-"""How much, how often, how long? Prometheus counters, fed after each turn from its tally.
+"""How much, how often, how long? Prometheus metrics, fed after each turn from its tally.
 
-Nothing is counted while a turn runs: the tally is read once it is over, beside the next turn. Labels never carry ids or
-content.
+Nothing is counted while a turn runs: its tally is read once it has ended, while the next turn runs already. Labels
+never carry ids or content. Every metric is declared here and listed in docs/observability.md.
 """
 
 from __future__ import annotations
@@ -43,23 +43,22 @@ LIMITS = (
     "write_s_max",
 )
 
-# Gauges of which each worker has its own part. Of all others one worker's word is everybody's.
-SUMMED = frozenset(
-    {
-        "segue_connections",
-        "segue_ledger_backlog",
-        "segue_state_bytes",
-        "segue_unread_bytes",
-        "segue_workers",
-    }
-)
+# Gauges that are read when the page is. Each worker has its own part of them, so that they are added up over workers;
+# of all other gauges the largest value counts.
+WATCHED = {
+    "segue_workers": "Worker processes counted in this page",
+    "segue_connections": "Open WebSocket connections",
+    "segue_state_bytes": "Bytes of history and caches in memory",
+    "segue_unread_bytes": "Bytes sent to WebSocket clients that they have not read yet",
+    "segue_ledger_backlog": "Ended turns whose usage is not written to the store yet",
+}
 
 
 class Metrics:
-    """The counters of this process."""
+    """The metrics of this process."""
 
     def __init__(self) -> None:
-        # When a counter was born is nobody's question, and doubles the page.
+        # The creation time of each counter is not needed, and doubles the page.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
         self.registry = registry = CollectorRegistry()
 
@@ -67,47 +66,63 @@ class Metrics:
             return Counter(name, text, labels, registry=registry)
 
         self._turns = counter(
-            "segue_turns_total", "Turns that ended, or were refused", ("transport", "outcome")
+            "segue_turns_total", "Turns that ended, and refused requests", ("transport", "outcome")
         )
-        self._bytes = counter("segue_bytes_received_total", "Bytes of requests, decompressed")
-        self._items = counter("segue_items_validated_total", "Input items decoded and checked")
-        self._tools = counter("segue_tool_decodes_total", "Times that tools had to be decoded")
-        self._tokenized = counter("segue_tokens_tokenized_total", "Tokens made from text")
-        self._reused = counter("segue_tokens_reused_total", "Tokens taken over from earlier turns")
-        self._called = counter("segue_tool_calls_total", "Calls answered by our own tools")
-        self._guarded = counter("segue_guard_chars_checked_total", "Characters checked by guards")
+        self._bytes = counter(
+            "segue_bytes_received_total", "Bytes of request bodies, after decompression"
+        )
+        self._items = counter("segue_items_validated_total", "Input items decoded and validated")
+        self._tools = counter("segue_tool_decodes_total", "Lists of tools decoded")
+        self._tokenized = counter("segue_tokens_tokenized_total", "Prompt tokens made from text")
+        self._reused = counter(
+            "segue_tokens_reused_total", "Prompt tokens reused from earlier turns"
+        )
+        self._called = counter("segue_tool_calls_total", "Calls of server-side tools")
+        self._guarded = counter(
+            "segue_guard_chars_checked_total", "Characters of input checked by guards"
+        )
         self._watched = counter(
-            "segue_guard_chars_watched_total", "Characters of answers watched by guards"
+            "segue_guard_chars_watched_total", "Characters of output checked by guards"
         )
-        self._told = counter("segue_media_told_total", "Pictures and sounds told in words")
-        self._lookups = counter("segue_state_lookups_total", "Where parents were found", ("where",))
+        self._told = counter(
+            "segue_media_told_total", "Images and audio described in words to a text-only model"
+        )
+        self._lookups = counter(
+            "segue_state_lookups_total",
+            "Lookups of parent turns by where they were found",
+            ("where",),
+        )
         self._stages = Histogram(
             "segue_turn_stage_seconds",
-            "Time in each stage of a turn",
+            "Duration of each stage of a turn",
             ("stage",),
             registry=registry,
             buckets=BUCKETS,
         )
         self._engine_up = Gauge(
-            "segue_engine_up", "Whether an engine answers", ("replica",), registry=registry
+            "segue_engine_up",
+            "1 if the engine replica answers, else 0",
+            ("replica",),
+            registry=registry,
         )
-
-        self.watch("segue_workers", "Processes that are counted together", lambda: 1)
+        self._limits = Gauge(
+            "segue_limit", "Configured limits, by setting", ("setting",), registry=registry
+        )
+        self.watch("segue_workers", lambda: 1)
 
     def note_limits(self, settings: Settings) -> None:
-        """The limits that the operator has set, so that a gauge can be read against its own."""
-        limits = Gauge("segue_limit", "What may be used", ("setting",), registry=self.registry)
+        """The limits that the operator has set, so that a gauge can be compared with its limit."""
         for name in LIMITS:
-            limits.labels(name).set(getattr(settings, name))
+            self._limits.labels(name).set(getattr(settings, name))
 
-    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when it is asked for."""
-        Gauge(name, text, registry=self.registry).set_function(read)
+    def watch(self, name: str, read: Callable[[], float]) -> None:
+        """From now on `read` gives the value of this gauge."""
+        Gauge(name, WATCHED[name], registry=self.registry).set_function(read)
 
-    def observe(self, settled: EndedTurn) -> None:
-        """Count a turn that is over."""
-        tally = settled.tally
-        self._turns.labels(settled.transport, settled.entry.status).inc()
+    def observe(self, turn: EndedTurn) -> None:
+        """Count a turn that ended."""
+        tally = turn.tally
+        self._turns.labels(turn.transport, turn.entry.status).inc()
         self._bytes.inc(tally.bytes_received)
         self._items.inc(tally.items_validated)
         self._tools.inc(tally.tool_decodes)
@@ -129,7 +144,7 @@ class Metrics:
             self._lookups.labels("missing").inc()
 
     def note_engine(self, replica: str, *, is_up: bool) -> None:
-        """Whether an engine answered when it was last asked."""
+        """Whether an engine replica answered its last health check."""
         self._engine_up.labels(replica).set(is_up)
 
     def write(self) -> bytes:
@@ -152,23 +167,23 @@ class _Together(Collector):
                     family.name, Metric(family.name, family.documentation, family.type)
                 )
                 known = values.setdefault(family.name, {})
-                is_summed = family.type != "gauge" or family.name in SUMMED
-                for one in family.samples:
-                    key = (one.name, tuple(one.labels.items()))
+                is_summed = family.type != "gauge" or family.name in WATCHED
+                for sample in family.samples:
+                    key = (sample.name, tuple(sample.labels.items()))
                     if key not in known:
-                        known[key] = one.value
+                        known[key] = sample.value
+                    elif is_summed:
+                        known[key] += sample.value
                     else:
-                        known[key] = (
-                            known[key] + one.value if is_summed else max(known[key], one.value)
-                        )
+                        known[key] = max(known[key], sample.value)
         for name, family in families.items():
-            for (sample, labels), value in values[name].items():
-                family.add_sample(sample, dict(labels), value)
+            for (sample_name, labels), value in values[name].items():
+                family.add_sample(sample_name, dict(labels), value)
             yield family
 
 
 def together(pages: Sequence[bytes]) -> bytes:
-    """The pages of several workers as one: what is counted is added up, what is the same for all stays."""
+    """The pages of several workers as one: counters and watched gauges are summed, other gauges have their maximum."""
     if len(pages) == 1:
         return pages[0]
     registry = CollectorRegistry(auto_describe=False)

@@ -1,10 +1,10 @@
-"""Where did a turn's time go, for whoever looks at many services at once? OpenTelemetry traces over OTLP/HTTP.
+"""Where did a turn's time go, seen together with other services? OpenTelemetry traces over OTLP/HTTP.
 
-In: turns that are over, with their timeline. Out: one span for each turn and one for each stage of it, posted as JSON
-to a collector, after the answer and in the background. A client that traces itself is continued: its `traceparent` is
-the parent. A span tells how long, how much and how it ended; never content, and of its owner a hash only.
+In: turns that ended, with their timeline. Out: one span for each turn and one for each of its stages, posted as JSON to
+a collector in the background, after the response. A client's `traceparent` becomes the parent of the turn's span.
+A span has durations, token counts and the outcome; never content, and of its owner only a hash.
 
-The protocol is small enough to be spoken here (docs/decisions/0014-guards-and-traces.md).
+The protocol is small enough to be implemented here (docs/decisions/0014-guards-and-traces.md).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from segue.turn.commit import EndedTurn
 
 log = logging.getLogger(__name__)
 
-# What a collector may take for one batch.
+# Timeout of one batch.
 POST_S_MAX = 10.0
-# W3C Trace Context: version, trace, span, flags. A later version may add fields behind them.
+# W3C Trace Context: version, trace, span, flags. A later version may add fields after them.
 TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 SAMPLED = 1
-# The word of the protocol for a span that answers somebody, for one inside of it, and for a failure.
+# OTLP numbers: span kinds server and internal, status code error.
 SERVER, INTERNAL, ERROR = 2, 1, 2
-# What lies between two neighbouring marks of a timeline. A mark that is missing joins its stages.
+# The stage that ends with each mark of a timeline. A missing mark joins two stages.
 STAGES = {
     "validated": "validate",
     "resolved": "resolve",
@@ -45,11 +45,11 @@ STAGES = {
     "sent": "send",
     "settled": "settle",
 }
-# Answers of a collector that mean: not now.
+# Statuses of a collector that mean: retry.
 LATER = frozenset({429, 502, 503, 504})
 
 
-class Value(Struct, frozen=True, omit_defaults=True):
+class OtlpValue(Struct, frozen=True, omit_defaults=True):
     stringValue: str | None = None
     # The protocol writes whole numbers as text.
     intValue: str | None = None
@@ -57,7 +57,7 @@ class Value(Struct, frozen=True, omit_defaults=True):
 
 class Attribute(Struct, frozen=True):
     key: str
-    value: Value
+    value: OtlpValue
 
 
 class Status(Struct, frozen=True, omit_defaults=True):
@@ -79,35 +79,35 @@ class Span(Struct, frozen=True, omit_defaults=True):
     status: Status = Status()
 
 
-class Parent(Struct, frozen=True):
-    """The span of the client that waits for this turn."""
+class TraceParent(Struct, frozen=True):
+    """The client's span that this turn belongs to."""
 
     trace_id: str
     span_id: str
     is_sampled: bool
 
 
-def parent_of(traceparent: str) -> Parent | None:
-    """What a `traceparent` says; None if there is none, or it is not one."""
-    found = TRACEPARENT.fullmatch(traceparent.strip().lower()[:256])
-    if found is None:
+def parent_of(traceparent: str) -> TraceParent | None:
+    """The parsed `traceparent`; None if there is none or it is invalid."""
+    match = TRACEPARENT.fullmatch(traceparent.strip().lower()[:256])
+    if match is None:
         return None
-    version, trace_id, span_id, flags = found.groups()
+    version, trace_id, span_id, flags = match.groups()
     if version == "ff" or not int(trace_id, 16) or not int(span_id, 16):
         return None
-    return Parent(trace_id, span_id, bool(int(flags, 16) & SAMPLED))
+    return TraceParent(trace_id, span_id, bool(int(flags, 16) & SAMPLED))
 
 
-def spans_of(settled: EndedTurn, epoch: float) -> list[Span]:
-    """The spans of a turn, its own first; `epoch` is when the clock of its marks stood at zero."""
-    parent = parent_of(settled.tally.traceparent)
+def spans_of(turn: EndedTurn, epoch: float) -> list[Span]:
+    """The spans of a turn, its own first; `epoch` is the wall clock at the zero of its marks' clock."""
+    parent = parent_of(turn.tally.traceparent)
     if parent is not None and not parent.is_sampled:
         return []
     trace_id = parent.trace_id if parent else secrets.token_hex(16)
     span_id = secrets.token_hex(8)
-    marks = settled.tally.marks
-    failure = settled.error or ""
-    turn = Span(
+    marks = turn.tally.marks
+    failure = turn.error or ""
+    root = Span(
         traceId=trace_id,
         spanId=span_id,
         parentSpanId=parent.span_id if parent else "",
@@ -115,8 +115,8 @@ def spans_of(settled: EndedTurn, epoch: float) -> list[Span]:
         kind=SERVER,
         startTimeUnixNano=_nanos(epoch + marks["received"]),
         endTimeUnixNano=_nanos(epoch + marks["sent"]),
-        attributes=[*_attributes(settled)],
-        status=Status(ERROR, failure) if settled.entry.status == "failed" else Status(),
+        attributes=[*_attributes(turn)],
+        status=Status(ERROR, failure) if turn.entry.status == "failed" else Status(),
     )
     stages = [
         Span(
@@ -130,11 +130,11 @@ def spans_of(settled: EndedTurn, epoch: float) -> list[Span]:
         )
         for name, begin, end in _stages(marks)
     ]
-    return [turn, *stages]
+    return [root, *stages]
 
 
 def _stages(marks: dict[str, float]) -> Iterator[tuple[str, float, float]]:
-    """Each stage with its beginning and end; marks need not be in the order of the table."""
+    """Each stage with its start and end; marks need not be in the order of the table."""
     begin = marks["received"]
     for mark, stage in STAGES.items():
         if (end := marks.get(mark)) is not None and end >= begin:
@@ -142,17 +142,17 @@ def _stages(marks: dict[str, float]) -> Iterator[tuple[str, float, float]]:
             begin = end
 
 
-def _attributes(settled: EndedTurn) -> Iterator[Attribute]:
-    entry, tally = settled.entry, settled.tally
+def _attributes(turn: EndedTurn) -> Iterator[Attribute]:
+    entry, tally = turn.entry, turn.tally
     owner = blake2b(entry.owner.encode(), digest_size=8).hexdigest()
     words = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": entry.model,
         "gen_ai.response.id": entry.turn_id,
-        "segue.transport": settled.transport,
+        "segue.transport": turn.transport,
         "segue.outcome": entry.status,
         "segue.owner_hash": owner,
-        "error.type": settled.error or "",
+        "error.type": turn.error or "",
         "segue.state.found_in": tally.found_in or "",
     }
     numbers = {
@@ -167,9 +167,9 @@ def _attributes(settled: EndedTurn) -> Iterator[Attribute]:
     }
     for name, word in words.items():
         if word:
-            yield Attribute(name, Value(stringValue=word))
+            yield Attribute(name, OtlpValue(stringValue=word))
     for name, number in numbers.items():
-        yield Attribute(name, Value(intValue=str(number)))
+        yield Attribute(name, OtlpValue(intValue=str(number)))
 
 
 def _nanos(seconds: float) -> str:
@@ -177,18 +177,18 @@ def _nanos(seconds: float) -> str:
 
 
 class Traces:
-    """The way of spans to a collector; a context that drains at its end."""
+    """Sends spans to a collector; a context manager that drains on the way out."""
 
     def __init__(self, endpoint: str, headers: Sequence[str] = ()) -> None:
         self._url = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
         self._headers = {"content-type": "application/json", **_headers(headers)}
         self._batches: Batches[list[Span]] = Batches("traces", self._post)
         self._session: aiohttp.ClientSession | None = None
-        self._is_refused = False
+        self._is_failing = False
 
-    def observe(self, settled: EndedTurn) -> None:
-        """A turn is over."""
-        spans = spans_of(settled, time.time() - time.perf_counter())
+    def observe(self, turn: EndedTurn) -> None:
+        """Add the spans of a turn that ended."""
+        spans = spans_of(turn, time.time() - time.perf_counter())
         if spans:
             self._batches.add(spans)
 
@@ -203,27 +203,27 @@ class Traces:
         await self._session.close()
 
     async def _post(self, batch: list[list[Span]]) -> bool:
-        """Whether the collector has these, or never will."""
+        """True if the collector took the batch or refused it for good, False to retry."""
         assert self._session is not None
         body = encode([span for spans in batch for span in spans])
         try:
             async with self._session.post(self._url, data=body, headers=self._headers) as answer:
-                is_taken, said = answer.status not in LATER, str(answer.status)
+                is_taken, reason = answer.status not in LATER, f"status {answer.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            is_taken, said, is_fine = False, type(error).__name__, False
+            is_taken, reason, is_fine = False, type(error).__name__, False
         else:
             is_fine = answer.ok
-        if is_fine == self._is_refused:
-            self._is_refused = not is_fine
+        if is_fine == self._is_failing:
+            self._is_failing = not is_fine
             if not is_fine:
-                log.warning("the collector of traces does not take them: %s", said)
+                log.warning("traces: collector %s does not accept spans: %s", self._url, reason)
         return is_taken
 
 
 def encode(spans: Sequence[Span]) -> bytes:
     """The body of a request to a collector."""
     named = {"service.name": "segue", "service.version": __version__}
-    resource = [Attribute(name, Value(stringValue=value)) for name, value in named.items()]
+    resource = [Attribute(name, OtlpValue(stringValue=value)) for name, value in named.items()]
     scope = {"name": "segue", "version": __version__}
     scoped = [{"scope": scope, "spans": spans}]
     return msgspec.json.encode(
@@ -232,11 +232,11 @@ def encode(spans: Sequence[Span]) -> bytes:
 
 
 def _headers(given: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in given:
-        name, is_there, value = one.partition("=")
-        if not is_there or not name.strip():
-            # Without its words: they may be half a key.
-            raise Misconfigured("otel_headers: a header is written NAME=VALUE.")
-        found[name.strip()] = value.strip()
-    return found
+    headers: dict[str, str] = {}
+    for header in given:
+        name, separator, value = header.partition("=")
+        if not separator or not name.strip():
+            # The value is not repeated: it may be a secret.
+            raise Misconfigured("otel_headers: write each header as NAME=VALUE.")
+        headers[name.strip()] = value.strip()
+    return headers
