@@ -16,7 +16,7 @@ from rich.table import Table
 
 from segue import __version__
 from segue.builders.tools import index_folder
-from segue.commands import connect, doctor
+from segue.commands import doctor
 from segue.commands.keys import Verbs, add_keys_verb, keys
 from segue.errors import ApiError, Misconfigured
 from segue.models import add_model, list_models
@@ -32,6 +32,8 @@ class ClientVerb(NamedTuple):
 
 
 def _connect() -> ClientVerb:
+    from segue.commands import connect
+
     return ClientVerb(connect.add_arguments, connect.run)
 
 
@@ -50,7 +52,7 @@ def _bench() -> ClientVerb:
 # Commands that talk to a running server; the others take a server's settings. What they need is imported for them
 # alone, so that a server starts sooner.
 CLIENT_VERBS: dict[str, tuple[str, Callable[[], ClientVerb]]] = {
-    "connect": (connect.ABOUT, _connect),
+    "connect": ("configure a client: print a snippet, or edit Codex's config.toml", _connect),
     "chat": ("chat with a model in the terminal, over WebSocket", _chat),
     "bench": ("measure agent loops over each transport", _bench),
 }

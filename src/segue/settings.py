@@ -325,7 +325,9 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     guard_window_chars: Annotated[
         int, Meta(ge=64, description="characters of output that are held back and checked together")
     ] = 400
-    guard_url: Annotated[str, about("URL of a moderation endpoint, including /v1/moderations")] = ""
+    guard_url: Annotated[
+        str, about("base URL of a moderation API; /v1/moderations is appended")
+    ] = ""
     guard_key: Annotated[str, about("API key of the moderation endpoint")] = ""
     guard_model: Annotated[str, about("model name sent to the moderation endpoint")] = ""
     guard_s_max: Annotated[Positive, about("timeout of the moderation endpoint in seconds")] = 5.0

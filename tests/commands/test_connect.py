@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.commands.connect import SNIPPETS, Place, base_url_of, codex_block, with_provider
+from segue.commands.connect import SNIPPETS, Target, base_url_of, codex_block, with_provider
 from segue.errors import Misconfigured
 from tests.support import served_process
 
-PLACE = Place("http://127.0.0.1:8080/v1", "smollm2")
+PLACE = Target("http://127.0.0.1:8080/v1", "smollm2")
 TABLE = {
     "name": "segue",
     "base_url": PLACE.base_url,
@@ -69,7 +69,7 @@ def test_another_server_changes_only_its_own_lines() -> None:
     once = with_provider(OWN, PLACE).replace(
         "supports_websockets = true", "supports_websockets = true\nstream_max_retries = 9"
     )
-    moved = with_provider(once + "\n[tui]\ntheme = 'x'\n", Place("http://h:1/v1", "m", "MY_KEY"))
+    moved = with_provider(once + "\n[tui]\ntheme = 'x'\n", Target("http://h:1/v1", "m", "MY_KEY"))
     meant = tomllib.loads(moved)
     assert meant["model_providers"]["segue"] == {
         **TABLE,
@@ -85,9 +85,6 @@ def test_another_server_changes_only_its_own_lines() -> None:
     "text",
     [
         "model_providers = { segue = { name = 'x' } }\n",
-        "'model' = 'x'\n",
-        "model_providers.segue.name = 'x'\n",
-        'note = """\n[model_providers.segue]\nmodel = 1\n"""\n',
         "not toml",
     ],
 )
@@ -96,8 +93,26 @@ def test_file_that_cannot_be_changed_safely_is_left_alone(text: str) -> None:
         with_provider(text, PLACE)
 
 
-SMALL = Place(PLACE.base_url, "smollm2", None, 8_192)
-LARGE = Place(PLACE.base_url, "qwen", None, 131_072)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'model' = 'x'\n",
+        "model_providers.segue.name = 'x'\n",
+        'note = """\n[model_providers.segue]\nmodel = 1\n"""\n',
+        "[model_providers.a]\nx = 1\n[tui]\ny = 2\n[model_providers.b]\nz = 3\n",
+        "model = 'x'",
+    ],
+)
+def test_odd_file_keeps_its_content(text: str) -> None:
+    before = tomllib.loads(text)
+    after = tomllib.loads(with_provider(text, PLACE))
+    providers = {**before.get("model_providers", {}), "segue": TABLE}
+    top = {"model": "smollm2", "model_provider": "segue"}
+    assert after == {**before, **top, "model_providers": providers}
+
+
+SMALL = Target(PLACE.base_url, "smollm2", None, 8_192)
+LARGE = Target(PLACE.base_url, "qwen", None, 131_072)
 
 
 def test_small_model_gets_a_short_prompt_and_few_tools() -> None:
@@ -172,7 +187,7 @@ def test_address_is_taken_however_it_is_written(url: str) -> None:
 
 
 def test_address_without_a_scheme_is_refused() -> None:
-    with pytest.raises(Misconfigured, match="is not an address"):
+    with pytest.raises(Misconfigured, match="is not a URL"):
         base_url_of("127.0.0.1:8080")
 
 
@@ -208,7 +223,7 @@ def test_person_connects_codex_after_seeing_what_will_be_written(tmp_path: Path)
         assert (home / "config.toml.before-segue").read_text() == OWN
         assert config.stat().st_mode & 0o777 == 0o600
         again = segue(*address, "--yes", home=home)
-        assert "points there already" in again.stdout
+        assert "is up to date already" in again.stdout
         assert sorted(path.name for path in home.iterdir()) == [
             "config.toml",
             "config.toml.before-segue",
@@ -217,7 +232,7 @@ def test_person_connects_codex_after_seeing_what_will_be_written(tmp_path: Path)
 
 def test_snippets_name_the_server_and_the_model() -> None:
     for name, snippet in SNIPPETS.items():
-        text = snippet(Place("http://127.0.0.1:1234/v1", "my-model"))
+        text = snippet(Target("http://127.0.0.1:1234/v1", "my-model"))
         assert "127.0.0.1:1234/v1" in text, name
         assert "my-model" in text, name
 

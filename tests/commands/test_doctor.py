@@ -37,8 +37,8 @@ async def test_taken_port_is_told_from_a_segue_that_runs(tmp_path: Path) -> None
     with served_process("--store", store, cwd=tmp_path) as served:
         told = await checks(port=served.port, store=store)
         assert told["port"].is_ok
-        assert "a Segue runs there" in told["port"].found
-        assert "the server that runs" in told["store"].found
+        assert "a Segue server runs there" in told["port"].found
+        assert "the running server" in told["store"].found
 
 
 async def test_store_that_cannot_be_had_is_named(tmp_path: Path) -> None:

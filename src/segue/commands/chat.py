@@ -1,8 +1,8 @@
-"""How does a person talk to a model? `segue chat`: a conversation in the terminal, over one socket.
+"""How does a person chat with a model? `segue chat`: a conversation in the terminal, over one WebSocket.
 
-In: lines that are typed. Out: the answer while it is spoken, and what the turn cost. The conversation is not stored:
-it lives on the socket, and here. Where the socket ends, for whatever reason, the next question opens another and
-brings the whole conversation along. Ctrl-C ends an answer, Ctrl-D the conversation.
+In: lines that are typed. Out: the answer as it streams, its token counts and the time to its first token. The
+conversation is not stored: it lives on the socket, and here. When the socket is lost, the next question opens another
+one and sends the whole conversation. Ctrl-C ends an answer, Ctrl-D the conversation.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rich.console import Console
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from segue.commands.connect import URL, base_url_of, find_place
+from segue.commands.connect import URL, base_url_of, find_target
 from segue.errors import Misconfigured
 
-# Segue speaks at least every 15 s while a turn runs, so that a silence this long is the network's.
+# The server sends a heartbeat every 15 s while a turn runs: after this much silence the connection is lost.
 SILENCE_S_MAX = 60.0
 OPEN_S_MAX = 10.0
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
-# Codes after which the whole conversation on a new socket is the answer.
+# Error codes after which the whole conversation is sent on a new socket.
 NEW_SOCKET = {"previous_response_not_found", "websocket_connection_limit_reached"}
-HELP = "/new forgets the conversation, /model NAME changes the model, /quit ends. Ctrl-C ends an answer."
+HELP = "/new starts a new conversation, /model NAME changes the model, /quit exits. Ctrl-C stops an answer."
 
-# Our own, never on the wire: the answer begins anew on another socket.
+# Our own event, never on the wire: the answer starts again on another socket.
 AGAIN = "again"
 
 Item = dict[str, object]
@@ -64,12 +64,12 @@ class _Event(Struct):
     error: _Problem | None = None
 
 
-class Lost(Exception):
-    """The socket or what it remembered is gone; another one may do."""
+class ConnectionLost(Exception):
+    """The socket, or the state that the server kept for it, is gone; a new socket may work."""
 
 
 class Talk:
-    """One conversation: on a socket while it lasts, and whole in memory."""
+    """One conversation: on a socket while it is open, and whole in memory."""
 
     def __init__(
         self, base_url: str, model: str, instructions: str | None, key: str | None
@@ -84,17 +84,17 @@ class Talk:
         self._closing = ExitStack()
 
     def ask(self, text: str) -> Iterator[_Event]:
-        """The events of an answer, to its end. What was said is remembered if it was said whole."""
+        """The events of an answer, to its end. A completed answer becomes part of the conversation."""
         question: Item = {"role": "user", "content": text}
         try:
             yield from self._turn(question)
-        except Lost:
+        except ConnectionLost:
             self.drop()
             yield _Event(AGAIN)
             try:
                 yield from self._turn(question)
-            except Lost as error:
-                raise Misconfigured(f"the connection is lost: {error}") from None
+            except ConnectionLost as error:
+                raise Misconfigured(f"url: connection to {self._url} lost: {error}") from None
 
     def _turn(self, question: Item) -> Iterator[_Event]:
         fields: dict[str, object] = {"input": [*self._items, question]}
@@ -106,7 +106,7 @@ class Talk:
         has_begun = False
         for event in self._events(create):
             if event.error is not None and event.error.code in NEW_SOCKET and not has_begun:
-                raise Lost(event.error.message)
+                raise ConnectionLost(event.error.message)
             has_begun = has_begun or event.delta is not UNSET
             if event.type == "response.completed" and event.response is not None:
                 self._parent = event.response.id
@@ -124,7 +124,7 @@ class Talk:
                 if event.type in ENDS:
                     return
         except (WebSocketException, OSError) as error:
-            raise Lost(str(error) or type(error).__name__) from None
+            raise ConnectionLost(str(error) or type(error).__name__) from None
 
     def _open(self) -> ClientConnection:
         try:
@@ -138,16 +138,18 @@ class Talk:
             )
         except InvalidStatus as error:
             status = error.response.status_code
-            raise Misconfigured(f"{self._url} refuses a WebSocket with status {status}.") from None
+            raise Misconfigured(
+                f"url: {self._url} refused the WebSocket with status {status}."
+            ) from None
 
     def drop(self) -> None:
-        """Close the socket: an answer that still comes is cancelled by that."""
+        """Close the socket; the server then cancels a running answer."""
         self._socket = self._parent = None
         with suppress(WebSocketException, OSError):
             self._closing.close()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start a new conversation."""
         self._items.clear()
         self._parent = None
 
@@ -157,23 +159,25 @@ ENDS = {"response.completed", "response.failed", "response.incomplete", "error"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue chat`."""
-    parser.add_argument("--url", default=URL, help=f"the server's address (default: {URL})")
-    parser.add_argument("--model", help="the model's name (default: the first that is served)")
-    parser.add_argument("--instructions", help="what the model is told first")
-    parser.add_argument("--key", help="the key, where the server wants one")
+    parser.add_argument("--url", default=URL, help=f"URL of the server (default: {URL})")
+    parser.add_argument(
+        "--model", help="name of the model (default: the first that the server lists)"
+    )
+    parser.add_argument("--instructions", help="instructions for the model (system prompt)")
+    parser.add_argument("--key", help="API key, if the server needs one")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Talk until the person has had enough."""
+    """Chat until the person quits; returns the exit status."""
     base_url = base_url_of(options.url)
-    model = options.model or find_place(base_url, None).model
+    model = options.model or find_target(base_url, None).model
     talk = Talk(base_url, model, options.instructions, options.key)
     console = Console(highlight=False)
-    console.print(f"[bold]{model}[/bold] at {base_url}. /help says what else there is.")
+    console.print(f"[bold]{model}[/bold] at {base_url}. Type /help for help.")
     try:
         while (line := _line(console)) is not None:
             if line.startswith("/"):
-                if not _obey(line, talk, console):
+                if not _run_command(line, talk, console):
                     break
             elif line:
                 _answer(talk, line, console)
@@ -183,7 +187,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _line(console: Console) -> str | None:
-    """What is typed next; None once there is nothing more."""
+    """The next line; None at the end of the input."""
     try:
         return console.input("[bold cyan]> [/bold cyan]" if console.is_terminal else "").strip()
     except (EOFError, KeyboardInterrupt):
@@ -191,18 +195,18 @@ def _line(console: Console) -> str | None:
         return None
 
 
-def _obey(line: str, talk: Talk, console: Console) -> bool:
-    """A word to us, not to the model; False ends the conversation."""
+def _run_command(line: str, talk: Talk, console: Console) -> bool:
+    """Run a /command; False ends the conversation."""
     word, _, rest = line.partition(" ")
     match word:
         case "/quit" | "/exit":
             return False
         case "/new":
             talk.forget()
-            console.print("[dim]A new conversation.[/dim]")
+            console.print("[dim]New conversation.[/dim]")
         case "/model" if rest.strip():
             talk.model = rest.strip()
-            console.print(f"[dim]Now {talk.model}.[/dim]", markup=True)
+            console.print(f"[dim]The model is now {talk.model}.[/dim]", markup=True)
         case _:
             console.print(f"[dim]{HELP}[/dim]")
     return True
@@ -219,7 +223,7 @@ def _answer(talk: Talk, line: str, console: Console) -> None:
                 style = "dim italic" if is_thought else None
                 console.print(event.delta, end="", style=style, markup=False, soft_wrap=True)
             if event.type == AGAIN and first is not None:
-                console.print("\n[dim]The connection was lost; once more:[/dim]")
+                console.print("\n[dim]Connection lost; asking again:[/dim]")
             if event.type == "response.reasoning_text.done":
                 console.print()
             if event.type in ENDS:
@@ -227,11 +231,11 @@ def _answer(talk: Talk, line: str, console: Console) -> None:
                 _close(event, (first or time.perf_counter()) - began, console)
     except KeyboardInterrupt:
         talk.drop()
-        console.print("\n[dim]Stopped. What was half said is forgotten.[/dim]")
+        console.print("\n[dim]Stopped. This question and its answer are not kept.[/dim]")
 
 
 def _close(event: _Event, first_s: float, console: Console) -> None:
-    """The line behind an answer: what it cost, or what went wrong."""
+    """The line after an answer: token counts and time, or the error."""
     problem = event.error or (event.response.error if event.response else None)
     if problem is not None:
         console.print(f"{problem.code}: {problem.message}", style="red", markup=False)
@@ -241,5 +245,6 @@ def _close(event: _Event, first_s: float, console: Console) -> None:
         return
     cut = response.incomplete_details
     usage = response.usage or _Usage()
-    told = f"{usage.input_tokens} in, {usage.output_tokens} out, first word {first_s * 1000:.0f} ms"
-    console.print(told + (f", cut short: {cut.reason}" if cut else ""), style="dim", markup=False)
+    figures = f"{usage.input_tokens} tokens in, {usage.output_tokens} out, first token {first_s * 1000:.0f} ms"
+    figures += f", incomplete: {cut.reason}" if cut else ""
+    console.print(figures, style="dim", markup=False)

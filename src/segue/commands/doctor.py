@@ -1,7 +1,7 @@
-"""Would it run? `segue doctor` takes the flags of `segue serve`, checks everything that they name, and serves nothing.
+"""Would the server start? `segue doctor` takes the flags of `segue serve`, checks what they name, and serves nothing.
 
-In: the settings. Out: one line for each thing that was looked at, and for what is wrong, what to do about it. It writes
-nothing that a server would not, and it does not open the store of a server that runs.
+In: the settings. Out: one line for each check, and advice for each problem. It writes nothing that a server would not,
+and it does not open the store of a running server.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from segue.server import listen
 from segue.settings import ModelSettings, Settings
 from segue.storage import open_store
 
-ABOUT = "check engine, tokenizer, store and port, and say what to do"
-# An engine that does not say that it is up within this time would not be waited for by a client either.
+ABOUT = "check engine, tokenizer, store and port, with advice for each problem"
+# Timeout of an engine's health check; clients would not wait longer either.
 ENGINE_S_MAX = 10.0
 ASK_S_MAX = 3.0
-# Weights are hundreds of megabytes, and a store that cannot grow refuses turns.
+# Weights are hundreds of megabytes, and a store that cannot grow fails requests.
 DISK_BYTES_MIN = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at; advice only where it is wrong."""
+    """The result of one check; advice only if it failed."""
 
     name: str
     is_ok: bool
@@ -49,31 +49,33 @@ class Check:
 
 
 def run(settings: Settings) -> int:
-    """Check everything and print it; the exit status says whether all is well."""
-    # What engines log about themselves is said here in words.
+    """Check everything and print it; returns the exit status."""
+    # The checks report what engines would log.
     logging.disable(logging.WARNING)
     console = Console(highlight=False, soft_wrap=True)
     return asyncio.run(_run(settings, console))
 
 
 async def _run(settings: Settings, console: Console) -> int:
-    wrong, is_running = 0, False
+    failed, is_running = 0, False
     async with aclosing(examine(settings)) as checks:
         async for check in checks:
-            mark = "[green]ok[/green]  " if check.is_ok else "[red]wrong[/red]"
+            mark = "[green]ok[/green]   " if check.is_ok else "[red]failed[/red]"
             console.print(f"{mark}  [bold]{check.name}[/bold]  ", end="")
             console.print(check.found, markup=False)
             is_running = is_running or check.found.endswith(RUNS)
             if not check.is_ok:
-                wrong += 1
-                console.print(f"       do: {check.advice}", markup=False)
-    well = "All is well: it runs." if is_running else "All is well: `segue serve` would run."
-    console.print(f"{wrong} wrong." if wrong else well)
-    return 1 if wrong else 0
+                failed += 1
+                console.print(f"        advice: {check.advice}", markup=False)
+    well = (
+        "No problems: the server runs." if is_running else "No problems: `segue serve` would start."
+    )
+    console.print(f"{failed} checks failed." if failed else well)
+    return 1 if failed else 0
 
 
 async def examine(settings: Settings) -> AsyncGenerator[Check, None]:
-    """Every check, in the order in which a start would need them."""
+    """Every check, in the order of a start."""
     yield Check("segue", True, f"{__version__}, Python {platform.python_version()}")
     port = await asyncio.to_thread(check_port, settings)
     yield port
@@ -87,26 +89,26 @@ async def examine(settings: Settings) -> AsyncGenerator[Check, None]:
 
 # --- the port ----------------------------------------------------------------------------------------
 
-RUNS = "a Segue runs there and is ready"
+RUNS = "a Segue server runs there and is ready"
 
 
 def check_port(settings: Settings) -> Check:
-    """Whether the port can be had, or who has it."""
+    """Whether the port is free, or what uses it."""
     name = f"{settings.host}:{settings.port}"
     try:
         with listen(settings):
             return Check("port", True, f"{name} is free")
     except Misconfigured as error:
         if not _is_taken(settings):
-            return Check("port", False, str(error), "name another --host or --port")
+            return Check("port", False, str(error), "use another --host or --port")
     status = _ready_status(settings)
     if status == 200:
         return Check("port", True, f"{name}: {RUNS}")
     if status == 503:
-        advice = f"see what it lacks: curl http://{name}/ready"
-        return Check("port", False, f"{name}: a Segue runs there and is not ready", advice)
-    advice = "stop that program, or name another --port"
-    return Check("port", False, f"{name} is taken by another program", advice)
+        advice = f"see which check fails: curl http://{name}/ready"
+        return Check("port", False, f"{name}: a Segue server runs there and is not ready", advice)
+    advice = "stop that program, or use another --port"
+    return Check("port", False, f"{name} is in use by another program", advice)
 
 
 def _is_taken(settings: Settings) -> bool:
@@ -122,7 +124,7 @@ class _Ready(msgspec.Struct):
 
 
 def _ready_status(settings: Settings) -> int | None:
-    """The status of a Segue's `/ready`; None if whatever listens there is none."""
+    """The status of `/ready`; None if the program on this port is not a Segue server."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
         with urllib.request.urlopen(
@@ -145,11 +147,13 @@ def _ready_status(settings: Settings) -> int | None:
 
 
 async def check_store(settings: Settings, *, is_running: bool) -> Check:
-    """Whether turns can be kept, without touching the store of a server that runs."""
+    """Whether the store opens, without touching the store of a running server."""
     if settings.store == "memory":
-        return Check("store", True, "memory: turns are gone when the server stops")
+        return Check("store", True, "memory: responses are lost when the server stops")
     if is_running:
-        return Check("store", True, f"{settings.store}: the server that runs says it is ready")
+        return Check(
+            "store", True, f"{settings.shown_store}: the running server reports that it is ready"
+        )
     if settings.store.startswith("sqlite:///"):
         path = Path(settings.store.removeprefix("sqlite:///"))
         verdict = _look_at(path)
@@ -159,32 +163,35 @@ async def check_store(settings: Settings, *, is_running: bool) -> Check:
         async with open_store(settings) as store:
             is_ready = await store.is_ready()
     except (Misconfigured, ApiError, OSError) as error:
-        return Check("store", False, str(error), "name another --store, or mend this one")
-    advice = "see that nothing else holds it, and that it can be written"
+        return Check("store", False, str(error), "use another --store, or repair this one")
+    advice = "check that no other program locks it, and that it is writable"
     return Check(
-        "store", is_ready, f"{settings.store} {'opens' if is_ready else 'is shut'}", advice
+        "store",
+        is_ready,
+        f"{settings.shown_store} {'opens' if is_ready else 'does not answer'}",
+        advice,
     )
 
 
 def _look_at(path: Path) -> Check | None:
-    """What can be said of a database's file without opening it; nothing, if it is there and its folder is fine."""
+    """The verdict without opening the database file; None if the file exists and its folder is fine."""
     folder = path.resolve().parent
     if not folder.is_dir():
-        return Check("store", False, f"{folder} is not there", f"make it: mkdir -p {folder}")
+        return Check("store", False, f"{folder} does not exist", f"create it: mkdir -p {folder}")
     if not os.access(folder, os.W_OK):
-        return Check("store", False, f"{folder} cannot be written", "name another --store")
+        return Check("store", False, f"{folder} is not writable", "use another --store")
     free = shutil.disk_usage(folder).free
     if free < DISK_BYTES_MIN:
-        found = f"{folder} has only {free // 1024**2} MiB left"
-        return Check("store", False, found, "make room, or name another --store")
-    return None if path.exists() else Check("store", True, f"{path} will be made")
+        found = f"only {free // 1024**2} MiB free in {folder}"
+        return Check("store", False, found, "free some space, or use another --store")
+    return None if path.exists() else Check("store", True, f"{path} will be created")
 
 
 # --- models ------------------------------------------------------------------------------------------
 
 
 async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerator[Check, None]:
-    """Whether a model's files are there, its tokenizer and dialect fit, and its engine answers."""
+    """Whether a model's files exist, its tokenizer and dialect fit, and its engine answers."""
     name = f"model {model.name}"
     try:
         served = await asyncio.to_thread(build_models, _alone(settings, model))
@@ -194,20 +201,22 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
     async with aclosing(served):
         built = served.models[model.name]
         dialect = type(built.dialect).__name__.removesuffix("Dialect").lower()
-        yield Check(name, True, f"dialect {dialect}, {built.context_tokens:,} tokens of context")
+        yield Check(
+            name, True, f"dialect {dialect}, context window {built.context_tokens:,} tokens"
+        )
         try:
             async with asyncio.timeout(ENGINE_S_MAX):
                 is_up = await built.engine.is_ready()
         except (TimeoutError, ApiError) as error:
             yield Check(f"engine {model.engine}", False, f"no answer: {error}", _advice(model))
             return
-        where = ", ".join(model.engine_url) or "inside"
+        where = ", ".join(model.engine_url) or "in this process"
         found = f"{where}: {'answers' if is_up else 'does not answer'}"
         yield Check(f"engine {model.engine}", is_up, found, _advice(model))
 
 
 def _alone(settings: Settings, model: ModelSettings) -> Settings:
-    """The settings with this one model."""
+    """The settings with only this model."""
     table = {
         key: value for key, value in msgspec.structs.asdict(model).items() if value is not None
     }
@@ -216,9 +225,9 @@ def _alone(settings: Settings, model: ModelSettings) -> Settings:
 
 ADVICE: dict[str, Callable[[ModelSettings], str]] = {
     "embedded": lambda model: (
-        f"fetch it with `segue models add {model.name}`, or name a GGUF file: --model FILE.gguf"
+        f"download it with `segue models add {model.name}`, or name a GGUF file: --model FILE.gguf"
     ),
-    "scripted": lambda model: "look at --script and --tokenizer",
+    "scripted": lambda model: "check --script and --tokenizer",
 }
 
 
@@ -227,6 +236,6 @@ def _advice(model: ModelSettings) -> str:
         return ADVICE[model.engine](model)
     urls = " ".join(model.engine_url) or "http://…"
     return (
-        f"start the engine, or say where it is: --engine-url {urls}; token engines also need "
-        "--tokenizer, and a locked one --engine-key"
+        f"start the engine, or give its URL: --engine-url {urls}; vllm, sglang and llamacpp also need "
+        "--tokenizer, and an engine with an API key needs --engine-key"
     )
