@@ -273,7 +273,7 @@ THREATS: dict[str, Tests] = {
     # Keys are found by their keyed hash: there is no secret to compare with, and so no time to measure.
     "T2 around or through the check of keys": (
         KEYLESS,
-        "/keys::test_key_is_printed_once_and_stored_nowhere",
+        "commands/keys::test_key_is_printed_once_and_stored_nowhere",
         "transports/auth::test_made_up_secrets_never_reach_the_store",
         "transports/auth::test_any_header_is_read_without_complaint",
         "contracts/turns::test_odd_names_are_absent_and_harmless",
@@ -298,9 +298,9 @@ THREATS: dict[str, Tests] = {
         "hazards::test_key_is_read_from_its_header_alone",
         "keys::test_key_in_the_address_is_no_key",
         "canaries::test_unexpected_faults_are_logged_without_key_and_content",
-        "/keys::test_no_key_gets_through_a_log_line",
+        "observe/logs::test_no_key_gets_through_a_log_line",
         "/cli::test_unreachable_store_is_said_without_its_password",
-        "/audit::test_every_turn_and_every_refusal_is_one_line_without_content",
+        "observe/audit::test_every_turn_and_every_refusal_is_one_line_without_content",
     ),
     "T6 a key that is taken back while its socket is open": REVOKED,
     # Pictures are never unpacked here, and no request fans out: there is no `n`.
