@@ -209,7 +209,7 @@ async def test_metrics_of_either_are_those_of_both(pair: Pair) -> None:
 async def test_follower_of_a_worker_that_dies_hears_the_end(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Home falls silent in the middle of a turn. Whoever hears it elsewhere is told how it ended, from the store."""
+    """The source falls silent in the middle of a turn. The follower reads in the store how it ended."""
     monkeypatch.setattr("segue.stores.postgres.LEASE_S", 0)
     here, there = pair
     response_id = await begin(here)
@@ -223,7 +223,7 @@ async def test_follower_of_a_worker_that_dies_hears_the_end(
     assert remote is not None
     for forwarder in tuple(remote._forwarders.values()):
         forwarder._bus = Mute()
-    there.app.peers._lose(here.app.peers.worker)
+    there.app.peers._remove(here.app.peers.worker)
     ended = (await following).events
     assert ended[-1]["type"] == "response.completed"
     numbers = [event["sequence_number"] for event in ended]
