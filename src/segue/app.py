@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from segue.accounts.account import Accounts
-from segue.builders.cluster import ALONE, Cluster, Place, open_cluster
-from segue.builders.observers import Health, MetricsPage, Observers, open_observers
+from segue.builders.cluster import ALONE, Cluster, WorkerPlace, open_cluster
+from segue.builders.observers import HealthCheck, MetricsPage, Observers, open_observers
 from segue.builders.state import Eraser, State, build_state
-from segue.builders.tools import Tools, open_tools
+from segue.builders.tools import ServerTools, open_tools
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
@@ -35,7 +35,7 @@ from segue.turn.values import Retention
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers
 
-__all__ = ["ALONE", "App", "Place", "open_app"]
+__all__ = ["ALONE", "App", "WorkerPlace", "open_app"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class App:
 
 
 @asynccontextmanager
-async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[App]:
+async def open_app(settings: Settings, place: WorkerPlace = ALONE) -> AsyncIterator[App]:
     """Everything wired and running; what was opened last is closed first."""
     served = build_models(settings, place.engines)
     async with (
@@ -82,7 +82,7 @@ async def _open_server(served: Served, state: State, cluster: Cluster | None) ->
         build_runner(served, state, tools, observers, cluster) as runner,
     ):
         eraser = Eraser(store, cluster, runner)
-        health = Health(store, runner.models, observers.metrics)
+        health = HealthCheck(store, runner.models, observers.metrics)
         page = MetricsPage(observers, health, cluster)
         services = build_services(state, runner, observers, eraser, health, page)
         upgrades = Upgrades(services)
@@ -108,7 +108,7 @@ async def _open_server(served: Served, state: State, cluster: Cluster | None) ->
 
 
 def build_runner(
-    served: Served, state: State, tools: Tools, observers: Observers, cluster: Cluster | None
+    served: Served, state: State, tools: ServerTools, observers: Observers, cluster: Cluster | None
 ) -> Runner:
     """The owner of the turns that run in this process; with a cluster it also reaches those of other processes."""
     settings, store = state.settings, state.store
@@ -145,7 +145,7 @@ def build_services(
     runner: Runner,
     observers: Observers,
     eraser: Eraser,
-    health: Health,
+    health: HealthCheck,
     page: MetricsPage,
 ) -> Services:
     """What every transport needs."""
@@ -183,7 +183,7 @@ def build_feed(
     state: State,
     runner: Runner,
     observers: Observers,
-    health: Health,
+    health: HealthCheck,
     upgrades: Upgrades,
     cluster: Cluster | None,
 ) -> Feed:
@@ -227,7 +227,7 @@ def watch_gauges(
     observers: Observers,
     served: Served,
     state: State,
-    tools: Tools,
+    tools: ServerTools,
     runner: Runner,
     upgrades: Upgrades,
 ) -> None:

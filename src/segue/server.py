@@ -17,7 +17,7 @@ import uvloop
 from msgspec import structs
 
 from segue import __version__
-from segue.app import ALONE, App, Place, open_app
+from segue.app import ALONE, App, WorkerPlace, open_app
 from segue.background import in_background
 from segue.errors import Misconfigured
 from segue.settings import Settings
@@ -38,7 +38,7 @@ BACKLOG = 2_048
 UNSENT_BYTES_MAX = 128 * 1024
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn without its own signal handling: it goes on answering while the app drains."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[str], None]) -> None:
@@ -76,7 +76,7 @@ def build_server(
     settings: Settings,
     on_listening: Callable[[str], None],
     certificate: Certificate | None = None,
-) -> Server:
+) -> UvicornServer:
     """The port in front of an app: HTTP by uvicorn, WebSocket by our own socket class."""
     limits = SocketLimits(
         message_bytes_max=settings.body_bytes_max,
@@ -110,7 +110,7 @@ def build_server(
         proxy_headers=False,
         timeout_graceful_shutdown=SERVER_STOP_S,
     )
-    return Server(config, on_listening)
+    return UvicornServer(config, on_listening)
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -145,7 +145,7 @@ async def serve_on(
     port: socket.socket,
     settings: Settings,
     on_listening: Callable[[str], None],
-    place: Place = ALONE,
+    place: WorkerPlace = ALONE,
 ) -> None:
     """Serve on this socket, which the caller closes."""
     _limit_send_buffer(port)
@@ -167,7 +167,7 @@ async def serve_on(
 
 
 async def _stop_at_signal(
-    signals: asyncio.Queue[None], app: App, server: Server, grace_s: float
+    signals: asyncio.Queue[None], app: App, server: UvicornServer, grace_s: float
 ) -> None:
     await signals.get()
     count = app.runner.running_count

@@ -32,7 +32,7 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
-from segue.app import Place
+from segue.app import WorkerPlace
 from segue.cluster.hub import Hub
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
@@ -350,7 +350,7 @@ def _report_ready(descriptor: int) -> None:
 
 
 async def _run_worker(orders: Orders) -> None:
-    place = Place(orders.group, orders.hub, orders.engines)
+    place = WorkerPlace(orders.group, orders.hub, orders.engines)
     with socket.socket(fileno=orders.port) as port:
         await serve_on(port, orders.settings, lambda url: _report_ready(orders.ready), place)
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.commands.connect import SNIPPETS, Target, base_url_of, codex_block, with_provider
+from segue.commands.connect import SNIPPETS, ModelEndpoint, base_url_of, codex_block, with_provider
 from segue.errors import Misconfigured
 from tests.support import served_process
 
-PLACE = Target("http://127.0.0.1:8080/v1", "smollm2")
+PLACE = ModelEndpoint("http://127.0.0.1:8080/v1", "smollm2")
 TABLE = {
     "name": "segue",
     "base_url": PLACE.base_url,
@@ -69,7 +69,9 @@ def test_another_server_changes_only_its_own_lines() -> None:
     once = with_provider(OWN, PLACE).replace(
         "supports_websockets = true", "supports_websockets = true\nstream_max_retries = 9"
     )
-    moved = with_provider(once + "\n[tui]\ntheme = 'x'\n", Target("http://h:1/v1", "m", "MY_KEY"))
+    moved = with_provider(
+        once + "\n[tui]\ntheme = 'x'\n", ModelEndpoint("http://h:1/v1", "m", "MY_KEY")
+    )
     meant = tomllib.loads(moved)
     assert meant["model_providers"]["segue"] == {
         **TABLE,
@@ -111,8 +113,8 @@ def test_odd_file_keeps_its_content(text: str) -> None:
     assert after == {**before, **top, "model_providers": providers}
 
 
-SMALL = Target(PLACE.base_url, "smollm2", None, 8_192)
-LARGE = Target(PLACE.base_url, "qwen", None, 131_072)
+SMALL = ModelEndpoint(PLACE.base_url, "smollm2", None, 8_192)
+LARGE = ModelEndpoint(PLACE.base_url, "qwen", None, 131_072)
 
 
 def test_small_model_gets_a_short_prompt_and_few_tools() -> None:
@@ -232,7 +234,7 @@ def test_person_connects_codex_after_seeing_what_will_be_written(tmp_path: Path)
 
 def test_snippets_name_the_server_and_the_model() -> None:
     for name, snippet in SNIPPETS.items():
-        text = snippet(Target("http://127.0.0.1:1234/v1", "my-model"))
+        text = snippet(ModelEndpoint("http://127.0.0.1:1234/v1", "my-model"))
         assert "127.0.0.1:1234/v1" in text, name
         assert "my-model" in text, name
 

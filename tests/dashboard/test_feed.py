@@ -15,7 +15,7 @@ from segue.dashboard.feed import (
     Sources,
     Watcher,
 )
-from segue.dashboard.history import OWNERS_MAX, REFUSALS_MAX, RING_MAX, History
+from segue.dashboard.history import OWNERS_MAX, REFUSALS_MAX, RING_MAX, RecentTurns
 from segue.dashboard.views import CacheUse, ReplicaView, Viewer
 from segue.errors import TooMany
 from tests.dashboard.made import settled
@@ -31,7 +31,7 @@ async def answers() -> dict[str, bool]:
 
 def make_feed(probe: Any = answers) -> Feed:
     return Feed(
-        History(),
+        RecentTurns(),
         Sources(
             models=["scripted"],
             sessions=lambda: (),

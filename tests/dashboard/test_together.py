@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from segue.dashboard.feed import Feed, Sources
-from segue.dashboard.history import History
+from segue.dashboard.history import RecentTurns
 from segue.dashboard.together import together
 from segue.dashboard.views import (
     CONNECTIONS_LISTED_MAX,
@@ -79,7 +79,7 @@ def make_feed(worker: str, others: Mapping[str, Feed]) -> Feed:
         return {}
 
     return Feed(
-        History(),
+        RecentTurns(),
         Sources(
             models=["scripted"],
             sessions=lambda: (),

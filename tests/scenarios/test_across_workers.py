@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from segue.app import Place
+from segue.app import WorkerPlace
 from segue.cluster.hub import Hub
 from segue.stores import maintenance
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, kinds, metric, serving, until, wire
@@ -34,13 +34,13 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         if request.param == "hub":
             flags["store"] = f"sqlite:///{tmp_path / 'shared.db'}"
-            place = Place(group="here", hub=str(tmp_path / "hub"))
+            place = WorkerPlace(group="here", hub=str(tmp_path / "hub"))
             await stack.enter_async_context(Hub().opened(place.hub))
         else:
             server = request.getfixturevalue("postgres")
             flags["store"] = await server.make_database()
             stack.push_async_callback(server.drop_database, flags["store"])
-            place = Place(group="here")
+            place = WorkerPlace(group="here")
         here = await stack.enter_async_context(serving(place, **flags))
         there = await stack.enter_async_context(serving(place, **flags))
         await until(lambda: here.app.peers.others and there.app.peers.others)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """Where a worker stands among the workers of one parent process; a server of one process has none."""
 
     # The same for all workers of one parent.
@@ -29,7 +29,7 @@ class Place:
     engines: str = ""
 
 
-ALONE = Place()
+ALONE = WorkerPlace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def open_cluster(settings: Settings, place: Place) -> AsyncIterator[Cluster | None]:
+async def open_cluster(settings: Settings, place: WorkerPlace) -> AsyncIterator[Cluster | None]:
     """Through the database (PostgreSQL), through the parent's hub (several workers), or None (one process)."""
     if settings.store.startswith(("postgresql://", "postgres://")):
         from segue.cluster.notify import open_notify_bus

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from segue.builders.cluster import Cluster
 from segue.builders.state import State
-from segue.dashboard.history import History
+from segue.dashboard.history import RecentTurns
 from segue.dashboard.views import ReplicaView
 from segue.engines.routes import RoutedEngine
 from segue.observe.audit import Audit
@@ -26,7 +26,7 @@ class Observers:
     """Metrics, the dashboard's history, and the queue that feeds them with ended turns."""
 
     metrics: Metrics
-    history: History
+    history: RecentTurns
     afterwards: Afterwards
     refusals: Sequence[Callable[[str, str], None]]
 
@@ -39,7 +39,7 @@ class Observers:
 @asynccontextmanager
 async def open_observers(settings: Settings, state: State) -> AsyncIterator[Observers]:
     """Metrics and history always, traces and audit log where they are configured; both drain on the way out."""
-    metrics, history = Metrics(), History()
+    metrics, history = Metrics(), RecentTurns()
     metrics.note_limits(settings)
     observers = [metrics.observe, history.observe, state.trim]
     refusals = [metrics.note_refusal, history.note_refusal]
@@ -54,7 +54,7 @@ async def open_observers(settings: Settings, state: State) -> AsyncIterator[Obse
         yield Observers(metrics, history, Afterwards(state.store.ledger, observers), refusals)
 
 
-class Health:
+class HealthCheck:
     """Whether the store and the engines answer."""
 
     def __init__(self, store: Store, models: Models, metrics: Metrics) -> None:
@@ -92,7 +92,7 @@ class Health:
 class MetricsPage:
     """The page that Prometheus reads, of all workers of one parent process."""
 
-    def __init__(self, observers: Observers, health: Health, cluster: Cluster | None) -> None:
+    def __init__(self, observers: Observers, health: HealthCheck, cluster: Cluster | None) -> None:
         self._observers = observers
         self._health = health
         self._peers = None if cluster is None else cluster.peers

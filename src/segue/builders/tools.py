@@ -26,7 +26,7 @@ from segue.turn.seams import Tool
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class ServerTools:
     """What the server does for the model."""
 
     hosted: Hosted
@@ -36,7 +36,7 @@ class Tools:
 
 
 @asynccontextmanager
-async def open_tools(settings: Settings) -> AsyncIterator[Tools]:
+async def open_tools(settings: Settings) -> AsyncIterator[ServerTools]:
     """The tools that the operator has configured; sessions with MCP servers end on the way out."""
     papers = Papers(settings.file_s_max)
     limits = ToolLimits(settings.tool_s_max, settings.tool_output_bytes_max)
@@ -49,7 +49,7 @@ async def open_tools(settings: Settings) -> AsyncIterator[Tools]:
             else:
                 tools |= {"mcp": servers, "mcp_list": servers.lister}
                 hosted = Hosted(tools, servers.check, limits, papers.read)
-            yield Tools(hosted, papers, read_url)
+            yield ServerTools(hosted, papers, read_url)
 
 
 def build_fetcher(settings: Settings) -> Fetcher:

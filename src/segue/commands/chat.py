@@ -18,7 +18,7 @@ from rich.console import Console
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from segue.commands.connect import URL, base_url_of, find_target
+from segue.commands.connect import URL, base_url_of, find_endpoint
 from segue.errors import Misconfigured
 
 # The server sends a heartbeat every 15 s while a turn runs: after this much silence the connection is lost.
@@ -32,7 +32,7 @@ HELP = "/new starts a new conversation, /model NAME changes the model, /quit exi
 # Our own event, never on the wire: the answer starts again on another socket.
 AGAIN = "again"
 
-Item = dict[str, object]
+_Item = dict[str, object]
 
 
 class _Problem(Struct):
@@ -51,7 +51,7 @@ class _Reason(Struct):
 
 class _Response(Struct):
     id: str
-    output: list[Item] = []
+    output: list[_Item] = []
     usage: _Usage | None = None
     error: _Problem | None = None
     incomplete_details: _Reason | None = None
@@ -78,14 +78,14 @@ class Talk:
         self.model = model
         self._instructions = instructions
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._items: list[Item] = []
+        self._items: list[_Item] = []
         self._parent: str | None = None
         self._socket: ClientConnection | None = None
         self._closing = ExitStack()
 
     def ask(self, text: str) -> Iterator[_Event]:
         """The events of an answer, to its end. A completed answer becomes part of the conversation."""
-        question: Item = {"role": "user", "content": text}
+        question: _Item = {"role": "user", "content": text}
         try:
             yield from self._turn(question)
         except ConnectionLost:
@@ -96,7 +96,7 @@ class Talk:
             except ConnectionLost as error:
                 raise Misconfigured(f"url: connection to {self._url} lost: {error}") from None
 
-    def _turn(self, question: Item) -> Iterator[_Event]:
+    def _turn(self, question: _Item) -> Iterator[_Event]:
         fields: dict[str, object] = {"input": [*self._items, question]}
         if self._parent is not None and self._socket is not None:
             fields = {"input": [question], "previous_response_id": self._parent}
@@ -170,7 +170,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Chat until the person quits; returns the exit status."""
     base_url = base_url_of(options.url)
-    model = options.model or find_target(base_url, None).model
+    model = options.model or find_endpoint(base_url, None).model
     talk = Talk(base_url, model, options.instructions, options.key)
     console = Console(highlight=False)
     console.print(f"[bold]{model}[/bold] at {base_url}. Type /help for help.")

@@ -52,7 +52,7 @@ TomlTable = TOMLDocument | Table
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ModelEndpoint:
     """A server and one of its models."""
 
     base_url: str
@@ -85,14 +85,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a snippet, or edit Codex's configuration; returns the exit status."""
     base_url = base_url_of(options.url)
-    target = find_target(base_url, options.model, options.key_env)
+    endpoint = find_endpoint(base_url, options.model, options.key_env)
     if options.client != "codex":
-        print(SNIPPETS[options.client](target))
+        print(SNIPPETS[options.client](endpoint))
         return 0
     if options.print:
-        print(codex_block(target))
+        print(codex_block(endpoint))
         return 0
-    return _write_codex(target, codex_home() / "config.toml", is_agreed=options.yes)
+    return _write_codex(endpoint, codex_home() / "config.toml", is_agreed=options.yes)
 
 
 def base_url_of(url: str) -> str:
@@ -112,7 +112,7 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-def find_target(base_url: str, model: str | None, key_env: str | None = None) -> Target:
+def find_endpoint(base_url: str, model: str | None, key_env: str | None = None) -> ModelEndpoint:
     """The named model, or the first that the running server lists."""
     try:
         served = _served(base_url)
@@ -124,7 +124,7 @@ def find_target(base_url: str, model: str | None, key_env: str | None = None) ->
         raise Misconfigured(f"model: the server at {base_url} lists no model.")
     name = model or served[0].id
     contexts = {listed.id: listed.context_window for listed in served}
-    return Target(base_url, name, key_env, contexts.get(name))
+    return ModelEndpoint(base_url, name, key_env, contexts.get(name))
 
 
 def _served(base_url: str) -> list[_Model]:
@@ -142,16 +142,16 @@ def _served(base_url: str) -> list[_Model]:
 # --- snippets ----------------------------------------------------------------------------------------
 
 
-def _python(target: Target) -> str:
+def _python(endpoint: ModelEndpoint) -> str:
     return f'''# pip install 'openai[realtime]'
 from openai import OpenAI
 
 ENDS = {{"response.completed", "response.failed", "response.incomplete", "error"}}
-client = OpenAI(base_url="{target.base_url}", api_key="none")
+client = OpenAI(base_url="{endpoint.base_url}", api_key="none")
 with client.responses.connect() as connection:
     parent = {{}}
     for question in ("Name a fruit.", "And a vegetable."):
-        connection.response.create(model="{target.model}", input=question, store=False, **parent)
+        connection.response.create(model="{endpoint.model}", input=question, store=False, **parent)
         for event in connection:
             if event.type == "response.output_text.delta":
                 print(event.delta, end="", flush=True)
@@ -161,7 +161,7 @@ with client.responses.connect() as connection:
         parent = {{"previous_response_id": event.response.id}}'''
 
 
-def _node(to: Target) -> str:
+def _node(to: ModelEndpoint) -> str:
     return f"""// npm install openai ws
 import OpenAI from 'openai';
 import {{ ResponsesWS }} from 'openai/resources/responses/ws';
@@ -184,7 +184,7 @@ socket.on('event', (event) => {{
 ask();"""
 
 
-def _agents_python(target: Target) -> str:
+def _agents_python(endpoint: ModelEndpoint) -> str:
     return f'''# pip install openai-agents 'openai[realtime]'
 import asyncio
 
@@ -199,11 +199,11 @@ from openai import AsyncOpenAI
 
 
 async def main() -> None:
-    client = AsyncOpenAI(base_url="{target.base_url}", api_key="none")
+    client = AsyncOpenAI(base_url="{endpoint.base_url}", api_key="none")
     set_tracing_disabled(True)
     set_default_openai_client(client, use_for_tracing=False)
     set_default_openai_responses_transport("websocket")
-    agent = Agent(name="helper", model="{target.model}", instructions="Answer in one sentence.")
+    agent = Agent(name="helper", model="{endpoint.model}", instructions="Answer in one sentence.")
     async with responses_websocket_session() as session:
         run = session.run_streamed(agent, "Name a fruit.", auto_previous_response_id=True)
         async for _ in run.stream_events():
@@ -214,14 +214,14 @@ async def main() -> None:
 asyncio.run(main())'''
 
 
-def _agents_js(target: Target) -> str:
+def _agents_js(endpoint: ModelEndpoint) -> str:
     return f"""// npm install @openai/agents openai zod     (Node 22 or newer)
 import {{ Agent, OpenAIProvider, Runner }} from '@openai/agents';
 import OpenAI from 'openai';
 
-const client = new OpenAI({{ baseURL: '{target.base_url}', apiKey: 'none' }});
+const client = new OpenAI({{ baseURL: '{endpoint.base_url}', apiKey: 'none' }});
 const provider = new OpenAIProvider({{ openAIClient: client, useResponses: true, useResponsesWebSocket: true }});
-const agent = new Agent({{ name: 'helper', model: '{target.model}', instructions: 'Answer in one sentence.' }});
+const agent = new Agent({{ name: 'helper', model: '{endpoint.model}', instructions: 'Answer in one sentence.' }});
 const runner = new Runner({{ modelProvider: provider, tracingDisabled: true }});
 const run = await runner.run(agent, 'Name a fruit.', {{ stream: true }});
 for await (const _ of run);
@@ -230,27 +230,27 @@ console.log(run.finalOutput);
 await provider.close();"""
 
 
-def _ai_sdk(target: Target) -> str:
-    socket = target.base_url.replace("http", "ws", 1)
+def _ai_sdk(endpoint: ModelEndpoint) -> str:
+    socket = endpoint.base_url.replace("http", "ws", 1)
     return f"""// npm install ai @ai-sdk/openai @vercel/ai-sdk-openai-websocket-fetch zod ws
 import {{ createOpenAI }} from '@ai-sdk/openai';
 import {{ createWebSocketFetch }} from '@vercel/ai-sdk-openai-websocket-fetch';
 import {{ streamText }} from 'ai';
 
 const fetch = createWebSocketFetch({{ url: '{socket}/responses' }});
-const openai = createOpenAI({{ baseURL: '{target.base_url}', apiKey: 'none', fetch }});
-const run = streamText({{ model: openai('{target.model}'), prompt: 'Name a fruit.' }});
+const openai = createOpenAI({{ baseURL: '{endpoint.base_url}', apiKey: 'none', fetch }});
+const run = streamText({{ model: openai('{endpoint.model}'), prompt: 'Name a fruit.' }});
 for await (const text of run.textStream) process.stdout.write(text);
 process.stdout.write('\\n');
 fetch.close();"""
 
 
-def _curl(target: Target) -> str:
-    body = json.dumps({"model": target.model, "input": "Name a fruit.", "stream": True})
-    return f"curl -N {target.base_url}/responses -d '{body}'"
+def _curl(endpoint: ModelEndpoint) -> str:
+    body = json.dumps({"model": endpoint.model, "input": "Name a fruit.", "stream": True})
+    return f"curl -N {endpoint.base_url}/responses -d '{body}'"
 
 
-SNIPPETS: dict[str, Callable[[Target], str]] = {
+SNIPPETS: dict[str, Callable[[ModelEndpoint], str]] = {
     "python": _python,
     "node": _node,
     "agents-python": _agents_python,
@@ -289,20 +289,20 @@ def _table_of(values: dict[str, object], name: str) -> dict[str, object]:
     return table if isinstance(table, dict) else {}
 
 
-def _wanted(target: Target) -> _Wanted:
-    top: dict[str, CodexValue] = {"model": target.model}
-    if target.context_tokens is not None:
-        top["model_context_window"] = target.context_tokens
+def _wanted(endpoint: ModelEndpoint) -> _Wanted:
+    top: dict[str, CodexValue] = {"model": endpoint.model}
+    if endpoint.context_tokens is not None:
+        top["model_context_window"] = endpoint.context_tokens
     top["model_provider"] = PROVIDER
     provider: dict[str, CodexValue] = {
         "name": PROVIDER,
-        "base_url": target.base_url,
+        "base_url": endpoint.base_url,
         "wire_api": "responses",
         "supports_websockets": True,
     }
-    if target.key_env is not None:
-        provider["env_key"] = target.key_env
-    if not target.is_small:
+    if endpoint.key_env is not None:
+        provider["env_key"] = endpoint.key_env
+    if not endpoint.is_small:
         return _Wanted(top, provider, {}, {})
     return _Wanted(
         top,
@@ -312,14 +312,14 @@ def _wanted(target: Target) -> _Wanted:
     )
 
 
-def codex_block(target: Target) -> str:
+def codex_block(endpoint: ModelEndpoint) -> str:
     """The lines of a new `config.toml`."""
-    return with_provider("", target).rstrip("\n")
+    return with_provider("", endpoint).rstrip("\n")
 
 
-def with_provider(text: str, target: Target) -> str:
+def with_provider(text: str, endpoint: ModelEndpoint) -> str:
     """Codex's file with Segue as its provider, and with everything else unchanged."""
-    wanted = _wanted(target)
+    wanted = _wanted(endpoint)
     try:
         document = tomlkit.parse(text if text.endswith("\n") or not text else text + "\n")
         _drop_marked(document, wanted)
@@ -416,20 +416,20 @@ def _unsafe() -> Misconfigured:
     )
 
 
-def _write_codex(target: Target, path: Path, *, is_agreed: bool) -> int:
+def _write_codex(endpoint: ModelEndpoint, path: Path, *, is_agreed: bool) -> int:
     path = path.resolve()
     try:
         before = path.read_text() if path.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise Misconfigured(f"cannot read {path}: {error}.") from None
-    after = with_provider(before, target)
+    after = with_provider(before, endpoint)
     if after == before:
         print(f"{path} is up to date already.")
         return 0
     _show(before, after, path)
-    if target.is_small:
+    if endpoint.is_small:
         print(
-            f"The context window of {target.model} is {target.context_tokens} tokens; Codex's own prompt and tools "
+            f"The context window of {endpoint.model} is {endpoint.context_tokens} tokens; Codex's own prompt and tools "
             f"are about 9,000. So this configures a short prompt ({SMALL_PROMPT}) and few tools.\n"
         )
     if not is_agreed and not _is_confirmed():
@@ -437,7 +437,7 @@ def _write_codex(target: Target, path: Path, *, is_agreed: bool) -> int:
         return 1
     backup = _back_up(path)
     _replace(path, after)
-    if target.is_small:
+    if endpoint.is_small:
         _replace(path.with_name(SMALL_PROMPT), SMALL_PROMPT_TEXT)
     print(f"Wrote {path}." + (f" The old file is {backup.name}." if backup else ""))
     print('Try it: codex exec --skip-git-repo-check "say hello"')

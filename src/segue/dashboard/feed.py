@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from segue import __version__
-from segue.dashboard.history import History
+from segue.dashboard.history import RecentTurns
 from segue.dashboard.together import together
 from segue.dashboard.views import (
     MARKS,
@@ -27,9 +27,9 @@ from segue.dashboard.views import (
     Look,
     Picture,
     ReplicaView,
-    Share,
-    TurnRow,
+    TurnView,
     Viewer,
+    WorkerShare,
     connections,
     running_rows,
     turn_row,
@@ -54,7 +54,7 @@ PROBE_S = 5.0
 
 encode = msgspec.json.encode
 _look = msgspec.json.Decoder(Look).decode
-_share = msgspec.json.Decoder(Share).decode
+_share = msgspec.json.Decoder(WorkerShare).decode
 
 
 async def no_workers(question: bytes) -> Mapping[str, bytes]:
@@ -98,14 +98,14 @@ class Update(Struct, frozen=True, tag_field="type", tag="update"):
 
     now_ms: float
     missed: int
-    turns: Sequence[TurnRow]
+    turns: Sequence[TurnView]
     picture: msgspec.Raw | None
 
 
 class Feed:
     """What the open pages of the dashboard are told."""
 
-    def __init__(self, history: History, sources: Sources) -> None:
+    def __init__(self, history: RecentTurns, sources: Sources) -> None:
         self.history = history
         self._sources = sources
         self._watcher_count = 0
@@ -150,20 +150,20 @@ class Feed:
             is_operator=viewer.is_operator,
         )
 
-    def share(self, viewer: Viewer, number: int) -> Share:
+    def share(self, viewer: Viewer, number: int) -> WorkerShare:
         """This worker's part of an update: the viewer's turns after this position, and the present."""
         turns = self.history.after(number, viewer.owner)
         listed = turns[:TURNS_MAX][::-1]
         rows = [turn_row(n, turn, self.history.wall_ms, self._salt) for n, turn in listed]
         missed = len(turns) - len(rows)
-        return Share(self.history.count, rows, missed, self.picture(viewer))
+        return WorkerShare(self.history.count, rows, missed, self.picture(viewer))
 
     async def answer(self, question: bytes) -> bytes:
         """This worker's part of an update, for a watcher at another worker."""
         look = _look(question)
         return encode(self.share(look.viewer, look.places.get(self._sources.worker, 0)))
 
-    async def shares(self, viewer: Viewer, places: dict[str, int]) -> dict[str, Share]:
+    async def shares(self, viewer: Viewer, places: dict[str, int]) -> dict[str, WorkerShare]:
         """The parts of all workers of the same parent process, this one first."""
         own = self._sources.worker
         shares = {own: self.share(viewer, places.get(own, 0))}

@@ -22,7 +22,7 @@ REFUSALS_MAX = 64
 OWNERS_MAX = 10_000
 
 
-class History:
+class RecentTurns:
     """The recent past of a process."""
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ class Viewer:
     is_operator: bool
 
 
-class TurnRow(Struct, frozen=True):
+class TurnView(Struct, frozen=True):
     """A turn that is over."""
 
     number: int
@@ -173,11 +173,11 @@ class Picture(Struct, frozen=True):
     backlog: int | None
 
 
-class Share(Struct, frozen=True):
+class WorkerShare(Struct, frozen=True):
     """What one worker tells a watcher: its place in that worker's past, the turns since, and the present."""
 
     number: int
-    turns: Sequence[TurnRow]
+    turns: Sequence[TurnView]
     missed: int
     picture: Picture
 
@@ -194,12 +194,12 @@ def name_connection(key: str, salt: bytes) -> str:
     return hashlib.blake2s(key.encode(), key=salt, digest_size=3).hexdigest() if key else ""
 
 
-def turn_row(number: int, settled: EndedTurn, wall_ms: float, salt: bytes) -> TurnRow:
+def turn_row(number: int, settled: EndedTurn, wall_ms: float, salt: bytes) -> TurnView:
     """A turn as the page gets it; `wall_ms` is the wall's clock where the process's own clock is zero."""
     entry, tally, marks = settled.entry, settled.tally, settled.tally.marks
     began = marks.get(MARKS[0], 0.0)
     connection, _, lane = settled.lane.partition("/")
-    return TurnRow(
+    return TurnView(
         number=number,
         id=entry.turn_id,
         parent=settled.parent_id,

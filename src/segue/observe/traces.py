@@ -60,7 +60,7 @@ class Attribute(Struct, frozen=True):
     value: OtlpValue
 
 
-class Status(Struct, frozen=True, omit_defaults=True):
+class SpanStatus(Struct, frozen=True, omit_defaults=True):
     code: int = 0
     message: str = ""
 
@@ -76,7 +76,7 @@ class Span(Struct, frozen=True, omit_defaults=True):
     endTimeUnixNano: str
     parentSpanId: str = ""
     attributes: list[Attribute] = []
-    status: Status = Status()
+    status: SpanStatus = SpanStatus()
 
 
 class TraceParent(Struct, frozen=True):
@@ -116,7 +116,7 @@ def spans_of(turn: EndedTurn, epoch: float) -> list[Span]:
         startTimeUnixNano=_nanos(epoch + marks["received"]),
         endTimeUnixNano=_nanos(epoch + marks["sent"]),
         attributes=[*_attributes(turn)],
-        status=Status(ERROR, failure) if turn.entry.status == "failed" else Status(),
+        status=SpanStatus(ERROR, failure) if turn.entry.status == "failed" else SpanStatus(),
     )
     stages = [
         Span(
