@@ -217,8 +217,8 @@ def _cache_uses(state: State, upgrades: Upgrades) -> Sequence[CacheUse]:
     settings = state.settings
     fullest = max((session.state_bytes for session in upgrades.sessions), default=0)
     return [
-        CacheUse("turns", state.store.state.bytes, settings.process_state_bytes_max),
-        CacheUse("recalled prompts", state.render_cache.bytes, settings.render_cache_bytes_max),
+        CacheUse("stored responses", state.store.state.bytes, settings.process_state_bytes_max),
+        CacheUse("rendered prompts", state.render_cache.bytes, settings.render_cache_bytes_max),
         CacheUse(FULLEST, fullest, settings.connection_state_bytes_max),
     ]
 

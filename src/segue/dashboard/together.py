@@ -1,7 +1,7 @@
-"""How do the pictures of several workers become one?
+"""How do the snapshots of several workers become one?
 
-In: a picture of each. Out: one picture of all. What is counted is added up; what is listed is listed together, within
-the same limits. Pure.
+In: a snapshot of each worker. Out: one snapshot of all. Counts are added up; lists are joined, within the same limits.
+Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from segue.dashboard.views import (
 
 
 def together(pictures: Sequence[Picture]) -> Picture:
-    """One picture of all workers."""
+    """One snapshot of all workers."""
     if len(pictures) == 1:
         return pictures[0]
     running = sorted((row for one in pictures for row in one.running), key=lambda r: r.created_at)
