@@ -331,7 +331,7 @@ def with_provider(text: str, endpoint: ModelEndpoint) -> str:
             is_new = "features" not in document
             _set(_subtable(document, "features"), wanted.small_features, is_marked=True)
             if is_new:
-                _item(document, "features").comment(MARK)
+                _mark(_item(document, "features"))
     except TOMLKitError as error:
         raise Misconfigured(f"Codex's config.toml cannot be edited: {error}.") from None
     changed = tomlkit.dumps(document)
@@ -354,7 +354,7 @@ def _set(table: TomlTable, values: dict[str, CodexValue], *, is_marked: bool = F
         else:
             table[key] = value
         if is_marked:
-            _item(table, key).comment(MARK)
+            _mark(_item(table, key))
 
 
 def _drop_marked(document: TOMLDocument, wanted: _Wanted) -> None:
@@ -372,6 +372,10 @@ def _drop_marked_keys(table: TomlTable, wanted: dict[str, CodexValue]) -> None:
         item = table.item(key)
         if _is_marked(item) and key not in wanted and not isinstance(item, Table):
             del table[key]
+
+
+def _mark(item: Item) -> None:
+    item.trivia.comment_ws, item.trivia.comment = "  ", f"# {MARK}"
 
 
 def _is_marked(item: object) -> bool:
