@@ -40,13 +40,15 @@ STOP_S_MAX = 30.0
 TURN_S_MAX = 60.0
 # How many turns are recorded.
 TURNS = 3
-# A server that makes no new hop for so long has done with a turn.
-REST_S = 0.2
+# A server that makes no new hop for so long has done with a turn. Work that is gathered for a moment is done by then.
+REST_S = 1.3
 # The engine writes its next token when the server has done nothing for so long.
 PACE_S = 0.01
 BUSY_S_MAX = 10.0
-# How long an idle server is watched.
+# How long a server is watched before its first turn, which is longer than the periods of its timers, and how long
+# after a turn, for what comes late. Not so long that connections are given up.
 IDLE_S = 2.5
+LATE_S = 1.2
 POLL_S = 0.02
 TERMINAL = ("response.completed", "response.failed", "response.incomplete", "error")
 LOG_TAIL = 1500
@@ -179,7 +181,10 @@ def expect(response: Body, *types: str) -> list[Body]:
 
 WORDS = "It is noon, and here are ten more words so that the stream is long enough."
 READ = "I will look at the next file" + vllm.call("read_file", {"path": "src/main.py"})
-ASK_TIME = vllm.call("time.get_current_time", {"timezone": "UTC"})
+# Its answer is the same each time, unlike that of a clock.
+ASK_TIME = vllm.call(
+    "time.convert_time", {"source_timezone": "UTC", "time": "12:00", "target_timezone": "UTC"}
+)
 CLOCK = f"""
 [[mcp]]
 label = "time"
@@ -263,29 +268,37 @@ class Traced:
                 raise WalkFailed(f"the server did not come to rest in {BUSY_S_MAX:g} s")
             time.sleep(for_s / 10)
 
-    def record(self, act: Turn) -> Body:
-        """What is recorded while this is done, and until the server rests again."""
+    def record(self, turn: Turn) -> Body:
+        """What is recorded from the beginning of a turn, or of nothing, until the server rests again."""
         self.ask("on")
-        act()
+        turn()
         self.wait_until_same("hops", REST_S)
         recorded: Body = self.ask("off")
         return recorded
 
+    def ignore(self, watch_s: float) -> None:
+        """What the server does for so long, without a request, is left out of later recordings."""
+        self.ask("on")
+        time.sleep(watch_s)
+        self.ask("ignore")
 
-def walk(kind: Kind, source: Path, tokenizer: Path) -> tuple[Body, list[Body]]:
-    """What the tracer records of an idle server, and of some turns of this kind."""
+
+def walk(kind: Kind, source: Path, tokenizer: Path) -> list[Body]:
+    """What the tracer records of some turns of this kind."""
     with (
         vllm.serving(kind.answers) as engine,
         serving(source, flags(engine.url, tokenizer), kind.config) as server,
     ):
-        engine.pace = lambda: server.wait_until_same("calls", PACE_S)
+        server.record(lambda: None)
+        server.ignore(IDLE_S)
         try:
             with kind.turns(server.port) as turn:
                 for _ in range(TURNS_BEFORE):
                     turn()
-                server.record(lambda: None)
-                idle = server.record(lambda: time.sleep(IDLE_S))
-                return idle, [server.record(turn) for _ in range(TURNS)]
+                engine.pace = lambda: server.wait_until_same("calls", PACE_S)
+                server.record(turn)
+                server.ignore(LATE_S)
+                return [server.record(turn) for _ in range(TURNS)]
         except (OSError, http.client.HTTPException, WebSocketException) as wrong:
             raise WalkFailed(f"a turn broke off: {wrong!r}") from wrong
 

@@ -5,7 +5,8 @@
 `CONTROL` is the number of an open socket, `PACKAGE` the folder of the package to watch, the rest goes to `segue`. Each
 line that comes over the socket is answered with one line of JSON: `on` forgets everything and records, `hops` is the
 number of hops since then, `calls` the number of all calls and resumptions, which says whether anything goes on, `off`
-ends the recording and gives it back. The end of the socket ends the server.
+ends the recording and gives it back, and `ignore` ends it so that its hops are left out from now on. The end of the
+socket ends the server.
 
 Of the package only `segue.cli:main` is named here, so that the same tracer runs on any checkout.
 """
@@ -61,6 +62,7 @@ class Recorder:
     hops: dict[tuple[Spot | None, Spot], None] = field(default_factory=dict)
     tasks: int = 0
     calls: int = 0
+    _ignored: set[tuple[Spot | None, Spot]] = field(default_factory=set)
     _spots: dict[CodeType, Spot | None] = field(default_factory=dict)
     _starts: dict[CodeType, int] = field(default_factory=dict)
     # What runs the event loop: it is below every callback on the stack, and calls none of them.
@@ -79,6 +81,11 @@ class Recorder:
         self.is_on, self._below = False, frozenset()
         return {"hops": list(self.hops), "tasks": self.tasks}
 
+    def ignore(self) -> None:
+        """End the recording; what was recorded is nobody's turn, now and later."""
+        self._ignored.update(self.hops)
+        self.off()
+
     def see(self, frame: FrameType, event: str, _: object) -> None:
         """The profile hook: a function begins, is resumed, or ends."""
         if event != "call" or (callee := self._spot(frame.f_code)) is None:
@@ -87,6 +94,8 @@ class Recorder:
         if not self.is_on or not self._begins(frame):
             return
         caller = self._caller(frame)
+        if (caller, callee) in self._ignored:
+            return
         self.hops.setdefault((caller, callee))
         if caller is None and frame.f_code.co_flags & inspect.CO_COROUTINE:
             self.tasks += 1
@@ -135,8 +144,12 @@ def obey(control: socket.socket, recorder: Recorder) -> None:
                     answer = len(recorder.hops)
                 case "calls":
                     answer = recorder.calls
+                case "ignore":
+                    recorder.ignore()
                 case "off":
                     answer = recorder.off()
+                case word:
+                    answer = f"'{word}' is not known"
             lines.write(json.dumps(answer) + "\n")
             lines.flush()
     os.kill(os.getpid(), signal.SIGTERM)

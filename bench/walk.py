@@ -18,8 +18,8 @@ Definitions:
 - *Tasks* are coroutines that the event loop starts.
 
 The server is `segue serve` in a process of its own, in front of a fake vLLM, after a few turns of the same kind. It is
-recorded until it makes no new hop for 200 ms, the work after the terminal event included. Hops count that each of three
-such turns makes and that an idle server does not: what a timer does now and then is nobody's turn.
+recorded until it makes no new hop for 1.3 s, the work after the terminal event included. Hops count that each of three
+such turns makes and that a server without a request does not: what a timer does is nobody's turn.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -103,12 +104,11 @@ def read_recording(body: Mapping[str, Any]) -> Recording:
     )
 
 
-def shared(idle: Recording, turns: Sequence[Recording]) -> Recording:
-    """What all of these turns do and an idle server does not, in the order of the first turn."""
-    kept = set.intersection(*(set(turn.hops) for turn in turns)) - set(idle.hops)
-    return Recording(
-        [hop for hop in turns[0].hops if hop in kept], min(turn.tasks for turn in turns)
-    )
+def shared(turns: Sequence[Recording]) -> Recording:
+    """What all of these turns do, in the order of the first."""
+    kept = set.intersection(*(set(turn.hops) for turn in turns))
+    hops = [hop for hop in turns[0].hops if hop in kept]
+    return Recording(hops, min(turn.tasks for turn in turns))
 
 
 def files_of(hops: Sequence[Hop]) -> list[str]:
@@ -282,10 +282,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def take(kind: Kind, source: Path, tokenizer: Path) -> Walked:
     """Walk one kind."""
     try:
-        idle, turns = walk(kind, source, tokenizer)
+        turns = walk(kind, source, tokenizer)
     except WalkFailed as wrong:
         raise WalkFailed(f"{kind.name}: {wrong}") from wrong
-    recording = shared(read_recording(idle), [read_recording(turn) for turn in turns])
+    recording = shared([read_recording(turn) for turn in turns])
     return Walked(kind, recording.hops, count(recording, source / "segue"))
 
 
@@ -297,7 +297,9 @@ def run(options: argparse.Namespace, console: Console) -> None:
     before = read_counts(options.against)
     tokenizer = options.tokenizer.resolve() if options.tokenizer else find_tokenizer()
     wanted = [kind for kind in KINDS if not options.kind or kind.name in options.kind]
-    walked = [take(kind, source, tokenizer) for kind in wanted]
+    # Each waits most of the time.
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        walked = list(pool.map(lambda kind: take(kind, source, tokenizer), wanted))
     if options.json:
         options.json.write_text(as_json(walked))
     if not options.summary:
