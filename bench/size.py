@@ -125,7 +125,7 @@ def show(package: Path, console: Console) -> None:
         table.add_row(label, f"{files:,}", f"{lines:,}")
     console.print(table)
     for label, left_out in (("all", ""), (f"all but {BENCH}", BENCH)):
-        console.print(lengths(package, label, left_out), highlight=False)
+        console.print(lengths(package, label, left_out), highlight=False, soft_wrap=True)
 
 
 def lengths(package: Path, label: str, left_out: str) -> str:

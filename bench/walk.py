@@ -46,7 +46,8 @@ FOOTER = (
     "hop: a distinct pair of caller and callee in the package, where it occurs first. functions, files: at either end\n"
     "of a hop. room: a folder of the package, or a file beside the folders. file and room changes: neighbours in the\n"
     "list of hops whose callees differ in it. tasks: coroutines that the event loop starts. code lines: of the files.\n"
-    "loop: the event loop, a new task or a new thread calls. More: python -m bench.walk --help"
+    "<- names the caller where it is not the function above. loop: the event loop, a new task or a new thread.\n"
+    "More: python -m bench.walk --help"
 )
 
 
@@ -202,7 +203,8 @@ def cell(now: int, before: int | None) -> str:
 def show(walked: Sequence[Walked], console: Console) -> None:
     """Print each way."""
     for one in walked:
-        console.print(f"[bold underline]{one.kind.name}[/]: {escape(one.kind.meaning)}\n")
+        title = f"[bold underline]{one.kind.name}[/]: {escape(one.kind.meaning)}\n"
+        console.print(title, soft_wrap=True)
         for line in path_lines(one.hops):
             console.print(line, soft_wrap=True)
         console.print()
