@@ -33,8 +33,8 @@ from segue.transports.services import Services
 from segue.transports.socket import Closed, Socket
 from segue.transports.socket import Refused as Kind
 from segue.transports.steering import HeldSteer, Steering
-from segue.turn.plan import Tally
-from segue.turn.prepare import Caller, decode_items
+from segue.turn.plan import Caller, Tally
+from segue.turn.prepare import decode_items
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.values import Append, Cancel, Owner, Turn
