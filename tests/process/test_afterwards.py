@@ -134,7 +134,7 @@ async def test_failing_observer_loses_nothing_for_the_others(
 
     assert ids(seen) == ["resp_0", "resp_1", "resp_2"]
     assert len(ledger.entries) == 3
-    assert "turn resp_1 could not be observed" in caplog.text
+    assert "an observer failed for turn resp_1" in caplog.text
 
 
 class BrokenLedger(MemoryLedger):

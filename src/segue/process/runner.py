@@ -1,8 +1,8 @@
 """Who owns the turns that run in this process?
 
 A `Runner` prepares turns, lets them run, and ends them when the process goes. A turn that runs is a task of its own:
-its subscribers come and go, and it always ends with exactly one terminal event. What only some requests need has its own
-file: idempotency keys, conversations, following a turn again.
+its subscribers come and go, and it always ends with exactly one terminal event. What only some requests need has its
+own file: idempotency keys, conversations, following a turn again.
 """
 
 from __future__ import annotations
