@@ -1,6 +1,6 @@
 """Has every failure and every threat a test, does each exist, and do the two pages for people agree?
 
-The last column of docs/hazards.md is written from the rows: `python -m tests.rules.test_hazard_rows` brings it up to date.
+The last column of docs/hazards.md is written from the rows, by `python -m tests.rules.test_hazard_rows`.
 """
 
 from __future__ import annotations
