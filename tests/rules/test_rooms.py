@@ -1,8 +1,8 @@
 """Has a room become a drawer?
 
 A room that is too large to be known well is divided, or a decision record says why not. The whole package has a limit,
-and so has the reading path: the files that ARCHITECTURE.md names between `<!-- reading path -->` and `<!-- end -->`, for
-a newcomer's afternoon. Lines are code lines (`python -m bench.size`). Made-up trees show that each rule can fail.
+and so has the reading path: the files that ARCHITECTURE.md names between `<!-- reading path -->` and `<!-- end -->`,
+for a newcomer's afternoon. Lines are code lines (`python -m bench.size`). Made-up trees show that each rule can fail.
 """
 
 from __future__ import annotations
