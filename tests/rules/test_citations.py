@@ -152,10 +152,10 @@ def dead_links(path: Path) -> Iterator[str]:
 
 
 def unknown_names(path: Path, root: Path) -> Iterator[str]:
-    """Documents that a document names and that are found neither beside it nor from the root."""
+    """Documents that a document names and that are found neither beside it, nor in docs/, nor from the root."""
     for name in NAME.findall(re.sub(r"https?://\S+", "", path.read_text("utf-8"))):
         if name not in NO_DOCUMENTS and not any(
-            (at / name).is_file() for at in (root, path.parent)
+            (at / name).is_file() for at in (path.parent, root / "docs", root)
         ):
             yield name
 
