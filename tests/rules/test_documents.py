@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.rules.test_citations import LINK, ROOT, documents
+
 DOCS = ROOT / "docs"
 CHARS_MAX = 200
-LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(?:#[^)\s]+)?\)")
 
 
 def linked(page: Path) -> set[Path]:
     """The files that a page links to."""
-    return {(page.parent / target).resolve() for target in LINK.findall(page.read_text("utf-8"))}
+    targets = (target for target, _ in LINK.findall(page.read_text("utf-8")) if target)
+    return {(page.parent / target).resolve() for target in targets}
 
 
 def lost_documents(docs: Path) -> Iterator[str]:
@@ -62,10 +63,9 @@ def test_records_have_the_numbers_of_their_files() -> None:
 
 
 def test_lines_can_be_reviewed() -> None:
-    pages = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
     wrong = [
         f"{page.relative_to(ROOT)}:{number}"
-        for page in pages
+        for page in documents()
         for number in long_lines(page.read_text("utf-8"))
     ]
     assert not wrong, "\n" + "\n".join(wrong)
