@@ -13,14 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import msgspec
-from msgspec import Raw, Struct
-
 from segue.turn.effects import apply_effects
 from segue.turn.plan import Plan, Resolved, Tally
 from segue.turn.seams import Ledger
 from segue.turn.values import Head, Owner, Rendered, Round, Tokens, Turn, UsageEntry, Warm
-from segue.wire.items import Call, Item, call_of
+from segue.wire.items import Call, Item
+from segue.wire.kinds import call_of, is_hosted_result
 from segue.wire.response import Response
 
 log = logging.getLogger(__name__)
@@ -112,29 +110,8 @@ def entry_of(owner: Owner, response: Response) -> UsageEntry | None:
         cached_tokens=usage.input_tokens_details.cached_tokens if usage else 0,
         output_tokens=usage.output_tokens if usage else 0,
         ended_at=response.completed_at or response.created_at,
-        tool_calls=sum(map(_is_errand, response.output)),
+        tool_calls=sum(map(is_hosted_result, response.output)),
     )
-
-
-class Outline(Struct, frozen=True):
-    """Just enough of an output item to know whether one of our own tools answered it."""
-
-    type: str | None = None
-    status: str | None = None
-    execution: str | None = None
-
-
-_outline = msgspec.json.Decoder(Outline)
-
-
-def _is_errand(output: Raw) -> bool:
-    match _outline.decode(output):
-        case Outline(type="mcp_call" | "web_search_call", status="completed" | "failed"):
-            return True
-        case Outline(type="tool_search_output", execution="server"):
-            return True
-        case _:
-            return False
 
 
 @dataclass(frozen=True, slots=True)
