@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from segue.dialects.parts import called
 from segue.turn.values import (
     NO_TOKENS,
     Head,
@@ -34,7 +33,8 @@ from segue.turn.values import (
     id_array,
     since_fresh,
 )
-from segue.wire.items import Item, Reasoning, call_of, hosted_call_of
+from segue.wire.items import Item, Reasoning
+from segue.wire.kinds import call_of, called, hosted_call_of
 
 # Who was called, by the id of the call, before the items that are written; nothing for an unknown id.
 NameOf = Callable[[str], str]

@@ -11,27 +11,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Literal
-
-from msgspec import Raw
+from typing import Literal, assert_never
 
 from segue.turn.values import Messages, Owner, Prompt, Resent, Warm
-from segue.wire.items import (
-    AdditionalTools,
-    ConfigurationUpdate,
-    HostedOutput,
-    Item,
-    McpApprovalResponse,
-    McpCall,
-    McpListTools,
-    Message,
-    Reasoning,
-    ToolSearchOutput,
-    Value,
-    WebSearchCall,
-    answer_of,
-    is_model_written,
-)
+from segue.wire.items import AdditionalTools, Item, ItemValue, Reasoning
+from segue.wire.kinds import shown_as
 
 Key = tuple[Owner, str, bytes]
 Voice = Literal["others", "model", "nobody"]
@@ -134,31 +118,29 @@ def _first(voices: Iterator[Voice | None]) -> Voice | None:
     return next((voice for voice in voices if voice != "nobody"), None)
 
 
-def _spoken_before(value: Value) -> Voice | None:
+def _spoken_before(value: ItemValue) -> Voice | None:
     """Tools that an item brings are told by others, if at all."""
     return "nobody" if isinstance(value, AdditionalTools) else _spoken(value)
 
 
-def _spoken_behind(value: Value) -> Voice | None:
+def _spoken_behind(value: ItemValue) -> Voice | None:
     """A thought may be forgotten, and then what follows it stands in its place."""
     return "nobody" if isinstance(value, Reasoning) else _spoken(value)
 
 
-def _spoken(value: Value) -> Voice | None:
+def _spoken(value: ItemValue) -> Voice | None:
     """Who speaks in this item, if it is certain that somebody does, or that nobody does."""
-    match value:
-        case McpListTools() | McpApprovalResponse(approve=True):
+    match shown_as(value):
+        case "nothing":
             return "nobody"
-        case McpCall(approval_request_id=str()):
-            return "nobody"
-        case WebSearchCall(action=action) if not isinstance(action, Raw):
-            return "nobody"
-        case _ if is_model_written(value):
+        case "think" | "talk" | "call":
             return "model"
-        case Message() | HostedOutput() | ConfigurationUpdate() | ToolSearchOutput():
+        case "user" | "system" | "response":
             return "others"
-        case _:
-            return "others" if answer_of(value) is not None else None
+        case "tools":
+            return None
+        case shown:
+            assert_never(shown)
 
 
 def _digests(resent: Resent) -> list[bytes]:

@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, S
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import assert_never
 
 from msgspec import Raw, structs
 
 from segue.errors import InvalidRequest
+from segue.tools.cite import cite
 from segue.tools.inputs import ReadPdf, ReadUrl, attach, read_pdfs
 from segue.tools.tool_search import answer
 from segue.turn.effects import apply_effects
@@ -27,7 +27,7 @@ from segue.turn.plan import Plan, Span
 from segue.turn.resolve import still_listed
 from segue.turn.running import Running
 from segue.turn.seams import Tool
-from segue.turn.values import HostedCall, Round, Scene, ToolResult
+from segue.turn.values import HostedCall, Round, Scene, Source, ToolResult
 from segue.wire.codec import as_item, definitions_in, encode
 from segue.wire.items import (
     Item,
@@ -36,10 +36,10 @@ from segue.wire.items import (
     McpCall,
     McpListTools,
     ToolSearchCall,
-    Value,
     WebSearchCall,
 )
-from segue.wire.mcp import error_of, output_item, servers_of, with_listed
+from segue.wire.kinds import hosted_work, is_pending
+from segue.wire.mcp import output_item, servers_of, with_listed
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import Tools, forced_offers, name_of
 from segue.wire.web import without_sources
@@ -126,6 +126,8 @@ class TurnToolCalls:
         self._count = self._refused = self._searches = 0
         # Sources are numbered through the whole response, so that searches run one after the other.
         self._searching = asyncio.Lock()
+        # What the tools have found, in the order in which the model was shown it.
+        self._sources: list[Source] = []
         # The outputs of the calls, until they are given to the model.
         self._outputs: dict[str, str] = {}
         # The tools as the request gave them, secrets included: read when one is called, forgotten with the turn.
@@ -184,7 +186,7 @@ class TurnToolCalls:
 
     async def _list(self, plan: Plan) -> tuple[Item, ...]:
         """What those servers list that have not done so in this history."""
-        resolved, name = plan.resolved, self._running.assembler.name
+        resolved, new_id = plan.resolved, self._running.assembler.item_id
         if "mcp_list" not in self._hosted.tools:
             return ()
         tools = resolved.head.tools
@@ -192,7 +194,7 @@ class TurnToolCalls:
         labels = servers_of(tools).keys() - {one.server_label for one in known}
         return await self._work(
             [
-                as_item(McpListTools(id=name("mcpl"), server_label=label, tools=[]))
+                as_item(McpListTools(id=new_id(McpListTools), server_label=label, tools=[]))
                 for label in servers_of(tools)
                 if label in labels
             ]
@@ -221,7 +223,7 @@ class TurnToolCalls:
     def _approved(self, request: McpApprovalRequest) -> Item:
         return as_item(
             McpCall(
-                id=self._running.assembler.name("mcp"),
+                id=self._running.assembler.item_id(McpCall),
                 status="in_progress",
                 server_label=request.server_label,
                 name=request.name,
@@ -245,7 +247,7 @@ class TurnToolCalls:
         self, wrote: Sequence[Item], scene: Scene, *, may_run: bool
     ) -> tuple[Item, ...]:
         """What the calls of a round are answered, for the next one. `may_run`: the model has ended by itself."""
-        mine = [one for one in wrote if _is_pending(one.value)]
+        mine = [one for one in wrote if is_pending(one.value)]
         await self._run(mine if may_run else ())
         answers = [output_item(str(one.value.id), self._output_of(one)) for one in mine]
         if may_run:
@@ -311,11 +313,19 @@ class TurnToolCalls:
             self._plan.tally.tool_calls += not is_listing
             async with self._searching if isinstance(value, WebSearchCall) else nullcontext():
                 ran = self._short(await self._call(value))
-                running.assembler.sources += ran.sources
+                self._found(ran.sources)
         else:
             ran = _failed(value, TOO_MANY, REFUSED)
         self._outputs[str(value.id)] = ran.text
         running.publish(running.assembler.finish(ran.item))
+
+    def _found(self, sources: Sequence[Source]) -> None:
+        """Messages may cite these from now on."""
+        if sources:
+            self._sources += sources
+            self._running.assembler.cite = lambda text: [
+                Raw(encode(one)) for one in cite(text, self._sources)
+            ]
 
     def _may_call(self) -> bool:
         wanted = self._plan.resolved.create.max_tool_calls
@@ -327,13 +337,21 @@ class TurnToolCalls:
 
     async def _call(self, value: Begun) -> ToolResult:
         """The tool at work, within its time."""
-        kind, key, name, arguments = _outline(value)
-        definition, tool = self._definition(key), self._hosted.tools.get(kind)
+        work = hosted_work(value)
+        wanted = work.request(value)
+        definition, tool = self._definition(wanted.definition), self._hosted.tools.get(work.tool)
         if definition is None or tool is None:
-            return _failed(value, f"The request does not list the tool '{key}'.", REFUSED)
+            message = f"The request does not list the tool '{wanted.definition}'."
+            return _failed(value, message, REFUSED)
         limit = self._hosted.limits.call_s_max
-        sources = len(self._running.assembler.sources)
-        call = HostedCall(self._plan.owner, str(value.id), definition, name, arguments, sources)
+        call = HostedCall(
+            self._plan.owner,
+            str(value.id),
+            definition,
+            wanted.function,
+            wanted.arguments,
+            len(self._sources),
+        )
         try:
             async with asyncio.timeout(limit):
                 ran = await tool.call(call)
@@ -375,24 +393,6 @@ class TurnToolCalls:
         return structs.replace(ran, text=text)
 
 
-def _outline(value: Begun) -> tuple[str, str, str, str]:
-    """Which tool is meant, by what its definition is found, which function of it, and with what."""
-    match value:
-        case McpListTools(server_label=label):
-            return "mcp_list", label, "", ""
-        case McpCall(server_label=label, name=name, arguments=arguments):
-            return "mcp", label, name, arguments
-        case WebSearchCall(action=action):
-            written = bytes(action).decode() if isinstance(action, Raw) else "{}"
-            return "web_search", "web_search", "web_search", written
-        case _:
-            assert_never(value)
-
-
-def _is_pending(value: Value) -> bool:
-    return isinstance(value, McpCall | WebSearchCall) and value.status == "in_progress"
-
-
 def _related(item: Item, begun: Begun) -> Item:
     """The finished item, still tied to the approval that it was made by."""
     value = item.value
@@ -403,16 +403,7 @@ def _related(item: Item, begun: Begun) -> Item:
 
 
 def _failed(value: Begun, message: str, code: int) -> ToolResult:
-    match value:
-        case McpCall():
-            error = error_of("mcp_protocol_error", message, code)
-            failed: Value = structs.replace(value, status="failed", error=error)
-        case McpListTools():
-            failed = structs.replace(value, error=Raw(encode(message)))
-        case WebSearchCall():
-            failed = structs.replace(value, status="failed")
-        case _:
-            assert_never(value)
+    failed = hosted_work(value).failed(value, message, code)
     return ToolResult(f"Error: {message}", as_item(failed))
 
 

@@ -51,7 +51,8 @@ from segue.wire.codec import (
     with_lane,
 )
 from segue.wire.events import Event
-from segue.wire.items import Item, answer_of, required_by
+from segue.wire.items import Item
+from segue.wire.kinds import answer_of, required_by
 from segue.wire.requests import AppendFrame, Create
 
 log = logging.getLogger(__name__)

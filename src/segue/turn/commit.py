@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-from msgspec import Raw, Struct
-
 from segue.turn.effects import apply_effects
 from segue.turn.plan import Plan, Resolved
 from segue.turn.values import Head, Owner, Rendered, Round, Tokens, Turn, UsageEntry, Warm
-from segue.wire.items import Call, Item, call_of
+from segue.wire.items import Call, Item
+from segue.wire.kinds import call_of, is_hosted_result
 from segue.wire.response import Response
 
 # What a node costs beside its payload: the objects themselves, measured with tracemalloc on small turns.
@@ -91,25 +89,3 @@ def usage_of(plan: Plan, response: Response) -> UsageEntry | None:
     if plan.resolved.is_hosted:
         return entry_of(plan.owner, response)
     return UsageEntry.of(plan.owner, response, 0)
-
-
-class Outline(Struct, frozen=True):
-    """Just enough of an output item to know whether one of our own tools answered it."""
-
-    type: str | None = None
-    status: str | None = None
-    execution: str | None = None
-
-
-_outline = msgspec.json.Decoder(Outline)
-
-
-def is_hosted_result(output: Raw) -> bool:
-    """Whether one of our own tools answered this output item."""
-    match _outline.decode(output):
-        case Outline(type="mcp_call" | "web_search_call", status="completed" | "failed"):
-            return True
-        case Outline(type="tool_search_output", execution="server"):
-            return True
-        case _:
-            return False

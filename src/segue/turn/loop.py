@@ -40,8 +40,8 @@ from segue.wire.items import (
     Reasoning,
     Required,
     ToolSearchOutput,
-    required_by,
 )
+from segue.wire.kinds import required_by
 from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
 from segue.wire.response import InputDetails, OutputDetails, Usage
 

@@ -17,7 +17,6 @@ from segue.turn.plan import Resolved
 from segue.turn.values import Effects, Head, Round, Turn
 from segue.wire.codec import check_schema, decode_tools
 from segue.wire.items import (
-    CALL_WORDS,
     AdditionalTools,
     Call,
     CompactionTrigger,
@@ -33,10 +32,8 @@ from segue.wire.items import (
     Message,
     TextUpdate,
     ToolSearchOutput,
-    answer_of,
-    call_of,
-    is_model_written,
 )
+from segue.wire.kinds import CALL_WORDS, answer_of, call_of, is_model_written
 from segue.wire.mcp import check_servers, is_same_server, servers_of, with_listed
 from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceName
 from segue.wire.tools import (

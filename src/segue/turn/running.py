@@ -18,7 +18,8 @@ from segue.turn.assemble import Assembler
 from segue.turn.plan import Tally
 from segue.turn.values import Append, Notice, Owner, Steer, Turn
 from segue.wire.events import Event
-from segue.wire.items import Call, Item, Required, required_by
+from segue.wire.items import Call, Item, Required
+from segue.wire.kinds import required_by
 from segue.wire.response import Response
 
 # One long answer with its reasoning; beyond it a late subscriber asks the store.
