@@ -36,7 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": INNER | {"turn"},
     "cluster": INNER | {"turn"},
     "accounts": INNER | {"turn"},
-    "dialects": INNER | {"turn"},
+    "vocabularies": INNER | {"turn"},
+    "dialects": INNER | {"turn", "vocabularies"},
     "engines": INNER | {"turn"},
     "stores": INNER | {"turn"},
     "tools": INNER | {"turn"},
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "batches": set(),
     "traces": INNER | {"turn", "process", "batches"},
     "audit": INNER | {"turn", "process", "batches"},
-    "models": INNER | {"turn", "dialects", "engines", "guards"},
+    "models": INNER | {"turn", "vocabularies", "dialects", "engines", "guards"},
     "dashboard": INNER | {"turn", "process", "accounts", "transports"},
     "storage": INNER | {"turn", "accounts", "stores", "cluster"},
     "app": INNER
@@ -72,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     "wire",
     "session",
+    "vocabularies",
     "dialects",
     "turn.resolve",
     "turn.assemble",
