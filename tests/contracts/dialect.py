@@ -42,7 +42,7 @@ from segue.turn.values import (
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import CONTROL, USER_DEFINED, vocabulary_from_metadata
 from segue.vocabularies.vocabulary import Vocabulary
-from segue.wire.items import Item
+from segue.wire.items import Item, ItemValue
 from segue.wire.response import Response
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
 

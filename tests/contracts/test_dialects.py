@@ -14,7 +14,7 @@ from segue.dialects.template import ChatTemplate, template_dialect
 from segue.engines.weights import find_weights
 from segue.turn.values import Delta, Deltas, Head, Scene
 from segue.vocabularies.gguf import read_gguf
-from segue.wire.items import Item, Message
+from segue.wire.items import Item, ItemValue, Message
 from tests.contracts import dialect as contract
 from tests.contracts.dialect import DialectCase, smollm2
 from tests.contracts.turns import SAMPLES
