@@ -4,7 +4,7 @@ reverse order. Each part has a builder here or in `builders/`, which returns a v
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from segue.accounts.account import Accounts
 from segue.builders.cluster import ALONE, Cluster, WorkerPlace, open_cluster
 from segue.builders.observers import HealthCheck, MetricsPage, Observers, open_observers
 from segue.builders.state import Eraser, State, build_state
-from segue.builders.tools import ServerTools, open_tools
+from segue.builders.tools import Toolbox, open_tools
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
@@ -29,7 +29,9 @@ from segue.transports.http import HttpApp
 from segue.transports.origin import gate
 from segue.transports.services import Limits, Services
 from segue.transports.upgrades import Upgrades
-from segue.turn.seams import IdempotencyKeys, Keys, Turns
+from segue.turn.plan import Plan, Resources
+from segue.turn.running import Running
+from segue.turn.seams import Gate, IdempotencyKeys, Keys, Turns
 from segue.turn.values import Retention
 
 if TYPE_CHECKING:
@@ -77,9 +79,9 @@ async def open_app(settings: Settings, place: WorkerPlace = ALONE) -> AsyncItera
 async def _open_server(served: Served, state: State, cluster: Cluster | None) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
     async with (
-        open_tools(settings) as tools,
+        open_tools(settings) as toolbox,
         open_observers(settings, state) as observers,
-        build_runner(served, state, tools, observers, cluster) as runner,
+        build_runner(served, state, toolbox, observers, cluster) as runner,
     ):
         eraser = Eraser(store, cluster, runner)
         health = HealthCheck(store, runner.models, observers.metrics)
@@ -87,7 +89,7 @@ async def _open_server(served: Served, state: State, cluster: Cluster | None) ->
         services = build_services(state, runner, observers, eraser, health, page)
         upgrades = Upgrades(services)
         eraser.add(upgrades.erase)
-        watch_gauges(observers, served, state, tools, runner, upgrades)
+        watch_gauges(observers, served, state, toolbox, runner, upgrades)
         feed = build_feed(state, runner, observers, health, upgrades, cluster)
         retention = Retention(settings.retention_s, settings.events_retention_s)
         async with (
@@ -108,27 +110,45 @@ async def _open_server(served: Served, state: State, cluster: Cluster | None) ->
 
 
 def build_runner(
-    served: Served, state: State, tools: ServerTools, observers: Observers, cluster: Cluster | None
+    served: Served, state: State, toolbox: Toolbox, observers: Observers, cluster: Cluster | None
 ) -> Runner:
     """The owner of the turns that run in this process; with a cluster it also reaches those of other processes."""
     settings, store = state.settings, state.store
     records = Records(
         observers.afterwards, store.events, _idempotency_keys(state, cluster), store.conversations
     )
-    runner = Runner(
-        served.models,
-        records,
-        RingSeals(state.ring),
-        heartbeat_s=settings.heartbeat_s,
-        append_s_max=settings.append_s_max,
-        render_cache=state.render_cache,
-        hosted=tools.hosted,
-        read_url=tools.read_url,
+    resources = Resources(
+        models=served.models,
+        seals=RingSeals(state.ring),
+        prompt_cache=state.render_cache,
+        hosted=toolbox.hosted,
+        has_web="web_search" in toolbox.hosted.tools,
+        reads_urls=toolbox.hosted.read_url is not None,
+        open_gate=_open_gate(served),
         guards=served.owners,
+        append_s_max=settings.append_s_max,
     )
+    runner = Runner(resources, records, heartbeat_s=settings.heartbeat_s)
     if cluster is not None:
-        runner.meet(cluster.bus, cluster.peers, store.turns)
+        # Imported here: one process alone needs nothing of the cluster room.
+        from segue.cluster.remote import RemoteTurns, StoredEnds
+
+        ends = StoredEnds(store.turns, store.events)
+        silence_s = 2 * settings.heartbeat_s
+        find_here = runner.registry.find_here
+        runner.meet(RemoteTurns(cluster.bus, cluster.peers, find_here, ends, silence_s))
     return runner
+
+
+def _open_gate(served: Served) -> Callable[[Plan, Running], Gate] | None:
+    """How a turn with guards opens its gate; None where there are no guards."""
+    guards = [*served.owners.values(), *(model.guards for model in served.models.values())]
+    if not any(one.inputs or one.outputs for one in guards):
+        return None
+    # Imported here: most servers have no guards.
+    from segue.guards.gate import GuardGate
+
+    return GuardGate
 
 
 def _idempotency_keys(state: State, cluster: Cluster | None) -> IdempotencyKeys:
@@ -191,7 +211,7 @@ def build_feed(
     sources = Sources(
         models=list(runner.models),
         sessions=lambda: (session.glance() for session in upgrades.sessions),
-        runnings=lambda: runner.runnings,
+        runnings=lambda: runner.registry.running,
         memory=lambda: _cache_uses(state, upgrades),
         probe=health.check,
         replicas=health.replicas,
@@ -227,17 +247,17 @@ def watch_gauges(
     observers: Observers,
     served: Served,
     state: State,
-    tools: ServerTools,
+    toolbox: Toolbox,
     runner: Runner,
     upgrades: Upgrades,
 ) -> None:
     """The gauges, each read where its value lives."""
     store = state.store
-    shared = (store.state, *store.beside, state.render_cache, served, upgrades.lost, tools.papers)
+    shared = (store.state, *store.beside, state.render_cache, served, upgrades.lost, toolbox.papers)
 
     def state_bytes() -> int:
         connections = sum(session.state_bytes for session in upgrades.sessions)
-        return connections + sum(cache.bytes for cache in shared) + runner.ended_bytes
+        return connections + sum(cache.bytes for cache in shared) + runner.registry.ended_bytes
 
     watch = observers.metrics.watch
     watch("segue_connections", lambda: len(upgrades.sessions))

@@ -14,16 +14,9 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from segue.dialects.chatml import FAMILIES, ChatmlDialect
-from segue.dialects.choose import choose, template_in
+from segue.dialects.choose import dialect_for
 from segue.dialects.files import text_of_file
-from segue.dialects.gguf import read_gguf
-from segue.dialects.harmony import HarmonyDialect
-from segue.dialects.llama3 import Llama3Dialect
 from segue.dialects.messages import MessagesDialect
-from segue.dialects.mistral import MistralDialect
-from segue.dialects.template import TemplateDialect
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_file, vocabulary_from_gguf
 from segue.engines.chat import ChatEngine
 from segue.engines.embedded import EmbeddedEngine
 from segue.engines.hidden_tokens import Spelling
@@ -44,6 +37,9 @@ from segue.settings import ModelSettings, Settings
 from segue.turn.plan import Guards, Model
 from segue.turn.seams import Dialect, Engine, Guard
 from segue.turn.values import Owner, Sampling
+from segue.vocabularies.gguf import read_gguf
+from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
+from segue.vocabularies.vocabulary import Vocabulary
 
 SMALL_MODEL = "smollm2"
 
@@ -165,7 +161,7 @@ def _imported(name: str) -> GuardBuilder:
 
 def _scripted(settings: ModelSettings, served: Served) -> Model:
     path = Path(settings.tokenizer) if settings.tokenizer else find_weights(SMALL_MODEL)
-    dialect = _dialect(settings, path, _vocabulary(settings, path))
+    dialect = dialect_for(settings.dialect, path, _vocabulary(settings, path))
     script = load_script(Path(settings.script)) if settings.script else None
     engine = ScriptedEngine(dialect, script, settings.tps)
     return _model(settings, engine, dialect, settings.context_tokens or SCRIPTED_CONTEXT_TOKENS)
@@ -174,7 +170,7 @@ def _scripted(settings: ModelSettings, served: Served) -> Model:
 def _embedded(settings: ModelSettings, served: Served) -> Model:
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
-    dialect = _dialect(settings, path, vocabulary)
+    dialect = dialect_for(settings.dialect, path, vocabulary)
     context_tokens = settings.context_tokens or _trained_tokens(path)
     if served.shared:
         shared = SharedEngine(_share_path(served.shared, settings.name))
@@ -220,7 +216,7 @@ def _upstream(settings: ModelSettings, served: Served) -> Model:
     elif settings.tokenizer:
         path = Path(settings.tokenizer)
         vocabulary = _vocabulary(settings, path)
-        dialect = _dialect(settings, path, vocabulary)
+        dialect = dialect_for(settings.dialect, path, vocabulary)
         spelling = Spelling(vocabulary) if settings.engine == "llamacpp" else None
     else:
         raise Misconfigured(
@@ -280,31 +276,6 @@ def list_models() -> list[str]:
         f"{one.name:<20} {one.bytes / 1e6:>6,.0f} MB  {'here' if one.path else '-':<5} {one.about}"
         for one in list_weights()
     ]
-
-
-def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dialect:
-    """The dialect that was named, or the one that the model's own files speak for."""
-    match settings.dialect:
-        case "auto":
-            return choose(path, vocabulary)
-        case "template":
-            template = template_in(path)
-            if template is None:
-                raise Misconfigured(f"dialect: there is no chat template in {path}.")
-            return TemplateDialect(vocabulary, template)
-        case name:
-            return DIALECTS[name](vocabulary)
-
-
-DIALECTS: dict[str, Callable[[Vocabulary], Dialect]] = {
-    "chatml": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["plain"]),
-    "smollm2": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["smollm2"]),
-    "qwen2": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["qwen2"]),
-    "qwen3": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["qwen3"]),
-    "llama3": Llama3Dialect,
-    "mistral": MistralDialect,
-    "harmony": HarmonyDialect,
-}
 
 
 def _vocabulary(settings: ModelSettings, path: Path) -> Vocabulary:

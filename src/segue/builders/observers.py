@@ -15,9 +15,9 @@ from segue.engines.routes import RoutedEngine
 from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
+from segue.process.afterwards import Afterwards
 from segue.settings import Settings
 from segue.storage import Store
-from segue.turn.commit import Afterwards
 from segue.turn.plan import Model, Models
 
 

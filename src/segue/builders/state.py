@@ -10,6 +10,7 @@ import msgspec
 from segue.accounts.account import Account, Accounts
 from segue.accounts.metering import Meter
 from segue.builders.cluster import Cluster
+from segue.process.afterwards import EndedTurn
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Runner
 from segue.settings import Settings
@@ -20,7 +21,6 @@ from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryTurns
 from segue.stores.seals import RingKey
 from segue.transports.services import NearTurns
-from segue.turn.commit import EndedTurn
 from segue.turn.seams import Turns
 from segue.turn.values import Owner
 

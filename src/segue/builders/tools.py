@@ -14,10 +14,9 @@ from msgspec import structs
 from segue.errors import Misconfigured
 from segue.settings import Settings
 from segue.tools.fetch import Fetcher, Policy, read_as_data
-from segue.tools.hosted import Hosted, ToolLimits
+from segue.tools.hosted import ServerTools, ToolLimits
 from segue.tools.hosts import McpHosts, policy_for
 from segue.tools.index import IndexWeb, Report, build
-from segue.tools.inputs import ReadUrl
 from segue.tools.mcp import McpServer, McpServers
 from segue.tools.pdf import Papers
 from segue.tools.search import JsonEngine, JsonSearch
@@ -26,17 +25,15 @@ from segue.turn.seams import Tool
 
 
 @dataclass(frozen=True, slots=True)
-class ServerTools:
+class Toolbox:
     """What the server does for the model."""
 
-    hosted: Hosted
+    hosted: ServerTools
     papers: Papers
-    # Reads the URLs of a request's images and files; None where fetching is off.
-    read_url: ReadUrl | None
 
 
 @asynccontextmanager
-async def open_tools(settings: Settings) -> AsyncIterator[ServerTools]:
+async def open_tools(settings: Settings) -> AsyncIterator[Toolbox]:
     """The tools that the operator has configured; sessions with MCP servers end on the way out."""
     papers = Papers(settings.file_s_max)
     limits = ToolLimits(settings.tool_s_max, settings.tool_output_bytes_max)
@@ -45,11 +42,11 @@ async def open_tools(settings: Settings) -> AsyncIterator[ServerTools]:
         async with open_web(settings, fetcher) as web, _open_servers(settings) as servers:
             tools: dict[str, Tool] = {} if web is None else {"web_search": web}
             if servers is None:
-                hosted = Hosted(tools, limits=limits, read_pdf=papers.read)
+                hosted = ServerTools(tools, limits=limits, read_pdf=papers.read, read_url=read_url)
             else:
                 tools |= {"mcp": servers, "mcp_list": servers.lister}
-                hosted = Hosted(tools, servers.check, limits, papers.read)
-            yield ServerTools(hosted, papers, read_url)
+                hosted = ServerTools(tools, servers.check, limits, papers.read, read_url)
+            yield Toolbox(hosted, papers)
 
 
 def build_fetcher(settings: Settings) -> Fetcher:

@@ -26,13 +26,12 @@ from segue.cluster.peers import PeerHandler, Peers
 from segue.errors import ApiError
 from segue.ids import new_id
 from segue.turn.assemble import Assembler
-from segue.turn.commit import ENDED
-from segue.turn.running import Running, Subscriber
+from segue.turn.running import EventSink, Running, Subscriber
 from segue.turn.seams import Bus, EventLog, Turns
 from segue.turn.values import Cancel, Notice, Owner
 from segue.wire.codec import encode, encode_event, encode_response
 from segue.wire.events import Completed, Event, Failed, Incomplete
-from segue.wire.response import Response
+from segue.wire.response import ENDED, Response
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +193,7 @@ class RemoteTurn(Running):
         if not self.has_subscribers:
             self.is_over.set()
 
-    def log_events(self, event_writer: object) -> None:
+    def log_events(self, event_writer: EventSink) -> None:
         """Nothing to do: the source logs the events."""
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from segue.dashboard.views import RefusalCount, Totals
-from segue.turn.commit import EndedTurn
+from segue.process.afterwards import EndedTurn
 from segue.turn.values import Owner
 
 # A few minutes of a busy agent, under a megabyte; what a page shows of the past is less.

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from segue.errors import Misconfigured
 from segue.observe.batches import Batches
-from segue.turn.commit import EndedTurn
+from segue.process.afterwards import EndedTurn
 
 # The documented name of the logger, for operators who route it (docs/observability.md).
 log = logging.getLogger("segue.audit")

@@ -23,7 +23,7 @@ from msgspec import Struct
 from segue import __version__
 from segue.errors import Misconfigured
 from segue.observe.batches import Batches
-from segue.turn.commit import EndedTurn
+from segue.process.afterwards import EndedTurn
 
 log = logging.getLogger(__name__)
 
