@@ -477,7 +477,7 @@ CALL_WORDS = {
     call.name: (call.words, output.words)
     for output in ROWS
     if isinstance(output.pairing, OutputPairing) and output.pairing.to is not None
-    for call in [_named[output.pairing.to]]
+    if _is_owed(call := _named[output.pairing.to])
 }
 
 
