@@ -36,7 +36,7 @@ from segue.tools.hosted import Hosted, with_pdfs
 from segue.tools.inputs import ReadUrl, attach
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
-from segue.turn.commit import ENDED, Afterwards, EndedTurn, commit, entry_of
+from segue.turn.commit import Afterwards, EndedTurn, commit, entry_of
 from segue.turn.compact import Kind
 from segue.turn.compose import count
 from segue.turn.loop import perform
@@ -49,7 +49,7 @@ from segue.turn.values import Cancel, Claim, Drain, Owner, Round
 from segue.wire.codec import encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
-from segue.wire.response import Response
+from segue.wire.response import ENDED, Response
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,6 @@ from segue.transports.openapi import asyncapi, openapi
 from segue.transports.paging import page_of
 from segue.transports.services import Services
 from segue.transports.subscribers import LastSubscriber, SseSubscriber
-from segue.turn.commit import ENDED
 from segue.turn.compact import window
 from segue.turn.plan import Model, Tally
 from segue.turn.prepare import Caller
@@ -50,6 +49,7 @@ from segue.wire.codec import decode_create, decode_traceparent, encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
 from segue.wire.response import (
+    ENDED,
     CompactionWindow,
     Deleted,
     InputTokens,

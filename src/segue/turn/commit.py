@@ -19,11 +19,9 @@ from segue.turn.seams import Ledger
 from segue.turn.values import Head, Owner, Rendered, Round, Tokens, Turn, UsageEntry, Warm
 from segue.wire.items import Call, Item
 from segue.wire.kinds import call_of, is_hosted_result
-from segue.wire.response import Response
+from segue.wire.response import NO_USAGE, Response
 
 log = logging.getLogger(__name__)
-
-ENDED = ("completed", "failed", "incomplete", "cancelled")
 
 # A second of very fast turns; each entry is a few hundred bytes.
 BACKLOG_MAX = 10_000
@@ -98,18 +96,18 @@ def _measure(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: int)
 
 def entry_of(owner: Owner, response: Response) -> UsageEntry | None:
     """The usage row of a turn that has ended, for stores and ledger alike; None while it runs."""
-    if response.status not in ENDED:
+    if not response.is_ended:
         return None
-    usage = response.usage
+    usage = response.usage or NO_USAGE
     return UsageEntry(
         turn_id=response.id,
         owner=owner,
         model=response.model,
         status=response.status,
-        input_tokens=usage.input_tokens if usage else 0,
-        cached_tokens=usage.input_tokens_details.cached_tokens if usage else 0,
-        output_tokens=usage.output_tokens if usage else 0,
-        ended_at=response.completed_at or response.created_at,
+        input_tokens=usage.input_tokens,
+        cached_tokens=usage.input_tokens_details.cached_tokens,
+        output_tokens=usage.output_tokens,
+        ended_at=response.ended_at,
         tool_calls=sum(map(is_hosted_result, response.output)),
     )
 

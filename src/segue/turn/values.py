@@ -18,7 +18,7 @@ from segue.limits import KeyLimits
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
-from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tool, Tools
+from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, ToolDefinition, Tools
 
 Owner = str
 IdArray = array  # of typecode "I": four bytes a token
@@ -121,7 +121,7 @@ class Effects(Struct, frozen=True):
     # What remote servers have listed: of each label the newest.
     listed: tuple[McpListTools, ...] = ()
     # Tools of the server's own, without what is secret in them.
-    carried: tuple[Tool, ...] = ()
+    carried: tuple[ToolDefinition, ...] = ()
 
 
 NO_EFFECTS = Effects()

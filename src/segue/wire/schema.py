@@ -44,7 +44,7 @@ from segue.wire.response import (
     Response,
     TextEcho,
 )
-from segue.wire.tools import Tool
+from segue.wire.tools import ToolDefinition
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 Schema: TypeAlias = dict[str, Json]
@@ -53,7 +53,7 @@ Schemas: TypeAlias = dict[str, Schema]
 REF = "#/components/schemas/"
 
 # What a client may send; its other types are reached from here.
-TAKEN = (Create, ItemValue, Tool, SteerFrame, AppendFrame, NewConversation, AddedItems)
+TAKEN = (Create, ItemValue, ToolDefinition, SteerFrame, AppendFrame, NewConversation, AddedItems)
 # What we may send beside items.
 SENT = (
     Response,
