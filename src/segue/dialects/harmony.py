@@ -26,10 +26,10 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from segue.dialects.call_json import InputReader
 from segue.dialects.family import BoundFamily, Family, system_of
 from segue.dialects.forced import CallForm
-from segue.dialects.inputs import InputReader
-from segue.dialects.logprobs import PendingLogprobs
+from segue.dialects.item_writer import PendingLogprobs, text_of_token
 from segue.dialects.offers import added_by, may_call, offer_in, opened_call
 from segue.dialects.parts import Part, part_of
 from segue.dialects.typescript import FUNCTIONS, tools_section
@@ -344,7 +344,8 @@ class HarmonyReader:
     def _take_text(self, id: int, logprobs: TokenLogprob | None) -> None:
         data = self._vocabulary.bytes_of(id)
         if id not in self._plain_tokens:
-            self._plain_tokens[id] = _plain_token(data)
+            whole = text_of_token(data)
+            self._plain_tokens[id] = ItemText(whole) if whole else None
         text = self._decode.decode(data)
         if self._pending is not None:
             self._pending.take(id, logprobs, len(text))
@@ -384,7 +385,7 @@ class HarmonyReader:
             if text := self._input.feed(text):
                 self._parsed.append(ItemText(text))
         elif self._pending is not None and self._body.kind == "message":
-            self._parsed.append(ItemText(text, self._pending.say(len(text))))
+            self._parsed.append(ItemText(text, self._pending.take_sent(len(text))))
         else:
             self._parsed.append(ItemText(text))
 
@@ -418,14 +419,7 @@ class HarmonyReader:
         return self._vocabulary.special(mark)
 
 
-def _plain_token(data: bytes) -> ItemText | None:
-    """The token as said, if it is whole characters."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return None
-    return ItemText(text) if text else None
-
+# --- the family -----------------------------------------------------------------------------------
 
 HARMONY = Family(
     version=VERSION,

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from segue.dialects.inputs import InputReader
+from segue.dialects.call_json import InputReader
 from segue.dialects.offers import may_call, offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, part_of
 from segue.errors import EngineFailed

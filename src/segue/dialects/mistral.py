@@ -28,9 +28,9 @@ from pathlib import Path
 
 import msgspec
 
+from segue.dialects.call_json import InputReader
 from segue.dialects.family import MODEL_TURN, BoundFamily, Family, blocks_of, is_from
 from segue.dialects.forced import CallForm
-from segue.dialects.inputs import InputReader
 from segue.dialects.offers import function_of, may_call, offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, object_or_string, parts_of
 from segue.dialects.text_reader import TextMarks, TextReader
