@@ -1,7 +1,7 @@
 """How is the JSON of a call read, while the model still writes it?
 
-In: text, cut anywhere. Out: where an object ends (`Braces`), which tool a call names before its arguments (`header_of`) or
-as a whole (`whole_call`), and the input of a custom tool as far as it is certain (`InputReader`).
+In: text, cut anywhere. Out: where an object ends (`Braces`), which tool is called, before its arguments (`header_of`)
+or in any order (`whole_call`), and the input of a custom tool as far as it is certain (`InputReader`).
 
 To the model a custom tool is a function with one string: `{"input": "…"}`. Its input is sent while it is written, so
 that a long patch is seen early. Where the JSON is broken nothing is lost: an invalid escape stays as it was written,
@@ -23,7 +23,7 @@ HEADER = re.compile(
 )
 # A name is at most 128 characters; a longer header is read when it is whole.
 HEADER_CHARS_MAX = 1024
-# With which key an object may begin that is a call though no mark says so.
+# With which keys an object may begin that is a call without a mark.
 FIRST_KEY = re.compile(r'\{\s*"(\w*)(")?')
 KEYS = ("name", "type", "id", "function", "arguments", "parameters")
 IN_STRING = re.compile(r'[\\"]')
@@ -133,7 +133,7 @@ ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r'|\\u[0-9a-fA-F]{4}|\\["\\/bfnrt]'
 )
-# The beginning of one, up to the end of what has come.
+# The beginning of an escape, up to the end of the text so far.
 BEGUN = re.compile(
     r"\\(?:u[0-9a-fA-F]{0,3})?|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?"
 )

@@ -2,8 +2,8 @@
 
 In: what a reader has found: an item begins, this is its text, it ends. Out: the `Parsed` values of the turn.
 
-Where logprobs were requested, a token is sent with the first letter of its text. Text may be held back, or turn out to be a
-mark and never be sent; `PendingLogprobs` keeps the tokens until their text is sent.
+Where logprobs were requested, a token is sent with the first letter of its text. Text may be held back, or turn out to
+be a mark and never be sent; `PendingLogprobs` keeps the tokens until their text is sent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PendingLogprobs:
         self._sent = 0
 
     def take(self, id: int, logprobs: TokenLogprob | None, chars: int) -> None:
-        """This token was decoded to so many characters. Special tokens are never text."""
+        """This token was decoded to `chars` characters. Special tokens are never text."""
         begin, self._end = self._end, self._end + chars
         if logprobs is not None and self._vocabulary.bytes_of(id):
             logprob = logprob_of(self._vocabulary, id, logprobs)
@@ -63,7 +63,7 @@ class PendingLogprobs:
         self._end += chars
 
     def begin(self, rest: int) -> None:
-        """A text begins, so many characters before the end; what was before it is not sent."""
+        """A text begins `rest` characters before the end; what was before it is not sent."""
         sent = self._sent = self._end - rest
         while self._waiting:
             begin, end, _ = self._waiting[0]
@@ -72,7 +72,7 @@ class PendingLogprobs:
             self._waiting.popleft()
 
     def take_sent(self, chars: int) -> tuple[Logprob, ...]:
-        """The tokens that begin in the next so many characters, which are sent now."""
+        """The tokens that begin in the next `chars` characters, which are sent now."""
         self._sent += chars
         found = []
         while self._waiting and self._waiting[0][0] < self._sent:
@@ -81,7 +81,7 @@ class PendingLogprobs:
 
 
 class ItemWriter:
-    """The items of one model turn: one is open at a time, and every id belongs to an item or to what follows it."""
+    """The items of one model turn, of which at most one is open. Every sampled id belongs to an item or to the end."""
 
     def __init__(self, *, is_single: bool) -> None:
         """`is_single`: the turn is over after the first call."""
@@ -106,7 +106,7 @@ class ItemWriter:
         self.parsed.append(opened)
 
     def begin_message(self, rest: int) -> None:
-        """A message begins so many characters before the end of what was decoded."""
+        """A message begins `rest` characters before the end of what was decoded."""
         if self.pending is not None:
             self.pending.begin(rest)
         self.begin(ItemOpened("message"))

@@ -15,9 +15,9 @@ reader finds these marks again, one token after the other:
 A call begins with the family's own mark. Where tools are offered, what small models write instead is understood too:
 a fenced block of JSON, and a bare object as the whole answer; those count only if they call a tool that there is.
 A message stays open while heading, since what looks like a call may turn out to be text. Each token gives at
-most one `ItemText` for an item. Text is held back only where it may still be a mark, or newlines before one.
+most one `ItemText` for an item. Text is held back only where it may still be a mark, or newlines before a mark.
 
-What `tool_choice` forbids is no call but text, as it was written. Where calls may not be parallel, the first one ends
+What `tool_choice` forbids is no call but text, as it was written. Where calls may not be parallel, the first call ends
 the model's turn: what follows is not read.
 """
 
@@ -140,7 +140,6 @@ class TextReader:
         return self._items.is_over
 
     def feed(self, piece: Piece) -> list[Parsed]:
-        """What has become certain with these ids."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
         items = self._items
         parsed = items.parsed = []
@@ -167,7 +166,6 @@ class TextReader:
             self._take(id)
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
-        """Write what was held back, close the open item, and seal the turn."""
         items = self._items
         parsed = items.parsed = []
         items.joined_from = 0
@@ -456,7 +454,7 @@ class TextReader:
 
 
 def _plain_token(data: bytes) -> ItemText | None:
-    """The token as it is sent, if it is whole characters and can neither begin a mark nor stand before one."""
+    """The token as it is sent, if it is whole characters and can neither begin a mark nor stand before a mark."""
     text = text_of_token(data)
     is_plain = text and "<" not in text and "`" not in text and text[-1] != "\n"
     return ItemText(text) if is_plain else None
