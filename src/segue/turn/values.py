@@ -18,7 +18,7 @@ from segue.limits import KeyLimits
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import NO_USAGE, Response
-from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tools
+from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, ToolDefinition, Tools
 
 Owner = str
 IdArray = array  # of typecode "I": four bytes a token
