@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.stores.budget import Budget, Share
-from segue.stores.memory import MemoryTurns
+from segue.stores.memory_turns import MemoryTurns
 from tests.contracts.turns import make_turn
 
 

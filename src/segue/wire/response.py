@@ -11,6 +11,8 @@ from typing import Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
+# The states that a response never leaves again.
+ENDED = ("completed", "failed", "incomplete", "cancelled")
 
 
 class InputDetails(Struct, frozen=True):

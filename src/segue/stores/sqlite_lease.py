@@ -55,7 +55,7 @@ class Lease:
             os.close(descriptor)
         return False
 
-    def bury(self, worker: str) -> None:
+    def remove(self, worker: str) -> None:
         """Remove the file of a dead process, once nothing of it is left."""
         lease_path(self.database, worker).unlink(missing_ok=True)
 
