@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
 
 from msgspec import structs
 
@@ -32,6 +33,8 @@ from segue.wire.events import Event
 
 # Rows of about 300 bytes each, for a server without a database: some 30 MB, then the oldest go.
 ENTRIES_MAX = 100_000
+# No turns, no tokens of three kinds, no tool calls.
+NOTHING = (0, 0, 0, 0, 0)
 # An event beside its bytes, and the log of a turn beside its events.
 EVENT_BYTES = 200
 LOG_BYTES = 600
@@ -69,7 +72,7 @@ class MemoryStore:
         )
         self.keys = MemoryKeys(clock)
         self.shared_limits = MemorySharedLimits(clock)
-        self.maintenance = MemoryMaintenance(self.turns, self.events, self.idempotency_keys, clock)
+        self.maintenance = _Maintenance(self, clock)
         # The turns in the memory of this process, and what else is there.
         self.state = self.turns
         self.beside = (self.events, self.idempotency_keys, self.conversations)
@@ -103,43 +106,22 @@ class MemoryLedger:
             self.record(entry)
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        totals: dict[tuple[str, Owner, str], UsageTotal] = {}
+        totals: dict[tuple[str, Owner, str], tuple[int, ...]] = {}
         for entry in self._entries.values():
             if entry.ended_at >= since and owner in (None, entry.owner):
-                used = _used_by(entry)
-                key = (used.day, used.owner, used.model)
-                totals[key] = _plus(totals[key], used) if key in totals else used
-        return [totals[key] for key in sorted(totals)]
+                day = time.strftime("%Y-%m-%d", time.gmtime(entry.ended_at))
+                key = (day, entry.owner, entry.model)
+                tokens = (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
+                totals[key] = tuple(
+                    map(add, totals.get(key, NOTHING), (1, *tokens, entry.tool_calls))
+                )
+        return [UsageTotal(*key, *totals[key]) for key in sorted(totals)]
 
     def record(self, entry: UsageEntry) -> None:
         """Record one turn unless it is recorded already."""
         self._entries.setdefault(entry.turn_id, entry)
         if len(self._entries) > self._entries_max:
             del self._entries[next(iter(self._entries))]
-
-
-def _used_by(entry: UsageEntry) -> UsageTotal:
-    return UsageTotal(
-        time.strftime("%Y-%m-%d", time.gmtime(entry.ended_at)),
-        entry.owner,
-        entry.model,
-        1,
-        entry.input_tokens,
-        entry.cached_tokens,
-        entry.output_tokens,
-        entry.tool_calls,
-    )
-
-
-def _plus(some: UsageTotal, more: UsageTotal) -> UsageTotal:
-    return structs.replace(
-        some,
-        turns=some.turns + more.turns,
-        input_tokens=some.input_tokens + more.input_tokens,
-        cached_tokens=some.cached_tokens + more.cached_tokens,
-        output_tokens=some.output_tokens + more.output_tokens,
-        tool_calls=some.tool_calls + more.tool_calls,
-    )
 
 
 @dataclass(slots=True)
@@ -398,20 +380,12 @@ class MemorySharedLimits:
         return grant
 
 
-class MemoryMaintenance:
-    """Maintenance of a memory store, which no other process shares."""
+@dataclass(frozen=True, slots=True)
+class _Maintenance:
+    """No other process shares a memory store, and nothing in it outlives its process."""
 
-    def __init__(
-        self,
-        turns: MemoryTurns,
-        events: MemoryEventLog,
-        idempotency_keys: MemoryIdempotencyKeys,
-        clock: _Clock = time.time,
-    ) -> None:
-        self._turns = turns
-        self._events = events
-        self._idempotency_keys = idempotency_keys
-        self._clock = clock
+    store: MemoryStore
+    clock: _Clock
 
     async def recover(self) -> int:
         return 0
@@ -421,9 +395,9 @@ class MemoryMaintenance:
 
     async def sweep(self, retention: Retention) -> bool:
         """Drop everything that is too old, at once."""
-        self._idempotency_keys.expire()
+        self.store.idempotency_keys.expire()
         if retention.events_s:
-            self._events.expire(self._clock() - retention.events_s)
+            self.store.events.expire(self.clock() - retention.events_s)
         if retention.turns_s:
-            self._turns.expire(int(self._clock()) - retention.turns_s)
+            self.store.turns.expire(int(self.clock()) - retention.turns_s)
         return False

@@ -181,7 +181,7 @@ class _Turns:
                     build = partial(link, owner, turn_id, rows, fields.__getitem__)
                     # A long chain takes a while to decode; the event loop goes on meanwhile.
                     return await asyncio.to_thread(build) if len(rows) > 1 else build()
-        raise StoreFailed("The store could not do what it should.")
+        raise StoreFailed("The store failed; the log of the server has the reason.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,8 @@ class _Ledger:
     database: PostgresDatabase
 
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
-        rows = [(entry.turn_id, entry.owner, *_usage_values(entry)) for entry in entries]
         # In the same order everywhere, so that two processes with the same rows cannot deadlock.
-        rows.sort()
+        rows = sorted(msgspec.structs.astuple(entry) for entry in entries)
         if rows:
             await self.database.run(
                 lambda connection: connection.executemany(QUERIES["settle"], rows)
@@ -392,17 +391,9 @@ def _is_text(*names: str) -> bool:
 # --- rows of turns -----------------------------------------------------------------------------------
 
 
-def _usage_values(entry: UsageEntry) -> tuple[str, str, int, int, int, int, int]:
+def _usage_values(entry: UsageEntry) -> tuple[object, ...]:
     """The columns of a usage row after turn and owner."""
-    return (
-        entry.model,
-        entry.status,
-        entry.input_tokens,
-        entry.cached_tokens,
-        entry.output_tokens,
-        entry.ended_at,
-        entry.tool_calls,
-    )
+    return msgspec.structs.astuple(entry)[2:]
 
 
 async def _fetch_chain(

@@ -110,10 +110,11 @@ def border() -> Iterator[None]:
         raise _Conflict("The store cannot be reached at the moment.") from error
     except TRANSIENT as error:
         raise Unavailable("The store cannot be reached at the moment.") from error
-    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise StoreFailed("The store could not do what it should.") from error
-    except (OverflowError, ValueError, KeyError, zlib.error, msgspec.MsgspecError) as error:
-        raise StoreFailed("The store could not do what it should.") from error
+    except (
+        asyncpg.PostgresError, asyncpg.InterfaceError,
+        OverflowError, ValueError, KeyError, zlib.error, msgspec.MsgspecError,
+    ) as error:  # fmt: skip
+        raise StoreFailed("The store failed; the log of the server has the reason.") from error
 
 
 class PostgresDatabase:

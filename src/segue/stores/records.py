@@ -50,7 +50,7 @@ SHORT = Raw(b"null")
 # Events repeat one another, so the fastest compression level finds most of it.
 EVENTS_LEVEL = 1
 
-# An idempotency key may have any length and any characters; its digest has neither.
+# An idempotency key may have any length and any characters; its digest has a fixed size.
 DIGEST_BYTES = 32
 
 ABANDONED = Fault("server_error", "The server stopped before the response was finished.")
@@ -391,28 +391,15 @@ class KeyRow(NamedTuple):
 
 
 def pack_key(key: Key, digest: str) -> KeyRow:
-    scopes, limits = msgspec.json.encode(key.scopes), msgspec.json.encode(key.limits)
-    return KeyRow(
-        digest,
-        key.id,
-        key.name,
-        key.owner,
-        scopes.decode(),
-        limits.decode(),
-        key.ring,
-        key.created_at,
-        key.revoked_at,
-    )
+    texts = {
+        name: msgspec.json.encode(getattr(key, name)).decode() for name in ("scopes", "limits")
+    }
+    return KeyRow(digest, **(msgspec.structs.asdict(key) | texts))
 
 
 def unpack_key(row: KeyRow) -> Key:
-    return Key(
-        id=row.id,
-        name=row.name,
-        owner=row.owner,
-        scopes=msgspec.json.decode(row.scopes, type=tuple[str, ...]),
-        limits=msgspec.json.decode(row.limits, type=KeyLimits),
-        ring=row.ring,
-        created_at=row.created_at,
-        revoked_at=row.revoked_at,
-    )
+    fields = row._asdict()
+    del fields["digest"]
+    scopes = msgspec.json.decode(row.scopes, type=tuple[str, ...])
+    limits = msgspec.json.decode(row.limits, type=KeyLimits)
+    return Key(**(fields | {"scopes": scopes, "limits": limits}))

@@ -108,9 +108,7 @@ class _Turns:
         if not _is_text(owner, turn_id):
             return False
         key = {"owner": owner, "id": turn_id}
-        return await self.database.write(
-            lambda writer: writer.execute(QUERIES["delete"], key).rowcount > 0, is_erasing=True
-        )
+        return await self.database.execute("delete", key, is_erasing=True) > 0
 
     async def _load(self, query: str, owner: Owner, turn_id: str) -> Turn | None:
         if not _is_text(owner, turn_id):
@@ -163,9 +161,7 @@ class _EventLog:
     async def delete(self, owner: Owner, turn_id: str) -> None:
         if _is_text(owner, turn_id):
             key = {"owner": owner, "turn_id": turn_id}
-            await self.database.write(
-                lambda writer: writer.execute(QUERIES["delete_events"], key), is_erasing=True
-            )
+            await self.database.execute("delete_events", key, is_erasing=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +175,7 @@ class _IdempotencyKeys:
 
     async def release(self, claim: Claim) -> None:
         key = {"owner": claim.owner, "key": digest_key(claim.key), "turn_id": claim.turn_id}
-        await self.database.write(lambda writer: writer.execute(QUERIES["release"], key))
+        await self.database.execute("release", key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +238,7 @@ class _Keys:
     database: SqliteDatabase
 
     async def add(self, key: Key, digest: str) -> None:
-        row = pack_key(key, digest)._asdict()
-        await self.database.write(lambda writer: writer.execute(QUERIES["add_key"], row))
+        await self.database.execute("add_key", pack_key(key, digest)._asdict())
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
         wanted = {"digests": msgspec.json.encode(digests).decode()}
@@ -264,9 +259,7 @@ class _Keys:
         if not _is_text(key_id):
             return False
         key = {"id": key_id, "now": int(time.time())}
-        return await self.database.write(
-            lambda writer: writer.execute(QUERIES["revoke_key"], key).rowcount > 0
-        )
+        return await self.database.execute("revoke_key", key) > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ import queue
 import sqlite3
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -81,11 +81,11 @@ def border() -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", None)
         if code is not None and code & 0xFF in TRANSIENT:
             raise Unavailable("The store cannot be reached at the moment.") from error
-        raise StoreFailed("The store could not do what it should.") from error
+        raise StoreFailed("The store failed; the log of the server has the reason.") from error
     except (
         OSError, OverflowError, ValueError, KeyError, zlib.error, msgspec.MsgspecError,
     ) as error:  # fmt: skip
-        raise StoreFailed("The store could not do what it should.") from error
+        raise StoreFailed("The store failed; the log of the server has the reason.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,14 @@ class SqliteDatabase:
         if self._is_closed:
             raise Unavailable("The store is closed.")
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, work)
+
+    async def execute(
+        self, name: str, values: Mapping[str, object], *, is_erasing: bool = False
+    ) -> int:
+        """Run the statement of this name; how many rows it touched."""
+        return await self.write(
+            lambda writer: writer.execute(QUERIES[name], values).rowcount, is_erasing=is_erasing
+        )
 
     async def is_ready(self) -> bool:
         """Whether a write would be taken now."""

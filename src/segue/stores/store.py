@@ -60,11 +60,3 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Finish the writes that wait, then free what the store holds."""
-
-
-class InMemory(Protocol):
-    """A part of a store that is in the memory of this process, within a limit."""
-
-    @property
-    def bytes(self) -> int:
-        """How much it holds."""
