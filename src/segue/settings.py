@@ -37,6 +37,7 @@ DIALECTS = (
 )
 
 MCP_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
 StoreKind = Literal["memory", "sqlite", "postgresql"]
 # How the address of a store begins -> its kind; `memory` has no address. `storage.py` says how each kind is opened.
 STORE_KINDS: dict[str, StoreKind] = {

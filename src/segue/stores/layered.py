@@ -1,4 +1,4 @@
-"""How do a cache and a store look like one store? Near is the cache, far is the store behind it.
+"""How do a cache and a store look like one store? Near is the cache, far is the store after it.
 
 In: two `Turns`, or the cache of a process and a whole `Store`. Out: the same again. A turn is looked for near, then
 far, and what was found far is kept near, unless it still runs: another process may be running it, and its end would
