@@ -10,9 +10,10 @@ from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-ResponseStatus = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
-# The states that a response never leaves again.
+# The statuses in which a response stays.
 ENDED = ("completed", "failed", "incomplete", "cancelled")
+
+ResponseStatus = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 
 
 class InputDetails(Struct, frozen=True):
