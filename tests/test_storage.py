@@ -81,4 +81,6 @@ async def test_keys_of_repeats_in_memory_count(tmp_path: Path, kind: str) -> Non
             named = {"Idempotency-Key": f"key-{number}"}
             assert (await fetch(served, "POST", "/v1/responses", body, named)).status == 200
         # Beside the answers, which a repeat would hear again.
-        assert await held(served) - served.app.runner.ended_bytes - before == 5 * CLAIM_BYTES
+        assert (
+            await held(served) - served.app.runner.registry.ended_bytes - before == 5 * CLAIM_BYTES
+        )

@@ -46,7 +46,7 @@ from segue.turn.values import (
     Warm,
     id_array,
 )
-from segue.wire.items import Item, Value
+from segue.wire.items import Item, ItemValue
 from segue.wire.response import Response
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
 
@@ -98,7 +98,7 @@ def smollm2(*specials: str, texts: tuple[str, ...] = ()) -> Vocabulary:
 
 def item(type: str, **fields: object) -> Item:
     raw = msgspec.json.encode({"type": type, **fields})
-    return Item(raw, msgspec.json.decode(raw, type=Value))
+    return Item(raw, msgspec.json.decode(raw, type=ItemValue))
 
 
 def message(role: str, text: str) -> Item:

@@ -13,7 +13,7 @@ from segue.dialects.mistral import MistralDialect
 from segue.dialects.template import Template, TemplateDialect
 from segue.engines.weights import find_weights
 from segue.turn.values import Delta, Deltas, Head, Scene
-from segue.wire.items import Item, Message, Value
+from segue.wire.items import Item, ItemValue, Message
 from tests.contracts import dialect as contract
 from tests.contracts.dialect import Family, smollm2
 from tests.contracts.turns import SAMPLES
@@ -224,7 +224,7 @@ UNTOLD = ("mcp_list_tools", "mcp_approval_response")
 def test_item_of_each_type_reaches_the_model(family: Family, kind: str) -> None:
     """No type is dropped: with it the prompt is longer."""
     raw = SAMPLES[kind].encode()
-    item = Item(raw, msgspec.json.decode(raw, type=Value))
+    item = Item(raw, msgspec.json.decode(raw, type=ItemValue))
     before = contract.message("user", "Hello")
 
     without = family.dialect.render(Scene(Head(), None, (before,)))

@@ -67,7 +67,7 @@ def test_long_text_is_cut_in_slices_as_it_would_be_whole(text: str, slice_chars:
 
 @pytest.mark.parametrize("text", ["a", " ", "word ", "é "], ids=["letters", "spaces", "words", "é"])
 def test_long_text_is_encoded_while_other_threads_run(vocabulary: Vocabulary, text: str) -> None:
-    """hazards.md F7: whoever sends megabytes must not hold the event loop up."""
+    """docs/hazards.md F7: whoever sends megabytes must not hold the event loop up."""
     lags = []
     is_over = threading.Event()
 

@@ -11,11 +11,12 @@ from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.routes import RoutedEngine
 from segue.engines.vllm import VllmEngine
+from segue.process.afterwards import Afterwards
+from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
 from segue.stores.memory import MemoryStore
 from segue.stores.seals import RingSeals, new_key
-from segue.turn.commit import Afterwards
-from segue.turn.plan import Model
+from segue.turn.plan import Model, Resources
 from segue.turn.seams import Dialect, Engine
 from tests.contracts.engine import chatml
 from tests.engines.asking import reply, upstream
@@ -39,7 +40,8 @@ async def staged(engine: Engine, dialect: Dialect) -> AsyncIterator[Stage]:
         store.idempotency_keys,
         store.conversations,
     )
-    async with Runner({"m": model}, records, RingSeals([new_key()])) as runner:
+    resources = Resources({"m": model}, RingSeals([new_key()]), RenderCache(0))
+    async with Runner(resources, records) as runner:
         yield Stage(runner, records, store.turns, recording, dialect, [])
 
 

@@ -27,7 +27,7 @@ from segue.dialects.vocabulary import TEKKEN, Vocabulary
 from segue.errors import InvalidRequest, ServerFault
 from segue.turn.seams import Dialect
 from segue.turn.values import Head, Scene, Tokens
-from segue.wire.items import Item, Value
+from segue.wire.items import Item, ItemValue
 from segue.wire.tools import FunctionTool, Tools, offers_of
 
 Maker = Callable[[Vocabulary], Dialect]
@@ -168,7 +168,7 @@ def _text(token: str | _Token | None) -> str:
 
 def _item(**fields: object) -> Item:
     raw = msgspec.json.encode(fields)
-    return Item(raw, msgspec.json.decode(raw, type=Value))
+    return Item(raw, msgspec.json.decode(raw, type=ItemValue))
 
 
 def _parsed(role: str, text: str) -> Item:

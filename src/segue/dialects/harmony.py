@@ -71,8 +71,8 @@ from segue.wire.items import (
     Reasoning,
     ReasoningUpdate,
     ToolSearchOutput,
-    is_model_written,
 )
+from segue.wire.kinds import is_model_written
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"

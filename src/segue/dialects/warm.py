@@ -20,21 +20,21 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from segue.dialects.parts import called
 from segue.turn.values import (
     NO_TOKENS,
     Head,
     IdArray,
+    Past,
     Rendered,
     Round,
     Scene,
     Tokens,
-    Turn,
     Warm,
     id_array,
     since_fresh,
 )
-from segue.wire.items import Item, Reasoning, call_of, hosted_call_of
+from segue.wire.items import Item, Reasoning
+from segue.wire.kinds import call_of, called, hosted_call_of
 
 # Who was called, by the id of the call, before the items that are written; nothing for an unknown id.
 NameOf = Callable[[str], str]
@@ -138,7 +138,7 @@ def _forgotten(hand: Hand, rounds: Sequence[Round]) -> list[tuple[int, int]]:
     return counts
 
 
-def _names(rounds: Sequence[Round], count: int, turn: Turn | None) -> NameOf:
+def _names(rounds: Sequence[Round], count: int, turn: Past | None) -> NameOf:
     """Finds a call by its id, the last one first: in the first so many rounds, then in the turns before."""
 
     def name_of(call_id: str) -> str:
@@ -153,7 +153,7 @@ def _names(rounds: Sequence[Round], count: int, turn: Turn | None) -> NameOf:
     return name_of
 
 
-def _backwards(rounds: Sequence[Round], count: int, turn: Turn | None) -> Iterator[Item]:
+def _backwards(rounds: Sequence[Round], count: int, turn: Past | None) -> Iterator[Item]:
     for n in range(count - 1, -1, -1):
         yield from reversed(rounds[n].wrote)
         yield from reversed(rounds[n].given)
@@ -173,12 +173,12 @@ class _Base:
 
     prompt: Tokens | None
     later: Sequence[Round]
-    turn: Turn | None = None
+    turn: Past | None = None
 
 
 def _base(hand: Hand, scene: Scene) -> _Base:
     """The longest prompt that is still warm and of which nothing is forgotten."""
-    later: list[Turn] = []
+    later: list[Past] = []
     turn = scene.past
     is_turned = hand.turning(scene.given) > 0 or _is_turned(hand, scene.rounds)
     while turn is not None:
@@ -208,13 +208,13 @@ def _is_turned(hand: Hand, rounds: Sequence[Round]) -> bool:
     return any(hand.turning(round.given) or hand.turning(round.wrote) for round in rounds)
 
 
-def _is_forgetful(hand: Hand, turn: Turn) -> bool:
+def _is_forgetful(hand: Hand, turn: Past) -> bool:
     """Whether a turning that comes now would take a thought out of the prompt that this turn was given.
 
     What was thought before the last turning is gone already.
     """
     is_last = True
-    node: Turn | None = turn
+    node: Past | None = turn
     while node is not None:
         for round in reversed(node.rounds):
             wrote = 0 if is_last else hand.turning(round.wrote)
@@ -236,7 +236,7 @@ def _is_recall_forgotten(hand: Hand, scene: Scene) -> bool:
     return is_turned and has_thought(given[hand.turning(given) :])
 
 
-def _rounds(turns: Sequence[Turn]) -> list[Round]:
+def _rounds(turns: Sequence[Past]) -> list[Round]:
     return [round for turn in reversed(turns) for round in turn.rounds]
 
 

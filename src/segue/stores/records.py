@@ -34,7 +34,7 @@ from segue.turn.values import (
 )
 from segue.wire.codec import encode_event, encode_response
 from segue.wire.events import Event, Failed
-from segue.wire.items import Call, Item, Reasoning, Value
+from segue.wire.items import Call, Item, ItemValue, Reasoning
 from segue.wire.response import Fault, Response
 
 FieldName = TypeVar("FieldName")
@@ -119,7 +119,7 @@ class _History(Struct, array_like=True):
     passed: list[str] = []
 
 
-def _kind_of(kind: type[Value]) -> str:
+def _kind_of(kind: type[ItemValue]) -> str:
     """The tag of this type of item on the wire."""
     return str(kind.__struct_config__.tag)
 
@@ -132,8 +132,8 @@ _EVENTS: msgspec.msgpack.Decoder[list[tuple[str, int, bytes]]] = msgspec.msgpack
 _RESPONSE: msgspec.json.Decoder[Response] = msgspec.json.Decoder(Response)
 _KEPT_ITEM: msgspec.msgpack.Decoder[_KeptItem] = msgspec.msgpack.Decoder(_KeptItem)
 # One for each type rather than one for all: a decoder of a single type forgives a missing tag.
-_VALUES: dict[str, msgspec.json.Decoder[Value]] = {
-    _kind_of(kind): msgspec.json.Decoder(kind) for kind in get_args(Value)
+_VALUES: dict[str, msgspec.json.Decoder[ItemValue]] = {
+    _kind_of(kind): msgspec.json.Decoder(kind) for kind in get_args(ItemValue)
 }
 
 
@@ -163,8 +163,8 @@ def link(
 
 
 def usage_of(turn: Turn) -> UsageEntry | None:
-    """The usage row of this turn; None while it runs."""
-    return entry_of(turn.owner, turn.response)
+    """The usage row of this turn, counted again if it was reloaded; None while it runs."""
+    return turn.usage or entry_of(turn.owner, turn.response)
 
 
 def abandon(turn: Turn, last: int | None) -> tuple[Turn, UsageEntry, list[Event]]:
