@@ -29,10 +29,10 @@ import msgspec
 from msgspec import Raw
 
 from segue.ids import new_id
-from segue.stores.database import GROUP_MAX, SqliteDatabase
-from segue.stores.pool import CONNECTIONS_MAX, PostgresDatabase
-from segue.stores.postgres import PostgresTurns
-from segue.stores.sqlite import SqliteTurns
+from segue.stores.postgres import PostgresStore
+from segue.stores.postgres_database import CONNECTIONS_MAX, PostgresDatabase
+from segue.stores.sqlite import SqliteStore
+from segue.stores.sqlite_database import GROUP_MAX, SqliteDatabase
 from segue.turn.values import Round, Turn, id_array
 from segue.wire.items import Item, Value
 from segue.wire.response import InputDetails, OutputDetails, ReasoningEcho, Response, Usage
@@ -98,7 +98,7 @@ async def saves_per_s(
         on_commit=on_commit,
         group_max=group_max,
     )
-    figure = await drive(SqliteTurns(database).save, writers, span_s)
+    figure = await drive(SqliteStore(database).turns.save, writers, span_s)
     await database.close()
     return figure
 
@@ -108,7 +108,7 @@ async def postgres_saves_per_s(
 ) -> float:
     """The same in PostgreSQL, over this many connections."""
     database = await PostgresDatabase.open(url, connections_max=connections_max)
-    figure = await drive(PostgresTurns(database).save, writers, span_s)
+    figure = await drive(PostgresStore(database).turns.save, writers, span_s)
     await database.close()
     return figure
 

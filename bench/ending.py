@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from bench.peer import TERMINAL, Client, server
-from segue import cli, storage
-from segue.stores.sqlite import SqliteLedger
+from segue import cli
+from segue.stores import sqlite
 from segue.turn.values import UsageEntry
 
 LEDGER_S = 0.2
@@ -39,7 +39,7 @@ ENDINGS = {
 LEDGERS = {"a fast ledger": "segue.cli", "a ledger of 200 ms": "bench.ending"}
 
 
-class SlowLedger(SqliteLedger):
+class SlowLedger(sqlite._Ledger):
     """Takes its time for every write."""
 
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
@@ -129,5 +129,5 @@ def main(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     # A server that was started for the second table.
-    storage.SqliteLedger = SlowLedger  # type: ignore[misc]
+    sqlite._Ledger = SlowLedger  # type: ignore[misc]
     sys.exit(cli.main())

@@ -40,9 +40,7 @@ from segue.stores.budget import Budget
 from segue.stores.hashes import KeyHashes
 from segue.stores.layered import LayeredTurns
 from segue.stores.maintenance import kept_up
-from segue.stores.memory import (
-    MemoryTurns,
-)
+from segue.stores.memory_turns import MemoryTurns
 from segue.stores.seals import RingSeals
 from segue.tools.fetch import Fetcher, Policy, read_as_data
 from segue.tools.hosted import ServerTools, ToolLimits
@@ -108,7 +106,7 @@ ALONE = Place()
 @asynccontextmanager
 async def open_bus(settings: Settings, place: Place) -> AsyncIterator[Bus]:
     """How this worker and the others hear of each other: in the database, at the parent's hub, or not at all."""
-    if settings.store.startswith(("postgresql://", "postgres://")):
+    if settings.store_kind == "postgresql":
         # Imported here, as the store is.
         from segue.cluster.notify import open_notify_bus
 

@@ -150,8 +150,8 @@ async def check_store(settings: Settings, *, is_running: bool) -> Check:
         return Check("store", True, "memory: turns are gone when the server stops")
     if is_running:
         return Check("store", True, f"{settings.store}: the server that runs says it is ready")
-    if settings.store.startswith("sqlite:///"):
-        path = Path(settings.store.removeprefix("sqlite:///"))
+    path = settings.store_path
+    if path is not None:
         verdict = _look_at(path)
         if verdict is not None:
             return verdict

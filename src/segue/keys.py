@@ -9,7 +9,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -120,8 +119,8 @@ def _day(seconds: int) -> str:
 
 def _existing(settings: Settings) -> Settings:
     """A store that is there: opening would make it."""
-    path = settings.store.removeprefix("sqlite:///")
-    if path != settings.store and not Path(path).exists():
+    path = settings.store_path
+    if path is not None and not path.exists():
         raise Misconfigured(f"store: there is no file {path}.")
     return settings
 

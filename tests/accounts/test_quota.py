@@ -16,7 +16,7 @@ from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
 from segue.errors import TooMany, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, KeyLimits, Level, share_out
-from segue.stores.shared_limits import MemorySharedLimits
+from segue.stores.memory import MemorySharedLimits
 
 
 class Clock:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from segue.accounts.scopes import SCOPES
 from segue.storage import give_out
-from segue.transports.auth import SCOPES
 from tests.dashboard.browser import Browser, Page, browsing
 from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting_own
 from tests.support import MODEL, Served, ServedProcess, Wire, fetch, serving, wire

@@ -200,7 +200,7 @@ FAILURES: dict[str, Tests] = {
     ),
     "F30 a store in memory without bounds": (
         "stores/budget::test_whatever_happens_all_limits_hold_and_the_modest_lose_nothing",
-        "stores/memory::test_any_history_keeps_the_books_right",
+        "stores/memory_turns::test_any_history_keeps_the_books_right",
         "keys::test_state_of_a_key_is_bounded_over_its_connections",
         "canaries::test_limits_are_among_the_metrics",
     ),

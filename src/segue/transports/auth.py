@@ -22,8 +22,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 from segue.accounts.quota import KeyQuota, Metering, unlimited
+from segue.accounts.scopes import OPERATOR, SCOPES
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
-from segue.tools.hosted import SCOPES as TOOL_SCOPES
 from segue.turn.seams import Keys
 from segue.turn.values import Key, Owner
 
@@ -35,11 +35,7 @@ TellOthers = Callable[[], Awaitable[None]]
 # Who everybody is where no keys are asked for.
 LOCAL: Owner = "local"
 
-# What a key may be good for. `responses` and `models` are the API, `metrics` and `dashboard` look at the process: the
-# first tells of nobody in particular, the second of the key's own owner. An operator sees figures of all on both. The
-# last ones let a request have us run tools.
-OPERATOR = "operator"
-SCOPES = ("responses", "models", "metrics", "dashboard", OPERATOR, *TOOL_SCOPES)
+# What an operator's key may see as well, and of all owners.
 OVERSEEN = frozenset(("metrics", "dashboard"))
 
 # Keys that are in use are confirmed this often, and are not trusted for longer than that without it.
