@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from segue.engines.upstream import Patience, Upstream
+from segue.engines.upstream import Timeouts, Upstream
 from segue.turn.seams import Engine
 from segue.turn.values import (
     NO_TOKENS,
@@ -44,15 +44,15 @@ PROMISES = [
 ]
 Promise = Callable[[Bench], Awaitable[None]]
 
-PATIENCE = Patience(connect_s=2, first_s=20, silence_s=20, probe_s=2)
+TIMEOUTS = Timeouts(connect_s=2, first_s=20, silence_s=20, probe_s=2)
 
 
 @asynccontextmanager
 async def upstream(
-    url: str, key: str | None = None, patience: Patience = PATIENCE
+    url: str, key: str | None = None, timeouts: Timeouts = TIMEOUTS
 ) -> AsyncIterator[Upstream]:
     """An address, closed at the end."""
-    found = Upstream(url, key, patience)
+    found = Upstream(url, key, timeouts)
     try:
         yield found
     finally:

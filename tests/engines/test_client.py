@@ -8,7 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from segue.engines.client import HEAD_BYTES_MAX, UNREAD_BYTES_MAX, Answer, Broken, Client
+from segue.engines.client import (
+    HEAD_BYTES_MAX,
+    UNREAD_BYTES_MAX,
+    ConnectionBroken,
+    HttpClient,
+    HttpResponse,
+)
 from tests.support import until
 
 WAIT_S = 10.0
@@ -55,19 +61,19 @@ class Raw:
 @asynccontextmanager
 async def asked(
     *answers: Sequence[bytes], hangs_up: bool = False, path: str = "", login: str = ""
-) -> AsyncIterator[tuple[Client, Raw]]:
+) -> AsyncIterator[tuple[HttpClient, Raw]]:
     """A client in front of such a server."""
     raw = Raw(answers, hangs_up=hangs_up)
     server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
     raw.port = server.sockets[0].getsockname()[1]
-    client = Client(f"http://{login}127.0.0.1:{raw.port}{path}", {"x-mine": "1"}, keep_s=60.0)
+    client = HttpClient(f"http://{login}127.0.0.1:{raw.port}{path}", {"x-mine": "1"}, keep_s=60.0)
     async with asyncio.timeout(WAIT_S), server:
         yield client, raw
         client.close()
 
 
-async def whole(client: Client, body: bytes = b"{}") -> bytes:
-    answer = await client.ask("POST", "/v1/x", body, 5.0)
+async def whole(client: HttpClient, body: bytes = b"{}") -> bytes:
+    answer = await client.send("POST", "/v1/x", body, 5.0)
     return await answer.read_whole(1 << 20)
 
 
@@ -100,7 +106,7 @@ async def test_answer_is_heard_as_it_comes_and_the_connection_serves_the_next() 
 async def test_next_request_does_not_touch_what_is_still_unread() -> None:
     """The connection is free as soon as the answer is whole, and its reader may be slow."""
     async with asked([SAID], [MEASURED]) as (client, raw):
-        first = await client.ask("POST", "/v1/x", b"{}", 5.0)
+        first = await client.send("POST", "/v1/x", b"{}", 5.0)
         begun = await first.read()
         await until(lambda: client._idle)
         assert await whole(client) == b"Hello"
@@ -132,7 +138,7 @@ async def test_word_to_go_on_is_no_answer() -> None:
 )
 async def test_answer_that_is_not_whole_is_broken(said: bytes) -> None:
     async with asked([said], hangs_up=True) as (client, _):
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await whole(client)
         assert not client._idle
         assert not client._busy
@@ -140,17 +146,17 @@ async def test_answer_that_is_not_whole_is_broken(said: bytes) -> None:
 
 async def test_leaving_an_answer_closes_its_connection() -> None:
     async with asked([CHUNKED + b"5\r\nHello\r\n"]) as (client, raw):
-        answer = await client.ask("POST", "/v1/x", b"{}", 5.0)
+        answer = await client.send("POST", "/v1/x", b"{}", 5.0)
         assert await answer.read() == b"Hello"
         answer.close()
         await raw.lost.wait()
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await answer.read()
 
 
 async def test_cancelled_request_closes_its_connection() -> None:
     async with asked([b"HTTP/1.1 2"]) as (client, raw):
-        task = asyncio.create_task(client.ask("POST", "/v1/x", b"{}", 5.0))
+        task = asyncio.create_task(client.send("POST", "/v1/x", b"{}", 5.0))
         await until(lambda: raw.bodies)
         task.cancel()
         await raw.lost.wait()
@@ -178,7 +184,7 @@ async def test_slow_reader_slows_the_engine() -> None:
     part = b"x" * 65_536
     chunks = [b"10000\r\n" + part + b"\r\n"] * 100
     async with asked([CHUNKED, *chunks, b"0\r\n\r\n"]) as (client, _):
-        answer: Answer = await client.ask("POST", "/v1/x", b"{}", 5.0)
+        answer: HttpResponse = await client.send("POST", "/v1/x", b"{}", 5.0)
         await until(lambda: answer.is_full)
         for _ in range(100):
             await asyncio.sleep(0)
@@ -192,4 +198,4 @@ async def test_nobody_there_is_an_ordinary_error() -> None:
     server.close()
     await server.wait_closed()
     with pytest.raises(ConnectionRefusedError):
-        await Client(f"http://127.0.0.1:{port}", {}, 1.0).ask("GET", "/", b"", 5.0)
+        await HttpClient(f"http://127.0.0.1:{port}", {}, 1.0).send("GET", "/", b"", 5.0)
