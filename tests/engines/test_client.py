@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from segue.engines.client import (
     HEAD_BYTES_MAX,
     UNREAD_BYTES_MAX,
     ConnectionBroken,
     HttpClient,
+    HttpConnection,
     HttpResponse,
 )
 from tests.support import until
@@ -77,10 +81,89 @@ async def whole(client: HttpClient, body: bytes = b"{}") -> bytes:
     return await answer.read_whole(1 << 20)
 
 
-async def test_answer_does_not_depend_on_where_its_bytes_are_cut() -> None:
-    for at in range(1, len(SAID)):
-        async with asked([SAID[:at], SAID[at:]]) as (client, _):
-            assert await whole(client) == b"Hello, world"
+# --- the same bytes, cut anywhere -------------------------------------------------------------------
+
+CLOSES = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nHello"
+RESPONSES = {
+    "chunked": SAID,
+    "with a length": MEASURED,
+    "without a length": b"HTTP/1.0 200 OK\r\n\r\nHello",
+    "empty": b"HTTP/1.1 204 No Content\r\n\r\n",
+    "after 100 Continue": b"HTTP/1.1 100 Continue\r\n\r\n" + MEASURED,
+    "refused": b"HTTP/1.1 429 No\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy",
+    "last on its connection": CLOSES,
+    "broken off": CHUNKED + b"5\r\nHel",
+    "with a wrong chunk": CHUNKED + b"5\r\nHello\r\nzz\r\n",
+    "not HTTP": b"SSH-2.0-OpenSSH\r\n",
+    "with too long headers": b"HTTP/1.1 200 OK\r\nx: " + b"y" * HEAD_BYTES_MAX + b"\r\n\r\n",
+    "followed by another": MEASURED + MEASURED,
+}
+
+
+class Transport(asyncio.Transport):
+    """A connection to nobody."""
+
+    is_aborted = False
+
+    def writelines(self, list_of_data: object) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def outcome(pieces: Sequence[bytes]) -> tuple[object, ...]:
+    """What becomes of a response that arrives in these pieces, after which the engine hangs up."""
+    client, transport = HttpClient("http://127.0.0.1:1", {}, 60.0), Transport()
+    connection = HttpConnection(client)
+    connection.connection_made(transport)
+    sending = asyncio.ensure_future(connection.send(b"", b""))
+    await asyncio.sleep(0)
+    for piece in pieces:
+        if not transport.is_aborted:
+            connection.data_received(piece)
+    is_kept = connection in client._idle
+    connection.connection_lost(None)
+    body = b""
+    try:
+        response = await sending
+        while part := await response.read():
+            body += part
+    except ConnectionBroken:
+        return "broken", body, is_kept
+    return response.status, response.content_type, response.retry_after, body, is_kept
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+async def test_response_does_not_depend_on_where_its_bytes_are_cut(name: str) -> None:
+    raw = RESPONSES[name]
+    expected = await outcome([raw])
+    for at in range(min(len(raw), 400)):
+        assert await outcome([raw[:at], raw[at:]] if at else [raw]) == expected
+    assert await outcome([raw[n : n + 1] for n in range(len(raw))]) == expected
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    raw=st.sampled_from(list(RESPONSES.values())), cuts=st.lists(st.integers(1, 300), max_size=8)
+)
+def test_response_does_not_depend_on_how_often_its_bytes_are_cut(
+    raw: bytes, cuts: list[int]
+) -> None:
+    ends = [0, *sorted({cut for cut in cuts if cut < len(raw)}), len(raw)]
+    pieces = [raw[a:b] for a, b in itertools.pairwise(ends)]
+
+    async def both() -> tuple[object, object]:
+        return await outcome([raw]), await outcome(pieces)
+
+    whole, cut = asyncio.run(both())
+    assert cut == whole
+
+
+# --- over a real socket -------------------------------------------------------------------------------
+
+
+async def test_response_in_single_bytes_is_read_whole() -> None:
     async with asked([SAID[n : n + 1] for n in range(len(SAID))]) as (client, _):
         assert await whole(client) == b"Hello, world"
 

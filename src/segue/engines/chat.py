@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.token_engine import DONE, SamplingFields
-from segue.engines.upstream import EventStream, Upstream, decode_event
+from segue.engines.upstream import UNREADABLE, EventStream, Upstream, decode_event
 from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.turn.values import Delta, Deltas, Effects, Finish, Job, Messages, Piece, Sampling, Scene
 from segue.wire.items import Logprob, TopLogprob
@@ -332,7 +332,7 @@ def _events_in(batch: Sequence[bytes]) -> tuple[list[_Event], ApiError | None]:
         events = _events.decode(b"[%b]" % b",".join(batch))
         if all(event.error is UNSET for event in events):
             return events, None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         pass
     events = []
     try:

@@ -14,6 +14,7 @@ grammar is tried first.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -25,7 +26,7 @@ from segue.engines.token_engine import (
     TokenLikelihood,
     TokenRequest,
 )
-from segue.engines.upstream import Upstream, decode, decode_event
+from segue.engines.upstream import UNREADABLE, Upstream, decode_event, unreadable
 from segue.errors import EngineFailed, InvalidRequest
 from segue.turn.values import Grammar, Job, TokenLogprob, Tokens
 
@@ -127,10 +128,12 @@ def _read(data: bytes, answer: TokenAnswer) -> None:
     stops = answer.job.stops
     if answer.last_id in stops:
         # The server does not know this end mark and goes on after it.
-        answer.reason, answer.is_enough = "stop", True
+        answer.reason, answer.is_over, answer.is_still_sampling = "stop", True, not event.stop
         return
-    end = next((n for n, id in enumerate(ids, 1) if id in stops), len(ids))
-    answer.add(ids[:end], _logprobs(event, len(ids), answer.job))
+    logprobs = _logprobs(event, len(ids), answer.job)
+    if not stops.isdisjoint(ids):
+        ids = ids[: 1 + next(n for n, id in enumerate(ids) if id in stops)]
+    answer.add(ids, logprobs)
 
 
 def _ids(event: _Event, answer: TokenAnswer) -> list[int]:
@@ -141,10 +144,10 @@ def _ids(event: _Event, answer: TokenAnswer) -> list[int]:
     return answer.hidden_tokens.find(event.content, count, event.tokens[-1])
 
 
-def _logprobs(event: _Event, count: int, job: Job) -> list[TokenLogprob | None]:
+def _logprobs(event: _Event, count: int, job: Job) -> Sequence[TokenLogprob | None]:
     """Of a character that took several tokens, only the last one's are sent."""
     if not job.sampling.wants_logprobs:
-        return []
+        return ()
     known = event.completion_probabilities[:count]
     logprobs: list[TokenLogprob | None] = [None] * (count - len(known))
     return logprobs + [token.logprobs(job.sampling) for token in known]
@@ -207,7 +210,10 @@ async def _ask(upstream: Upstream, fields: dict[str, object]) -> _Probe:
     status, answer = await upstream.call("POST", PATH, body)
     if status != 200:
         raise EngineFailed("The engine could not be asked about grammars.")
-    return decode(_probe, answer)
+    try:
+        return _probe.decode(answer)
+    except UNREADABLE as error:
+        raise unreadable(error) from None
 
 
 def llguidance(grammar: Grammar) -> str:

@@ -83,9 +83,9 @@ class TokenAnswer:
         "count",
         "hidden_tokens",
         "ids",
-        "is_enough",
         "is_over",
         "is_reading_prompt",
+        "is_still_sampling",
         "job",
         "last_id",
         "reason",
@@ -96,7 +96,7 @@ class TokenAnswer:
         self.job = job
         self.hidden_tokens = hidden_tokens
         # Not yet taken.
-        self.ids: list[int] = []
+        self.ids: Sequence[int] = ()
         self._logprobs: list[TokenLogprob | None] = []
         self._wants_logprobs = job.sampling.wants_logprobs
         self._is_warm_up = job.output_tokens_max == 0
@@ -108,10 +108,10 @@ class TokenAnswer:
         self.reason: Literal["stop", "length"] | None = None
         # The server still reads the prompt: the first token may take as long as before.
         self.is_reading_prompt = False
-        # The last event was read: the connection can serve the next job.
+        # No more events are needed.
         self.is_over = False
-        # The server goes on though the model has stopped: the connection must be closed.
-        self.is_enough = False
+        # The server goes on though the answer is over: it stops when the connection is closed.
+        self.is_still_sampling = False
 
     def start(self, cached_tokens: int) -> None:
         """Report once, before the first token, how much of the prompt was cached."""
@@ -127,14 +127,14 @@ class TokenAnswer:
         # The one token of a warm-up is sampled only because servers refuse to sample none.
         if self._is_warm_up:
             return
-        self.ids += ids
+        self.ids = [*self.ids, *ids] if self.ids else ids
         if self._wants_logprobs:
             self._logprobs += logprobs[: len(ids)]
             self._logprobs += [None] * (len(self.ids) - len(self._logprobs))
 
     def take(self) -> Ids:
         """What was added since the last call."""
-        ids, self.ids = self.ids, []
+        ids, self.ids = self.ids, ()
         if not self._wants_logprobs:
             return Ids(ids)
         logprobs, self._logprobs = self._logprobs, []
@@ -198,7 +198,7 @@ class TokenEngine(Generic[S]):
                     yield answer.take()
                 if error is not None:
                     raise error
-                if answer.is_over or answer.is_enough:
+                if answer.is_over:
                     break
             finish = answer.finish()
             if finish is None:
@@ -216,11 +216,12 @@ class TokenEngine(Generic[S]):
                     answer.is_over = True
                 else:
                     read(data, answer)
-                if answer.is_over or answer.is_enough:
+                if answer.is_over:
+                    # The end of the response is on the way: the connection can serve the next job.
+                    stream.is_over = not answer.is_still_sampling
                     break
         except ApiError as error:
             return error
-        stream.is_over = answer.is_over
         if answer.is_reading_prompt:
             stream.wait_on()
         return None

@@ -270,6 +270,8 @@ class _Refusal(Struct):
 
 
 _refusal = msgspec.json.Decoder(_Refusal)
+# What a decoder raises.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 _CONTEXT = re.compile(
     r"context[ _](?:length|size|window)|maximum (?:input|model) length|exceed_context_size"
     r"|longer than the (?:maximum )?model|input (?:is|length).*too long|max_model_len",
@@ -316,7 +318,7 @@ def error_for_status(status: int, body: bytes, wait_s: float | None = None) -> A
 def _fault(body: bytes) -> _Fault:
     try:
         refusal = _refusal.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return _Fault()
     match refusal.error:
         case _Fault() as fault:
@@ -346,25 +348,24 @@ class _WithError(Protocol):
     def error(self) -> Raw | UnsetType: ...
 
 
-T = TypeVar("T")
 Event = TypeVar("Event", bound=_WithError)
 
 
 def decode_event(decoder: msgspec.json.Decoder[Event], data: bytes) -> Event:
     """An event of a stream; raises the error that it reports, if it is one."""
-    event = decode(decoder, data)
+    try:
+        event = decoder.decode(data)
+    except UNREADABLE as error:
+        raise unreadable(error) from None
     if event.error is not UNSET:
         raise error_in_stream(event.error)
     return event
 
 
-def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
-    """What an engine sent; a failure of the engine where that cannot be read."""
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        log.warning("engine sent JSON that cannot be read: %s", error)
-        raise EngineFailed("The engine sent something that cannot be read.") from None
+def unreadable(error: Exception) -> EngineFailed:
+    """What to raise for JSON that an engine sent and that cannot be decoded."""
+    log.warning("engine sent JSON that cannot be read: %s", error)
+    return EngineFailed("The engine sent something that cannot be read.")
 
 
 def _unreachable(error: BaseException) -> Unavailable:
