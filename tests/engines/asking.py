@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
-from segue.engines.upstream import Timeouts, Upstream
+from segue.engines.client import HttpResponse
+from segue.engines.upstream import EventStream, Timeouts, Upstream
 from segue.turn.seams import Engine
 from segue.turn.values import (
     NO_TOKENS,
@@ -59,6 +62,24 @@ async def upstream(
         await found.close()
 
 
+class PlayedResponse:
+    """A response whose bytes arrive in these pieces."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = deque(pieces)
+
+    async def read(self) -> bytes:
+        return self._pieces.popleft() if self._pieces else b""
+
+    def close(self) -> None:
+        pass
+
+
+def played(pieces: Sequence[bytes]) -> EventStream:
+    """The events of a response that arrives in these pieces."""
+    return EventStream(cast(HttpResponse, PlayedResponse(pieces)), TIMEOUTS)
+
+
 def tokens(*chunks: Sequence[int]) -> Tokens:
     """A prompt made of these chunks."""
     prompt = NO_TOKENS
@@ -89,7 +110,7 @@ def ids_of(pieces: Sequence[Piece]) -> list[int]:
     return [id for piece in pieces if isinstance(piece, Ids) for id in piece.ids]
 
 
-def odds_of(pieces: Sequence[Piece]) -> list[TokenLogprob | None]:
+def logprobs_of(pieces: Sequence[Piece]) -> list[TokenLogprob | None]:
     return [one for piece in pieces if isinstance(piece, Ids) for one in piece.logprobs]
 
 

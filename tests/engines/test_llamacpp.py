@@ -41,7 +41,7 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
-    odds_of,
+    logprobs_of,
     tokens,
     upstream,
 )
@@ -210,7 +210,7 @@ async def test_engine_says_how_likely_its_tokens_were(engine: TokenEngine[KnownG
 
     pieces = await heard(engine, job(prompt, 6, sampling=asked))
 
-    for id, one in zip(ids_of(pieces), odds_of(pieces), strict=True):
+    for id, one in zip(ids_of(pieces), logprobs_of(pieces), strict=True):
         assert one is not None
         assert one.top[0] == (id, one.logprob), "the greedy take the likeliest"
         assert [value for _, value in one.top] == sorted((v for _, v in one.top), reverse=True)

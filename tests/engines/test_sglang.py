@@ -20,7 +20,7 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
-    odds_of,
+    logprobs_of,
     reply,
     tokens,
     upstream,
@@ -120,7 +120,7 @@ async def test_server_that_dies_in_the_middle_is_a_failure() -> None:
 
 @WAYS
 @pytest.mark.parametrize("interval", [1, 3])
-async def test_odds_stand_beside_their_ids(is_incremental: bool, interval: int) -> None:
+async def test_logprobs_belong_to_their_ids(is_incremental: bool, interval: int) -> None:
     fake = FakeSglang(reply, is_incremental=is_incremental, interval=interval)
     async with fake, upstream(fake.url) as address:
         asked = Sampling(top_logprobs=2, wants_logprobs=True)
@@ -128,8 +128,10 @@ async def test_odds_stand_beside_their_ids(is_incremental: bool, interval: int) 
         alone = Sampling(wants_logprobs=True)
         bare = await heard(TokenEngine(SGLANG, address), job(tokens([1, 3]), sampling=alone))
     ids = ids_of(pieces)
-    assert odds_of(pieces) == [TokenLogprob(-id / 8, ((1, -1 / 64), (2, -2 / 64))) for id in ids]
-    assert odds_of(bare) == [TokenLogprob(-id / 8) for id in ids]
+    assert logprobs_of(pieces) == [
+        TokenLogprob(-id / 8, ((1, -1 / 64), (2, -2 / 64))) for id in ids
+    ]
+    assert logprobs_of(bare) == [TokenLogprob(-id / 8) for id in ids]
 
 
 async def test_regular_expression_is_handed_on() -> None:

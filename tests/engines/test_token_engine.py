@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
 from contextlib import aclosing
-from typing import cast
 
 import msgspec
 import pytest
@@ -14,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.client import HttpResponse
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import (
@@ -30,7 +27,7 @@ from segue.engines.vllm import VLLM
 from segue.errors import ApiError, EngineFailed
 from segue.turn.seams import Engine
 from segue.turn.values import Finish, Ids, Job, JobStarted, Sampling, TokenLogprob
-from tests.engines.asking import STOP, TIMEOUTS, job, tokens
+from tests.engines.asking import STOP, job, played, tokens
 from tests.engines.fakes.server import DONE, event
 
 WANTED = Sampling(wants_logprobs=True)
@@ -45,22 +42,11 @@ class Played(Upstream):
 
     async def stream(self, path: str, body: bytes) -> EventStream:
         self.sent.append((path, body))
-        return EventStream(cast(HttpResponse, PlayedResponse(self._pieces)), TIMEOUTS)
+        return played(self._pieces)
 
     async def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         self.sent.append((path, body))
         return 404, b"{}"
-
-
-class PlayedResponse:
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = deque(pieces)
-
-    async def read(self) -> bytes:
-        return self._pieces.popleft() if self._pieces else b""
-
-    def close(self) -> None:
-        pass
 
 
 # --- an engine that does not exist, as short as a codec can be --------------------------------------

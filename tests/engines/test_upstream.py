@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from contextlib import aclosing
-from typing import cast
 
 import pytest
 
-from segue.engines import client
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import (
-    EventStream,
     Timeouts,
     Upstream,
     error_for_status,
@@ -21,7 +17,7 @@ from segue.engines.upstream import (
 )
 from segue.engines.vllm import VLLM
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable
-from tests.engines.asking import TIMEOUTS, finish_of, heard, ids_of, job, tokens, upstream
+from tests.engines.asking import finish_of, heard, ids_of, job, played, tokens, upstream
 from tests.engines.fakes.vllm import FakeVllm
 
 LLAMA_OVERFLOW = (
@@ -98,21 +94,8 @@ RAW = (
 EVENTS = [b'{"a": 1}', b'{"b": 2}', b"[DONE]", b'{"error": {"c": 3}}']
 
 
-class Answer:
-    """An answer whose bytes arrive in these pieces."""
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = deque(pieces)
-
-    async def read(self) -> bytes:
-        return self._pieces.popleft() if self._pieces else b""
-
-    def close(self) -> None:
-        pass
-
-
 async def events_of(pieces: list[bytes]) -> list[bytes]:
-    async with EventStream(cast(client.HttpResponse, Answer(pieces)), TIMEOUTS) as stream:
+    async with played(pieces) as stream:
         return [event async for batch in stream for event in batch]
 
 

@@ -1,4 +1,4 @@
-"""Does the vLLM engine speak vLLM's two ways? Against a FAKE; its shapes were recorded from vLLM 0.32."""
+"""Does the vLLM codec use both of vLLM's endpoints? Against a FAKE; its shapes were recorded from vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
-    odds_of,
+    logprobs_of,
     reply,
     tokens,
     upstream,
@@ -156,7 +156,7 @@ async def test_server_that_comes_back_in_another_way_is_asked_again() -> None:
 
 
 @BOTH
-async def test_odds_stand_beside_their_ids(is_scaled_out: bool) -> None:
+async def test_logprobs_belong_to_their_ids(is_scaled_out: bool) -> None:
     """The likeliest first, though vLLM puts the sampled one before them."""
     async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
         engine = TokenEngine(VLLM, address, "fake")
@@ -164,10 +164,10 @@ async def test_odds_stand_beside_their_ids(is_scaled_out: bool) -> None:
         pieces = await heard(engine, job(tokens([1]), sampling=asked))
         bare = await heard(engine, job(tokens([1]), sampling=Sampling(wants_logprobs=True)))
         plain = await heard(engine, job(tokens([1]), sampling=Sampling(top_logprobs=3)))
-    for id, one in zip(ids_of(pieces), odds_of(pieces), strict=True):
+    for id, one in zip(ids_of(pieces), logprobs_of(pieces), strict=True):
         assert one == TokenLogprob(logprob(id), ((1, -1 / 64), (2, -2 / 64), (id, logprob(id))))
-    assert odds_of(bare) == [TokenLogprob(logprob(id)) for id in ids_of(bare)]
-    assert odds_of(plain) == []
+    assert logprobs_of(bare) == [TokenLogprob(logprob(id)) for id in ids_of(bare)]
+    assert logprobs_of(plain) == []
 
 
 @BOTH

@@ -38,7 +38,7 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
-    odds_of,
+    logprobs_of,
     tokens,
     upstream,
 )
@@ -107,13 +107,13 @@ async def test_engine_says_how_likely_its_tokens_were(engine: TokenEngine[VllmOf
     prompt = Greedy(engine, chatml()).job(said("What is 2+2?")).prompt
     asked = Sampling(temperature=0, top_logprobs=3, wants_logprobs=True)
     pieces = await heard(engine, job(prompt, 6, sampling=asked))
-    for id, one in zip(ids_of(pieces), odds_of(pieces), strict=True):
+    for id, one in zip(ids_of(pieces), logprobs_of(pieces), strict=True):
         assert one is not None
         assert one.top[0] == (id, one.logprob), "the greedy take the likeliest"
         assert len(one.top) == 3
     alone = Sampling(temperature=0, wants_logprobs=True)
     bare = await heard(engine, job(prompt, 6, sampling=alone))
-    assert all(one is not None and not one.top for one in odds_of(bare))
+    assert all(one is not None and not one.top for one in logprobs_of(bare))
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,10 @@ def _request(job: Job, model: str, known: KnownGrammars) -> TokenRequest:
     }
     if job.sampling.wants_logprobs:
         fields["n_probs"] = probabilities(job.sampling.top_logprobs)
-    if isinstance(job.schema, Grammar):
+    if isinstance(job.schema, Grammar) and job.output_tokens_max:
+        _check_grammar(job.schema, known)
         fields["grammar"] = llguidance(job.schema)
-    elif job.schema is not None:
+    elif isinstance(job.schema, bytes) and job.output_tokens_max:
         fields["json_schema"] = Raw(job.schema)
     return TokenRequest(PATH, "prompt", fields)
 
@@ -165,7 +166,7 @@ class KnownGrammars(Struct):
 
 
 async def _prepare(upstream: Upstream, job: Job, known: KnownGrammars | None) -> KnownGrammars:
-    """Refuse a grammar that this server does not follow."""
+    """Find out whether this server follows the grammar of the job."""
     known = known or KnownGrammars()
     grammar = job.schema
     if not isinstance(grammar, Grammar) or job.output_tokens_max == 0:
@@ -173,19 +174,22 @@ async def _prepare(upstream: Upstream, job: Job, known: KnownGrammars | None) ->
     if known.has_llguidance is None:
         probe = await _ask(upstream, {"prompt": [0], "n_predict": 1, "json_schema": {}})
         known.has_llguidance = probe.generation_settings.grammar.startswith(LLGUIDANCE)
+    if known.has_llguidance and grammar not in known.followed:
+        if len(known.followed) >= GRAMMARS_MAX:
+            known.followed.clear()
+        known.followed[grammar] = await _is_followed(upstream, job, grammar)
+    return known
+
+
+def _check_grammar(grammar: Grammar, known: KnownGrammars) -> None:
     if not known.has_llguidance:
         raise InvalidRequest(
             "The engine cannot follow a grammar: its llama.cpp was built without llguidance.",
             code="unsupported_grammar",
             param="tool_choice",
         )
-    if grammar not in known.followed:
-        if len(known.followed) >= GRAMMARS_MAX:
-            known.followed.clear()
-        known.followed[grammar] = await _is_followed(upstream, job, grammar)
     if not known.followed[grammar]:
         raise unreadable_grammar(grammar)
-    return known
 
 
 async def _is_followed(upstream: Upstream, job: Job, grammar: Grammar) -> bool:

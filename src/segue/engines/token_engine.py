@@ -228,14 +228,14 @@ class TokenEngine(Generic[S]):
 
     @asynccontextmanager
     async def _opened(self, job: Job, answer: TokenAnswer) -> AsyncIterator[EventStream]:
-        """The stream of a job. If it is left before its end, the server is told to stop."""
+        """The stream of a job. If it is left before the model has stopped, the job is aborted."""
         self._known = known = await self._codec.prepare(self._upstream, job, self._known)
         request = self._codec.request(job, self._model, known)
         try:
             async with await self._send(job, request) as stream:
                 yield stream
         finally:
-            if request.abort is not None and not answer.is_over:
+            if request.abort is not None and answer.reason is None:
                 with suppress(ApiError):
                     await self._upstream.call("POST", *request.abort)
 
@@ -256,12 +256,12 @@ class TokenEngine(Generic[S]):
 
 
 class SamplingFields(Struct, frozen=True):
-    """The fields of a request that choose how to sample. Engines agree on most names; here is where they differ."""
+    """The fields of a request that choose how to sample. Engines agree on most names; here is what differs."""
 
     # Some refuse a plain zero.
     top_p_min: float = 0.0
     seed: str = "seed"
-    # How many seeds there are; 0: as many as anybody likes.
+    # How many seeds there are; 0: no limit.
     seed_values: int = 0
     # Whether a penalty of zero is left out, for endpoints that know none.
     omits_zero_penalties: bool = False
@@ -271,14 +271,13 @@ class SamplingFields(Struct, frozen=True):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p or self.top_p_min,
         }
-        for name in ("presence_penalty", "frequency_penalty"):
-            penalty = getattr(sampling, name)
-            if penalty or not self.omits_zero_penalties:
-                fields[name] = penalty
+        if sampling.presence_penalty or not self.omits_zero_penalties:
+            fields["presence_penalty"] = sampling.presence_penalty
+        if sampling.frequency_penalty or not self.omits_zero_penalties:
+            fields["frequency_penalty"] = sampling.frequency_penalty
         if sampling.seed is not None:
-            fields[self.seed] = (
-                sampling.seed % self.seed_values if self.seed_values else sampling.seed
-            )
+            seed = sampling.seed
+            fields[self.seed] = seed % self.seed_values if self.seed_values else seed
         return fields
 
 

@@ -147,10 +147,10 @@ class EventStream:
     """The events of one answer. Iterate it under `async with`; each step gives the events that came together."""
 
     __slots__ = (
-        "_heard_at",
-        "_is_cut",
+        "_is_timed_out",
         "_loop",
         "_parts",
+        "_received_at",
         "_response",
         "_silent_s",
         "_timeouts",
@@ -165,8 +165,8 @@ class EventStream:
         # The beginning of a line that is not whole yet.
         self._parts: list[bytes] = []
         self._silent_s = timeouts.first_s
-        self._heard_at = self._loop.time()
-        self._is_cut = False
+        self._received_at = self._loop.time()
+        self._is_timed_out = False
         self._timer = self._watch()
         # Set by the engine when it has read the last event: only the end of the response is still to come.
         self.is_over = False
@@ -199,7 +199,7 @@ class EventStream:
             if not chunk:
                 # The engines that we know end every event with an empty line, so that nothing is left over here.
                 raise StopAsyncIteration
-            self._heard_at = self._loop.time()
+            self._received_at = self._loop.time()
             self._parts.append(chunk)
             if b"\n" not in chunk:
                 self._check_length()
@@ -223,7 +223,7 @@ class EventStream:
 
     def broke_off(self) -> EngineLost:
         """What to raise when the events end before the answer does."""
-        if self._is_cut:
+        if self._is_timed_out:
             return EngineLost(f"The engine sent nothing for {self._silent_s:g} seconds.")
         return EngineLost("The engine broke off in the middle of its answer.")
 
@@ -233,11 +233,11 @@ class EventStream:
 
     def _watch(self) -> asyncio.TimerHandle:
         """Check when the silence would be too long. Events do not touch the timer: it is set again when it fires."""
-        return self._loop.call_at(self._heard_at + self._silent_s, self._check)
+        return self._loop.call_at(self._received_at + self._silent_s, self._check)
 
     def _check(self) -> None:
-        if self._heard_at + self._silent_s <= self._loop.time():
-            self._is_cut = True
+        if self._received_at + self._silent_s <= self._loop.time():
+            self._is_timed_out = True
             self._response.close()
         else:
             self._timer = self._watch()
@@ -348,10 +348,10 @@ class _WithError(Protocol):
     def error(self) -> Raw | UnsetType: ...
 
 
-Event = TypeVar("Event", bound=_WithError)
+EventT = TypeVar("EventT", bound=_WithError)
 
 
-def decode_event(decoder: msgspec.json.Decoder[Event], data: bytes) -> Event:
+def decode_event(decoder: msgspec.json.Decoder[EventT], data: bytes) -> EventT:
     """An event of a stream; raises the error that it reports, if it is one."""
     try:
         event = decoder.decode(data)
