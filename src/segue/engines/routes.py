@@ -137,21 +137,20 @@ class _Replica:
         if self.failures:
             self._down_until = now + self._pause_s()
 
-    def failed(self, now: float, why: str, wait_s: float | None = None) -> None:
+    def failed(self, now: float, reason: str, wait_s: float | None = None) -> None:
         """It did not answer, or broke off; `wait_s` is the `Retry-After` that it sent."""
         self.failures = min(self.failures + 1, 20)
         pause = max(self._pause_s(), min(wait_s or 0.0, PAUSE_S_MAX))
         self._down_until = now + pause
-        log.warning("engine %s failed (%s); not retried for %.1f s", self.name, why, pause)
+        log.warning("engine %s failed (%s); not retried for %.1f s", self.name, reason, pause)
 
-    def returned_error(self, now: float, why: str) -> None:
+    def returned_error(self, now: float, reason: str) -> None:
         """It answered, but with an error."""
         self._errors += 1
         if self._errors >= ERRORS_MAX:
-            self.failed(now, why)
+            self.failed(now, reason)
 
     def answered(self) -> None:
-        """It works."""
         if self.failures:
             log.info("engine %s works again", self.name)
         self.failures = 0
@@ -255,16 +254,18 @@ class RoutedEngine:
     def _note(self, error: ApiError, replica: _Replica, attempts: _Attempts) -> None:
         """What an error means for the health of the replica, and for where the job may go next."""
         now = asyncio.get_running_loop().time()
+        # The first sentence; the others are for the client.
+        reason = error.message.partition(".")[0]
         if isinstance(error, CallerError):
             replica.answered()
         elif isinstance(error, Unavailable):
-            replica.failed(now, error.message, error.wait_s)
+            replica.failed(now, reason, error.wait_s)
         elif isinstance(error, EngineFailed):
             attempts.failed.add(replica)
             if isinstance(error, EngineLost):
-                replica.failed(now, error.message)
+                replica.failed(now, reason)
             else:
-                replica.returned_error(now, error.message)
+                replica.returned_error(now, reason)
 
     def _may_retry(self, error: ApiError, attempts: _Attempts) -> bool:
         if isinstance(error, Unavailable):
