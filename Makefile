@@ -48,7 +48,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-autobahn test-reliability test-vllm check format bench lock clean
+.PHONY: help setup serve test test-clients test-autobahn test-reliability test-vllm check format bench walk lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -87,6 +87,9 @@ format: $(DEV_DONE) ## write the code in the one style
 
 bench: $(DEV_DONE) ## measure; ARGS goes to the benchmark
 	@$(VENV)/bin/python -m bench $(ARGS)
+
+walk: $(DEV_DONE) ## show the way of a turn through the code, by room, file and function; ARGS="--help"
+	@$(VENV)/bin/python -m bench.walk $(ARGS)
 
 clean: ## remove environments, caches and builds
 	rm -rf $(VENV) $(CLIENTS) .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

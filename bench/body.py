@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from segue.app import open_app
 from segue.errors import ApiError
 from segue.settings import load_settings
-from segue.turn.plan import Tally
-from segue.turn.prepare import Caller
+from segue.turn.plan import Caller, Tally
 from segue.wire.codec import decode_create
 
 SIZES = (100_000, 1_000_000, 8_000_000, 64_000_000)

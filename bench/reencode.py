@@ -22,11 +22,13 @@ from typing import NamedTuple
 
 from rich.progress import Progress
 
-from segue.dialects.chatml import ChatmlDialect
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
+from segue.dialects.chatml import SMOLLM2
+from segue.dialects.family import TokenDialect
 from segue.engines.embedded import EmbeddedEngine
 from segue.engines.weights import find_weights
 from segue.turn.values import Head, Ids, Job, Sampling, Scene
+from segue.vocabularies.load import vocabulary_from_gguf
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.codec import decode_tools, user_message
 
 PARALLEL = 4
@@ -100,7 +102,7 @@ class Sample(NamedTuple):
 
 
 async def sample(
-    engine: EmbeddedEngine, dialect: ChatmlDialect, words: Vocabulary, turn: int, temperature: float
+    engine: EmbeddedEngine, dialect: TokenDialect, words: Vocabulary, turn: int, temperature: float
 ) -> Sample:
     """Let the model answer once, and compare."""
     kind = KINDS[turn % len(KINDS)]
@@ -143,7 +145,7 @@ async def measure(turns: int, temperature: float) -> list[Sample]:
     """All turns, a few at a time."""
     path = find_weights("smollm2")
     words = vocabulary_from_gguf(path)
-    dialect = ChatmlDialect(words)
+    dialect = TokenDialect(SMOLLM2, words)
     engine = EmbeddedEngine(path, words, context_tokens=CONTEXT_TOKENS, parallel=PARALLEL)
     found: list[Sample] = []
     todo = iter(range(turns))

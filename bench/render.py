@@ -5,8 +5,8 @@
 
 An agent loop of calls and 2 KB outputs; what is measured is `render` of one more output. *Warm*: the parent's prompt
 is at hand, as on a connection. *Cold*: only items and kept ids are, as after a restart. The sizes take turns, round by
-round, so that a noisy machine is noisy for all; each figure is a median. A dialect whose own vocabulary is not
-installed gets SmolLM2's, with the special tokens of the family behind it. Memory is measured by tracemalloc on a
+round, so that a noisy machine is noisy for all; each figure is a median. Every dialect gets
+SmolLM2's vocabulary, with the special tokens of its family at the end. Memory is measured by tracemalloc on a
 history of 100k tokens: all that is kept of it, and the joined prompt alone, which is what being warm costs.
 """
 
@@ -24,20 +24,12 @@ from typing import cast
 
 import msgspec
 
-from segue.dialects.chatml import ChatmlDialect
-from segue.dialects.gguf import Value as GgufValue
-from segue.dialects.gguf import read_gguf
-from segue.dialects.harmony import HarmonyDialect
-from segue.dialects.llama3 import Llama3Dialect
-from segue.dialects.template import Template, TemplateDialect
-from segue.dialects.vocabulary import (
-    CONTROL,
-    Vocabulary,
-    vocabulary_from_harmony,
-    vocabulary_from_metadata,
-)
+from segue.dialects.chatml import SMOLLM2
+from segue.dialects.family import TokenDialect
+from segue.dialects.harmony import HARMONY
+from segue.dialects.llama3 import LLAMA3
+from segue.dialects.template import ChatTemplate, template_dialect
 from segue.engines.weights import find_weights
-from segue.errors import ServerFault
 from segue.turn.commit import warm_after
 from segue.turn.seams import Dialect
 from segue.turn.values import (
@@ -51,6 +43,9 @@ from segue.turn.values import (
     Turn,
     TurnClosed,
 )
+from segue.vocabularies.gguf import GgufValue, read_gguf
+from segue.vocabularies.load import CONTROL, vocabulary_from_metadata
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item, Value
 from segue.wire.response import Response
 from segue.wire.tools import FunctionTool, Tools, offers_of
@@ -67,11 +62,11 @@ TEXT = "".join(
     path.read_text() for path in sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
 )
 
-LLAMA3 = (
+LLAMA3_SPECIALS = (
     "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eot_id|>", "<|eom_id|>", "<|python_tag|>",
 )  # fmt: skip
-HARMONY = (
+HARMONY_SPECIALS = (
     "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>",
 )  # fmt: skip
 
@@ -95,25 +90,17 @@ def _smollm2_head() -> tuple[dict[str, GgufValue], str]:
     return read_gguf(path), path.name
 
 
-def harmony() -> tuple[Dialect, str]:
-    """gpt-oss's, on its own vocabulary where that is installed."""
-    try:
-        return HarmonyDialect(vocabulary_from_harmony()), "its own"
-    except ServerFault:
-        return HarmonyDialect(smollm2(*HARMONY)), "SmolLM2"
-
-
 def template() -> tuple[Dialect, str]:
     """SmolLM2's own template, run as it is."""
     text = _smollm2_head()[0]["tokenizer.chat_template"]
     assert isinstance(text, str)
-    return TemplateDialect(smollm2(), Template(text, end="<|im_end|>")), "SmolLM2"
+    return template_dialect(smollm2(), ChatTemplate(text, end="<|im_end|>")), "SmolLM2"
 
 
 MAKERS: dict[str, Callable[[], tuple[Dialect, str]]] = {
-    "chatml": lambda: (ChatmlDialect(smollm2()), "its own"),
-    "llama3": lambda: (Llama3Dialect(smollm2(*LLAMA3)), "SmolLM2"),
-    "harmony": harmony,
+    "chatml": lambda: (TokenDialect(SMOLLM2, smollm2()), "its own"),
+    "llama3": lambda: (TokenDialect(LLAMA3, smollm2(*LLAMA3_SPECIALS)), "SmolLM2"),
+    "harmony": lambda: (TokenDialect(HARMONY, smollm2(*HARMONY_SPECIALS)), "SmolLM2"),
     "template": template,
 }
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from segue.engines.scripted import Script, ScriptedEngine
+from segue.process.afterwards import Afterwards, EndedTurn
+from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
 from segue.stores.conversations import MemoryConversations
 from segue.stores.database import SqliteDatabase
@@ -22,9 +24,7 @@ from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryEventLog, MemoryIdempotencyKeys, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue.stores.sqlite import SqliteLedger, SqliteTurns
-from segue.turn.commit import Afterwards, EndedTurn
-from segue.turn.plan import Model, Tally
-from segue.turn.prepare import Caller
+from segue.turn.plan import Caller, Model, Resources, Tally
 from segue.turn.running import Running
 from segue.turn.seams import Dialect, Engine, Turns
 from segue.turn.values import Finish, Ids, Job, Piece, Tokens
@@ -189,12 +189,8 @@ async def staged(
         records = Records(
             afterwards, MemoryEventLog(BUDGET), MemoryIdempotencyKeys(), MemoryConversations(BUDGET)
         )
-        async with Runner(
-            {"m": model, "alias": model},
-            records,
-            RingSeals([new_key()]),
-            heartbeat_s=heartbeat_s,
-        ) as runner:
+        resources = Resources({"m": model, "alias": model}, RingSeals([new_key()]), RenderCache(0))
+        async with Runner(resources, records, heartbeat_s=heartbeat_s) as runner:
             yield Stage(runner, records, store, engine, dialect, settled)
     finally:
         await database.close()

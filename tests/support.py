@@ -24,6 +24,7 @@ import websockets.asyncio.client
 from segue.app import ALONE, App, Place, open_app
 from segue.server import build_server
 from segue.settings import load_settings
+from tests import last_turn
 
 TERMINAL = {"response.completed", "response.failed", "response.incomplete", "error"}
 MODEL = "scripted"
@@ -96,7 +97,9 @@ class Wire:
     async def next(self) -> dict[str, Any]:
         """The next event."""
         async with asyncio.timeout(WAIT_S):
-            return json.loads(await self.socket.recv())
+            frame = await self.socket.recv()
+        last_turn.note(frame)
+        return json.loads(frame)
 
     async def events(self, lane: str | None = None) -> list[dict[str, Any]]:
         """The events up to a terminal one; only those of this lane, if one is named."""
@@ -168,7 +171,9 @@ async def fetch(
         finally:
             writer.close()
             await writer.wait_closed()
-    return _parse(raw)
+    answer = _parse(raw)
+    last_turn.note_body(answer.status, answer.headers, answer.body)
+    return answer
 
 
 def _parse(raw: bytes) -> Answer:

@@ -22,13 +22,16 @@ from segue.cluster.hub import open_hub_bus
 from segue.cluster.idempotency import SharedIdempotencyKeys
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
+from segue.cluster.remote import Kept, RemoteTurns
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, Memory, Replica
 from segue.engines.routes import RoutedEngine
 from segue.errors import Misconfigured
+from segue.guards.gate import GuardGate
 from segue.metrics import Metrics, together
 from segue.models import build_models
+from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
 from segue.settings import Settings
@@ -42,9 +45,10 @@ from segue.stores.memory import (
 )
 from segue.stores.seals import RingSeals
 from segue.tools.fetch import Fetcher, Policy, read_as_data
-from segue.tools.hosted import Hosted, ToolLimits
+from segue.tools.hosted import ServerTools, ToolLimits
 from segue.tools.hosts import McpHosts, policy_for
 from segue.tools.index import IndexWeb, Report, build
+from segue.tools.inputs import ReadUrl
 from segue.tools.mcp import McpServer, McpServers
 from segue.tools.pdf import Papers
 from segue.tools.search import JsonEngine, JsonSearch
@@ -55,8 +59,7 @@ from segue.transports.http import HttpApp
 from segue.transports.origin import gate
 from segue.transports.services import Limits, NearTurns, Services
 from segue.transports.upgrades import Upgrades
-from segue.turn.commit import Afterwards, EndedTurn
-from segue.turn.plan import Models
+from segue.turn.plan import Models, Resources
 from segue.turn.seams import (
     Bus,
     Keys,
@@ -191,7 +194,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
             Sources(
                 models=list(models),
                 sessions=lambda: (one.glance() for one in upgrades.sessions),
-                runnings=lambda: runner.runnings,
+                runnings=lambda: runner.registry.running,
                 memory=memory,
                 probe=lambda: is_ready(),
                 replicas=lambda checks: _replicas(models, checks),
@@ -279,20 +282,24 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
         async with (
             _open_tools(settings, fetcher, papers) as hosted,
             Runner(
-                models,
+                Resources(
+                    models=models,
+                    seals=RingSeals(ring),
+                    prompt_cache=render_cache,
+                    hosted=hosted,
+                    has_web="web_search" in hosted.tools,
+                    reads_urls=hosted.read_url is not None,
+                    open_gate=GuardGate,
+                    guards=served.owners,
+                    append_s_max=settings.append_s_max,
+                ),
                 Records(
                     afterwards,
                     store.events,
                     SharedIdempotencyKeys(store.idempotency_keys, peers),
                     store.conversations,
                 ),
-                RingSeals(ring),
                 heartbeat_s=settings.heartbeat_s,
-                append_s_max=settings.append_s_max,
-                render_cache=render_cache,
-                hosted=hosted,
-                read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
-                guards=served.owners,
             ) as runner,
             kept_up(store.maintenance, retention, let_go),
         ):
@@ -324,7 +331,9 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 note_refusal=note_refusal,
             )
             upgrades = Upgrades(services)
-            runner.meet(bus, peers, store.turns)
+            kept = Kept(store.turns, store.events)
+            silence_s = 2 * settings.heartbeat_s
+            runner.meet(RemoteTurns(bus, peers, runner.registry.find_here, kept, silence_s))
             peers.answer("metrics", lambda worker, body: write_own_metrics())
             peers.answer("feed", lambda worker, body: feed.answer(body))
             peers.answer("erased", lambda worker, body: _erased(body, let_go))
@@ -335,7 +344,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
                 lambda: (
                     sum(one.bytes for one in (store.state, *store.beside))
                     + sum(one.bytes for one in (render_cache, served, upgrades.lost, papers))
-                    + runner.ended_bytes
+                    + runner.registry.ended_bytes
                 ),
             )
             metrics.note_limits(settings)
@@ -364,20 +373,26 @@ async def _erased(body: bytes, let_go: Callable[[Owner, str], Awaitable[None]]) 
     await let_go(owner, turn_id)
 
 
+def _url_reader(fetcher: Fetcher) -> ReadUrl | None:
+    return partial(read_as_data, fetcher) if fetcher.is_on else None
+
+
 @asynccontextmanager
 async def _open_tools(
     settings: Settings, fetcher: Fetcher, papers: Papers
-) -> AsyncIterator[Hosted]:
+) -> AsyncIterator[ServerTools]:
     """The tools that this process runs; sessions with MCP servers end with it."""
     limits = ToolLimits(settings.tool_s_max, settings.tool_output_bytes_max)
     async with open_web(settings, fetcher) as web:
         tools: dict[str, Tool] = {} if web is None else {"web_search": web}
         if not settings.mcp and not settings.mcp_hosts:
-            yield Hosted(tools, limits=limits, read_pdf=papers.read)
+            yield ServerTools(
+                tools, limits=limits, read_pdf=papers.read, read_url=_url_reader(fetcher)
+            )
             return
         async with _open_servers(settings) as servers:
             tools |= {"mcp": servers, "mcp_list": servers.lister}
-            yield Hosted(tools, servers.check, limits, papers.read)
+            yield ServerTools(tools, servers.check, limits, papers.read, _url_reader(fetcher))
 
 
 @asynccontextmanager

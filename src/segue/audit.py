@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from segue.batches import Batches
 from segue.errors import Misconfigured
-from segue.turn.commit import EndedTurn
+from segue.process.afterwards import EndedTurn
 
 log = logging.getLogger(__name__)
 

@@ -193,7 +193,7 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
         return
     async with aclosing(served):
         built = served.models[model.name]
-        dialect = type(built.dialect).__name__.removesuffix("Dialect").lower()
+        dialect = built.dialect.fingerprint.partition("-")[0].rstrip("0123456789")
         yield Check(name, True, f"dialect {dialect}, {built.context_tokens:,} tokens of context")
         try:
             async with asyncio.timeout(ENGINE_S_MAX):

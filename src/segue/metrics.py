@@ -20,8 +20,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from segue.process.afterwards import EndedTurn
 from segue.settings import Settings
-from segue.turn.commit import EndedTurn
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)

@@ -1,7 +1,7 @@
 """Which models do we serve, and what is each made of: weights, vocabulary, dialect, engine?
 
 In: the settings. Out: `ServedModels`: the models by name, and what must be closed at the end. Choosing an
-implementation is one literal dictionary here (`BUILDERS`, `GUARDS`, `DIALECTS`); nothing registers itself.
+implementation is one literal dictionary here (`BUILDERS`, `GUARDS`); nothing registers itself.
 """
 
 from __future__ import annotations
@@ -15,16 +15,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
 
-from segue.dialects.chatml import FAMILIES, ChatmlDialect
-from segue.dialects.choose import choose, template_in
+from segue.dialects.choose import dialect_for
 from segue.dialects.files import text_of_file
-from segue.dialects.gguf import read_gguf
-from segue.dialects.harmony import HarmonyDialect
-from segue.dialects.llama3 import Llama3Dialect
 from segue.dialects.messages import MessagesDialect
-from segue.dialects.mistral import MistralDialect
-from segue.dialects.template import TemplateDialect
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_file, vocabulary_from_gguf
 from segue.engines.chat import ChatEngine
 from segue.engines.embedded import EmbeddedEngine
 from segue.engines.hidden_tokens import HiddenTokens
@@ -46,6 +39,9 @@ from segue.settings import EngineName, ModelSettings, Settings
 from segue.turn.plan import Guards, Model
 from segue.turn.seams import Dialect, Engine, Guard
 from segue.turn.values import Owner, Sampling
+from segue.vocabularies.gguf import read_gguf
+from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
+from segue.vocabularies.vocabulary import Vocabulary
 
 SMALL_MODEL = "smollm2"
 
@@ -190,7 +186,7 @@ def _builder(engine: EngineName) -> Builder:
 
 def _scripted(settings: ModelSettings, shared: str) -> BuiltModel:
     path = Path(settings.tokenizer) if settings.tokenizer else find_weights(SMALL_MODEL)
-    dialect = _dialect(settings, path, _vocabulary(settings, path))
+    dialect = dialect_for(settings.dialect, path, _vocabulary(settings, path))
     script = load_script(Path(settings.script)) if settings.script else None
     engine = ScriptedEngine(dialect, script, settings.tps)
     context_tokens = settings.context_tokens or SCRIPTED_CONTEXT_TOKENS
@@ -200,7 +196,7 @@ def _scripted(settings: ModelSettings, shared: str) -> BuiltModel:
 def _embedded(settings: ModelSettings, shared: str) -> BuiltModel:
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
-    dialect = _dialect(settings, path, vocabulary)
+    dialect = dialect_for(settings.dialect, path, vocabulary)
     context_tokens = settings.context_tokens or _trained_tokens(path)
     if shared:
         remote = SharedEngine(_share_path(shared, settings.name))
@@ -258,7 +254,7 @@ def _tokens_over_http(codec: TokenCodec[S]) -> Builder:
                 hidden_tokens=hidden_tokens,
             )
 
-        built = _over_http(settings, _dialect(settings, path, vocabulary), replica)
+        built = _over_http(settings, dialect_for(settings.dialect, path, vocabulary), replica)
         return replace(built, token_json=token_json)
 
     return build
@@ -306,7 +302,7 @@ BUILDERS: Mapping[EngineName, Builder] = {
 }
 
 
-# --- weights, dialects, vocabularies ------------------------------------------------------------------
+# --- weights and vocabularies ---------------------------------------------------------------------------
 
 
 def add_model(name: str) -> str:
@@ -320,31 +316,6 @@ def list_models() -> list[str]:
         f"{one.name:<20} {one.bytes / 1e6:>6,.0f} MB  {'here' if one.path else '-':<5} {one.about}"
         for one in list_weights()
     ]
-
-
-def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dialect:
-    """The dialect that the settings name, or the one that fits the model's own files."""
-    match settings.dialect:
-        case "auto":
-            return choose(path, vocabulary)
-        case "template":
-            template = template_in(path)
-            if template is None:
-                raise Misconfigured(f"dialect: there is no chat template in {path}.")
-            return TemplateDialect(vocabulary, template)
-        case name:
-            return DIALECTS[name](vocabulary)
-
-
-DIALECTS: dict[str, Callable[[Vocabulary], Dialect]] = {
-    "chatml": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["plain"]),
-    "smollm2": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["smollm2"]),
-    "qwen2": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["qwen2"]),
-    "qwen3": lambda vocabulary: ChatmlDialect(vocabulary, FAMILIES["qwen3"]),
-    "llama3": Llama3Dialect,
-    "mistral": MistralDialect,
-    "harmony": HarmonyDialect,
-}
 
 
 def _vocabulary(settings: ModelSettings, path: Path) -> Vocabulary:

@@ -23,7 +23,7 @@ from msgspec import Struct
 from segue import __version__
 from segue.batches import Batches
 from segue.errors import Misconfigured
-from segue.turn.commit import EndedTurn
+from segue.process.afterwards import EndedTurn
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """What every `Dialect` must do: builders, strategies, and one function for each promise.
 
-A `Family` is a dialect with what its tests have to know about it. The promises are checked on nasty texts:
+A `DialectCase` is a dialect with what its tests have to know about it. The promises are checked on nasty texts:
 spaces and newlines at the edges, nothing at all, letters of several tokens, and marks typed by a user.
 """
 
@@ -15,13 +15,6 @@ from typing import NamedTuple, cast
 import msgspec
 from hypothesis import strategies as st
 
-from segue.dialects.gguf import read_gguf
-from segue.dialects.vocabulary import (
-    CONTROL,
-    USER_DEFINED,
-    Vocabulary,
-    vocabulary_from_metadata,
-)
 from segue.engines.weights import find_weights
 from segue.process.render_cache import is_cut
 from segue.turn.commit import warm_after
@@ -46,13 +39,16 @@ from segue.turn.values import (
     Warm,
     id_array,
 )
-from segue.wire.items import Item, Value
+from segue.vocabularies.gguf import read_gguf
+from segue.vocabularies.load import CONTROL, USER_DEFINED, vocabulary_from_metadata
+from segue.vocabularies.vocabulary import Vocabulary
+from segue.wire.items import Item
 from segue.wire.response import Response
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class DialectCase:
     """A dialect under test, and its vocabulary."""
 
     dialect: Dialect
@@ -93,12 +89,16 @@ def smollm2(*specials: str, texts: tuple[str, ...] = ()) -> Vocabulary:
     return vocabulary_from_metadata(head, path.name)
 
 
+def special_ids(vocabulary: Vocabulary) -> set[int]:
+    return {vocabulary.special(text) for text in vocabulary.specials}
+
+
 # --- items and scenes -----------------------------------------------------------------------------
 
 
 def item(type: str, **fields: object) -> Item:
     raw = msgspec.json.encode({"type": type, **fields})
-    return Item(raw, msgspec.json.decode(raw, type=Value))
+    return Item(raw, msgspec.json.decode(raw, type=ItemValue))
 
 
 def message(role: str, text: str) -> Item:
@@ -175,7 +175,7 @@ def objects() -> st.SearchStrategy[str]:
 
 
 @cache
-def given_items(family: Family) -> st.SearchStrategy[list[Item]]:
+def given_items(family: DialectCase) -> st.SearchStrategy[list[Item]]:
     """What a client may send, marks included."""
     nasty = texts(*family.marks)
     return st.lists(
@@ -215,7 +215,7 @@ ODD: tuple[Callable[[str], Item], ...] = (
 
 
 @cache
-def odd_items(family: Family) -> st.SearchStrategy[tuple[Item, ...]]:
+def odd_items(family: DialectCase) -> st.SearchStrategy[tuple[Item, ...]]:
     """What a client may send, with anything between it that brings something or says nothing."""
     odd = st.builds(lambda make, text: [make(text)], st.sampled_from(ODD), texts(*family.marks))
     plain = given_items(family).map(lambda items: items[:2])
@@ -225,7 +225,7 @@ def odd_items(family: Family) -> st.SearchStrategy[tuple[Item, ...]]:
 
 
 @cache
-def sampled_ids(family: Family) -> st.SearchStrategy[list[int]]:
+def sampled_ids(family: DialectCase) -> st.SearchStrategy[list[int]]:
     """Anything that an engine may emit: what a model would write, odd pieces of it, any tokens at all."""
     encode = family.vocabulary.encode
     pieces = st.one_of(
@@ -324,7 +324,7 @@ class Step(NamedTuple):
 
 
 @cache
-def steps(family: Family, *, is_one_head: bool = True) -> st.SearchStrategy[list[Step]]:
+def steps(family: DialectCase, *, is_one_head: bool = True) -> st.SearchStrategy[list[Step]]:
     return st.lists(
         st.builds(
             Step,
@@ -410,7 +410,7 @@ def cold(scene: Scene) -> Scene:
 # --- promises -------------------------------------------------------------------------------------
 
 
-def keeps_every_id(family: Family, ids: Sequence[int]) -> None:
+def keeps_every_id(family: DialectCase, ids: Sequence[int]) -> None:
     """Joined, the parts are what was sampled, and then what closes the block."""
     parsed = read(family.dialect, OFFERING, [ids])
     heard(parsed)
@@ -426,7 +426,9 @@ def keeps_every_id(family: Family, ids: Sequence[int]) -> None:
     assert heard(ended) == heard(parsed)
 
 
-def does_not_care_where_pieces_are_cut(family: Family, ids: Sequence[int], is_cut: bool) -> None:
+def does_not_care_where_pieces_are_cut(
+    family: DialectCase, ids: Sequence[int], is_cut: bool
+) -> None:
     whole = read(family.dialect, OFFERING, [ids], is_cut=is_cut)
     one_by_one = [[id] for id in ids]
     assert read(family.dialect, OFFERING, one_by_one, is_cut=is_cut) == whole
@@ -434,7 +436,7 @@ def does_not_care_where_pieces_are_cut(family: Family, ids: Sequence[int], is_cu
         assert read(family.dialect, OFFERING, [ids[:at], ids[at:]], is_cut=is_cut) == whole
 
 
-def warmth_changes_no_token(family: Family, steps: Sequence[Step]) -> None:
+def warmth_changes_no_token(family: DialectCase, steps: Sequence[Step]) -> None:
     """Warm or cold, the prompt is the same; warm, only what is given now is encoded."""
     scenes, _ = chain(family.dialect, steps)
     for n, scene in enumerate(scenes):
@@ -450,7 +452,7 @@ def warmth_changes_no_token(family: Family, steps: Sequence[Step]) -> None:
                 assert warm.tokens_reused >= family.dialect.render(scenes[n - 1]).context.length
 
 
-def recall_changes_no_token(family: Family, given: tuple[Item, ...], head: Head) -> None:
+def recall_changes_no_token(family: DialectCase, given: tuple[Item, ...], head: Head) -> None:
     """Wherever an earlier request may have ended, what was rendered then stands for its items."""
     render = family.dialect.render
     whole = flat(render(Scene(head, None, given, effects=effects_of(given))).prompt)
@@ -479,7 +481,7 @@ class OddStep(NamedTuple):
 
 
 @cache
-def odd_steps(family: Family) -> st.SearchStrategy[list[OddStep]]:
+def odd_steps(family: DialectCase) -> st.SearchStrategy[list[OddStep]]:
     one = st.builds(
         OddStep,
         odd_items(family),
@@ -489,7 +491,7 @@ def odd_steps(family: Family) -> st.SearchStrategy[list[OddStep]]:
     return st.lists(one, min_size=2, max_size=4)
 
 
-def warmth_survives_oddities(family: Family, steps: Sequence[OddStep], head: Head) -> None:
+def warmth_survives_oddities(family: DialectCase, steps: Sequence[OddStep], head: Head) -> None:
     """Warm or cold, the prompt is the same, also behind items that bring something, and behind a fresh round."""
     past: Turn | None = None
     effects = NO_EFFECTS
@@ -510,7 +512,7 @@ def effects_of(given: Sequence[Item]) -> Effects:
     return apply_effects(NO_EFFECTS, given)
 
 
-def prompt_goes_on_where_the_engine_stopped(family: Family, steps: Sequence[Step]) -> None:
+def prompt_goes_on_where_the_engine_stopped(family: DialectCase, steps: Sequence[Step]) -> None:
     """The next prompt begins with the last one and all that was sampled, so that a prefix cache hits."""
     scenes, _ = chain(family.dialect, steps)
     for step, scene, following in zip(steps, scenes, scenes[1:], strict=False):
@@ -522,7 +524,7 @@ def prompt_goes_on_where_the_engine_stopped(family: Family, steps: Sequence[Step
             assert flat(family.dialect.render(following).context)[: len(seen)] == seen
 
 
-def rounds_of_one_turn_are_history_too(family: Family, steps: Sequence[Step]) -> None:
+def rounds_of_one_turn_are_history_too(family: DialectCase, steps: Sequence[Step]) -> None:
     """Two rounds in one turn are written as two turns with a round each."""
     _, last = chain(family.dialect, steps)
     rounds = tuple(round for turn in last.lineage() for round in turn.rounds)
@@ -533,18 +535,19 @@ def rounds_of_one_turn_are_history_too(family: Family, steps: Sequence[Step]) ->
 
 
 def text_never_becomes_special(
-    family: Family, items: Sequence[Item], shape: Sequence[Item]
+    family: DialectCase, items: Sequence[Item], shape: Sequence[Item]
 ) -> None:
     """The special ids are those of the same items with harmless words in them."""
     assert _specials(family, items) == _specials(family, shape)
 
 
-def _specials(family: Family, items: Sequence[Item]) -> list[int]:
+def _specials(family: DialectCase, items: Sequence[Item]) -> list[int]:
     prompt = flat(family.dialect.render(Scene(Head(), None, tuple(items))).prompt)
-    return [id for id in prompt if family.vocabulary.is_special(id)]
+    specials = special_ids(family.vocabulary)
+    return [id for id in prompt if id in specials]
 
 
-def foreign_ids_are_not_used(family: Family, ids: Sequence[int]) -> None:
+def foreign_ids_are_not_used(family: DialectCase, ids: Sequence[int]) -> None:
     """Ids that another vocabulary made are left; their items are written anew, as a cue and `write`."""
     past = turn_after(family.dialect, OFFERING, ids)
     foreign = msgspec.structs.replace(past.rounds[0], fingerprint="another")

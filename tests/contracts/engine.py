@@ -15,11 +15,12 @@ from itertools import dropwhile
 
 import msgspec
 
-from segue.dialects.chatml import ChatmlDialect
-from segue.dialects.vocabulary import vocabulary_from_gguf
+from segue.dialects.chatml import SMOLLM2
+from segue.dialects.family import TokenDialect
 from segue.engines.weights import find_weights
 from segue.turn.seams import Dialect, Engine
 from segue.turn.values import Finish, Head, Ids, Job, JobStarted, Piece, Sampling, Scene
+from segue.vocabularies.load import vocabulary_from_gguf
 from segue.wire.items import Item
 from tests.contracts.turns import said
 
@@ -29,10 +30,10 @@ TOKENS_MAX = 4_096
 
 
 @cache
-def chatml() -> ChatmlDialect:
+def chatml() -> TokenDialect:
     """One dialect for all tests of a process: reading the vocabulary takes a moment."""
     path = find_weights("smollm2")
-    return ChatmlDialect(vocabulary_from_gguf(path))
+    return TokenDialect(SMOLLM2, vocabulary_from_gguf(path))
 
 
 @dataclass(frozen=True)

@@ -5,70 +5,71 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from segue.dialects.chatml import QWEN3, ChatmlDialect
-from segue.dialects.gguf import read_gguf
-from segue.dialects.harmony import HarmonyDialect
-from segue.dialects.llama3 import Llama3Dialect
-from segue.dialects.mistral import MistralDialect
-from segue.dialects.template import Template, TemplateDialect
+from segue.dialects.chatml import QWEN3, SMOLLM2
+from segue.dialects.family import TokenDialect
+from segue.dialects.harmony import HARMONY
+from segue.dialects.llama3 import LLAMA3
+from segue.dialects.mistral import MISTRAL
+from segue.dialects.template import ChatTemplate, template_dialect
 from segue.engines.weights import find_weights
 from segue.turn.values import Delta, Deltas, Head, Scene
-from segue.wire.items import Item, Message, Value
+from segue.vocabularies.gguf import read_gguf
+from segue.wire.items import Item, Message
 from tests.contracts import dialect as contract
-from tests.contracts.dialect import Family, smollm2
+from tests.contracts.dialect import DialectCase, smollm2
 from tests.contracts.turns import SAMPLES
 
 
-def chatml() -> Family:
+def chatml() -> DialectCase:
     vocabulary = smollm2()
     marks = (
         "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>",
         "</tool_call>", "<tool_response>", "</tool_response>", '<tool_call>\n{"name": "',
         '{"name": "look", "arguments": ', '{"arguments": {}, "name": "patch"}', "<filename>",
     )  # fmt: skip
-    return Family(ChatmlDialect(vocabulary), vocabulary, marks)
+    return DialectCase(TokenDialect(SMOLLM2, vocabulary), vocabulary, marks)
 
 
-def qwen3() -> Family:
+def qwen3() -> DialectCase:
     vocabulary = smollm2(texts=("<think>", "</think>", "<tool_call>", "</tool_call>"))
     marks = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "\n\n", "<tool_call>")
-    return Family(
-        ChatmlDialect(vocabulary, QWEN3),
+    return DialectCase(
+        TokenDialect(QWEN3, vocabulary),
         vocabulary,
         marks,
         forgets=lambda _, following: any(is_from(item, "user") for item in following.given),
     )
 
 
-def llama3() -> Family:
+def llama3() -> DialectCase:
     specials = (
         "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
         "<|eot_id|>", "<|eom_id|>", "<|python_tag|>",
     )  # fmt: skip
     vocabulary = smollm2(*specials)
     marks = (*specials, "<think>", "</think>", "```", "```json\n{", '{"name": "look", ', "; ", "}}")
-    return Family(Llama3Dialect(vocabulary), vocabulary, marks)
+    return DialectCase(TokenDialect(LLAMA3, vocabulary), vocabulary, marks)
 
 
-def mistral() -> Family:
+def mistral() -> DialectCase:
     specials = (
         "<s>", "</s>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[INST]",
         "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]",
     )  # fmt: skip
     vocabulary = smollm2(*specials)
     marks = (*specials, "<think>", "```json\n{", '[{"name": "look", ', "look", "patch", "}]")
-    return Family(MistralDialect(vocabulary), vocabulary, marks)
+    return DialectCase(TokenDialect(MISTRAL, vocabulary), vocabulary, marks)
 
 
-def harmony() -> Family:
+def harmony() -> DialectCase:
     specials = (
         "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>",
         "<|return|>",
     )  # fmt: skip
     vocabulary = smollm2(*specials)
     marks = (*specials, "analysis", "commentary to=functions.look ", "final", " to=fs.read")
-    return Family(
-        HarmonyDialect(vocabulary),
+    return DialectCase(
+        TokenDialect(HARMONY, vocabulary),
         vocabulary,
         marks,
         forgets=lambda _, following: any(
@@ -82,7 +83,7 @@ def harmony() -> Family:
     )
 
 
-def template() -> Family:
+def template() -> DialectCase:
     """SmolLM2's own template, which knows of no tools."""
     pytest.importorskip("jinja2")
     path = find_weights("smollm2")
@@ -99,8 +100,8 @@ def template() -> Family:
         "\ufdd0",
         "[{",
     )
-    return Family(
-        TemplateDialect(vocabulary, Template(text, end="<|im_end|>")),
+    return DialectCase(
+        template_dialect(vocabulary, ChatTemplate(text, end="<|im_end|>")),
         vocabulary,
         marks,
         # A template writes its default system text before the first message, and nothing before that.
@@ -126,7 +127,7 @@ MAKERS = {
 
 
 @pytest.fixture(scope="module", params=MAKERS)
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> DialectCase:
     return MAKERS[request.param]()
 
 
@@ -142,14 +143,14 @@ def examples(count: int) -> settings:
 
 @examples(300)
 @given(data=st.data())
-def test_reader_keeps_every_id(family: Family, data: st.DataObject) -> None:
+def test_reader_keeps_every_id(family: DialectCase, data: st.DataObject) -> None:
     contract.keeps_every_id(family, data.draw(contract.sampled_ids(family)))
 
 
 @examples(50)
 @given(data=st.data(), is_cut=st.booleans())
 def test_reader_does_not_care_where_pieces_are_cut(
-    family: Family, data: st.DataObject, is_cut: bool
+    family: DialectCase, data: st.DataObject, is_cut: bool
 ) -> None:
     contract.does_not_care_where_pieces_are_cut(
         family, data.draw(contract.sampled_ids(family)), is_cut
@@ -158,51 +159,53 @@ def test_reader_does_not_care_where_pieces_are_cut(
 
 @examples(150)
 @given(data=st.data())
-def test_warmth_changes_no_token(family: Family, data: st.DataObject) -> None:
+def test_warmth_changes_no_token(family: DialectCase, data: st.DataObject) -> None:
     contract.warmth_changes_no_token(family, data.draw(contract.steps(family)))
 
 
 @examples(100)
 @given(data=st.data())
-def test_warmth_under_another_head_changes_no_token(family: Family, data: st.DataObject) -> None:
+def test_warmth_under_another_head_changes_no_token(
+    family: DialectCase, data: st.DataObject
+) -> None:
     contract.warmth_changes_no_token(family, data.draw(contract.steps(family, is_one_head=False)))
 
 
 @examples(60)
 @given(data=st.data(), head=st.sampled_from(contract.HEADS))
-def test_recalling_changes_no_token(family: Family, data: st.DataObject, head: Head) -> None:
+def test_recalling_changes_no_token(family: DialectCase, data: st.DataObject, head: Head) -> None:
     contract.recall_changes_no_token(family, data.draw(contract.odd_items(family)), head)
 
 
 @examples(40)
 @given(data=st.data(), head=st.sampled_from(contract.HEADS))
 def test_warmth_survives_what_items_bring_and_compactions(
-    family: Family, data: st.DataObject, head: Head
+    family: DialectCase, data: st.DataObject, head: Head
 ) -> None:
     contract.warmth_survives_oddities(family, data.draw(contract.odd_steps(family)), head)
 
 
 @examples(60)
 @given(data=st.data())
-def test_prompt_goes_on_where_the_engine_stopped(family: Family, data: st.DataObject) -> None:
+def test_prompt_goes_on_where_the_engine_stopped(family: DialectCase, data: st.DataObject) -> None:
     contract.prompt_goes_on_where_the_engine_stopped(family, data.draw(contract.steps(family)))
 
 
 @examples(60)
 @given(data=st.data())
-def test_rounds_of_one_turn_are_history_too(family: Family, data: st.DataObject) -> None:
+def test_rounds_of_one_turn_are_history_too(family: DialectCase, data: st.DataObject) -> None:
     contract.rounds_of_one_turn_are_history_too(family, data.draw(contract.steps(family)))
 
 
 @examples(60)
 @given(data=st.data())
-def test_ids_of_another_vocabulary_are_not_used(family: Family, data: st.DataObject) -> None:
+def test_ids_of_another_vocabulary_are_not_used(family: DialectCase, data: st.DataObject) -> None:
     contract.foreign_ids_are_not_used(family, data.draw(contract.sampled_ids(family)))
 
 
 @examples(100)
 @given(data=st.data())
-def test_text_never_becomes_special(family: Family, data: st.DataObject) -> None:
+def test_text_never_becomes_special(family: DialectCase, data: st.DataObject) -> None:
     text = data.draw(contract.texts(*family.marks))
     contract.text_never_becomes_special(family, items_with(text), items_with("word"))
 
@@ -221,10 +224,10 @@ UNTOLD = ("mcp_list_tools", "mcp_approval_response")
 
 
 @pytest.mark.parametrize("kind", [one for one in SAMPLES if " " not in one and one not in UNTOLD])
-def test_item_of_each_type_reaches_the_model(family: Family, kind: str) -> None:
+def test_item_of_each_type_reaches_the_model(family: DialectCase, kind: str) -> None:
     """No type is dropped: with it the prompt is longer."""
     raw = SAMPLES[kind].encode()
-    item = Item(raw, msgspec.json.decode(raw, type=Value))
+    item = Item(raw, msgspec.json.decode(raw, type=ItemValue))
     before = contract.message("user", "Hello")
 
     without = family.dialect.render(Scene(Head(), None, (before,)))
@@ -233,13 +236,13 @@ def test_item_of_each_type_reaches_the_model(family: Family, kind: str) -> None:
     assert rendered.prompt.length > without.prompt.length
 
 
-def test_empty_answer_is_sealed(family: Family) -> None:
+def test_empty_answer_is_sealed(family: DialectCase) -> None:
     parsed = contract.read(family.dialect, contract.BARE, [])
 
     assert contract.heard(parsed) == []
     assert contract.all_ids(parsed)[0] in family.dialect.stops | family.ends
 
 
-def test_reader_of_tokens_refuses_deltas(family: Family) -> None:
+def test_reader_of_tokens_refuses_deltas(family: DialectCase) -> None:
     with pytest.raises(AssertionError):
         family.dialect.reader(contract.BARE).feed(Deltas((Delta(text="Hello"),)))

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from segue.turn.values import NO_IDS, IdArray, Round, Turn, id_array
-from segue.wire.items import Call, Item, ItemReference, Message, Value
+from segue.wire.items import Call, Item, ItemReference, ItemValue, Message
 from segue.wire.response import (
     InputDetails,
     OutputDetails,
@@ -84,7 +84,7 @@ NASTY = {
 
 def kinds() -> set[str]:
     """All types of items that the contract has."""
-    return {str(kind.__struct_config__.tag) for kind in get_args(Value)}
+    return {str(kind.__struct_config__.tag) for kind in get_args(ItemValue)}
 
 
 def item(raw: str) -> Item:
@@ -95,7 +95,7 @@ def item(raw: str) -> Item:
         typed = msgspec.json.encode({**body, "type": kind.__struct_config__.tag})
     else:
         typed = raw.encode()
-    return Item(raw.encode(), msgspec.json.decode(typed, type=Value))
+    return Item(raw.encode(), msgspec.json.decode(typed, type=ItemValue))
 
 
 def said(text: str, role: str = "user") -> Item:

@@ -1,6 +1,6 @@
 """Turns that are over, made by hand."""
 
-from segue.turn.commit import EndedTurn
+from segue.process.afterwards import EndedTurn
 from segue.turn.plan import Tally
 from segue.turn.values import UsageEntry
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import jinja2.sandbox
 
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_file
 from segue.turn.values import Head
+from segue.vocabularies.load import vocabulary_from_file
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from tests.contracts.dialect import TOOLS, call, message, output, reasoning
 

@@ -20,7 +20,7 @@ from segue.wire.items import Item
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import Tools
 from tests.contracts.dialect import (
-    Family,
+    DialectCase,
     call,
     cold,
     flat,
@@ -57,7 +57,7 @@ BUILTINS = [
 
 
 @pytest.fixture(scope="module", params=MAKERS)
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> DialectCase:
     return MAKERS[request.param]()
 
 
@@ -78,7 +78,7 @@ def scene_of(*given: Item, head: Head | None = None, can_constrain: bool = False
 OFFERING = scene_of(message("user", "Hi"), head=Head(tools=tools(*BUILTINS)))
 
 
-def assembled(family: Family, scene: Scene, ids: list[int]) -> list[Item]:
+def assembled(family: DialectCase, scene: Scene, ids: list[int]) -> list[Item]:
     """The items that a client gets for what was sampled."""
     assembler = new_assembler()
     assembler.start()
@@ -86,7 +86,7 @@ def assembled(family: Family, scene: Scene, ids: list[int]) -> list[Item]:
     return assembler.items
 
 
-def told(family: Family, scene: Scene) -> str:
+def told(family: DialectCase, scene: Scene) -> str:
     """The prompt as text."""
     ids = flat(family.dialect.render(scene).prompt)
     return b"".join(family.vocabulary.bytes_of(id) for id in ids).decode()
@@ -94,7 +94,7 @@ def told(family: Family, scene: Scene) -> str:
 
 @pytest.mark.parametrize("name, arguments, kind", CALLS)
 def test_call_of_a_builtin_is_an_item_of_its_own_type(
-    family: Family, name: str, arguments: str, kind: str
+    family: DialectCase, name: str, arguments: str, kind: str
 ) -> None:
     ids = family.dialect.write([call(name, arguments)]).tolist()
 
@@ -110,7 +110,7 @@ def test_call_of_a_builtin_is_an_item_of_its_own_type(
 
 @pytest.mark.parametrize("name, arguments, kind", CALLS)
 def test_without_the_tool_the_same_words_call_a_function(
-    family: Family, name: str, arguments: str, kind: str
+    family: DialectCase, name: str, arguments: str, kind: str
 ) -> None:
     scene = scene_of(message("user", "Hi"), head=Head(tools=tools(PAY)))
     ids = family.dialect.write([call(name, arguments)]).tolist()
@@ -119,7 +119,7 @@ def test_without_the_tool_the_same_words_call_a_function(
         assert one.kind in ("function", "message")
 
 
-def test_model_is_told_of_what_the_client_can_run(family: Family) -> None:
+def test_model_is_told_of_what_the_client_can_run(family: DialectCase) -> None:
     prompt = told(family, OFFERING)
 
     for name in ("shell", "local_shell", "apply_patch", "tool_search", "commands", "query"):
@@ -129,7 +129,7 @@ def test_model_is_told_of_what_the_client_can_run(family: Family) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shell", "apply_patch"])
-def test_builtin_can_be_forced(family: Family, kind: str) -> None:
+def test_builtin_can_be_forced(family: DialectCase, kind: str) -> None:
     head = Head(tools=tools(*BUILTINS), tool_choice=ToolChoiceName(type=kind))
     scene = scene_of(message("user", "Hi"), head=head, can_constrain=True)
 
@@ -154,7 +154,7 @@ ADDED = item(
 )
 
 
-def test_tools_that_an_item_brings_are_told_where_it_stands(family: Family) -> None:
+def test_tools_that_an_item_brings_are_told_where_it_stands(family: DialectCase) -> None:
     """What stands before them stays, warm or cold, and hosted tools are not told."""
     first = scene_of(message("user", "Hello"))
     past = turn_after(
@@ -182,7 +182,7 @@ def test_tools_that_an_item_brings_are_told_where_it_stands(family: Family) -> N
     ],
 )  # fmt: skip
 def test_tools_that_an_item_brings_can_be_called(
-    family: Family, written: Item, kind: str, name: str, namespace: str | None
+    family: DialectCase, written: Item, kind: str, name: str, namespace: str | None
 ) -> None:
     ids = family.dialect.write([written]).tolist()
 
@@ -194,7 +194,9 @@ def test_tools_that_an_item_brings_can_be_called(
 @pytest.mark.parametrize(
     "choice", [ToolChoiceName(type="function", name="sed"), ToolChoiceName(type="shell")]
 )
-def test_tools_that_an_item_brings_can_be_forced(family: Family, choice: ToolChoiceName) -> None:
+def test_tools_that_an_item_brings_can_be_forced(
+    family: DialectCase, choice: ToolChoiceName
+) -> None:
     scene = scene_of(
         ADDED, message("user", "Go"), head=Head(tool_choice=choice), can_constrain=True
     )
@@ -213,7 +215,7 @@ FOUND = item(
 )
 
 
-def test_tool_that_a_search_has_found_is_appended_and_can_be_called(family: Family) -> None:
+def test_tool_that_a_search_has_found_is_appended_and_can_be_called(family: DialectCase) -> None:
     head = Head(tools=tools(*BUILTINS))
     first = scene_of(message("user", "Pay"), head=head)
     past = turn_after(family.dialect, first, family.dialect.write([SEARCHED])[:-1])
@@ -231,7 +233,7 @@ def test_tool_that_a_search_has_found_is_appended_and_can_be_called(family: Fami
     assert (found.kind, found.name) == ("function", "pay")
 
 
-def test_search_that_found_nothing_says_so(family: Family) -> None:
+def test_search_that_found_nothing_says_so(family: DialectCase) -> None:
     nothing = item("tool_search_output", call_id="call_7", execution="client", tools=[])
 
     assert "No tool was found." in told(family, scene_of(message("user", "Pay"), SEARCHED, nothing))
@@ -240,7 +242,7 @@ def test_search_that_found_nothing_says_so(family: Family) -> None:
 SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object", "title": "Wanted"}}
 
 
-def test_settings_that_an_item_brings_hold_until_the_next(family: Family) -> None:
+def test_settings_that_an_item_brings_hold_until_the_next(family: DialectCase) -> None:
     format_ = item("configuration_update", text={"format": SCHEMA})
     plain = item("configuration_update", text={"format": {"type": "text"}})
     user = message("user", "Hi")
@@ -255,7 +257,7 @@ def test_settings_that_an_item_brings_hold_until_the_next(family: Family) -> Non
     assert "Wanted" in told(family, held)
 
 
-def test_effort_that_an_item_brings_changes_nothing_before_it(family: Family) -> None:
+def test_effort_that_an_item_brings_changes_nothing_before_it(family: DialectCase) -> None:
     first = scene_of(message("user", "Hello"))
     past = turn_after(
         family.dialect, first, family.dialect.write([message("assistant", "Hi")])[:-1]

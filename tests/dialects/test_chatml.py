@@ -11,12 +11,14 @@ import jinja2.sandbox
 import pytest
 from hypothesis import assume, given, settings
 
-from segue.dialects.chatml import SMOLLM2_SYSTEM, ChatmlDialect
-from segue.dialects.gguf import read_gguf
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
+from segue.dialects.chatml import SMOLLM2, SMOLLM2_SYSTEM
+from segue.dialects.family import TokenDialect
 from segue.engines.weights import find_weights
 from segue.turn.effects import apply_effects
 from segue.turn.values import NO_EFFECTS, Head, Ids, ItemClosed, ItemText, Parsed, Scene
+from segue.vocabularies.gguf import read_gguf
+from segue.vocabularies.load import vocabulary_from_gguf
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import CustomToolCall, FunctionCall, Item, Message, Reasoning
 from tests.contracts.dialect import (
     BARE,
@@ -53,8 +55,8 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def dialect(vocabulary: Vocabulary) -> ChatmlDialect:
-    return ChatmlDialect(vocabulary)
+def dialect(vocabulary: Vocabulary) -> TokenDialect:
+    return TokenDialect(SMOLLM2, vocabulary)
 
 
 def shown(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
@@ -95,7 +97,7 @@ def words(rng: random.Random) -> str:
 
 
 def test_conversation_is_written_as_the_models_own_template_does(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     template = read_gguf(smollm2())["tokenizer.chat_template"]
     assert isinstance(template, str)
@@ -114,7 +116,7 @@ def test_conversation_is_written_as_the_models_own_template_does(
 
 
 def test_instructions_are_the_first_system_message(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     parsed = Scene(Head(instructions="Be brief."), None, (message("user", "Hi"),))
     led = Scene(Head(), None, (message("developer", "Be brief."), message("user", "Hi")))
@@ -125,7 +127,7 @@ def test_instructions_are_the_first_system_message(
 
 
 def test_tools_calls_and_outputs_are_written_as_qwens_template_does(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     """The coder models' template doubles the braces of the example; the instruct models' does not."""
     template = (GOLDEN / "qwen2.5-coder.jinja").read_text()
@@ -157,7 +159,7 @@ def test_tools_calls_and_outputs_are_written_as_qwens_template_does(
 # --- what else is written -------------------------------------------------------------------------
 
 
-def test_tool_choice_changes_no_prompt(dialect: ChatmlDialect) -> None:
+def test_tool_choice_changes_no_prompt(dialect: TokenDialect) -> None:
     """Tools stay in the prompt when none may be called, so that its beginning stays."""
     prompts = [
         dialect.render(Scene(Head(tools=TOOLS, tool_choice=choice), None, ()))
@@ -167,7 +169,7 @@ def test_tool_choice_changes_no_prompt(dialect: ChatmlDialect) -> None:
     assert prompts[0] == prompts[1] == prompts[2]
 
 
-def test_model_turn_is_one_block(vocabulary: Vocabulary, dialect: ChatmlDialect) -> None:
+def test_model_turn_is_one_block(vocabulary: Vocabulary, dialect: TokenDialect) -> None:
     items = (
         reasoning("Hm."),
         message("assistant", "I look."),
@@ -191,7 +193,7 @@ def test_model_turn_is_one_block(vocabulary: Vocabulary, dialect: ChatmlDialect)
 
 
 def test_what_the_model_cannot_see_is_told_in_words(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     picture = "data:image/png;base64,AAAA"
     parts = [
@@ -218,7 +220,7 @@ def test_what_the_model_cannot_see_is_told_in_words(
     assert "AAAA" not in text
 
 
-def test_only_new_items_are_encoded(vocabulary: Vocabulary, dialect: ChatmlDialect) -> None:
+def test_only_new_items_are_encoded(vocabulary: Vocabulary, dialect: TokenDialect) -> None:
     first = Scene(Head(tools=TOOLS), None, (message("user", "Hi"),))
     past = turn_after(dialect, first, dialect.write([message("assistant", "Hello!")]))
     new = (output("42"),)
@@ -230,7 +232,7 @@ def test_only_new_items_are_encoded(vocabulary: Vocabulary, dialect: ChatmlDiale
     assert rendered.tokens_reused == rendered.context.length - alone
 
 
-def test_older_warmth_is_used_where_the_last_turn_has_none(dialect: ChatmlDialect) -> None:
+def test_older_warmth_is_used_where_the_last_turn_has_none(dialect: TokenDialect) -> None:
     ids = dialect.write([message("assistant", "Hello!")])
     first = turn_after(dialect, Scene(Head(), None, (message("user", "Hi"),)), ids)
     second = turn_after(dialect, Scene(Head(), first, (message("user", "So?"),)), ids)
@@ -247,7 +249,7 @@ def test_older_warmth_is_used_where_the_last_turn_has_none(dialect: ChatmlDialec
 
 
 def answer(
-    vocabulary: Vocabulary, dialect: ChatmlDialect, text: str, *, is_cut: bool = False
+    vocabulary: Vocabulary, dialect: TokenDialect, text: str, *, is_cut: bool = False
 ) -> list[Parsed]:
     return read(dialect, OFFERING, [vocabulary.encode(text)], is_cut=is_cut)
 
@@ -309,7 +311,7 @@ STORIES: list[tuple[str, list[Heard]]] = [
 
 @pytest.mark.parametrize("text, expected", STORIES)
 def test_answer_is_heard(
-    vocabulary: Vocabulary, dialect: ChatmlDialect, text: str, expected: list[Heard]
+    vocabulary: Vocabulary, dialect: TokenDialect, text: str, expected: list[Heard]
 ) -> None:
     assert heard(answer(vocabulary, dialect, text)) == expected
 
@@ -328,7 +330,7 @@ def test_answer_is_heard(
     ],
 )
 def test_answer_that_was_cut_says_so(
-    vocabulary: Vocabulary, dialect: ChatmlDialect, text: str, expected: Heard
+    vocabulary: Vocabulary, dialect: TokenDialect, text: str, expected: Heard
 ) -> None:
     parsed = answer(vocabulary, dialect, text, is_cut=True)
 
@@ -336,21 +338,21 @@ def test_answer_that_was_cut_says_so(
     assert shown(vocabulary, all_ids(parsed)) == text + "<|im_end|>\n"
 
 
-def test_stop_that_was_sampled_means_that_nothing_was_cut(dialect: ChatmlDialect) -> None:
+def test_stop_that_was_sampled_means_that_nothing_was_cut(dialect: TokenDialect) -> None:
     ids = dialect.write([message("assistant", "Hello")])
 
     assert heard(read(dialect, BARE, [ids], is_cut=True)) == [Heard("message", "Hello")]
 
 
 def test_tokens_behind_the_stop_are_not_heard(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     ids = dialect.write([message("assistant", "Hello")]) + vocabulary.encode(" again")
 
     assert heard(read(dialect, BARE, [ids])) == [Heard("message", "Hello")]
 
 
-def test_each_token_of_text_is_said_at_once(vocabulary: Vocabulary, dialect: ChatmlDialect) -> None:
+def test_each_token_of_text_is_said_at_once(vocabulary: Vocabulary, dialect: TokenDialect) -> None:
     ids = vocabulary.encode("Hello world, here I am")
     reader = dialect.reader(BARE)
     reader.feed(Ids([ids[0]]))
@@ -360,7 +362,7 @@ def test_each_token_of_text_is_said_at_once(vocabulary: Vocabulary, dialect: Cha
 
 
 def test_character_of_several_tokens_is_said_when_it_is_whole(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     ids = vocabulary.encode("a🦤b")
     assert len(ids) > 3
@@ -370,13 +372,13 @@ def test_character_of_several_tokens_is_said_when_it_is_whole(
     assert [value.text for value in parsed if isinstance(value, ItemText)] == ["a", "🦤", "b"]
 
 
-def test_arguments_are_streamed_as_written(vocabulary: Vocabulary, dialect: ChatmlDialect) -> None:
+def test_arguments_are_streamed_as_written(vocabulary: Vocabulary, dialect: TokenDialect) -> None:
     parsed = answer(vocabulary, dialect, CALL.replace("<b>", "one two three four"))
 
     assert len([value for value in parsed if isinstance(value, ItemText)]) > 4
 
 
-def test_ids_are_parted_at_the_items(vocabulary: Vocabulary, dialect: ChatmlDialect) -> None:
+def test_ids_are_parted_at_the_items(vocabulary: Vocabulary, dialect: TokenDialect) -> None:
     parsed = answer(vocabulary, dialect, "I look.\n" + CALL + "\n" + CALL)
     parts = [shown(vocabulary, value.ids) for value in parsed if isinstance(value, ItemClosed)]
 
@@ -384,7 +386,7 @@ def test_ids_are_parted_at_the_items(vocabulary: Vocabulary, dialect: ChatmlDial
 
 
 def test_tool_that_an_earlier_item_brought_is_known(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     added = item("additional_tools", tools=[{"type": "custom", "name": "sed"}])
     past = turn_after(dialect, Scene(Head(), None, (added,)), None)
@@ -422,7 +424,7 @@ def expected_of(items: Sequence[Item]) -> list[Heard]:
 
 @settings(deadline=None, max_examples=300)
 @given(items=spoken())
-def test_what_is_written_is_read_back(dialect: ChatmlDialect, items: list[Item]) -> None:
+def test_what_is_written_is_read_back(dialect: TokenDialect, items: list[Item]) -> None:
     # An empty thought is not written; without it the message is the first.
     items = [
         i for i in items if not isinstance(i.value, Reasoning) or (i.value.content or [])[0].text

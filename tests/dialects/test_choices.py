@@ -11,7 +11,7 @@ from segue.errors import EngineFailed
 from segue.turn.values import Delta, Deltas, Head, Ids, Scene
 from segue.wire.requests import ToolChoiceName
 from tests.contracts import dialect as contract
-from tests.contracts.dialect import TOOLS, Family, call, custom_call, message
+from tests.contracts.dialect import TOOLS, DialectCase, call, custom_call, message
 from tests.contracts.test_dialects import MAKERS
 
 ONLY_LOOK = ToolChoiceName(
@@ -30,13 +30,13 @@ few = settings(
 
 
 @pytest.fixture(scope="module", params=MAKERS)
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> DialectCase:
     return MAKERS[request.param]()
 
 
 @few
 @given(data=st.data())
-def test_no_choice_is_broken_whatever_is_sampled(family: Family, data: st.DataObject) -> None:
+def test_no_choice_is_broken_whatever_is_sampled(family: DialectCase, data: st.DataObject) -> None:
     ids = data.draw(contract.sampled_ids(family))
     for scene in (NONE, SOME, SINGLE):
         parsed = contract.read(family.dialect, scene, [ids])
@@ -53,7 +53,7 @@ def test_no_choice_is_broken_whatever_is_sampled(family: Family, data: st.DataOb
         assert one_by_one == parsed
 
 
-def test_forbidden_call_is_text(family: Family) -> None:
+def test_forbidden_call_is_text(family: DialectCase) -> None:
     """Nothing is hidden: what the model wrote is there to read."""
     ids = family.dialect.write([custom_call("patch", "add"), call("look", '{"q": "x"}')])
     for scene in (NONE, SOME):
@@ -64,7 +64,7 @@ def test_forbidden_call_is_text(family: Family) -> None:
         assert ("function" in kinds) == (scene is SOME and "look" not in heard[0].text)
 
 
-def test_allowed_call_is_one(family: Family) -> None:
+def test_allowed_call_is_one(family: DialectCase) -> None:
     ids = family.dialect.write([call("look", '{"q": "x"}')])
 
     heard = contract.heard(contract.read(family.dialect, SOME, [ids]))
@@ -72,7 +72,7 @@ def test_allowed_call_is_one(family: Family) -> None:
     assert [(one.kind, one.name, one.text) for one in heard] == [("function", "look", '{"q": "x"}')]
 
 
-def test_reader_says_when_one_call_is_enough(family: Family) -> None:
+def test_reader_says_when_one_call_is_enough(family: DialectCase) -> None:
     """What follows is not read, and is no part of history."""
     items = [message("assistant", "Well."), call("look", '{"q": "1"}'), call("look", '{"q": "2"}')]
     ids = family.dialect.write(items).tolist()

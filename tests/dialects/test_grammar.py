@@ -12,7 +12,7 @@ from segue.turn.values import Grammar, Head, Ids, Scene, Turn, id_array
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import CustomTool, NamespaceTool
 from tests.contracts import dialect as contract
-from tests.contracts.dialect import Family, Heard, cold, flat, message, tools_of, turn_after
+from tests.contracts.dialect import DialectCase, Heard, cold, flat, message, tools_of, turn_after
 from tests.contracts.test_dialects import MAKERS
 
 LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
@@ -33,14 +33,14 @@ few = settings(
 
 
 @pytest.fixture(scope="module", params=MAKERS)
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> DialectCase:
     return MAKERS[request.param]()
 
 
 @few
 @given(data=st.data(), is_cut=st.booleans(), is_stopped=st.booleans())
 def test_input_is_read_as_it_was_sampled(
-    family: Family, data: st.DataObject, is_cut: bool, is_stopped: bool
+    family: DialectCase, data: st.DataObject, is_cut: bool, is_stopped: bool
 ) -> None:
     text = data.draw(contract.texts(*family.marks, '"}', "\n"))
     rendered = family.dialect.render(SCENE)
@@ -57,7 +57,7 @@ def test_input_is_read_as_it_was_sampled(
     assert contract.read(family.dialect, SCENE, [[id] for id in ids], is_cut=is_cut) == parsed
 
 
-def test_next_prompt_goes_on_behind_the_input(family: Family) -> None:
+def test_next_prompt_goes_on_behind_the_input(family: DialectCase) -> None:
     rendered = family.dialect.render(SCENE)
     sampled = rendered.lead + family.vocabulary.encode('say "hi"\n')
     past: Turn = turn_after(family.dialect, SCENE, sampled.tolist())
@@ -71,7 +71,7 @@ def test_next_prompt_goes_on_behind_the_input(family: Family) -> None:
     assert flat(family.dialect.render(cold(following)).prompt) == flat(warm.prompt)
 
 
-def test_engine_that_is_held_to_nothing_writes_json(family: Family) -> None:
+def test_engine_that_is_held_to_nothing_writes_json(family: DialectCase) -> None:
     scene = replace(SCENE, can_constrain=False)
     assert family.dialect.render(scene).schema is None
     written = family.dialect.write(
@@ -83,7 +83,7 @@ def test_engine_that_is_held_to_nothing_writes_json(family: Family) -> None:
     assert heard == [Heard("custom", 'a"b', "run", "sh")]
 
 
-def test_model_that_says_nothing_has_called_nothing(family: Family) -> None:
+def test_model_that_says_nothing_has_called_nothing(family: DialectCase) -> None:
     """Not even the beginning was read: the engine broke off before it."""
     parsed = contract.read(family.dialect, SCENE, [])
     assert contract.heard(parsed) == []

@@ -8,11 +8,12 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from segue.dialects.harmony import HarmonyDialect
+from segue.dialects.family import TokenDialect
+from segue.dialects.harmony import HARMONY
 from segue.dialects.typescript import tools_section
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_harmony
 from segue.errors import InvalidRequest
 from segue.turn.values import Head, Ids, ItemClosed, ItemText, Scene, Turn
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.tools import FunctionTool, NamespaceTool, Offer
@@ -34,6 +35,7 @@ from tests.contracts.dialect import (
     turn_after,
 )
 from tests.dialects.templates import ROOT_AT, words
+from tests.vocabularies.gpt_oss import vocabulary_from_harmony
 
 harmony: Any = importlib.import_module("openai_harmony")
 
@@ -49,8 +51,8 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def dialect(vocabulary: Vocabulary) -> HarmonyDialect:
-    return HarmonyDialect(vocabulary)
+def dialect(vocabulary: Vocabulary) -> TokenDialect:
+    return TokenDialect(HARMONY, vocabulary)
 
 
 # --- the oracle's side ----------------------------------------------------------------------------
@@ -158,7 +160,7 @@ def expected_ids(oracle: Any, first: list[Any], talk: list[Any]) -> list[int]:
 
 
 def test_conversation_is_written_as_the_familys_own_library_does(
-    oracle: Any, dialect: HarmonyDialect
+    oracle: Any, dialect: TokenDialect
 ) -> None:
     """As items that a client sends, and as a chain of turns, warm and cold: the same ids."""
     rng = random.Random(6)
@@ -185,7 +187,7 @@ def test_conversation_is_written_as_the_familys_own_library_does(
 
 
 def test_developer_in_the_middle_is_written_as_the_library_does(
-    oracle: Any, dialect: HarmonyDialect
+    oracle: Any, dialect: TokenDialect
 ) -> None:
     developer = harmony.DeveloperContent.new().with_instructions("Be kind.")
     talk = [
@@ -250,9 +252,7 @@ def test_parameters_are_declared_as_the_library_does(oracle: Any) -> None:
 # --- forced answers -------------------------------------------------------------------------------
 
 
-def test_forced_call_begins_with_its_header(
-    vocabulary: Vocabulary, dialect: HarmonyDialect
-) -> None:
+def test_forced_call_begins_with_its_header(vocabulary: Vocabulary, dialect: TokenDialect) -> None:
     head = Head(tools=TOOLS, tool_choice=ToolChoiceName(type="function", name="look"))
     scene = Scene(head, None, (message("user", "Hi"),), can_constrain=True)
 
@@ -267,7 +267,7 @@ def test_forced_call_begins_with_its_header(
     assert flat(following[0].prompt) == flat(following[1].prompt)
 
 
-def test_forcing_one_of_several_tools_is_refused(dialect: HarmonyDialect) -> None:
+def test_forcing_one_of_several_tools_is_refused(dialect: TokenDialect) -> None:
     scene = Scene(Head(tools=TOOLS, tool_choice="required"), None, (), can_constrain=True)
 
     with pytest.raises(InvalidRequest):
@@ -276,7 +276,7 @@ def test_forcing_one_of_several_tools_is_refused(dialect: HarmonyDialect) -> Non
 
 @pytest.mark.parametrize("choice, is_refused", [("auto", True), ("none", False)])
 def test_schema_beside_tools_is_refused_because_nothing_would_hold_the_answer_to_it(
-    dialect: HarmonyDialect, choice: Literal["auto", "none"], is_refused: bool
+    dialect: TokenDialect, choice: Literal["auto", "none"], is_refused: bool
 ) -> None:
     text = TextConfig(format=TextFormat(type="json_object"))
     head = Head(tools=TOOLS, tool_choice=choice, text=text)
@@ -331,12 +331,12 @@ STORIES: list[tuple[str, list[Heard]]] = [
 
 @pytest.mark.parametrize("text, expected", STORIES)
 def test_answer_is_heard(
-    oracle: Any, dialect: HarmonyDialect, text: str, expected: list[Heard]
+    oracle: Any, dialect: TokenDialect, text: str, expected: list[Heard]
 ) -> None:
     assert heard(read(dialect, OFFERING, [sampled(oracle, text)])) == expected
 
 
-def test_what_is_written_is_read_back(dialect: HarmonyDialect) -> None:
+def test_what_is_written_is_read_back(dialect: TokenDialect) -> None:
     items = [
         reasoning("Hm."),
         message("assistant", "So."),
@@ -349,14 +349,14 @@ def test_what_is_written_is_read_back(dialect: HarmonyDialect) -> None:
     assert heard(parsed) == [HM, SO, Heard("function", "{}", "look"), Heard("custom", "x", "patch")]
 
 
-def test_answer_that_was_cut_says_so(oracle: Any, dialect: HarmonyDialect) -> None:
+def test_answer_that_was_cut_says_so(oracle: Any, dialect: TokenDialect) -> None:
     parsed = read(dialect, OFFERING, [sampled(oracle, FINAL)], is_cut=True)
 
     assert heard(parsed) == [Heard("message", "So.", is_cut=True)]
 
 
 def test_each_token_of_text_is_said_at_once(
-    oracle: Any, vocabulary: Vocabulary, dialect: HarmonyDialect
+    oracle: Any, vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     reader = dialect.reader(OFFERING)
     reader.feed(Ids(sampled(oracle, FINAL)))
@@ -365,7 +365,7 @@ def test_each_token_of_text_is_said_at_once(
         assert reader.feed(Ids([id])) == [ItemText(vocabulary.bytes_of(id).decode())]
 
 
-def test_ids_are_parted_at_the_messages(oracle: Any, dialect: HarmonyDialect) -> None:
+def test_ids_are_parted_at_the_messages(oracle: Any, dialect: TokenDialect) -> None:
     parsed = read(dialect, OFFERING, [sampled(oracle, ANALYSIS + AGAIN + FINAL)])
 
     parts = [oracle.decode(list(one.ids)) for one in parsed if isinstance(one, ItemClosed)]
@@ -373,7 +373,7 @@ def test_ids_are_parted_at_the_messages(oracle: Any, dialect: HarmonyDialect) ->
     assert parts == [ANALYSIS, AGAIN + FINAL]
 
 
-def test_tools_that_an_item_brings_are_declared(oracle: Any, dialect: HarmonyDialect) -> None:
+def test_tools_that_an_item_brings_are_declared(oracle: Any, dialect: TokenDialect) -> None:
     tools = [{"type": "function", "name": "sed"}, {"type": "mcp", "server_label": "x"}]
     added = item("additional_tools", tools=tools)
 

@@ -5,9 +5,10 @@ import random
 
 import pytest
 
-from segue.dialects.llama3 import Llama3Dialect
-from segue.dialects.vocabulary import Vocabulary
+from segue.dialects.family import TokenDialect
+from segue.dialects.llama3 import LLAMA3
 from segue.turn.values import Head, Ids, Scene
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from tests.contracts.dialect import OFFERING, TOOLS, Heard, call, flat, heard, message, output, read
 from tests.dialects import templates
@@ -23,13 +24,13 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def dialect(vocabulary: Vocabulary) -> Llama3Dialect:
-    return Llama3Dialect(vocabulary)
+def dialect(vocabulary: Vocabulary) -> TokenDialect:
+    return TokenDialect(LLAMA3, vocabulary)
 
 
 @pytest.mark.parametrize("in_user", [True, False])
 def test_conversation_is_written_as_the_models_own_template_does(
-    vocabulary: Vocabulary, dialect: Llama3Dialect, in_user: bool
+    vocabulary: Vocabulary, dialect: TokenDialect, in_user: bool
 ) -> None:
     """With the tools in the first message of the user, and in the system's block where there is no such message."""
     template = templates.template_of("llama3_2")
@@ -101,13 +102,13 @@ def sampled(vocabulary: Vocabulary, text: str) -> list[int]:
 
 @pytest.mark.parametrize("text, expected", STORIES)
 def test_answer_is_heard(
-    vocabulary: Vocabulary, dialect: Llama3Dialect, text: str, expected: list[Heard]
+    vocabulary: Vocabulary, dialect: TokenDialect, text: str, expected: list[Heard]
 ) -> None:
     assert heard(read(dialect, OFFERING, [sampled(vocabulary, text)])) == expected
 
 
 def test_json_is_text_where_no_tools_are_offered(
-    vocabulary: Vocabulary, dialect: Llama3Dialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     parsed = read(dialect, Scene(Head(), None, ()), [sampled(vocabulary, CALL)])
 
@@ -115,7 +116,7 @@ def test_json_is_text_where_no_tools_are_offered(
 
 
 def test_first_letters_of_an_object_that_is_no_call_are_not_held_back(
-    vocabulary: Vocabulary, dialect: Llama3Dialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     reader = dialect.reader(OFFERING)
     parsed = reader.feed(Ids(vocabulary.encode('{"answer": [1, 2')))
@@ -123,7 +124,7 @@ def test_first_letters_of_an_object_that_is_no_call_are_not_held_back(
     assert len(parsed) > 4
 
 
-def test_what_is_written_is_read_back(dialect: Llama3Dialect) -> None:
+def test_what_is_written_is_read_back(dialect: TokenDialect) -> None:
     items = [message("assistant", "I look."), call("look", ARGUMENTS), call("look", ARGUMENTS)]
 
     parsed = read(dialect, OFFERING, [dialect.write(items)])

@@ -21,7 +21,7 @@ from segue.turn.values import (
 )
 from segue.wire.items import Logprob, TopLogprob
 from tests.contracts import dialect as contract
-from tests.contracts.dialect import BARE, OFFERING, Family
+from tests.contracts.dialect import BARE, OFFERING, DialectCase
 from tests.contracts.test_dialects import MAKERS
 
 few = settings(
@@ -33,7 +33,7 @@ few = settings(
 
 
 @pytest.fixture(scope="module", params=MAKERS)
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request: pytest.FixtureRequest) -> DialectCase:
     return MAKERS[request.param]()
 
 
@@ -41,7 +41,9 @@ def logprobs(id: int) -> TokenLogprob:
     return TokenLogprob(-id / 1000, ((id, -id / 1000), (7, -9.0)))
 
 
-def read(family: Family, pieces: Sequence[Sequence[int]], *, is_cut: bool = False) -> list[Parsed]:
+def read(
+    family: DialectCase, pieces: Sequence[Sequence[int]], *, is_cut: bool = False
+) -> list[Parsed]:
     reader = family.dialect.reader(OFFERING)
     parsed: list[Parsed] = []
     for ids in pieces:
@@ -71,7 +73,7 @@ def messages(parsed: Sequence[Parsed]) -> list[tuple[str, list[Logprob]]]:
 
 @few
 @given(data=st.data())
-def test_tokens_of_a_text_are_told_with_it(family: Family, data: st.DataObject) -> None:
+def test_tokens_of_a_text_are_told_with_it(family: DialectCase, data: st.DataObject) -> None:
     ids = data.draw(contract.sampled_ids(family))
     parsed = read(family, [ids])
 
@@ -90,7 +92,7 @@ def test_tokens_of_a_text_are_told_with_it(family: Family, data: st.DataObject) 
 @few
 @given(data=st.data(), is_cut=st.booleans())
 def test_where_pieces_are_cut_changes_no_odds(
-    family: Family, data: st.DataObject, is_cut: bool
+    family: DialectCase, data: st.DataObject, is_cut: bool
 ) -> None:
     ids = data.draw(contract.sampled_ids(family))
     whole = read(family, [ids], is_cut=is_cut)
@@ -100,7 +102,7 @@ def test_where_pieces_are_cut_changes_no_odds(
     assert read(family, [ids[:at], ids[at:]], is_cut=is_cut) == whole
 
 
-def test_each_token_of_a_plain_text_is_told_once(family: Family) -> None:
+def test_each_token_of_a_plain_text_is_told_once(family: DialectCase) -> None:
     text = "Hello 🦜, <b>you</b> and\n\nme"
     ids = family.dialect.write([contract.message("assistant", text)])
     found = messages(read(family, [ids.tolist()]))
@@ -110,7 +112,7 @@ def test_each_token_of_a_plain_text_is_told_once(family: Family) -> None:
     assert any(one.token.startswith("\\x") for one in found[0][1])
 
 
-def test_beginning_that_was_ours_has_no_odds(family: Family) -> None:
+def test_beginning_that_was_ours_has_no_odds(family: DialectCase) -> None:
     reader = family.dialect.reader(BARE)
     ids = family.dialect.write([contract.message("assistant", "Hello you there")]).tolist()
     parsed = reader.feed(Ids(ids[:-3])) + reader.feed(

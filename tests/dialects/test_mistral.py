@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from segue.dialects.mistral import MistralDialect
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_file
+from segue.dialects.family import TokenDialect
+from segue.dialects.mistral import MISTRAL
 from segue.errors import ServerFault
 from segue.turn.values import Head, Ids, Scene
+from segue.vocabularies.load import vocabulary_from_file
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import CustomTool, FunctionTool
@@ -30,6 +32,7 @@ from tests.contracts.dialect import (
     output,
     read,
     reasoning,
+    special_ids,
     tools_of,
 )
 from tests.dialects.templates import encoded_whole
@@ -53,8 +56,8 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def dialect(vocabulary: Vocabulary) -> MistralDialect:
-    return MistralDialect(vocabulary)
+def dialect(vocabulary: Vocabulary) -> TokenDialect:
+    return TokenDialect(MISTRAL, vocabulary)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -88,7 +91,7 @@ def called(name: str, arguments: str) -> Item:
     return call(name, arguments)
 
 
-def test_conversation_is_written_as_the_models_own_library_does(dialect: MistralDialect) -> None:
+def test_conversation_is_written_as_the_models_own_library_does(dialect: TokenDialect) -> None:
     count = 0
     for head, talk, expected in recorded():
         items = [item for told in talk for item in items_of(told)]
@@ -100,7 +103,7 @@ def test_conversation_is_written_as_the_models_own_library_does(dialect: Mistral
     assert count >= 200
 
 
-def test_chain_of_sampled_turns_is_what_the_library_writes(dialect: MistralDialect) -> None:
+def test_chain_of_sampled_turns_is_what_the_library_writes(dialect: TokenDialect) -> None:
     """Warm and cold: what the model sampled is kept, and what was read of it is what it said."""
     for head, talk, expected in recorded():
         steps, given = [], list[Item]()
@@ -121,7 +124,7 @@ def test_chain_of_sampled_turns_is_what_the_library_writes(dialect: MistralDiale
 
 
 def test_instructions_are_the_first_block_and_tools_stand_behind_all_of_the_systems(
-    vocabulary: Vocabulary, dialect: MistralDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     head = Head(instructions="Be.", tools=tools_of(DEFINITIONS["read"]))
     given = (message("developer", "So."), message("user", "Hi"))
@@ -139,7 +142,7 @@ def test_instructions_are_the_first_block_and_tools_stand_behind_all_of_the_syst
     )
 
 
-def test_texts_of_one_answer_are_one_text(vocabulary: Vocabulary, dialect: MistralDialect) -> None:
+def test_texts_of_one_answer_are_one_text(vocabulary: Vocabulary, dialect: TokenDialect) -> None:
     items = [message("assistant", "One."), message("assistant", "Two.")]
     expected = [*vocabulary.encode("One.\n\nTwo."), vocabulary.special("</s>")]
 
@@ -153,7 +156,7 @@ def test_texts_of_one_answer_are_one_text(vocabulary: Vocabulary, dialect: Mistr
     "arguments, written", [("", "{}"), (" {} ", "{}"), ('{"a": ', '"{\\"a\\": "'), ("[1]", '"[1]"')]
 )
 def test_arguments_are_written_as_json(
-    vocabulary: Vocabulary, dialect: MistralDialect, arguments: str, written: str
+    vocabulary: Vocabulary, dialect: TokenDialect, arguments: str, written: str
 ) -> None:
     ids = dialect.write([call("look", arguments)])
 
@@ -172,7 +175,7 @@ def forced_scene(choice: object) -> Scene:
 
 
 def test_forced_call_of_one_tool_begins_with_its_name(
-    vocabulary: Vocabulary, dialect: MistralDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     scene = forced_scene(ToolChoiceName(type="function", name="look"))
     rendered = dialect.render(scene)
@@ -185,7 +188,7 @@ def test_forced_call_of_one_tool_begins_with_its_name(
 
 
 def test_forced_call_of_any_tool_is_held_to_a_schema(
-    vocabulary: Vocabulary, dialect: MistralDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     scene = forced_scene("required")
     rendered = dialect.render(scene)
@@ -197,7 +200,7 @@ def test_forced_call_of_any_tool_is_held_to_a_schema(
     assert heard(read(dialect, scene, [answer])) == [FOUND]
 
 
-def test_nothing_is_forced_where_the_engine_cannot_be_held(dialect: MistralDialect) -> None:
+def test_nothing_is_forced_where_the_engine_cannot_be_held(dialect: TokenDialect) -> None:
     scene = msgspec.structs.replace(forced_scene("required"), can_constrain=False)
     rendered = dialect.render(scene)
 
@@ -250,13 +253,13 @@ def sampled(vocabulary: Vocabulary, text: str) -> list[int]:
 
 @pytest.mark.parametrize("text, expected", STORIES)
 def test_answer_is_heard(
-    vocabulary: Vocabulary, dialect: MistralDialect, text: str, expected: Sequence[Heard]
+    vocabulary: Vocabulary, dialect: TokenDialect, text: str, expected: Sequence[Heard]
 ) -> None:
     assert heard(read(dialect, OFFERING, [sampled(vocabulary, text)])) == expected
 
 
 def test_call_is_told_as_soon_as_its_name_is_whole(
-    vocabulary: Vocabulary, dialect: MistralDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     reader = dialect.reader(OFFERING)
 
@@ -266,7 +269,7 @@ def test_call_is_told_as_soon_as_its_name_is_whole(
 
 
 def test_half_a_letter_in_a_name_does_not_reach_the_arguments(
-    vocabulary: Vocabulary, dialect: MistralDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     ids = sampled(vocabulary, CALL)
     ids.insert(ids.index(vocabulary.special("[ARGS]")), vocabulary.encode("\u1234")[0])
@@ -275,7 +278,7 @@ def test_half_a_letter_in_a_name_does_not_reach_the_arguments(
 
 
 def test_call_that_was_cut_is_cut_only_if_something_is_missing(
-    vocabulary: Vocabulary, dialect: MistralDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     for text, is_cut in ((CALL, False), (CALL[:-1], True)):
         parsed = read(dialect, OFFERING, [sampled(vocabulary, text)], is_cut=True)
@@ -292,7 +295,7 @@ def test_special_tokens_of_a_tekken_file_have_their_names_and_places(
     assert vocabulary.special("[ARGS]") == 32
     assert vocabulary.has_special("<SPECIAL_39>")
     assert vocabulary.bytes_of(40) == b"\0"
-    assert not any(vocabulary.is_special(id) for id in vocabulary.encode("[ARGS]</s>"))
+    assert special_ids(vocabulary).isdisjoint(vocabulary.encode("[ARGS]</s>"))
 
 
 def test_tekken_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:

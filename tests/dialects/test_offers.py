@@ -7,12 +7,13 @@ import jsonschema
 import msgspec
 import pytest
 
-from segue.dialects.chatml import QWEN3, SMOLLM2, ChatmlDialect, Family
-from segue.dialects.llama3 import Llama3Dialect
+from segue.dialects.chatml import QWEN3, SMOLLM2
+from segue.dialects.family import Family, TokenDialect
+from segue.dialects.llama3 import LLAMA3
 from segue.dialects.offers import call_schema, forced, format_schema
-from segue.dialects.vocabulary import Vocabulary
 from segue.turn.seams import Dialect
 from segue.turn.values import Head, Scene
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.requests import TextConfig, TextFormat, ToolChoiceName
 from segue.wire.tools import FunctionTool
 from tests.contracts.dialect import (
@@ -35,17 +36,16 @@ PATCH = ToolChoiceName(type="custom", name="patch")
 READ = ToolChoiceName(type="function", name="read", namespace="fs")
 SHAPE = {"type": "object", "properties": {"q": {"type": "string"}}}
 THINKING = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")  # fmt: skip
 
 
 def chatml(family: Family = SMOLLM2) -> tuple[Dialect, Vocabulary]:
-    vocabulary = smollm2(texts=THINKING if family.thinks else ())
-    return ChatmlDialect(vocabulary, family), vocabulary
+    vocabulary = smollm2(texts=THINKING if family is QWEN3 else ())
+    return TokenDialect(family, vocabulary), vocabulary
 
 
 def llama3() -> tuple[Dialect, Vocabulary]:
-    vocabulary = smollm2(*LLAMA3)
-    return Llama3Dialect(vocabulary), vocabulary
+    vocabulary = smollm2(*LLAMA3.specials, "<|python_tag|>")
+    return TokenDialect(LLAMA3, vocabulary), vocabulary
 
 
 MAKERS = {"chatml": chatml, "qwen3": lambda: chatml(QWEN3), "llama3": llama3}
@@ -123,7 +123,7 @@ def test_one_of_several_calls_is_forced_by_a_schema_with_all_their_names(
     made: tuple[Dialect, Vocabulary],
 ) -> None:
     dialect, vocabulary = made
-    key = "parameters" if isinstance(dialect, Llama3Dialect) else "arguments"
+    key = "parameters" if dialect.fingerprint.startswith("llama") else "arguments"
     text = json.dumps({"name": "fs.read", key: {}})
     scene, lead = sampled_behind(dialect, "required", text)
 
@@ -161,7 +161,7 @@ def test_forced_call_stands_in_history_as_if_the_model_had_finished_it(
     prompt = flat(dialect.render(following).prompt)
 
     text = b"".join(vocabulary.bytes_of(id) for id in prompt).decode()
-    is_llama = isinstance(dialect, Llama3Dialect)
+    is_llama = dialect.fingerprint.startswith("llama")
     key, end = ("parameters", "") if is_llama else ("arguments", "\n</tool_call>")
     assert f'{{"name": "look", "{key}":{{"q": "x"}}}}{end}' in text
     seen = [*flat(dialect.render(scene).prompt), *vocabulary.encode('{"q": "x"}')]
@@ -210,7 +210,7 @@ def test_format_leaves_room_for_a_call_where_one_is_allowed(
     scene = formatted("json_schema", TOOLS)
     rendered = dialect.render(scene)
     schema = json.loads(rendered.schema or b"")
-    key = "parameters" if isinstance(dialect, Llama3Dialect) else "arguments"
+    key = "parameters" if dialect.fingerprint.startswith("llama") else "arguments"
     text = json.dumps({"name": "look", key: {"q": "x"}})
 
     jsonschema.validate({"a": 1}, schema)

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from segue.dialects.chatml import QWEN3, ChatmlDialect
-from segue.dialects.vocabulary import Vocabulary
+from segue.dialects.chatml import QWEN3
+from segue.dialects.family import TokenDialect
 from segue.turn.values import Head, Scene, Turn
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.requests import ReasoningConfig
 from tests.contracts.dialect import (
     TOOLS,
@@ -32,12 +33,12 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def dialect(vocabulary: Vocabulary) -> ChatmlDialect:
-    return ChatmlDialect(vocabulary, QWEN3)
+def dialect(vocabulary: Vocabulary) -> TokenDialect:
+    return TokenDialect(QWEN3, vocabulary)
 
 
 def test_conversation_is_written_as_the_models_own_template_does(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     template = templates.template_of("qwen3")
     rng = random.Random(3)
@@ -53,7 +54,7 @@ def test_conversation_is_written_as_the_models_own_template_does(
 
 
 def test_chain_is_written_as_the_models_own_template_does(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     """Turn by turn with kept ids, warm and cold, the prompt says what the template's does. The ids may differ: an
     encoder would join the cue's newline with spaces that the model has sampled behind it."""
@@ -76,7 +77,7 @@ def test_chain_is_written_as_the_models_own_template_does(
 
 
 def test_loop_of_calls_keeps_its_thoughts_and_encodes_only_what_is_new(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     head = Head(tools=TOOLS)
     parsed = dialect.write([reasoning("Hm."), call("look", "{}")])
@@ -89,7 +90,7 @@ def test_loop_of_calls_keeps_its_thoughts_and_encodes_only_what_is_new(
     assert rendered.tokens_tokenized == new
 
 
-def test_only_what_follows_the_forgotten_thought_is_rendered_again(dialect: ChatmlDialect) -> None:
+def test_only_what_follows_the_forgotten_thought_is_rendered_again(dialect: TokenDialect) -> None:
     head = Head(tools=TOOLS)
     parsed = dialect.write([reasoning("Hm."), call("look", "{}")])
     question = Scene(head, None, (message("user", "Hi"),))
@@ -106,7 +107,7 @@ def test_only_what_follows_the_forgotten_thought_is_rendered_again(dialect: Chat
 
 
 def test_request_without_effort_begins_with_an_empty_thought(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     head = Head(reasoning=ReasoningConfig(effort="none"))
     scene = Scene(head, None, (message("user", "Hi"),))

@@ -2,9 +2,10 @@
 
 import pytest
 
-from segue.dialects.chatml import ChatmlDialect
-from segue.dialects.vocabulary import Vocabulary
+from segue.dialects.chatml import SMOLLM2
+from segue.dialects.family import TokenDialect
 from segue.turn.values import Head, Ids, ItemText, Scene
+from segue.vocabularies.vocabulary import Vocabulary
 from tests.contracts.dialect import OFFERING, Heard, heard, read, smollm2
 
 CALL = '{"name": "look", "arguments": {"q": "<b>"}}'
@@ -18,8 +19,8 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def dialect(vocabulary: Vocabulary) -> ChatmlDialect:
-    return ChatmlDialect(vocabulary)
+def dialect(vocabulary: Vocabulary) -> TokenDialect:
+    return TokenDialect(SMOLLM2, vocabulary)
 
 
 def parsed(text: str) -> Heard:
@@ -58,7 +59,7 @@ STORIES: list[tuple[str, list[Heard]]] = [
 
 @pytest.mark.parametrize("text, expected", STORIES)
 def test_answer_is_heard(
-    vocabulary: Vocabulary, dialect: ChatmlDialect, text: str, expected: list[Heard]
+    vocabulary: Vocabulary, dialect: TokenDialect, text: str, expected: list[Heard]
 ) -> None:
     ids = vocabulary.encode(text)
 
@@ -68,13 +69,13 @@ def test_answer_is_heard(
 
 @pytest.mark.parametrize("text", [CALL, f"```json\n{CALL}\n```"])
 def test_json_is_text_where_no_tools_are_offered(
-    vocabulary: Vocabulary, dialect: ChatmlDialect, text: str
+    vocabulary: Vocabulary, dialect: TokenDialect, text: str
 ) -> None:
     assert heard(read(dialect, BARE, [vocabulary.encode(text)])) == [parsed(text)]
 
 
 def test_object_that_is_no_call_is_not_held_back(
-    vocabulary: Vocabulary, dialect: ChatmlDialect
+    vocabulary: Vocabulary, dialect: TokenDialect
 ) -> None:
     """Its first key tells."""
     reader = dialect.reader(OFFERING)

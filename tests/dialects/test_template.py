@@ -5,7 +5,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from segue.dialects.template import Template, TemplateDialect
+from segue.dialects.family import TokenDialect
+from segue.dialects.template import ChatTemplate, template_dialect
 from segue.errors import InvalidRequest, ServerFault
 from segue.turn.values import Head, Round, Scene, Turn, Warm
 from tests.contracts.dialect import (
@@ -41,8 +42,8 @@ SPECIALS = ["<|im_start|>", "<|im_end|>"]
 LLAMA3 = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 
-def simple(template: str = CHATML) -> TemplateDialect:
-    return TemplateDialect(smollm2(), Template(template, end="<|im_end|>"))
+def simple(template: str = CHATML) -> TokenDialect:
+    return template_dialect(smollm2(), ChatTemplate(template, end="<|im_end|>"))
 
 
 @pytest.mark.parametrize("is_chain", [False, True])
@@ -50,7 +51,7 @@ def test_prompt_is_what_the_template_writes(is_chain: bool) -> None:
     """The same ids for items that a client sends; in a chain the same text, where what was sampled is kept."""
     vocabulary = templates.vocabulary("qwen3")
     text = templates.template_of("qwen3")
-    dialect = TemplateDialect(vocabulary, Template(text, end="<|im_end|>"))
+    dialect = template_dialect(vocabulary, ChatTemplate(text, end="<|im_end|>"))
     rng = random.Random(8)
     for _ in range(50 if is_chain else 200):
         talk, rounds = conversation(rng)
@@ -78,7 +79,7 @@ def test_other_template_with_other_marks_and_a_date() -> None:
     vocabulary = templates.vocabulary("llama3_2")
     text = templates.template_of("llama3_2")
     begin, end = "<|begin_of_text|>", "<|eot_id|>"
-    dialect = TemplateDialect(vocabulary, Template(text, begin, end))
+    dialect = template_dialect(vocabulary, ChatTemplate(text, begin, end))
     items = (
         message("user", "Hi <|eot_id|>"),
         call("look", '{"q": "<|eot_id|>"}'),
@@ -205,7 +206,7 @@ FOUND = Heard("function", '{"q": 1}', "look")
 )
 def test_list_of_calls_behind_a_special_token_is_heard(text: str, expected: list[Heard]) -> None:
     vocabulary = smollm2("[TOOL_CALLS]")
-    dialect = TemplateDialect(vocabulary, Template(CHATML, end="<|im_end|>"))
+    dialect = template_dialect(vocabulary, ChatTemplate(CHATML, end="<|im_end|>"))
     ids = encoded_whole(vocabulary, text, ["[TOOL_CALLS]"])
 
     assert heard(read(dialect, OFFERING, [[id] for id in ids])) == expected

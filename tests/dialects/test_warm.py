@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from segue.dialects.chatml import QWEN3, ChatmlDialect
+from segue.dialects.chatml import QWEN3
+from segue.dialects.family import TokenDialect
 from segue.turn.values import Head, Round, Scene, Warm
 from segue.wire.items import Item
 from tests.contracts.dialect import (
@@ -23,11 +24,11 @@ HEAD = Head(tools=TOOLS)
 
 
 @pytest.fixture(scope="module")
-def dialect() -> ChatmlDialect:
-    return ChatmlDialect(smollm2(texts=("<think>", "</think>")), QWEN3)
+def dialect() -> TokenDialect:
+    return TokenDialect(QWEN3, smollm2(texts=("<think>", "</think>")))
 
 
-def loop(dialect: ChatmlDialect, *givens: tuple[Item, ...]) -> Scene:
+def loop(dialect: TokenDialect, *givens: tuple[Item, ...]) -> Scene:
     """A chain in which the model thinks and calls behind each but the last of these."""
     parsed = dialect.write([reasoning("Hm."), call("look", "{}")])
     scene = Scene(HEAD, None, givens[0])
@@ -37,7 +38,7 @@ def loop(dialect: ChatmlDialect, *givens: tuple[Item, ...]) -> Scene:
 
 
 def test_question_behind_a_loop_is_rendered_from_the_first_thought_on(
-    dialect: ChatmlDialect,
+    dialect: TokenDialect,
 ) -> None:
     asked, answered = (message("user", "Hi"),), (output("1"),)
     scene = loop(dialect, asked, answered, answered, (output("2"), message("user", "And?")))
@@ -49,7 +50,7 @@ def test_question_behind_a_loop_is_rendered_from_the_first_thought_on(
     assert bare.tokens_tokenized - warm.tokens_tokenized == first
 
 
-def test_second_question_finds_the_first_ones_prompt_warm(dialect: ChatmlDialect) -> None:
+def test_second_question_finds_the_first_ones_prompt_warm(dialect: TokenDialect) -> None:
     """What was forgotten once needs not be forgotten again: only the last loop is rendered anew."""
     one, two = (message("user", "One " * 50),), (output("1"), message("user", "Two"))
     before = loop(dialect, one, two)
@@ -63,7 +64,7 @@ def test_second_question_finds_the_first_ones_prompt_warm(dialect: ChatmlDialect
 
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_recalled_prompt_is_used_only_if_nothing_in_it_is_forgotten(
-    dialect: ChatmlDialect, is_asked: bool
+    dialect: TokenDialect, is_asked: bool
 ) -> None:
     """For clients that send everything again: leading items that were rendered before."""
     leading = (message("user", "Hi"), reasoning("Hm."), call("look", "{}"), output("1"))
@@ -78,7 +79,7 @@ def test_recalled_prompt_is_used_only_if_nothing_in_it_is_forgotten(
     assert (rendered.tokens_reused == 0) is is_asked
 
 
-def test_thoughts_of_rounds_inside_one_turn_are_forgotten_too(dialect: ChatmlDialect) -> None:
+def test_thoughts_of_rounds_inside_one_turn_are_forgotten_too(dialect: TokenDialect) -> None:
     rng = random.Random(9)
     for _ in range(30):
         givens = [

@@ -24,7 +24,6 @@ import jsonschema
 import msgspec
 import pytest
 
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
 from segue.engines import embedded
 from segue.engines.embedded import EmbeddedEngine, check_cpu
 from segue.engines.weights import find_weights
@@ -45,6 +44,8 @@ from segue.turn.values import (
     Tokens,
     id_array,
 )
+from segue.vocabularies.load import vocabulary_from_gguf
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import CustomTool

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
 from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.weights import find_weights
+from segue.vocabularies.load import vocabulary_from_gguf
+from segue.vocabularies.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.guards.gate import HELD_CHARS_MAX, Gate
+from segue.guards.gate import HELD_CHARS_MAX, GuardGate
 from segue.turn.plan import Guards, Tally
 from segue.turn.values import (
     PASSED,
@@ -57,11 +57,11 @@ class Ear:
         self.visible.append(notice)
 
 
-def gate_for(guard: object, window: int) -> tuple[Gate, Ear, Tally]:
+def gate_for(guard: object, window: int) -> tuple[GuardGate, Ear, Tally]:
     tally, ear = Tally(), Ear()
     guards = Guards(outputs=(cast(Any, guard),), window_chars=window)
     plan = SimpleNamespace(guards=guards, tally=tally, id="resp_1")
-    return Gate(cast(Any, plan), cast(Any, ear)), ear, tally
+    return GuardGate(cast(Any, plan), cast(Any, ear)), ear, tally
 
 
 def items(texts: list[list[str]]) -> list[list[Parsed]]:
@@ -75,18 +75,18 @@ def items(texts: list[list[str]]) -> list[list[Parsed]]:
     return parsed
 
 
-async def passed_of(gate: Gate, parsed: list[list[Parsed]]) -> tuple[list[Parsed], int]:
+async def passed_of(gate: GuardGate, parsed: list[list[Parsed]]) -> tuple[list[Parsed], int]:
     """What passes in the end, and how many characters were held back at most on the way."""
     passed: list[Parsed] = []
     most = given = 0
     for some in parsed[:-1]:
         given += sum(len(one.text) for one in some if isinstance(one, ItemText))
-        passed += await gate.sift(some)
+        passed += await gate.feed(some)
         out = sum(len(one.text) for one in passed if isinstance(one, ItemText))
         most = max(most, given - out)
         if gate.is_shut:
             break
-    passed += gate.drop() if gate.is_shut else await gate.last(parsed[-1])
+    passed += gate.drop() if gate.is_shut else await gate.close(parsed[-1])
     return passed, most
 
 
@@ -139,7 +139,7 @@ async def test_text_with_likelihoods_is_never_cut_in_the_middle() -> None:
         ItemOpened("message"),
         *(ItemText("x" * 30, (likely,)) for _ in range(9)),
     ]
-    passed = await gate.sift(parsed)
+    passed = await gate.feed(parsed)
     assert {one.text for one in passed if isinstance(one, ItemText)} == {"x" * 30}
     assert all(one.logprobs for one in passed if isinstance(one, ItemText))
 
@@ -150,7 +150,7 @@ async def test_guard_that_breaks_shuts_the_gate() -> None:
             raise ValueError("no")
 
     gate, ear, _ = gate_for(Broken(), 64)
-    passed = await gate.sift([ItemOpened("message"), ItemText("x" * 100)])
+    passed = await gate.feed([ItemOpened("message"), ItemText("x" * 100)])
     assert passed == []
     assert [type(one) for one in ear.visible] == [Blocked]
 
@@ -158,13 +158,13 @@ async def test_guard_that_breaks_shuts_the_gate() -> None:
 async def test_engine_waits_when_too_much_is_held_for_a_verdict() -> None:
     guards = Guards(outputs=(), inputs=(cast(Any, WordGuard()),))
     plan = SimpleNamespace(guards=guards, tally=Tally(), id="resp_1")
-    gate = Gate(cast(Any, plan), cast(Any, Ear()))
+    gate = GuardGate(cast(Any, plan), cast(Any, Ear()))
     verdict = asyncio.Event()
     gate._asking = asyncio.create_task(cast(Any, verdict.wait()))
-    assert await gate.sift([ItemOpened("message"), ItemText("x" * HELD_CHARS_MAX)]) == []
-    more = asyncio.create_task(gate.sift([ItemText("y")]))
+    assert await gate.feed([ItemOpened("message"), ItemText("x" * HELD_CHARS_MAX)]) == []
+    more = asyncio.create_task(gate.feed([ItemText("y")]))
     done, _ = await asyncio.wait([more], timeout=0.05)
     assert not done
     verdict.set()
     assert written(await more) == ["x" * HELD_CHARS_MAX + "y"]
-    await gate.close()
+    await gate.leave()

@@ -13,8 +13,7 @@ import pytest
 
 from segue.engines.scripted import Script, ScriptedTurn
 from segue.errors import EngineFailed, InvalidRequest, StoreFailed, Unavailable
-from segue.turn.plan import Tally
-from segue.turn.prepare import Caller
+from segue.turn.plan import Caller, Tally
 from segue.turn.seams import Turns
 from segue.turn.values import Cancel, Finish, Ids, Job, Owner, Piece, Turn
 from segue.wire.codec import decode_create

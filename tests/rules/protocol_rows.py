@@ -480,7 +480,7 @@ ROWS: dict[str, dict[str, Proof]] = {
             "protocol_section_10::test_section_10_row_1_errors_are_nested_with_status_code_and_number",
         ),
     },
-    "5.4 to 5.7 traces": {
+    "5.4 and 5.5 examples": {
         "(a) text": ("turn/assemble::test_text_answer_is_the_contracts_trace",),
         "(b) function call and continuation": (
             "turn/assemble::test_item_is_told_as_the_contracts_traces_tell_it",

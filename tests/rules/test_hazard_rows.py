@@ -1,4 +1,7 @@
-"""Has every failure and every threat a test, does each exist, and does the page for people say the same?"""
+"""Has every failure and every threat a test, does each exist, and do the two pages for people agree?
+
+The last column of docs/hazards.md is written from the rows, by `python -m tests.rules.test_hazard_rows`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,10 @@ from tests.rules.test_protocol_rows import is_a_test, names_in
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "security.md"
+HAZARDS = TESTS.parent / "docs" / "hazards.md"
+ROW = re.compile(
+    r"^\| (?P<id>[FT]\d+) \|(?P<words>(?: [^|]+ \|){3}) (?P<tests>[^|]*)\|$", re.MULTILINE
+)
 FAILURES_COUNT, THREATS_COUNT = 40, 17
 
 
@@ -46,7 +53,30 @@ def test_page_tells_of_every_threat_and_names_tests_that_exist() -> None:
         assert files <= {one.partition("::")[0].removeprefix("/") for one in tests}, name
 
 
+def files_of(tests: tuple[str, ...]) -> str:
+    """The files of these tests, each once, in their order."""
+    return ", ".join(dict.fromkeys(f"`{test.partition('::')[0]}`" for test in tests))
+
+
+def filled(page: str) -> str:
+    """The page of hazards with its last column as it must be."""
+    files = {row.split()[0]: files_of(tests) for row, tests in (FAILURES | THREATS).items()}
+    return ROW.sub(lambda row: f"| {row['id']} |{row['words']} {files[row['id']]} |", page)
+
+
+def test_page_of_hazards_has_every_row_with_its_test_files() -> None:
+    page = HAZARDS.read_text("utf-8")
+    assert [row["id"] for row in ROW.finditer(page)] == [
+        row.split()[0] for row in (FAILURES | THREATS)
+    ]
+    assert filled(page) == page, "run `python -m tests.rules.test_hazard_rows`"
+
+
 def test_rule_sees_a_test_that_does_not_exist() -> None:
     assert exists("/keys::test_key_is_printed_once_and_stored_nowhere")
     assert not exists("/keys::test_nobody_wrote_this")
     assert not exists("hazards::test_nobody_wrote_this")
+
+
+if __name__ == "__main__":
+    HAZARDS.write_text(filled(HAZARDS.read_text("utf-8")), "utf-8")

@@ -6,7 +6,7 @@ may be. A made-up tree shows that each rule can fail.
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": INNER | {"turn"},
     "cluster": INNER | {"turn"},
     "accounts": INNER | {"turn"},
-    "dialects": INNER | {"turn"},
+    "vocabularies": INNER | {"turn"},
+    "dialects": INNER | {"turn", "vocabularies"},
     "engines": INNER | {"turn"},
     "stores": INNER | {"turn"},
     "tools": INNER | {"turn"},
@@ -48,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "batches": set(),
     "traces": INNER | {"turn", "process", "batches"},
     "audit": INNER | {"turn", "process", "batches"},
-    "models": INNER | {"turn", "dialects", "engines", "guards"},
+    "models": INNER | {"turn", "vocabularies", "dialects", "engines", "guards"},
     "dashboard": INNER | {"turn", "process", "accounts", "transports"},
     "storage": INNER | {"turn", "accounts", "stores", "cluster"},
     "app": INNER
@@ -73,6 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     "wire",
     "session",
+    "vocabularies",
     "dialects",
     "turn.resolve",
     "turn.assemble",
@@ -81,6 +83,8 @@ PURE = {
     "turn.effects",
 }
 IMPURE_LIBRARIES = {"asyncio", "logging", "random", "secrets", "socket", "time"}
+# What a pure module may import although it is not pure itself, and why.
+NOT_QUITE_PURE = {"turn.plan": "the tally of a turn reads the clock"}
 
 EMPTY_NAMES = {
     "base",
@@ -168,6 +172,34 @@ def impurities(module: Module) -> Iterator[str]:
             yield f"{module.name} is pure and awaits (line {node.lineno})"
 
 
+def indirect_impurities(package: Path) -> Iterator[str]:
+    """Pure modules that reach an impure library through other modules of the package."""
+    known = {module.name: module for module in modules(package)}
+    below = {name: set(ours(module, known)) for name, module in known.items()}
+    for name, module in known.items():
+        if not module.is_pure:
+            continue
+        reached, todo = {name}, [name]
+        while todo:
+            new = below[todo.pop()] - reached - NOT_QUITE_PURE.keys()
+            reached |= new
+            todo += new
+        for other in sorted(reached - {name}):
+            libraries = {one.split(".")[0] for one in imported_names(known[other])}
+            if not known[other].is_pure and (found := libraries & IMPURE_LIBRARIES):
+                yield f"{name} is pure and reaches {', '.join(sorted(found))} through {other}"
+
+
+def ours(module: Module, known: Mapping[str, Module]) -> Iterator[str]:
+    """The modules of the package that a module imports, by name."""
+    for name in imported_names(module):
+        top, *parts = name.split(".")
+        # The last part is a module, or something in one.
+        names = (".".join(parts), ".".join(parts[:-1]))
+        if top == "segue":
+            yield from [one for one in names if one in known][:1]
+
+
 def missing_docstrings(module: Module) -> Iterator[str]:
     if not ast.get_docstring(module.tree):
         yield f"{module.name} does not say which question it answers"
@@ -202,6 +234,10 @@ def complaints(package: Path, rule: Rule) -> list[str]:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_source_tree_keeps_the_rule(rule: Rule) -> None:
     assert complaints(PACKAGE, rule) == []
+
+
+def test_pure_modules_are_pure_all_the_way_down() -> None:
+    assert list(indirect_impurities(PACKAGE)) == []
 
 
 def test_table_points_down_only() -> None:
@@ -289,3 +325,27 @@ def test_rule_tells_a_good_tree_from_a_bad_one(
 
 def test_empty_tree_has_no_complaints(tmp_path: Path) -> None:
     assert [complaints(tmp_path, rule) for rule in RULES] == [[]] * len(RULES)
+
+
+@pytest.mark.parametrize(
+    "middle, complains",
+    [
+        ("import re", False),
+        ("import asyncio", True),
+        ("from segue.turn import quota", True),
+        ("from segue.turn.quota import Quota", True),
+        ("def late():\n    from .quota import Quota", True),
+    ],
+)
+def test_rule_sees_an_impure_library_two_steps_away(
+    tmp_path: Path, middle: str, complains: bool
+) -> None:
+    files = {
+        "resolve": "from segue.turn.seams import Turns",
+        "seams": middle,
+        "quota": "import time",
+    }
+    for name, text in files.items():
+        (tmp_path / "turn").mkdir(exist_ok=True)
+        (tmp_path / "turn" / f"{name}.py").write_text(text)
+    assert bool(list(indirect_impurities(tmp_path))) is complains

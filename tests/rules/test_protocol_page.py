@@ -15,7 +15,7 @@ import msgspec
 
 from segue.transports.openapi import CLIENT_EVENTS, OPERATIONS
 from segue.wire.events import Typed
-from segue.wire.items import HostedOutput, Value
+from segue.wire.items import HostedOutput, ItemValue
 from segue.wire.schema import REF, schemas
 from segue.wire.tools import Tool
 
@@ -58,7 +58,7 @@ def rows() -> dict[str, Iterator[tuple[str, ...]]]:
         "response": ((f"`{name}`", short(one)) for name, one in response.items()),
         "asked": ((f"`{name}`", f"`{kind}`") for name, kind in CLIENT_EVENTS.items()),
         "events": ((f"`{tag(one)}`", keys(found[one.__name__])) for one in get_args(Typed)),
-        "items": ((f"`{tag(one)}`",) for one in get_args(Value) if one is not HostedOutput),
+        "items": ((f"`{tag(one)}`",) for one in get_args(ItemValue) if one is not HostedOutput),
         "tools": ((f"`{tag(one)}`",) for one in get_args(Tool)),
     }
 

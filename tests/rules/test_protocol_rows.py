@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.rules.protocol_rows import ROWS, SECTION_10, NotServed
+from tests.rules.test_citations import marks
 
 TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "protocol.md"
 NODE = re.compile(r"(?:(?P<room>\w+)/)?(?P<file>\w+)::(?P<name>test_\w+)\Z")
 
 
@@ -35,6 +37,13 @@ def is_a_test(node: str) -> bool:
         return False
     path = TESTS / (found["room"] or "scenarios") / f"test_{found['file']}.py"
     return found["name"] in names_in(path)
+
+
+def test_every_section_is_on_the_page() -> None:
+    known = marks(PAGE.read_text("utf-8"))
+    numbers = {number for section in ROWS for number in re.findall(r"^[\d.]+", section)}
+    assert sorted(numbers - known) == []
+    assert {f"10 row {number}" for number in range(1, SECTION_10 + 1)} <= known
 
 
 @pytest.mark.parametrize("section", ROWS)

@@ -26,12 +26,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
 from segue.engines.weights import find_weights
 from segue.errors import EngineFailed
 from segue.turn.resolve import count_model_turns
 from segue.turn.values import Closed as ItemClosed
 from segue.turn.values import Head, IdArray, Ids, Round, Scene, Tokens, Turn, TurnClosed, id_array
+from segue.vocabularies.load import vocabulary_from_gguf
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.codec import decode_item, decode_tools
 from segue.wire.items import Item
 from tests.contracts.engine import chatml

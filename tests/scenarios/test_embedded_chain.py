@@ -9,8 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from segue.dialects.vocabulary import Vocabulary, vocabulary_from_gguf
 from segue.engines.weights import find_weights
+from segue.vocabularies.load import vocabulary_from_gguf
+from segue.vocabularies.vocabulary import Vocabulary
 from tests.support import ServedProcess, Wire, metric, served_process, wire
 
 pytestmark = pytest.mark.xdist_group("embedded")

@@ -16,14 +16,15 @@ import jsonschema
 import pytest
 from msgspec import Raw, structs
 
-from segue.dialects.chatml import ChatmlDialect
-from segue.dialects.vocabulary import vocabulary_from_gguf
+from segue.dialects.chatml import SMOLLM2
+from segue.dialects.family import TokenDialect
 from segue.engines.embedded import EmbeddedEngine
 from segue.engines.scripted import Script, ScriptedCall, ScriptedEngine, ScriptedTurn
 from segue.engines.weights import find_weights
 from segue.tools.index import build
 from segue.turn.plan import Model
 from segue.turn.values import Finish, Ids, Job, Piece, Tokens, id_array
+from segue.vocabularies.load import vocabulary_from_gguf
 from tests.clients.outside import ROOT, run_python
 from tests.mcp_server import remote
 from tests.support import WEATHER, Served, fetch, kinds, metric, served_process, serving, wire
@@ -44,7 +45,7 @@ async def serving_smollm2(parallel: int = 2, **flags: object) -> AsyncIterator[S
         async with serving(**flags) as served:
             models = served.app.runner.models
             assert isinstance(models, dict)
-            models[NAME] = Model(NAME, engine, ChatmlDialect(words), CONTEXT)
+            models[NAME] = Model(NAME, engine, TokenDialect(SMOLLM2, words), CONTEXT)
             yield served
     finally:
         await engine.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from segue.wire.codec import decode_item
-from segue.wire.items import answer_of, call_of
+from segue.wire.kinds import answer_of, call_of
 from tests.support import WEATHER, ServedProcess, fetch, served_process
 from tests.ways import WAYS, ask, made, refused
 from tests.wire.test_items import EXAMPLES as ITEMS

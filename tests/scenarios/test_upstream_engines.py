@@ -12,11 +12,11 @@ from segue.engines.chat import ChatEngine
 from segue.engines.routes import RoutedEngine
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
+from segue.process.afterwards import Afterwards
 from segue.process.runner import Records, Runner
 from segue.stores.conversations import MemoryConversations
 from segue.stores.memory import MemoryEventLog, MemoryIdempotencyKeys, MemoryLedger, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
-from segue.turn.commit import Afterwards
 from segue.turn.plan import Model
 from segue.turn.seams import Dialect, Engine
 from tests.contracts.engine import chatml

@@ -6,15 +6,17 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from segue.dialects.parts import part_of
 from segue.errors import InvalidRequest
 from segue.tools.fetch import read_as_data
+from segue.tools.hosted import ServerTools
 from segue.tools.inputs import URLS_MAX, attach
 from segue.transports.services import LOCAL
 from segue.wire.codec import decode_item
@@ -151,7 +153,11 @@ async def reading(folder: Path, *turns: dict[str, Any]) -> AsyncIterator[tuple[S
         site(lambda head: page(b"It rains.", kind="text/plain")) as (url, fetcher, _),
         serving(script=str(script), tps=300) as served,
     ):
-        served.app.runner._read_url = partial(read_as_data, fetcher)
+        runner = served.app.runner
+        hosted = replace(
+            cast(ServerTools, runner.resources.hosted), read_url=partial(read_as_data, fetcher)
+        )
+        runner.resources = replace(runner.resources, hosted=hosted, reads_urls=True)
         yield served, url
 
 

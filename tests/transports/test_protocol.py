@@ -80,7 +80,7 @@ ENDLESS = {
 
 
 async def test_endless_bytes_that_are_no_body_are_refused() -> None:
-    """hazards.md T7: none of them is kept, and nobody needs a key to send them."""
+    """docs/hazards.md T7: none of them is kept, and nobody needs a key to send them."""
     async with serving(auth="keys") as served:
         for name, filler in ENDLESS.items():
             answer = await read_all(served, post("Transfer-Encoding: chunked") + filler)
@@ -152,7 +152,7 @@ async def test_slow_next_request_does_not_break_into_an_answer(tmp_path: Path) -
 
 
 async def test_turn_ends_when_a_client_leaves_that_has_asked_for_more(tmp_path: Path) -> None:
-    """hazards.md F33: a second request behind the first must not hide that nobody is there any more."""
+    """docs/hazards.md F33: a second request behind the first must not hide that nobody is there any more."""
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": [{"text": "x", "pad_tokens": 100_000}]}))
     body = json.dumps({"model": MODEL, "input": "x", "stream": True}).encode()
@@ -193,7 +193,7 @@ AMBIGUOUS = {
 
 
 async def test_request_whose_end_is_in_doubt_is_refused_with_all_behind_it() -> None:
-    """hazards.md T16: what is smuggled behind it is never taken for a request."""
+    """docs/hazards.md T16: what is smuggled behind it is never taken for a request."""
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with serving() as served:
         for name, doubtful in AMBIGUOUS.items():

@@ -263,7 +263,7 @@ def test_item_is_told_as_the_contracts_traces_tell_it(
 
 
 def test_text_answer_is_the_contracts_trace() -> None:
-    """protocol.md 5.4, to the field: this exact shape was accepted by three official clients."""
+    """docs/protocol.md 5.4, to the field: this exact shape was accepted by three official clients."""
     events = shown(tell(assembler(), item("message", "Hel", "lo")))
 
     part = {"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}

@@ -1,4 +1,4 @@
-"""Stop strings: the text ends before the first of them, however it is cut, and history goes on from what was told."""
+"""Stop strings end the text before the first of them, however it is cut; a summary is kept and not shown."""
 
 from __future__ import annotations
 
@@ -9,63 +9,56 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.turn.filters import StopReader
+from segue.turn.filters import StopStrings, Summary
 from segue.turn.values import (
-    Ids,
     ItemClosed,
     ItemOpened,
     ItemText,
     Parsed,
-    Piece,
     TurnClosed,
     id_array,
 )
 from tests.support import serving, wire
-
-NO_PIECE = Ids(())
-
-
-class Told:
-    """A reader that says what it is told to say."""
-
-    is_over = False
-
-    def __init__(self) -> None:
-        self.parsed: list[Parsed] = []
-
-    def feed(self, piece: Piece) -> list[Parsed]:
-        parsed, self.parsed = self.parsed, []
-        return parsed
-
-    def close(self, *, is_cut: bool) -> list[Parsed]:
-        return [ItemClosed(id_array(), is_cut), TurnClosed(id_array())]
 
 
 @given(
     pieces=st.lists(st.text("abc", max_size=4)),
     stops=st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=4),
 )
-def test_text_ends_before_the_first_stop_however_it_is_cut(
+async def test_text_ends_before_the_first_stop_however_it_is_cut(
     pieces: list[str], stops: list[str]
 ) -> None:
-    told = Told()
-    reader = StopReader(told, stops)
+    stop_strings = StopStrings(stops)
     parsed: list[Parsed] = []
     for one in (ItemOpened("message"), *map(ItemText, pieces)):
-        told.parsed = [one]
-        parsed += reader.feed(NO_PIECE)
-    parsed += reader.close(is_cut=False)
+        parsed += await stop_strings.feed([one])
+    parsed += await stop_strings.close([ItemClosed(id_array()), TurnClosed(id_array())])
     whole = "".join(pieces)
     # The first to be whole is met; of those that end together the longest.
     met = [(at + len(stop), at) for stop in stops if (at := whole.find(stop)) >= 0]
     text = "".join(one.text for one in parsed if isinstance(one, ItemText))
-    assert reader.has_stopped == bool(met)
+    assert stop_strings.is_shut == bool(met)
     assert text == (whole[: min(met)[1]] if met else whole)
     assert [type(one) for one in parsed if not isinstance(one, ItemText)] == [
         ItemOpened,
         ItemClosed,
         TurnClosed,
     ]
+
+
+async def test_summary_keeps_the_text_of_messages_and_lets_nothing_pass() -> None:
+    begun: list[str] = []
+    summary = Summary(lambda: begun.append("begun"))
+    thought = [ItemOpened("reasoning"), ItemText("hm"), ItemClosed(id_array())]
+    call = [ItemOpened("function", name="f"), ItemText("{}"), ItemClosed(id_array())]
+    message = [ItemOpened("message"), ItemText(" All "), ItemText("done. "), ItemClosed(id_array())]
+
+    assert await summary.feed([*thought, *call]) == []
+    assert not begun
+    assert await summary.feed(message) == []
+    assert await summary.close([TurnClosed(id_array())]) == []
+
+    assert (summary.text, begun) == ("All done.", ["begun"])
 
 
 @pytest.mark.parametrize("stop", [". I", ["never", "Second"], "First"])

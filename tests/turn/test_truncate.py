@@ -11,7 +11,8 @@ from segue.turn.resolve import pair_calls
 from segue.turn.truncate import truncate
 from segue.turn.values import Head, Round, Scene, id_array
 from segue.wire.codec import decode_item
-from segue.wire.items import Item, call_of
+from segue.wire.items import Item
+from segue.wire.kinds import call_of
 from tests.support import MODEL, fetch, serving
 
 

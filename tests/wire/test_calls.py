@@ -15,7 +15,6 @@ from segue.wire.calls import (
     CommandScanner,
     arguments_of,
     local_shell_action,
-    other_commands,
     patch_operation,
     search_arguments,
     shell_action,
@@ -40,7 +39,7 @@ def scan(text: str, cuts: list[int]) -> tuple[list[str], list[str], str]:
     scanner = CommandScanner()
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     said = [one for begin, end in pairwise(places) for one in scanner.feed(text[begin:end])]
-    said += scanner.close()
+    said += scanner.close(text)
     whole = [text for what, _, text in said if what == "whole"]
     return scanner.commands, whole, "".join(text for what, _, text in said if what == "more")
 
@@ -97,8 +96,7 @@ def test_command_that_is_no_list_is_one_command() -> None:
 def test_other_words_for_commands_are_understood_and_no_command_is_made_up(
     arguments: str, commands: list[str]
 ) -> None:
-    assert scan(arguments, [])[0] == []
-    assert other_commands(arguments) == commands
+    assert scan(arguments, [])[0] == commands
 
 
 @pytest.mark.parametrize(

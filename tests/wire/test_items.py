@@ -11,9 +11,8 @@ import pytest
 from segue.errors import InvalidRequest
 from segue.wire.codec import ITEM_TYPES, as_item, decode_item, listed_item, user_message
 from segue.wire.items import (
-    CALL_WORDS,
-    Answer,
     Call,
+    CallOutput,
     FunctionCall,
     FunctionCallOutput,
     HostedOutput,
@@ -21,14 +20,12 @@ from segue.wire.items import (
     InputImage,
     InputText,
     ItemReference,
+    ItemValue,
     Message,
     OutputText,
     Reasoning,
-    Value,
-    answer_of,
-    call_of,
-    is_model_written,
 )
+from segue.wire.kinds import CALL_WORDS, answer_of, call_of, is_model_written
 
 # One example or more of every type in docs/protocol.md 3, in the full output form where it has one, with odd spacing
 # and fields that we do not know.
@@ -117,7 +114,7 @@ EXAMPLES = [
 ]  # fmt: skip
 
 
-def decode(raw: str) -> Value:
+def decode(raw: str) -> ItemValue:
     return decode_item(raw.encode(), "input[0]").value
 
 
@@ -125,7 +122,7 @@ def test_examples_cover_every_type() -> None:
     named = {type(decode(raw)) for raw in EXAMPLES}
 
     # What our own tools told the model is written down by us alone; a client that sends it is refused.
-    assert named == set(get_args(Value)) - {HostedOutput}
+    assert named == set(get_args(ItemValue)) - {HostedOutput}
     assert len(ITEM_TYPES) == len(named)
 
 
@@ -298,25 +295,25 @@ def test_call_is_a_debt_only_where_the_client_owes_an_answer(raw: str, debt: Cal
 
 
 PAYMENTS = [
-    ('{"type":"function_call_output","call_id":"c","output":""}', Answer("c", "function")),
-    ('{"type":"function_call_output","output":""}', Answer(None, "function")),
-    ('{"type":"custom_tool_call_output","call_id":"c","output":""}', Answer("c", "custom")),
-    ('{"type":"computer_call_output","call_id":"c","output":{}}', Answer("c", "computer")),
-    ('{"type":"shell_call_output","call_id":"c","output":[]}', Answer("c", "shell")),
-    ('{"type":"local_shell_call_output","id":"c","output":""}', Answer("c", "local_shell")),
-    ('{"type":"apply_patch_call_output","call_id":"c"}', Answer("c", "apply_patch")),
-    ('{"type":"tool_search_output","call_id":"c","tools":[]}', Answer("c", "tool_search")),
+    ('{"type":"function_call_output","call_id":"c","output":""}', CallOutput("c", "function")),
+    ('{"type":"function_call_output","output":""}', CallOutput(None, "function")),
+    ('{"type":"custom_tool_call_output","call_id":"c","output":""}', CallOutput("c", "custom")),
+    ('{"type":"computer_call_output","call_id":"c","output":{}}', CallOutput("c", "computer")),
+    ('{"type":"shell_call_output","call_id":"c","output":[]}', CallOutput("c", "shell")),
+    ('{"type":"local_shell_call_output","id":"c","output":""}', CallOutput("c", "local_shell")),
+    ('{"type":"apply_patch_call_output","call_id":"c"}', CallOutput("c", "apply_patch")),
+    ('{"type":"tool_search_output","call_id":"c","tools":[]}', CallOutput("c", "tool_search")),
     ('{"type":"tool_search_output","call_id":null,"execution":"server","tools":[]}', None),
     (
         '{"type":"mcp_approval_response","approval_request_id":"c","approve":true}',
-        Answer("c", "mcp_approval"),
+        CallOutput("c", "mcp_approval"),
     ),
     ('{"role":"assistant","content":""}', None),
 ]
 
 
 @pytest.mark.parametrize("raw, payment", PAYMENTS)
-def test_output_pays_the_debt_of_its_call(raw: str, payment: Answer | None) -> None:
+def test_output_pays_the_debt_of_its_call(raw: str, payment: CallOutput | None) -> None:
     assert answer_of(decode(raw)) == payment
 
 

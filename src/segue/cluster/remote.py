@@ -25,15 +25,13 @@ from msgspec import Struct
 from segue.cluster.peers import Peers
 from segue.errors import ApiError
 from segue.ids import new_id
-from segue.process.event_writer import EventWriter
 from segue.turn.assemble import Assembler
-from segue.turn.commit import ENDED
-from segue.turn.running import Running, Subscriber
+from segue.turn.running import EventSink, Running, Subscriber
 from segue.turn.seams import Bus, EventLog, Turns
 from segue.turn.values import Cancel, Notice, Owner
 from segue.wire.codec import encode, encode_event, encode_response
 from segue.wire.events import Completed, Event, Failed, Incomplete
-from segue.wire.response import Response
+from segue.wire.response import ENDED, Response
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +195,7 @@ class Guest(Running):
         if not self.has_subscribers:
             self.is_over.set()
 
-    def log_events(self, event_writer: EventWriter) -> None:
+    def log_events(self, event_writer: EventSink) -> None:
         """Home does."""
 
 

@@ -37,8 +37,8 @@ from segue.dashboard.views import (
     turn_row,
 )
 from segue.errors import TooMany
+from segue.process.afterwards import EndedTurn
 from segue.transports.websocket import Glance
-from segue.turn.commit import EndedTurn
 from segue.turn.running import Running
 from segue.turn.values import Owner
 

@@ -13,8 +13,8 @@ from heapq import nlargest
 
 from msgspec import Struct
 
+from segue.process.afterwards import EndedTurn
 from segue.transports.websocket import Glance
-from segue.turn.commit import EndedTurn
 from segue.turn.running import Running
 from segue.turn.values import Owner
 

@@ -1,7 +1,7 @@
 """How likely was each token of the text, as the client is told?
 
 In: sampled ids with their odds, and how much text each of them gave. Out: the wire's logprobs, with the text that they
-belong to. Text may be held back, or turn out to be a mark and never be said; a `Margin` keeps the tokens until their
+belong to. Text may be held back, or turn out to be a mark and never be said; a `PendingLogprobs` keeps the tokens until their
 text is said, and a token goes with the first letter of it. Readers have one only where odds were asked for.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from segue.dialects.vocabulary import Vocabulary
 from segue.turn.values import TokenLogprob
+from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Logprob, TopLogprob
 
 # What stands for a token that cannot be: JSON has no infinity, and clients know this number.
@@ -34,7 +34,7 @@ def _text(data: bytes) -> str:
     return data.decode(errors="backslashreplace")
 
 
-class Margin:
+class PendingLogprobs:
     """Tokens whose text was decoded and is not said yet, each with where its text begins and ends.
 
     Places are counted from the first token with odds. A part of a character has no text of its own: it begins and

@@ -31,11 +31,11 @@ from segue.turn.values import (
     ItemText,
     Messages,
     Parsed,
+    Past,
     Piece,
     Rendered,
     Round,
     Scene,
-    Turn,
     TurnClosed,
     Warm,
     since_fresh,
@@ -107,7 +107,7 @@ class MessagesDialect:
 
     def _last_warm(self, scene: Scene) -> tuple[Messages | None, list[Round]]:
         """The longest row that still holds, and the rounds behind it. What a turn keeps ends before its last words."""
-        later: list[Turn] = []
+        later: list[Past] = []
         turn = scene.past
         while turn is not None:
             row = self._usable(scene.head, turn.warm)
@@ -204,7 +204,7 @@ class MessagesDialect:
         return content
 
 
-def _rounds(turns: Sequence[Turn]) -> list[Round]:
+def _rounds(turns: Sequence[Past]) -> list[Round]:
     return [one for turn in reversed(turns) for one in turn.rounds]
 
 

@@ -2,7 +2,7 @@
 
 Everything stands between special tokens: `[SYSTEM_PROMPT]`, the tools once before the first `[INST]` of the user,
 `[TOOL_RESULTS]`. The answer follows `[/INST]` with no cue and ends with `</s>`. Older formats are no part of this: they
-move the tools to the last message of the user each turn, so that nothing behind the first could stay.
+move the tools to the last message of the user each turn, so that nothing after the first could stay.
 
 In an answer only special tokens are marks. Text between them goes through a `TextReader`, which also knows the older
 way to call, `[TOOL_CALLS]` and JSON, and what small models write instead:
@@ -10,7 +10,7 @@ way to call, `[TOOL_CALLS]` and JSON, and what small models write instead:
     state       waits for                           and then
     talking     [THINK] or [TOOL_CALLS]             thinking or naming
     thinking    [/THINK], or any of those           closes, talking
-    naming      [ARGS], or `{` behind a known name  opens a call, arguing
+    naming      [ARGS], or `{` after a known name   opens a call, arguing
                 `[` or `{` at once, any other mark  it was text: talking
     arguing     any mark                            closes
 
@@ -20,32 +20,22 @@ may not be parallel, the first one ends the model's turn.
 
 from __future__ import annotations
 
+import re
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
-from segue.dialects.grammar import QUOTE, UNQUOTE, Held, HeldReader, held_offer
+from segue.dialects.family import MODEL_TURN, BoundFamily, Family, blocks_of, is_from
+from segue.dialects.forced import CallForm
 from segue.dialects.inputs import InputReader
-from segue.dialects.offers import (
-    added_by,
-    arguments_schema,
-    call_schema,
-    forced,
-    format_schema,
-    function_of,
-    may_call,
-    offer_in,
-    opened_call,
-)
+from segue.dialects.offers import function_of, may_call, offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, object_or_string, parts_of
-from segue.dialects.speech import Speech, TextReader
-from segue.dialects.vocabulary import Vocabulary
-from segue.dialects.warm import Hand, NameOf, is_alike_by_words, render
+from segue.dialects.text_reader import TextMarks, TextReader
+from segue.dialects.warm import NameOf, Writing
 from segue.turn.values import (
-    NO_IDS,
-    Grammar,
     Head,
     IdArray,
     Ids,
@@ -54,13 +44,14 @@ from segue.turn.values import (
     ItemText,
     Parsed,
     Piece,
-    Rendered,
     Scene,
     TokenLogprob,
     TurnClosed,
     id_array,
 )
-from segue.wire.items import AdditionalTools, Item, Message
+from segue.vocabularies.load import TEKKEN
+from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
+from segue.wire.items import Item
 from segue.wire.tools import Offer
 
 BEGIN, END = "<s>", "</s>"
@@ -73,171 +64,87 @@ AROUND = {
     "response": ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
     "think": (THINK, THOUGHT),
 }
+SYSTEM = re.compile(r"\[SYSTEM_PROMPT\](.*)\[/SYSTEM_PROMPT\]", re.DOTALL)
+MARKS = TextMarks(signals=(CALL,))
 # What the family's own files call this format.
 FORMAT = "v13"
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "mistral1"
-# What is longer is no name of a tool, which has at most 128 characters.
+# A longer text is no name of a tool, which has at most 128 characters.
 NAME_CHARS_MAX = 256
-# What goes on in the same block: a model turn in the order in which the model writes it, and texts of one speaker.
-JOINS = {
-    ("think", "think"),
-    ("think", "talk"),
-    ("think", "call"),
-    ("talk", "talk"),
-    ("talk", "call"),
-    ("call", "call"),
-    ("user", "user"),
-}
+# In the same block stand a model turn, and texts of one speaker.
+JOINS = MODEL_TURN | {("talk", "talk"), ("user", "user")}
 
 
-class MistralDialect:
-    """A `Dialect` for token engines."""
-
-    def __init__(self, vocabulary: Vocabulary, system: str = "") -> None:
-        """`system` is said where nobody else instructs the model: some of their templates have such words."""
-        self._vocabulary = vocabulary
-        self._system = system
-        self._around = {
-            kind: (vocabulary.special(before), vocabulary.special(behind))
-            for kind, (before, behind) in AROUND.items()
-        }
-        self._call = id_array([vocabulary.special(CALL)])
-        self._args = id_array([vocabulary.special(ARGS)])
-        self._end = id_array([vocabulary.special(END)])
-        self._stops = frozenset(self._end)
-        self._speech = Speech(vocabulary, self._stops, self._end, signal=self._call[0])
-        self._hand = Hand(
-            fingerprint=f"{VERSION}-{vocabulary.fingerprint}",
-            cue=NO_IDS,
-            begin=self._begin,
-            given=self._given,
-            wrote=self.write,
-            is_alike=is_alike_by_words,
-        )
-
-    @property
-    def fingerprint(self) -> str:
-        """Names this format and the vocabulary."""
-        return self._hand.fingerprint
-
-    @property
-    def stops(self) -> frozenset[int]:
-        """Ids that end the model's turn."""
-        return self._stops
-
-    def render(self, scene: Scene) -> Rendered:
-        """The prompt: head, history, what is given now, and where the answer is forced, its beginning."""
-        rendered = render(self._hand, scene)
-        lead, schema = self._lead(scene)
-        return replace(rendered, lead=lead, schema=schema) if lead or schema else rendered
-
-    def write(self, items: Sequence[Item]) -> IdArray[int]:
-        """What the model would sample to say these items, its end mark included."""
-        return self._parsed(parts_of(items))
-
-    def reader(self, scene: Scene) -> MistralReader | HeldReader:
-        """A reader for the answer to this scene, which knows the tools by name."""
-        if (held := self._held(scene)) is not None:
-            return HeldReader(self._vocabulary, self._stops, held)
-        return MistralReader(self._speech, scene)
-
-    def _held(self, scene: Scene) -> Held | None:
-        """A call that is held to a grammar, if there is to be one."""
-        if (found := held_offer(scene)) is None:
-            return None
-        offer, grammar = found
-        lead = self._called(offer.qualified_name) + self._vocabulary.encode(QUOTE)
-        return Held(offer, grammar, lead, self._vocabulary.encode(UNQUOTE), self._end)
-
-    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | Grammar | None]:
-        if not scene.can_constrain:
-            return NO_IDS, None
-        if (held := self._held(scene)) is not None:
-            return held.lead, held.grammar
-        offers = forced(scene)
-        if not offers:
-            return NO_IDS, format_schema(scene, "arguments")
-        if len(offers) > 1:
-            # A name and `[ARGS]` are no JSON, to which alone the engine can be held: so the older way to call.
-            return self._call, call_schema(offers, "arguments")
-        return self._called(offers[0].qualified_name), arguments_schema(offers[0])
-
-    def _begin(
-        self, head: Head, items: Sequence[Item], root_at: int, name_of: NameOf
-    ) -> IdArray[int]:
-        """The system's blocks, then the tools, then the rest."""
-        ids = id_array([self._vocabulary.special(BEGIN)])
-        count = next((n for n, item in enumerate(items) if not _is_system(item)), len(items))
-        system = head.instructions or ("" if count else self._system)
-        if system:
-            ids.extend(self._block(Part("system", system)))
-        ids.extend(self._given(items[:count], name_of))
-        if head.tools.offers:
-            ids.extend(self._block(Part("tools", _tools(head.tools.offers))))
-        return ids + self._given(items[count:], name_of)
-
-    def _given(self, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
-        ids = id_array()
-        for parts in _blocks(items):
-            match parts[0].kind:
-                case "think" | "talk" | "call":
-                    ids.extend(self._parsed(parts))
-                case kind:
-                    ids.extend(self._block(Part(kind, _joined(parts))))
-        return ids
-
-    def _parsed(self, parts: Sequence[Part]) -> IdArray[int]:
-        """A turn of the model. Spaces at the end of its text go, unless it has thought: so its library has it."""
-        ids = id_array()
-        texts = [part for part in parts if part.kind == "talk"]
-        is_thoughtful = any(part.kind == "think" for part in parts)
-        for part in parts:
-            match part.kind:
-                case "call":
-                    arguments = self._vocabulary.encode(object_or_string(part.text or "{}"))
-                    ids.extend(self._called(part.name) + arguments)
-                case "talk" if part is texts[0]:
-                    text = _joined(texts)
-                    ids.extend(self._vocabulary.encode(text if is_thoughtful else text.rstrip(" ")))
-                case "think":
-                    ids.extend(self._block(part))
-                case _:
-                    pass
-        return ids + self._end
-
-    def _called(self, name: str) -> IdArray[int]:
-        return self._call + self._vocabulary.encode(name) + self._args
-
-    def _block(self, part: Part) -> IdArray[int]:
-        before, behind = self._around[part.kind]
-        return id_array([before, *self._vocabulary.encode(part.text), behind])
+# --- writing --------------------------------------------------------------------------------------
 
 
-def _blocks(items: Sequence[Item]) -> list[list[Part]]:
-    blocks: list[list[Part]] = []
-    for item in items:
-        for part in _parts(item):
-            if blocks and (blocks[-1][-1].kind, part.kind) in JOINS:
-                blocks[-1].append(part)
-            else:
-                blocks.append([part])
-    return blocks
+def _begin(
+    default_system: str,
+    vocabulary: Vocabulary,
+    head: Head,
+    items: Sequence[Item],
+    root_at: int,
+    name_of: NameOf,
+) -> IdArray[int]:
+    """The system's blocks, then the tools, then the rest."""
+    ids = vocabulary.ids(Mark(BEGIN))
+    others = (n for n in range(len(items)) if not is_from(items[n:], "system", "developer"))
+    count = next(others, len(items))
+    system = head.instructions or ("" if count else default_system)
+    if system:
+        ids.extend(vocabulary.ids(*_block("system", system)))
+    ids.extend(_given(vocabulary, items[:count], name_of))
+    if head.tools.offers:
+        ids.extend(vocabulary.ids(*_block("tools", _tools(head.tools.offers))))
+    return ids + _given(vocabulary, items[count:], name_of)
 
 
-def _parts(item: Item) -> list[Part]:
-    if isinstance(item.value, AdditionalTools):
-        added = added_by(item)
-        return [Part("tools", _tools(added))] if added else []
-    return parts_of((item,))
+def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
+    chunks: list[Chunk] = []
+    for parts in blocks_of(items, JOINS, _tools):
+        match parts[0].kind:
+            case "think" | "talk" | "call":
+                chunks += _model_turn(parts)
+            case kind:
+                chunks += _block(kind, _joined(parts))
+    return vocabulary.ids(*chunks)
+
+
+def _write(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
+    return vocabulary.ids(*_model_turn(parts_of(items)))
+
+
+def _model_turn(parts: Sequence[Part]) -> list[Chunk]:
+    """Spaces at the end of the text go, unless the model has thought: its own library does the same."""
+    chunks: list[Chunk] = []
+    texts = [part for part in parts if part.kind == "talk"]
+    has_thought = any(part.kind == "think" for part in parts)
+    for part in parts:
+        match part.kind:
+            case "call":
+                chunks += [*_called(part.name), object_or_string(part.text or "{}")]
+            case "talk" if part is texts[0]:
+                text = _joined(texts)
+                chunks.append(text if has_thought else text.rstrip(" "))
+            case "think":
+                chunks += _block("think", part.text)
+            case _:
+                pass
+    return [*chunks, Mark(END)]
+
+
+def _called(name: str) -> tuple[Chunk, ...]:
+    return Mark(CALL), name, Mark(ARGS)
+
+
+def _block(kind: str, text: str) -> tuple[Chunk, ...]:
+    before, after = AROUND[kind]
+    return Mark(before), text, Mark(after)
 
 
 def _joined(parts: Sequence[Part]) -> str:
     return "\n\n".join(part.text for part in parts if part.text)
-
-
-def _is_system(item: Item) -> bool:
-    return isinstance(item.value, Message) and item.value.role in ("system", "developer")
 
 
 def _tools(tools: Sequence[Offer]) -> str:
@@ -257,9 +164,9 @@ def _definition(tool: Offer) -> object:
 class MistralReader:
     """A `Reader`: see the table of states at the top."""
 
-    def __init__(self, speech: Speech, scene: Scene) -> None:
-        self._speech = speech
-        self._vocabulary = speech.vocabulary
+    def __init__(self, bound: BoundFamily, scene: Scene) -> None:
+        self._bound = bound
+        self._vocabulary = bound.vocabulary
         self._scene = scene
         calls = (CALL, CALL_ID, ARGS) if scene.head.tool_choice != "none" else ()
         names = [name for name in (THINK, THOUGHT, *calls, END)
@@ -304,7 +211,7 @@ class MistralReader:
         """Close the open item, and seal the turn."""
         self._parsed = []
         self._finish(is_cut=is_cut and not (self._is_stopped or self.is_over))
-        self._parsed.append(TurnClosed(self._ids + self._speech.seal))
+        self._parsed.append(TurnClosed(self._ids + self._bound.seal))
         return self._parsed
 
     def _take(self, id: int, logprobs: Sequence[TokenLogprob | None]) -> None:
@@ -352,7 +259,7 @@ class MistralReader:
 
     def _talk(self, piece: Ids) -> None:
         if self._text is None:
-            self._text = TextReader(self._speech, self._scene)
+            self._text = TextReader(self._bound, self._scene, MARKS)
         self._pass(self._text.feed(piece))
         self.is_over = self._text.is_over
 
@@ -364,7 +271,7 @@ class MistralReader:
                     self._parsed.append(ItemClosed(self._ids + value.ids, value.is_cut))
                     self._ids = id_array()
                 case TurnClosed():
-                    self._ids.extend(value.ids[: -len(self._speech.seal)])
+                    self._ids.extend(value.ids[: -len(self._bound.seal)])
                 case _:
                     self._parsed.append(value)
 
@@ -462,3 +369,51 @@ class MistralReader:
             return "" if self._is_told else msgspec.json.decode(arguments, type=str)
         except msgspec.DecodeError:
             return arguments
+
+
+# --- the family -----------------------------------------------------------------------------------
+
+
+class _TekkenConfig(msgspec.Struct):
+    version: str = ""
+
+
+class _Tekken(msgspec.Struct):
+    config: _TekkenConfig
+
+
+def _is_format_known(path: Path) -> bool:
+    """Whether Mistral's own file, where there is one, is of the format that is written here."""
+    file = (path if path.is_dir() else path.parent) / TEKKEN
+    if not file.is_file():
+        return True
+    return msgspec.json.decode(file.read_bytes(), type=_Tekken).config.version == FORMAT
+
+
+def _with_prompt(prompt: str) -> Family:
+    found = SYSTEM.search(prompt)
+    return _family(found[1] if found else "")
+
+
+def _family(default_system: str = "") -> Family:
+    """`default_system`: the system text where a request has none; some of the models' templates have one."""
+    return Family(
+        version=VERSION,
+        specials=(BEGIN, END, CALL, ARGS, *(mark for pair in AROUND.values() for mark in pair)),
+        stops=(END,),
+        seal=(Mark(END),),
+        cue=(),
+        render=Writing(begin=partial(_begin, default_system), given=_given, wrote=_write).render,
+        write=_write,
+        reader=MistralReader,
+        call=CallForm(
+            named=_called,
+            # A name and `[ARGS]` are no JSON, and an engine can follow JSON only: so the older way to call.
+            before_object=(Mark(CALL),),
+        ),
+        is_format_known=_is_format_known,
+        with_prompt=_with_prompt,
+    )
+
+
+MISTRAL = _family()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 from msgspec import Raw
@@ -18,19 +18,10 @@ from segue.dialects.files import text_of_file
 from segue.dialects.offers import added_by, definition_of
 from segue.wire.calls import arguments_of
 from segue.wire.items import (
-    AdditionalTools,
     ApplyPatchCall,
-    ApplyPatchCallOutput,
-    CodeInterpreterCall,
-    Compaction,
-    CompactionSummary,
-    CompactionTrigger,
-    ComputerCall,
-    ComputerCallOutput,
     ConfigurationUpdate,
     CustomToolCall,
     CustomToolCallOutput,
-    FileSearchCall,
     FunctionCall,
     FunctionCallOutput,
     HostedOutput,
@@ -40,19 +31,16 @@ from segue.wire.items import (
     InputImage,
     InputText,
     Item,
-    ItemReference,
+    ItemValue,
     LocalShellCall,
     LocalShellCallOutput,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
-    McpListTools,
     Message,
     MessagePart,
     OutputPart,
     OutputText,
-    Program,
-    ProgramOutput,
     Reasoning,
     Refusal,
     ShellCall,
@@ -61,21 +49,20 @@ from segue.wire.items import (
     ShellOutput,
     ToolSearchCall,
     ToolSearchOutput,
-    Value,
     WebSearchCall,
 )
-from segue.wire.web import as_call, called_by
+from segue.wire.kinds import Shown, call_id_of, called, kind_of, shown_as
+from segue.wire.web import as_call
 
-Kind = Literal["think", "talk", "call", "response", "user", "system", "tools"]
-# Fields of a call that say nothing to the model, or that stand elsewhere.
-UNTOLD = {"type", "id", "call_id", "status"}
+# Fields of a call or an output that say nothing to the model, or that stand elsewhere.
+UNTOLD = {"type", "id", "call_id"}
 NOTHING_FOUND = "No tool was found."
 
 
 class Part(NamedTuple):
     """What one item says. Of a call, `text` holds the arguments; of tools that were added, nothing."""
 
-    kind: Kind
+    kind: Shown
     text: str
     # Whom a call calls, by the one name that the model sees.
     name: str = ""
@@ -97,68 +84,75 @@ def parts_of(items: Sequence[Item]) -> list[Part]:
 def part_of(item: Item) -> Part:
     """What one item says."""
     value = item.value
-    match value:
-        case Message():
-            kinds: dict[str, Kind] = {"assistant": "talk", "user": "user"}
-            return Part(kinds.get(value.role, "system"), text_of(value))
-        case Reasoning():
-            return Part("think", "\n\n".join(part.text for part in value.content or value.summary))
-        case FunctionCall():
-            return Part("call", value.arguments, called(value), value.call_id)
-        case CustomToolCall():
-            return Part("call", dumps({"input": value.input}), called(value), value.call_id)
-        case ShellCall() | LocalShellCall() | ApplyPatchCall() | ToolSearchCall():
-            arguments = arguments_of(value)
-            told = arguments if isinstance(arguments, str) else dumps(arguments)
-            return Part("call", told, _bare_type(item), _call_id(value))
-        case (
-            ComputerCall()
-            | FileSearchCall()
-            | CodeInterpreterCall()
-            | ImageGenerationCall()
-            | Program()
-        ):
-            told = dumps(_fields(item, but=UNTOLD))
-            return Part("call", told, _bare_type(item), _call_id(value))
-        case WebSearchCall(action=Raw() as action):
-            return Part("call", as_call(action)[1], called_by(action), _call_id(value))
-        case WebSearchCall():
+    match shown_as(value):
+        case "nothing":
             return NOTHING
-        case McpCall(approval_request_id=str()):
-            # The model made this call when it asked for the approval.
-            return NOTHING
-        case McpCall() | McpApprovalRequest():
-            return Part("call", value.arguments, called(value), _call_id(value))
-        case McpApprovalResponse(approve=True) | McpListTools():
-            # What comes of the one stands behind it; of the other, in the head.
-            return NOTHING
-        case McpApprovalResponse():
-            told = f"{DECLINED} {value.reason}" if value.reason else DECLINED
-            return Part("response", told, call_id=value.approval_request_id)
-        case HostedOutput():
-            return Part("response", value.output, call_id=value.call_id)
-        case FunctionCallOutput() | CustomToolCallOutput():
-            return Part("response", _joined(value.output, "\n"), call_id=_call_id(value))
-        case LocalShellCallOutput():
-            return Part("response", value.output, call_id=_call_id(value))
-        case ShellCallOutput():
+        case "think":
+            return Part("think", _thought(value))
+        case "call":
             return Part(
-                "response", dumps([_printed(one) for one in value.output]), call_id=value.call_id
+                "call", _arguments(item), called(value) or _bare_type(item), call_id_of(value)
             )
+        case "response":
+            return Part("response", _output(item), call_id=call_id_of(value))
+        case "tools":
+            return Part("tools", "")
+        case "talk" | "user" | "system" as kind:
+            return Part(kind, _said(item))
+        case kind:
+            assert_never(kind)
+
+
+def _thought(value: ItemValue) -> str:
+    parts = (value.content or value.summary) if isinstance(value, Reasoning) else ()
+    return "\n\n".join(part.text for part in parts)
+
+
+def _arguments(item: Item) -> str:
+    """What the model wrote to make a call; of a call that another server has run, all that is known of it."""
+    match item.value:
+        case FunctionCall(arguments=text) | McpCall(arguments=text):
+            return text
+        case McpApprovalRequest(arguments=text):
+            return text
+        case CustomToolCall(input=text):
+            return dumps({"input": text})
+        case ShellCall() | LocalShellCall() | ApplyPatchCall() | ToolSearchCall() as value:
+            arguments = arguments_of(value)
+            return arguments if isinstance(arguments, str) else dumps(arguments)
+        case WebSearchCall(action=Raw() as action):
+            return as_call(action)[1]
+        case _:
+            return dumps(_fields(item, but={*UNTOLD, "status"}))
+
+
+def _output(item: Item) -> str:
+    """What a call returned; where no words are for the model, the fields of the item."""
+    match item.value:
+        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+            return _joined(output, "\n")
+        case LocalShellCallOutput(output=text) | HostedOutput(output=text):
+            return text
+        case ShellCallOutput(output=outputs):
+            return dumps([_printed(one) for one in outputs])
         case ToolSearchOutput():
             found = [dumps(definition_of(offer)) for offer in added_by(item)]
-            return Part("response", "\n".join(found) or NOTHING_FOUND, call_id=_call_id(value))
-        case ApplyPatchCallOutput() | ComputerCallOutput() | ProgramOutput():
-            told = dumps(_fields(item, but={"type", "id", "call_id"}))
-            return Part("response", told, call_id=_call_id(value))
-        case AdditionalTools():
-            return Part("tools", "")
-        case ConfigurationUpdate():
-            return Part("system", _updated(value))
-        case Compaction() | CompactionSummary() | CompactionTrigger() | ItemReference():
-            return Part("system", dumps(_told(msgspec.json.decode(item.raw))))
+            return "\n".join(found) or NOTHING_FOUND
+        case McpApprovalResponse(reason=reason):
+            return f"{DECLINED} {reason}" if reason else DECLINED
         case _:
-            assert_never(value)
+            return dumps(_fields(item, but=UNTOLD))
+
+
+def _said(item: Item) -> str:
+    """The words of a message, or of a setting; of anything else, the item as JSON."""
+    match item.value:
+        case Message() as message:
+            return text_of(message)
+        case ConfigurationUpdate() as update:
+            return _updated(update)
+        case _:
+            return dumps(_told(msgspec.json.decode(item.raw)))
 
 
 def text_of(value: Message) -> str:
@@ -281,37 +275,4 @@ def _updated(value: ConfigurationUpdate) -> str:
 
 
 def _bare_type(item: Item) -> str:
-    tag = type(item.value).__struct_config__.tag
-    assert isinstance(tag, str)
-    return tag.removesuffix("_call")
-
-
-def _call_id(value: Value) -> str:
-    found = getattr(value, "call_id", None)
-    if isinstance(found, str):
-        return found
-    match value:
-        case LocalShellCallOutput(id=str() as named):
-            return named
-        case ToolSearchCall(id=str() as named) | ToolSearchOutput(id=str() as named):
-            # Our own search has no call_id; call and output have the same letters behind their prefix.
-            return f"search_{named.rpartition('_')[2]}"
-        case McpCall(id=str() as named) | McpApprovalRequest(id=str() as named):
-            return named
-        case WebSearchCall(id=str() as named):
-            return named
-        case _:
-            return ""
-
-
-def called(value: Value) -> str:
-    """Whom a call calls, by the one name that the model sees; nothing where the item alone does not tell."""
-    match value:
-        case McpCall() | McpApprovalRequest():
-            return f"{value.server_label}.{value.name}"
-        case FunctionCall() | CustomToolCall():
-            return f"{value.namespace}.{value.name}" if value.namespace else value.name
-        case WebSearchCall(action=Raw() as action):
-            return called_by(action)
-        case _:
-            return ""
+    return kind_of(item.value).type.removesuffix("_call")

@@ -19,22 +19,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from typing import Any
 from zlib import crc32
 
-from segue.dialects.chatml import CALL, CALLED, JOINS, content_of, told_tools
-from segue.dialects.grammar import UNQUOTE, Held, HeldReader, held_offer, named
-from segue.dialects.offers import added_by, call_schema, definition_of, forced, format_schema
+from segue.dialects.chatml import CALL, CALLED, JOINS, ROLES, content_of, tools_text
+from segue.dialects.family import BoundFamily, Family, TokenDialect, blocks_of
+from segue.dialects.forced import CallForm
+from segue.dialects.offers import definition_of
 from segue.dialects.parts import Part, dumps, is_object, parts_of
-from segue.dialects.speech import THINK, THOUGHT, Speech, TextReader
-from segue.dialects.vocabulary import Vocabulary
-from segue.dialects.warm import kept_ids
+from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
+from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
 from segue.turn.values import (
     NO_IDS,
-    Grammar,
     Head,
     IdArray,
     Rendered,
@@ -44,12 +44,13 @@ from segue.turn.values import (
     Warm,
     id_array,
 )
-from segue.wire.items import AdditionalTools, Item
+from segue.vocabularies.vocabulary import Mark, Vocabulary
+from segue.wire.items import Item
 
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "template1"
 # Noncharacters: Unicode promises that no text has them; one that does all the same is escaped.
-SHIELD, KEPT_BEFORE, KEPT_BEHIND, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+SHIELD, KEPT_BEFORE, KEPT_AFTER, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 OURS = re.compile("[\ufdd0-\ufdd3]")
 ESCAPED = re.compile("\ufdd3([0-3])")
 # Ends of a turn in the families that we know of; those that a vocabulary has are its stops.
@@ -59,8 +60,7 @@ ENDS = (
     "<｜end▁of▁sentence｜>",
 )  # fmt: skip
 
-# Special tokens that stand before a call, or before a list of them.
-SIGNALS = ("[TOOL_CALLS]", "<|python_tag|>")
+MARKS = TextMarks(CALL, CALLED, signals=("[TOOL_CALLS]", "<|python_tag|>"))
 NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
 
 Chat = list[dict[str, object]]
@@ -71,7 +71,7 @@ SPECIAL_CHARS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class ChatTemplate:
     """A chat template, and the two tokens that it may ask for by name."""
 
     text: str
@@ -80,7 +80,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Written(Tokens):
+class TemplatePrompt(Tokens):
     """A prompt that knows of which text it was made, by its length and digest: what begins with the same text begins
     with these tokens."""
 
@@ -88,13 +88,13 @@ class Written(Tokens):
     digest: bytes
 
 
-NOTHING_WRITTEN = Written(None, NO_IDS, 0, 0, blake2b(digest_size=16).digest())
+NO_PROMPT = TemplatePrompt(None, NO_IDS, 0, 0, blake2b(digest_size=16).digest())
 
 
 class TemplateRunner:
     """Runs a chat template as the usual libraries do. Needs the optional package `jinja2`."""
 
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: ChatTemplate) -> None:
         try:
             sandbox = import_module("jinja2.sandbox")
         except ImportError as missing:
@@ -137,87 +137,85 @@ def _refuse(why: str) -> str:
     raise ValueError(why)
 
 
-class TemplateDialect:
-    """A `Dialect` for token engines and any model with a chat template."""
+def _family(vocabulary: Vocabulary, template: ChatTemplate) -> Family:
+    ends = [end for end in dict.fromkeys((template.end, *ENDS)) if vocabulary.has_special(end)]
+    if not ends:
+        raise ServerFault("Nothing in this vocabulary ends a turn: model and dialect do not fit.")
+    digest = blake2b(template.text.encode(), digest_size=6).hexdigest()
+    prompts = _TemplatePrompts(vocabulary, template)
+    is_thinking = prompts.is_thinking
+    return Family(
+        version=f"{VERSION}-{digest}",
+        specials=(),
+        stops=tuple(ends),
+        seal=(Mark(ends[0]),),
+        # The template writes its own.
+        cue=(),
+        render=prompts.render,
+        write=partial(_write, ends[0], is_thinking),
+        reader=partial(_reader, is_thinking),
+        call=CallForm(
+            named=lambda name: (f'{{"name": {dumps(name)}, "arguments":',),
+            end="}",
+            is_always_object=True,
+        ),
+        without_thought=(f"\n{THOUGHT}\n\n",) if is_thinking else (),
+    )
 
-    def __init__(self, vocabulary: Vocabulary, template: Template) -> None:
+
+def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
+    """The dialect of a model that has nothing but this template."""
+    return TokenDialect(_family(vocabulary, template), vocabulary)
+
+
+def _write(
+    end: str, is_thinking: bool, vocabulary: Vocabulary, items: Sequence[Item]
+) -> IdArray[int]:
+    text = content_of(parts_of(items))
+    if is_thinking:
+        begun = f"{THINK}\n"
+        text = text.removeprefix(begun) if text.startswith(begun) else f"{THOUGHT}\n\n{text}"
+    return vocabulary.ids(text, Mark(end))
+
+
+def _reader(is_thinking: bool, bound: BoundFamily, scene: Scene) -> TextReader:
+    return TextReader(bound, scene, MARKS, is_thinking=is_thinking)
+
+
+class _TemplatePrompts:
+    """Writes prompts by running a template."""
+
+    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate) -> None:
         self._vocabulary = vocabulary
         self._template = template.text
         self._runner = TemplateRunner(template)
         names = sorted(vocabulary.specials, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, names)))
-        self._cut = re.compile(
-            f"({'|'.join(map(re.escape, names))}|{KEPT_BEFORE}[0-9]+[.][0-9]+{KEPT_BEHIND})"
-        )
-        ends = [end for end in dict.fromkeys((template.end, *ENDS)) if vocabulary.has_special(end)]
-        if not ends:
-            raise ServerFault(
-                "Nothing in this vocabulary ends a turn: model and dialect do not fit."
-            )
-        self._stops = frozenset(vocabulary.special(end) for end in ends)
-        self._seal = id_array([vocabulary.special(ends[0])])
-        signals = [vocabulary.special(one) for one in SIGNALS if vocabulary.has_special(one)]
-        self._speech = Speech(
-            vocabulary, self._stops, self._seal, CALL, CALLED, signals[0] if signals else None
-        )
+        either = "|".join(map(re.escape, names))
+        self._special = re.compile(either)
+        self._cut = re.compile(f"({either}|{KEPT_BEFORE}[0-9]+[.][0-9]+{KEPT_AFTER})")
         self._first_letters = frozenset(name[0] for name in names)
-        self._special_end = re.compile(f"(?:{'|'.join(map(re.escape, names))})\\Z")
+        self._special_end = re.compile(f"(?:{either})\\Z")
         probe: Chat = [{"role": "user", "content": "Hello"}]
         cued = self._runner.run(probe, None, 0, is_cued=True)
         self._cue = self._usual_cue(probe, cued)
-        self._is_thinking = cued.rstrip().endswith(THINK)
-        digest = blake2b(template.text.encode(), digest_size=6).hexdigest()
-        self._fingerprint = f"{VERSION}-{digest}-{vocabulary.fingerprint}"
+        # Whether the cue begins a thought.
+        self.is_thinking = cued.rstrip().endswith(THINK)
 
-    @property
-    def fingerprint(self) -> str:
-        """Names the template and the vocabulary."""
-        return self._fingerprint
-
-    @property
-    def stops(self) -> frozenset[int]:
-        """Ids that end the model's turn."""
-        return self._stops
-
-    def render(self, scene: Scene) -> Rendered:
+    def render(self, bound: BoundFamily, scene: Scene) -> Rendered:
         """The prompt as the template writes it."""
-        context, cue = self._texts(scene)
-        kept = self._kept(scene)
-        base, digest = self._base(scene, context)
+        context, cue = self._texts(bound, scene)
+        kept = [round for round in scene.history() if _is_kept(bound, round)]
+        base, digest = self._base(bound, scene, context)
         rest = context[base.chars :]
-        new, tokenized = self._encode(rest, kept)
+        new, tokenized = self._encode(bound, rest, kept)
         prompt = base
         if rest:
             digest.update(_bytes(rest))
             length = base.length + len(new)
-            prompt = Written(base, new, length, len(context), digest.digest())
-        lead, schema = self._lead(scene)
+            prompt = TemplatePrompt(base, new, length, len(context), digest.digest())
         reused = prompt.length - tokenized
-        cue_ids, _ = self._encode(cue, kept)
-        return Rendered(prompt, cue_ids, tokenized, reused, lead=lead, schema=schema)
-
-    def write(self, items: Sequence[Item]) -> IdArray[int]:
-        """What the model would sample behind the cue to say these items, its end mark included."""
-        text = content_of(parts_of(items))
-        if self._is_thinking:
-            begun = f"{THINK}\n"
-            text = text.removeprefix(begun) if text.startswith(begun) else f"{THOUGHT}\n\n{text}"
-        return self._vocabulary.encode(text) + self._seal
-
-    def reader(self, scene: Scene) -> TextReader | HeldReader:
-        """A reader for the answer to this scene, which understands calls in the usual forms."""
-        if (held := self._held(scene)) is not None:
-            return HeldReader(self._vocabulary, self._stops, held)
-        return TextReader(self._speech, scene, is_thinking=self._is_thinking)
-
-    def _held(self, scene: Scene) -> Held | None:
-        """A call that is held to a grammar, if there is to be one."""
-        if (found := held_offer(scene)) is None:
-            return None
-        offer, grammar = found
-        begun = self._vocabulary.encode(named(offer.qualified_name, "arguments"))
-        behind = self._vocabulary.encode(UNQUOTE + "}")
-        return Held(offer, grammar, self._thoughtless() + begun, behind, self._seal)
+        cue_ids, _ = self._encode(bound, cue, kept)
+        return Rendered(prompt, cue_ids, tokenized, reused)
 
     def _usual_cue(self, probe: Chat, cued: str) -> str | None:
         """What the template puts behind a conversation; None if that depends, or if it wants more than a question."""
@@ -227,30 +225,17 @@ class TemplateDialect:
             return None
         return cued.removeprefix(bare) if cued.startswith(bare) else None
 
-    def _lead(self, scene: Scene) -> tuple[IdArray[int], bytes | Grammar | None]:
-        """A forced call is a bare object. A thought that the cue has begun is ended first."""
-        if not scene.can_constrain:
-            return NO_IDS, None
-        if (held := self._held(scene)) is not None:
-            return held.lead, held.grammar
-        offers = forced(scene)
-        schema = call_schema(offers, "arguments") if offers else format_schema(scene, "arguments")
-        return NO_IDS if schema is None else self._thoughtless(), schema
-
-    def _thoughtless(self) -> IdArray[int]:
-        return self._vocabulary.encode(f"\n{THOUGHT}\n\n") if self._is_thinking else NO_IDS
-
     # --- text ---
 
-    def _texts(self, scene: Scene) -> tuple[str, str]:
+    def _texts(self, bound: BoundFamily, scene: Scene) -> tuple[str, str]:
         """The conversation without its cue, and the cue.
 
         A template that counts on seeing calls may refuse a placeholder; then everything is written anew.
         """
         try:
-            return self._texts_of(scene, *self._chat(scene, is_keeping=True))
+            return self._texts_of(scene, *self._chat(bound, scene, is_keeping=True))
         except InvalidRequest:
-            return self._texts_of(scene, *self._chat(scene, is_keeping=False))
+            return self._texts_of(scene, *self._chat(bound, scene, is_keeping=False))
 
     def _texts_of(self, scene: Scene, chat: Chat, tools: object) -> tuple[str, str]:
         """Mostly the cue is what it always is. Where it is not, the template is run without it; where the two then grow
@@ -273,40 +258,39 @@ class TemplateDialect:
 
     def _is_cut_at(self, before: str, behind: str) -> bool:
         """Whether a piece ends between these two texts."""
-        is_ended = before.endswith(KEPT_BEHIND) or self._special_end.search(before, _tail(before))
+        is_ended = before.endswith(KEPT_AFTER) or self._special_end.search(before, _tail(before))
         return bool(is_ended or self._cut.match(behind))
 
     def _split(self, text: str) -> list[str]:
         """Special tokens, placeholders, and the text between them."""
         return [part for part in self._cut.split(text) if part]
 
-    def _encode(self, text: str, kept: Sequence[Round]) -> tuple[IdArray[int], int]:
+    def _encode(
+        self, bound: BoundFamily, text: str, kept: Sequence[Round]
+    ) -> tuple[IdArray[int], int]:
         """The ids of this text, and how many of them had to be made."""
         ids = id_array()
         made = 0
         for part in self._split(text):
             if part.startswith(KEPT_BEFORE):
-                ids.extend(self._parsed(kept[int(part[1:].partition(".")[0])]))
+                ids.extend(_sampled(bound, kept[int(part[1:].partition(".")[0])]))
                 continue
             new = self._encode_part(part)
             ids.extend(new)
             made += len(new)
         return ids, made
 
-    def _parsed(self, round: Round) -> IdArray[int]:
-        """What the model said; the template closes the turn itself."""
-        ids = kept_ids(round)
-        return ids[:-1] if ids and ids[-1] in self._stops else ids
-
     def _encode_part(self, part: str) -> IdArray[int]:
         if self._special.fullmatch(part):
-            return id_array([self._vocabulary.special(part)])
+            return self._vocabulary.ids(Mark(part))
         text = ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), part.replace(SHIELD, ""))
         return self._vocabulary.encode(text)
 
-    def _base(self, scene: Scene, context: str) -> tuple[Written, blake2b]:
+    def _base(
+        self, bound: BoundFamily, scene: Scene, context: str
+    ) -> tuple[TemplatePrompt, blake2b]:
         """The longest kept prompt with whose text this one begins, and the digest to go on with."""
-        for written in self._kept_prompts(scene):
+        for written in _kept_prompts(bound, scene):
             before, behind = context[: written.chars], context[written.chars :]
             is_cut = not behind or self._is_cut_at(before, behind)
             if len(before) != written.chars or not is_cut:
@@ -314,39 +298,17 @@ class TemplateDialect:
             digest = blake2b(_bytes(before), digest_size=16)
             if digest.digest() == written.digest:
                 return written, digest
-        return NOTHING_WRITTEN, blake2b(digest_size=16)
-
-    def _kept_prompts(self, scene: Scene) -> list[Written]:
-        """The prompts of the last turns, before what was said to them; or the one that was recalled."""
-        found: list[Written] = []
-        turn = scene.past
-        while turn is not None and len(found) < KEPT_PROMPTS_MAX:
-            found.extend(self._written(turn.warm))
-            turn = turn.parent
-        return found or self._written(scene.recalled)
-
-    def _written(self, warm: Warm | None) -> list[Written]:
-        if warm is None or warm.fingerprint != self._fingerprint:
-            return []
-        prompt = warm.prompt
-        nodes = (prompt, prompt.before) if isinstance(prompt, Tokens) else ()
-        return [node for node in nodes if isinstance(node, Written)][:1]
-
-    def _kept(self, scene: Scene) -> list[Round]:
-        return [round for round in scene.history() if self._is_kept(round)]
-
-    def _is_kept(self, round: Round) -> bool:
-        return round.did_sample and round.fingerprint == self._fingerprint
+        return NO_PROMPT, blake2b(digest_size=16)
 
     # --- the conversation as chat messages ---
 
-    def _chat(self, scene: Scene, *, is_keeping: bool) -> tuple[Chat, object]:
+    def _chat(self, bound: BoundFamily, scene: Scene, *, is_keeping: bool) -> tuple[Chat, object]:
         chat: Chat = []
         count = 0
         for round in (*scene.history(), Round(scene.given)):
             chat.extend(self._messages(round.given))
-            if is_keeping and self._is_kept(round):
-                placeholder = f"{KEPT_BEFORE}{count}.{_check(round)}{KEPT_BEHIND}"
+            if is_keeping and _is_kept(bound, round):
+                placeholder = f"{KEPT_BEFORE}{count}.{_check(round)}{KEPT_AFTER}"
                 chat.append({"role": "assistant", "content": placeholder})
                 count += 1
             elif round.did_sample:
@@ -361,20 +323,14 @@ class TemplateDialect:
             return chat, None
         if "tools" in self._template:
             return chat, [json.loads(self._shielded(dumps(definition_of(one)))) for one in offers]
-        told = self._shielded(told_tools(offers))
+        told = self._shielded(tools_text(offers))
         if chat and chat[0]["role"] == "system":
             told = f"{chat[0]['content']}\n\n{told}"
             chat = chat[1:]
         return [{"role": "system", "content": told}, *chat], None
 
     def _messages(self, items: Sequence[Item]) -> Chat:
-        groups: list[list[Part]] = []
-        for item in items:
-            for part in _parts(item):
-                if groups and (groups[-1][-1].kind, part.kind) in JOINS:
-                    groups[-1].append(part)
-                else:
-                    groups.append([part])
+        groups = blocks_of(items, JOINS, tools_text)
         return [message for group in groups for message in self._group(group)]
 
     def _group(self, parts: Sequence[Part]) -> Chat:
@@ -393,7 +349,9 @@ class TemplateDialect:
             case "think" | "talk" | "call":
                 return [self._assistant(parts)]
             case kind:
-                return [{"role": kind, "content": self._shielded(content_of(parts))}]
+                return [
+                    {"role": ROLES.get(kind, kind), "content": self._shielded(content_of(parts))}
+                ]
 
     def _assistant(self, parts: Sequence[Part]) -> dict[str, object]:
         """One message of the model. What the template has no field for stays in the text."""
@@ -432,11 +390,32 @@ class TemplateDialect:
         return self._special.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
 
 
-def _parts(item: Item) -> list[Part]:
-    if isinstance(item.value, AdditionalTools):
-        added = added_by(item)
-        return [Part("system", told_tools(added))] if added else []
-    return parts_of((item,))
+def _is_kept(bound: BoundFamily, round: Round) -> bool:
+    return round.did_sample and round.fingerprint == bound.fingerprint
+
+
+def _sampled(bound: BoundFamily, round: Round) -> IdArray[int]:
+    """What the model said; the template closes the turn itself."""
+    ids = sampled_ids(round)
+    return ids[:-1] if ids and ids[-1] in bound.stops else ids
+
+
+def _kept_prompts(bound: BoundFamily, scene: Scene) -> list[TemplatePrompt]:
+    """The prompts of the last turns, before what was said to them; or the recalled prompt."""
+    found: list[TemplatePrompt] = []
+    turn = scene.past
+    while turn is not None and len(found) < KEPT_PROMPTS_MAX:
+        found.extend(_kept_prompt(bound, turn.warm))
+        turn = turn.parent
+    return found or _kept_prompt(bound, scene.recalled)
+
+
+def _kept_prompt(bound: BoundFamily, warm: Warm | None) -> list[TemplatePrompt]:
+    if warm is None or warm.fingerprint != bound.fingerprint:
+        return []
+    prompt = warm.prompt
+    nodes = (prompt, prompt.before) if isinstance(prompt, Tokens) else ()
+    return [node for node in nodes if isinstance(node, TemplatePrompt)][:1]
 
 
 def _check(round: Round) -> int:

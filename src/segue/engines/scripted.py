@@ -29,13 +29,13 @@ from segue.wire.items import (
     HostedOutput,
     InputText,
     Item,
+    ItemValue,
     LocalShellCallOutput,
     Message,
     OutputText,
     Reasoning,
     ReasoningText,
     ShellCallOutput,
-    Value,
 )
 from segue.wire.requests import TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, Offer, chosen_offers, offer_named
@@ -169,7 +169,7 @@ def _logprobs(id: int, count: int) -> TokenLogprob:
 
 
 def _scripted_items(turn: ScriptedTurn, offers: tuple[Offer, ...]) -> list[Item]:
-    values: list[Value] = []
+    values: list[ItemValue] = []
     if turn.reasoning:
         values.append(Reasoning(content=[ReasoningText(text=turn.reasoning)]))
     text = turn.text + FILLER * turn.pad_tokens
@@ -193,7 +193,7 @@ def _call(
     )
 
 
-def improvise(job: Job) -> list[Value]:
+def improvise(job: Job) -> list[ItemValue]:
     """Without a script: call a tool once if one is offered and the user has just spoken, else answer."""
     scene, last = job.scene, _last(job.scene)
     offer = _chosen(scene)
@@ -203,7 +203,7 @@ def improvise(job: Job) -> list[Value]:
     return [Message(role="assistant", content=[OutputText(text=_reply(last, scene.format))])]
 
 
-def _last(scene: Scene) -> Value | None:
+def _last(scene: Scene) -> ItemValue | None:
     """The last item of the conversation, which may be part of the history: after a warm-up nothing is given."""
     if scene.given:
         return scene.given[-1].value
@@ -232,7 +232,7 @@ def _chosen(scene: Scene) -> Offer | None:
     return next(iter(functions or offers), None)
 
 
-def _example_call(offer: Offer) -> Value:
+def _example_call(offer: Offer) -> ItemValue:
     tool, namespace = offer.tool, offer.namespace or UNSET
     if isinstance(tool, CustomTool):
         return CustomToolCall(call_id="", name=tool.name, input="example", namespace=namespace)
@@ -241,7 +241,7 @@ def _example_call(offer: Offer) -> Value:
     return FunctionCall(call_id="", name=tool.name, arguments=text, namespace=namespace)
 
 
-def _reply(last: Value | None, wanted: TextFormat | None) -> str:
+def _reply(last: ItemValue | None, wanted: TextFormat | None) -> str:
     if wanted is not None and wanted.type == "json_schema" and wanted.schema is not UNSET:
         return encode(example(msgspec.json.decode(wanted.schema))).decode()
     if wanted is not None and wanted.type == "json_object":

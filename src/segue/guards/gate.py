@@ -1,22 +1,22 @@
-"""What may leave, and when? Holds what the model says until guards have let it pass.
+"""What may leave, and when? Holds what the model wrote until the guards have let it pass.
 
 Theory of operation. Each round of a turn brings something new for the model; `ask` shows that to the guards of the
 input, in a task of its own, beside rendering, prefill and sampling. What is read meanwhile is held here, before it gets
-a number, so that heartbeats go on and never overtake it. With the verdict in, an answer is watched in windows: a window
-is full when so many new characters are there, or when they have waited long enough, or when the item is whole. It is
-watched together with the end of the one before, which was kept back for that: so a text that is no longer than this
-overlap is found wherever the windows are cut, and not even its beginning has left.
+a number, so that heartbeats go on and never overtake it. Once the verdict is in, an answer is watched in windows: a
+window is full when it has enough new characters, or when they have waited long enough, or when the item is whole. It is
+watched together with the end of the previous window, which was held back for that: so a text that is no longer than
+this overlap is found wherever the windows are cut, and not even its beginning has left.
 
     the gate is    when                                  what is said
     closed         the input's verdict is awaited        is held, up to a limit; then the engine waits
     open           it has passed                         leaves window by window
-    shut           something was blocked, or a guard     is dropped, and so is everything behind it
-                   could not say
+    shut           something was blocked, or a guard     is dropped, and so is everything after it
+                   failed
 
-A call that a person has approved is made before its round: it waits for the verdict on what came with the yes.
+A call that a person has approved is made before its round: it waits for the verdict on the items that approve it.
 
-Why it was shut is told to the turn as a notice, which also stops the engine; `decide` does the rest. The characters
-that are counted are the new ones: an overlap counts once.
+When the gate is shut, the turn gets a notice with the reason, which also stops the engine; `decide` does the rest. Only
+new characters are counted: an overlap counts once.
 """
 
 from __future__ import annotations
@@ -62,14 +62,8 @@ INLINE_BYTES = 64 * 1024
 PROBLEM = "The server had an error while it checked your request."
 
 
-def open_gate(plan: Plan, running: Running) -> Gate | None:
-    """The gate of a turn; None where nobody guards it."""
-    guards = plan.guards
-    return Gate(plan, running) if guards.inputs or guards.outputs else None
-
-
-class Gate:
-    """Stands between what was read and what is told, for one turn."""
+class GuardGate:
+    """The `Gate` of one turn."""
 
     def __init__(self, plan: Plan, running: Running) -> None:
         self._plan = plan
@@ -96,13 +90,12 @@ class Gate:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The guards whose verdict the turn keeps: all have let it pass, or it has not got here."""
+        # All of them have let it pass, or the turn has not got here.
         return () if self._asking is None or not self._asking.done() else self._guards.names
 
     # --- the input ---
 
     def ask(self, scene: Scene, *, is_first: bool) -> None:
-        """Show the guards what is new for the model in this round."""
         guards, resolved = self._guards, self._plan.resolved
         if not guards.inputs:
             return
@@ -115,8 +108,7 @@ class Gate:
         self._asking = asyncio.create_task(self._check(words, items))
 
     async def clear(self, scene: Scene, *, is_first: bool) -> bool:
-        """Whether something may be done on the word of what this scene is given, before the model sees it. The guards
-        are asked now; the round that follows shows them the rest."""
+        """The guards are asked now; the round that follows shows them the rest."""
         self.ask(scene, is_first=is_first)
         self._shown |= {id(item): item for item in self._unseen(scene, is_first=is_first)}
         await self._verdict()
@@ -135,7 +127,7 @@ class Gate:
             self._give_up(fault)
             return
         if reason is not None:
-            log.info("turn %s: its input was blocked: %s", self._plan.id, reason)
+            log.info("turn %s: input blocked by a guard: %s", self._plan.id, reason)
             error = InvalidRequest(
                 f"The input was blocked by a guard of this server: {reason}.",
                 code="invalid_prompt",
@@ -156,8 +148,8 @@ class Gate:
 
     # --- the answer ---
 
-    async def sift(self, parsed: Sequence[Parsed]) -> list[Parsed]:
-        """What may leave now, of this and of what was held before. May be cut off, and then loses nothing."""
+    async def feed(self, parsed: list[Parsed]) -> list[Parsed]:
+        """What may leave now. May be cancelled while it waits, and then loses nothing."""
         self._hold(parsed)
         if self._asking is not None and not self._asking.done():
             if self._held_chars <= HELD_CHARS_MAX:
@@ -166,28 +158,25 @@ class Gate:
         await self._let_through()
         return self._take()
 
-    async def last(self, parsed: Sequence[Parsed]) -> list[Parsed]:
-        """The model has ended its round: what may leave of the rest, after the verdict."""
+    async def close(self, parsed: list[Parsed]) -> list[Parsed]:
+        """What may leave of the rest, after the verdict."""
         self._hold(parsed)
         await self._verdict()
         await self._let_through()
         return self._take()
 
     def drop(self) -> list[Parsed]:
-        """Nothing more may leave; what has begun to leave is ended."""
         self.is_shut = True
         return self._take()
 
     async def vet(self, text: str) -> bool:
-        """Whether a text that nobody is told may be kept and go on, as a whole."""
         await self._verdict()
         if self.is_shut or not self._guards.outputs:
             return not self.is_shut
         self._tally.guard_chars_watched += len(text)
         return await _ask_all([guard.watch(text) for guard in self._guards.outputs]) is None
 
-    async def close(self) -> None:
-        """The turn is over; whoever is still being asked need not answer."""
+    async def leave(self) -> None:
         if self._asking is not None and not self._asking.done():
             self._asking.cancel()
             await asyncio.wait([self._asking])
@@ -250,7 +239,7 @@ class Gate:
         self._tally.guard_chars_watched += self._fresh_chars
         self._fresh_chars = 0
         if reason is not None:
-            log.info("turn %s: its answer was blocked: %s", self._plan.id, reason)
+            log.info("turn %s: answer blocked by a guard: %s", self._plan.id, reason)
             self._shut(Filtered())
         return reason is None
 
@@ -303,7 +292,7 @@ class Gate:
 
 
 async def _ask_all(asked: Sequence[Awaitable[Verdict]]) -> str | None:
-    """Why any of them blocks; None if all let it pass. One that cannot say is worse than one that blocks not."""
+    """Why any of them blocks; None if all let it pass. An error outweighs a pass."""
     if len(asked) == 1:
         return (await asked[0]).reason
     answers = await asyncio.gather(*asked, return_exceptions=True)

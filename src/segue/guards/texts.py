@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 from msgspec import UNSET, Raw
 
-from segue.turn.values import Head, Round, Scene, Turn
+from segue.turn.values import Head, Past, Round, Scene, Turn
 from segue.wire.codec import encode
 from segue.wire.items import InputFile, Item
 from segue.wire.response import Response
@@ -67,7 +67,7 @@ def new_items(scene: Scene, names: Sequence[str]) -> list[Item]:
     return [*seen, *scene.given]
 
 
-def has_passed(turn: Turn, names: Sequence[str]) -> bool:
+def has_passed(turn: Past, names: Sequence[str]) -> bool:
     """Whether all of these guards have let everything pass up to this turn."""
     return all(name in turn.passed for name in names)
 

@@ -1,40 +1,30 @@
 """How does a turn join a conversation?
 
 Before it begins, it is given what it has not seen: nothing but the newest items if the conversation's last turn can be
-continued, else all of them. When it is saved, what it was given and what it wrote are added to the conversation, and it
-is the turn that the next one continues. Nothing of this is known to the turn itself: a joined turn has `Turns` that add
-to the conversation as well.
+continued, else all of them. When it is saved, its input and output are added to the conversation, and it becomes the
+turn that the next one continues. The turn itself knows nothing of this: its `ConversationTurns` add to the conversation
+as well.
 
-One turn at a time speaks in a conversation. Which one is written down with the conversation, by compare and set, so
-that it holds for all who share the store; with what the turn adds it is struck out again.
+A conversation is locked by one turn at a time. Which one is written with the conversation (`speaker`), by compare and
+set, so that it holds for all who share the store; the write that adds the turn's items releases the lock.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from segue.errors import ID_CHARS_MAX, ApiError, Conflict, InvalidRequest, conversation_not_found
 from segue.ids import given_id
+from segue.turn.plan import Joined
 from segue.turn.resolve import is_continuable
 from segue.turn.seams import Conversations, Turns
 from segue.turn.values import Conversation, ConversationItem, Owner, Turn
-from segue.wire.items import Item
 from segue.wire.requests import Create
 
-# How often two who add at once may get in each other's way.
+# How often concurrent writers may conflict.
 ATTEMPTS_MAX = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A conversation as a turn meets it: the turn to continue, and the items that it has not seen."""
-
-    conversation: Conversation
-    tip: Turn | None
-    unseen: tuple[Item, ...]
 
 
 async def join(
@@ -67,11 +57,25 @@ async def join(
     return Joined(conversation, tip, tuple(one.item for one in unseen))
 
 
-async def speak(joined: Joined, turn_id: str, conversations: Conversations) -> Joined | None:
-    """The same, with this turn as the one that speaks; None if somebody has written it meanwhile: then join again."""
+async def acquire(
+    create: Create, owner: Owner, turns: Turns, conversations: Conversations, turn_id: str
+) -> ConversationTurns:
+    """The conversation that the request names, locked by this turn."""
+    for _ in range(ATTEMPTS_MAX):
+        joined = await join(create, owner, turns, conversations)
+        assert joined is not None, "the request names a conversation"
+        locked = await _lock(joined, turn_id, conversations)
+        if locked is not None:
+            return ConversationTurns(turns, conversations, locked)
+    assert create.conversation_id is not None
+    raise too_many_writers(create.conversation_id)
+
+
+async def _lock(joined: Joined, turn_id: str, conversations: Conversations) -> Joined | None:
+    """The same, locked by this turn; None if it was written meanwhile: then join again."""
     conversation = joined.conversation
     if conversation.speaker == turn_id:
-        # Written before, and not heard of.
+        # An earlier write went through, though its answer was lost.
         return joined
     if conversation.speaker is not None:
         raise Conflict(
@@ -79,52 +83,46 @@ async def speak(joined: Joined, turn_id: str, conversations: Conversations) -> J
             code="conversation_locked",
             param="conversation",
         )
-    spoken = structs.replace(conversation, speaker=turn_id)
-    if not await conversations.save(spoken):
+    locked = structs.replace(conversation, speaker=turn_id)
+    if not await conversations.save(locked):
         return None
-    return replace(joined, conversation=structs.replace(spoken, version=spoken.version + 1))
+    return structs.replace(joined, conversation=structs.replace(locked, version=locked.version + 1))
 
 
-async def fall_silent(named: Conversation, turn_id: str, conversations: Conversations) -> None:
-    """This turn speaks no more."""
+async def _unlock(named: Conversation, turn_id: str, conversations: Conversations) -> None:
     for _ in range(ATTEMPTS_MAX):
-        found = await conversations.find(named.owner, named.id)
-        if found is None or found.speaker != turn_id:
+        conversation = await conversations.find(named.owner, named.id)
+        if conversation is None or conversation.speaker != turn_id:
             return
-        if await conversations.save(structs.replace(found, speaker=None)):
+        if await conversations.save(structs.replace(conversation, speaker=None)):
             return
     raise too_many_writers(named.id)
 
 
 def too_many_writers(conversation_id: str) -> Conflict:
-    """Others were always faster."""
     return Conflict(
-        f"Conversation with id '{conversation_id[:ID_CHARS_MAX]}' is written by too many at once.",
+        f"Too many concurrent writes to the conversation '{conversation_id[:ID_CHARS_MAX]}'.",
         code="conversation_locked",
         param="conversation",
     )
 
 
-class JoinedTurns:
+class ConversationTurns:
     """`Turns` for one turn of a conversation: what is saved is added to the conversation too."""
 
     def __init__(self, turns: Turns, conversations: Conversations, joined: Joined) -> None:
         self._turns = turns
         self._conversations = conversations
-        self._joined = joined
-        # Whether the turn has been struck out as the one that speaks.
-        self._is_silent = False
+        self.joined = joined
+        self._is_released = False
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        """As without a conversation."""
         return await self._turns.find(owner, turn_id)
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
-        """As without a conversation."""
         return await self._turns.read(owner, turn_id)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
-        """As without a conversation."""
         return await self._turns.delete(owner, turn_id)
 
     async def save(self, turn: Turn) -> None:
@@ -132,17 +130,17 @@ class JoinedTurns:
         if not is_continuable(turn) or not await self._add(turn):
             await self._turns.save(turn)
             return
-        # It is kept by now; what is left is that caches know it, and memory.
+        # It is durable by now; the caches are still to know it.
         with suppress(ApiError):
             await self._turns.save(turn)
 
     async def _add(self, turn: Turn) -> bool:
         """Add its items to the conversation, and save the turn with them; False if the conversation is gone."""
         added = self._added(turn)
-        conversation = self._joined.conversation
+        conversation = self.joined.conversation
         is_alone = True
         for _ in range(ATTEMPTS_MAX):
-            # Where others have added meanwhile, this turn has not seen all there is.
+            # Where others have added items meanwhile, this turn has not seen all of them.
             moved = structs.replace(
                 conversation,
                 tip_id=turn.id if is_alone else None,
@@ -150,28 +148,28 @@ class JoinedTurns:
                 speaker=None if conversation.speaker == turn.id else conversation.speaker,
             )
             if await self._conversations.save(moved, added, turn):
-                self._is_silent = True
+                self._is_released = True
                 return True
             found = await self._conversations.find(turn.owner, conversation.id)
             if found is None:
-                self._is_silent = True
+                self._is_released = True
                 return False
             if found.tip_id == turn.id:
-                # Written, and not heard of.
-                self._is_silent = True
+                # Written, though the answer was lost.
+                self._is_released = True
                 return True
             conversation, is_alone = found, False
         raise too_many_writers(conversation.id)
 
-    async def fall_silent(self, turn_id: str) -> None:
-        """The turn is over, or was never begun: another one may speak."""
-        if not self._is_silent:
-            await fall_silent(self._joined.conversation, turn_id, self._conversations)
-            self._is_silent = True
+    async def release(self, turn_id: str) -> None:
+        """The turn is over, or has never begun: another one may lock the conversation."""
+        if not self._is_released:
+            await _unlock(self.joined.conversation, turn_id, self._conversations)
+            self._is_released = True
 
     def _added(self, turn: Turn) -> list[ConversationItem]:
-        """What this turn brings: its own input, not what the conversation gave it, and its output."""
-        own = list(enumerate(turn.given))[len(self._joined.unseen) :]
+        """What this turn adds: its own input, not what the conversation gave it, and its output."""
+        own = list(enumerate(turn.given))[len(self.joined.unseen) :]
         given = [
             ConversationItem(item.value.id or given_id(turn.id, index), item) for index, item in own
         ]

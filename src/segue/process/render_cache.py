@@ -11,27 +11,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Literal
+from typing import Literal, assert_never
 
-from msgspec import Raw, Struct
-
-from segue.turn.values import Head, Messages, Owner, Prompt, Warm
-from segue.wire.items import (
-    AdditionalTools,
-    ConfigurationUpdate,
-    HostedOutput,
-    Item,
-    McpApprovalResponse,
-    McpCall,
-    McpListTools,
-    Message,
-    Reasoning,
-    ToolSearchOutput,
-    Value,
-    WebSearchCall,
-    answer_of,
-    is_model_written,
-)
+from segue.turn.values import Messages, Owner, Prompt, Resent, Warm
+from segue.wire.items import AdditionalTools, Item, ItemValue, Reasoning
+from segue.wire.kinds import shown_as
 
 Key = tuple[Owner, str, bytes]
 Voice = Literal["others", "model", "nobody"]
@@ -39,16 +23,6 @@ Voice = Literal["others", "model", "nobody"]
 # What an entry costs beside its ids: key, digest, dictionary slot.
 ENTRY_BYTES = 500
 DAY_S = 86_400
-
-
-class Asked(Struct, frozen=True):
-    """A history that came as a whole: whose, for which dialect, under which head, begun when."""
-
-    owner: Owner
-    fingerprint: str
-    head: Head
-    given: tuple[Item, ...]
-    root_at: int = 0
 
 
 class RenderCache:
@@ -82,33 +56,33 @@ class RenderCache:
             if self._owner_bytes[owner] <= bytes_max:
                 return
 
-    def find(self, asked: Asked) -> tuple[Warm | None, int]:
+    def find(self, resent: Resent) -> tuple[Warm | None, int]:
         """The longest beginning of these items that was rendered before, and how many items that is."""
         if not self._bytes_max or not self._entries:
             return None, 0
-        digests = _digests(asked)
-        for count in range(len(asked.given), 0, -1):
-            key = (asked.owner, asked.fingerprint, digests[count])
+        digests = _digests(resent)
+        for count in range(len(resent.given), 0, -1):
+            key = (resent.owner, resent.fingerprint, digests[count])
             warm = self._entries.get(key)
-            if warm is not None and is_cut(asked.given, count):
+            if warm is not None and is_cut(resent.given, count):
                 self._entries.move_to_end(key)
                 return warm, count
         return None, 0
 
-    def keep(self, asked: Asked, context: Prompt, recalled_items: int) -> None:
+    def keep(self, resent: Resent, context: Prompt, recalled_items: int) -> None:
         """Remember what these items became, in place of what was recalled for the first so many of them."""
-        if not self._bytes_max or not is_cut(asked.given, len(asked.given)):
+        if not self._bytes_max or not is_cut(resent.given, len(resent.given)):
             return
-        digests = _digests(asked)
-        key = (asked.owner, asked.fingerprint, digests[len(asked.given)])
+        digests = _digests(resent)
+        key = (resent.owner, resent.fingerprint, digests[len(resent.given)])
         if key in self._entries:
             return
-        before = (asked.owner, asked.fingerprint, digests[recalled_items])
+        before = (resent.owner, resent.fingerprint, digests[recalled_items])
         if before in self._entries:
             self._drop(before)
-        warm = Warm(asked.fingerprint, asked.head, context)
+        warm = Warm(resent.fingerprint, resent.head, context)
         self._entries[key] = warm
-        self._count(asked.owner, _measure(warm))
+        self._count(resent.owner, _measure(warm))
         while self._bytes > self._bytes_max:
             self._drop(next(iter(self._entries)))
 
@@ -144,44 +118,42 @@ def _first(voices: Iterator[Voice | None]) -> Voice | None:
     return next((voice for voice in voices if voice != "nobody"), None)
 
 
-def _spoken_before(value: Value) -> Voice | None:
+def _spoken_before(value: ItemValue) -> Voice | None:
     """Tools that an item brings are told by others, if at all."""
     return "nobody" if isinstance(value, AdditionalTools) else _spoken(value)
 
 
-def _spoken_behind(value: Value) -> Voice | None:
+def _spoken_behind(value: ItemValue) -> Voice | None:
     """A thought may be forgotten, and then what follows it stands in its place."""
     return "nobody" if isinstance(value, Reasoning) else _spoken(value)
 
 
-def _spoken(value: Value) -> Voice | None:
+def _spoken(value: ItemValue) -> Voice | None:
     """Who speaks in this item, if it is certain that somebody does, or that nobody does."""
-    match value:
-        case McpListTools() | McpApprovalResponse(approve=True):
+    match shown_as(value):
+        case "nothing":
             return "nobody"
-        case McpCall(approval_request_id=str()):
-            return "nobody"
-        case WebSearchCall(action=action) if not isinstance(action, Raw):
-            return "nobody"
-        case _ if is_model_written(value):
+        case "think" | "talk" | "call":
             return "model"
-        case Message() | HostedOutput() | ConfigurationUpdate() | ToolSearchOutput():
+        case "user" | "system" | "response":
             return "others"
-        case _:
-            return "others" if answer_of(value) is not None else None
+        case "tools":
+            return None
+        case shown:
+            assert_never(shown)
 
 
-def _digests(asked: Asked) -> list[bytes]:
+def _digests(resent: Resent) -> list[bytes]:
     """One digest for each beginning of the items, the empty one included; each builds on the one before."""
-    head = asked.head
+    head = resent.head
     first = blake2b(head.tools.echo, digest_size=16)
     first.update(head.tools.listed)
     first.update(b"\1" if head.tools.has_web else b"\0")
     first.update(b"\0" if head.instructions is None else b"\1" + head.instructions.encode())
     # Some families print the day on which a history began.
-    first.update(b"%d" % (asked.root_at // DAY_S))
+    first.update(b"%d" % (resent.root_at // DAY_S))
     found = [first.digest()]
-    for item in asked.given:
+    for item in resent.given:
         found.append(blake2b(found[-1] + item.raw, digest_size=16).digest())
     return found
 

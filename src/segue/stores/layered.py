@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from segue.stores.memory import MemoryIdempotencyKeys, MemoryTurns
-from segue.turn.commit import ENDED
 from segue.turn.seams import IdempotencyKeys, Maintenance, Turns
 from segue.turn.values import Claim, Owner, Retention, Turn
+from segue.wire.response import ENDED
 
 
 class LayeredTurns:

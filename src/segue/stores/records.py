@@ -24,7 +24,7 @@ from segue.turn.commit import entry_of
 from segue.turn.values import IdArray, Key, Owner, Round, Turn, UsageEntry
 from segue.wire.codec import encode_event, encode_response
 from segue.wire.events import Event, Failed
-from segue.wire.items import Call, Item, Reasoning, Value
+from segue.wire.items import Call, Item, ItemValue, Reasoning
 from segue.wire.response import Fault, Response
 
 PartName = TypeVar("PartName")
@@ -109,7 +109,7 @@ class History(Struct, array_like=True):
     passed: list[str] = []
 
 
-def kind_of(kind: type[Value]) -> str:
+def kind_of(kind: type[ItemValue]) -> str:
     """The tag by which the wire knows this type of item."""
     return str(kind.__struct_config__.tag)
 
@@ -121,8 +121,8 @@ EVENTS: msgspec.msgpack.Decoder[list[tuple[str, int, bytes]]] = msgspec.msgpack.
 )
 RESPONSE: msgspec.json.Decoder[Response] = msgspec.json.Decoder(Response)
 # One for each type rather than one for all: a decoder of a single type forgives a missing tag.
-VALUES: dict[str, msgspec.json.Decoder[Value]] = {
-    kind_of(kind): msgspec.json.Decoder(kind) for kind in get_args(Value)
+VALUES: dict[str, msgspec.json.Decoder[ItemValue]] = {
+    kind_of(kind): msgspec.json.Decoder(kind) for kind in get_args(ItemValue)
 }
 
 

@@ -1,6 +1,6 @@
 """What do our own tools say to the calls of the model? Sampling pauses, the tool runs here, sampling goes on.
 
-A *hosted call* is one that a tool of this server answers. `HostedCalls` runs those of one turn: it makes the calls
+A *hosted call* is one that a tool of this server answers. `TurnToolCalls` runs those of one turn: it makes the calls
 that a person has approved, lists the tools of remote servers before the model speaks, and answers the calls of a round.
 What a tool returns is data: it becomes a `HostedOutput` after the call, for the model alone, and the finished item is
 what the client sees. Every call has a limit in time and in bytes, and all of them together in number. A notice that
@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import assert_never
 
 from msgspec import Raw, structs
 
 from segue.errors import InvalidRequest
-from segue.tools.inputs import ReadPdf, read_pdfs
+from segue.tools.cite import cite
+from segue.tools.inputs import ReadPdf, ReadUrl, attach, read_pdfs
 from segue.tools.tool_search import answer
 from segue.turn.effects import apply_effects
-from segue.turn.plan import Plan
+from segue.turn.plan import Plan, Span
 from segue.turn.resolve import still_listed
 from segue.turn.running import Running
 from segue.turn.seams import Tool
-from segue.turn.values import HostedCall, Round, Scene, ToolResult
+from segue.turn.values import HostedCall, Round, Scene, Source, ToolResult
 from segue.wire.codec import as_item, definitions_in, encode
 from segue.wire.items import (
     Item,
@@ -36,10 +36,10 @@ from segue.wire.items import (
     McpCall,
     McpListTools,
     ToolSearchCall,
-    Value,
     WebSearchCall,
 )
-from segue.wire.mcp import error_of, output_item, servers_of, with_listed
+from segue.wire.kinds import hosted_work, is_pending
+from segue.wire.mcp import output_item, servers_of, with_listed
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import Tools, forced_offers, name_of
 from segue.wire.web import without_sources
@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 # What a key must be good for, beside sampling: the web search, the operator's MCP servers, and any other that a request
 # names by its address (docs/hazards.md T11).
 SCOPES = ("web_search", "mcp", "mcp_url")
-# How many errands one response may have, whatever the request says.
-ERRANDS_MAX = 128
-# How many more the model may ask for in vain: beyond it goes round in circles, and the response ends.
+# How many hosted calls one response may have, whatever the request says.
+CALLS_MAX = 128
+# How many calls over the limit are refused before the response ends.
 REFUSED_MAX = 8
 # How often the tools of one response are searched for.
 SEARCHES_MAX = 16
@@ -69,88 +69,83 @@ Begun = McpListTools | McpCall | WebSearchCall
 
 
 def _take_all(tools: Tools, may: Container[str]) -> None:
-    """A server without MCP takes tools that merely list it; the model is not told of them."""
+    """A server without MCP accepts tools that merely list an MCP server; the model does not see them."""
 
 
 async def _read_none(data: bytes) -> str | None:
-    """Where nobody reads PDFs, the model is told that they cannot be read."""
+    """Where PDFs are not read, the model is given a note that they cannot be read."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolLimits:
-    """What each errand may take."""
+    """What each hosted call may take."""
 
     call_s_max: float = 60.0
     output_bytes_max: int = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class ServerTools:
     """The tools that this process runs, by the kind of their calls."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    # Refuses a request that names what cannot be run, or not by whoever asks, before anything is said.
-    check: Callable[[Tools, Container[str]], None] = _take_all
+    # Refuses a request that names a tool that cannot be run, or not by this caller.
+    refuse: Callable[[Tools, Container[str]], None] = _take_all
     limits: ToolLimits = ToolLimits()
-    # Reads the PDFs of an input.
+    # Reads the PDF files of an input, and the URLs in it where the operator allows that.
     read_pdf: ReadPdf = _read_none
+    read_url: ReadUrl | None = None
+
+    def check(self, tools: Tools, may: Container[str]) -> None:
+        self.refuse(tools, may)
+
+    async def fetch(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        return items if self.read_url is None else await attach(items, self.read_url)
+
+    async def read_files(self, plan: Plan) -> Plan:
+        return _with_given(plan, await read_pdfs(plan.resolved.given, self.read_pdf))
+
+    def open(self, plan: Plan, running: Running) -> TurnToolCalls:
+        return TurnToolCalls(plan, running, self)
 
 
-async def with_pdfs(plan: Plan, hosted: Hosted) -> Plan:
-    """The plan with what the PDFs say that are given in it."""
-    return _given_so(plan, await read_pdfs(plan.resolved.given, hosted.read_pdf))
-
-
-def _given_so(plan: Plan, given: tuple[Item, ...]) -> Plan:
+def _with_given(plan: Plan, given: tuple[Item, ...]) -> Plan:
     if given is plan.resolved.given:
         return plan
     return replace(plan, resolved=structs.replace(plan.resolved, given=given))
 
 
-class HostedCalls:
-    """The errands of one turn."""
+class TurnToolCalls:
+    """The hosted calls of one turn."""
 
-    def __init__(self, plan: Plan, running: Running, hosted: Hosted) -> None:
+    def __init__(self, plan: Plan, running: Running, hosted: ServerTools) -> None:
         self._plan = plan
         self._running = running
         self._hosted = hosted
         self._count = self._refused = self._searches = 0
-        # Sources are numbered through the whole response, so that searches take turns.
+        # Sources are numbered through the whole response, so that searches run one after the other.
         self._searching = asyncio.Lock()
-        # What was said to the calls, until it is handed over.
-        self._words: dict[str, str] = {}
-        # The tools as the request gave them, secrets included: looked at when one is called, forgotten with the turn.
+        # What the tools have found, in the order in which the model was shown it.
+        self._sources: list[Source] = []
+        # The outputs of the calls, until they are given to the model.
+        self._outputs: dict[str, str] = {}
+        # The tools as the request gave them, secrets included: read when one is called, forgotten with the turn.
         self._definitions: dict[str, Raw] | None = None
 
     @property
     def is_spent(self) -> bool:
-        """Whether the model asks for more than it may have, again and again."""
         return self._refused > REFUSED_MAX
 
     # --- before the model speaks ---
 
-    async def with_files(self) -> Plan:
-        """The plan with its files read."""
-        given = await self.read(self._plan.resolved.given)
-        self._plan = _given_so(self._plan, given)
-        return self._plan
-
-    async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        """These items with what their PDFs say; as they are, if a notice comes in between."""
-        try:
-            async with self._running.interruptible(heeds_steers=False):
-                return await read_pdfs(items, self._hosted.read_pdf)
-        except TimeoutError:
-            if not self._running.inbox:
-                raise
-            return items
-
-    async def open(self) -> Plan:
-        """The plan with what was approved done, and with the tools of its remote servers in it."""
-        plan = self._plan
+    async def begin(self, may_act: Callable[[Plan], Awaitable[bool]]) -> Plan:
+        """The plan with its files read, the approved calls made, and the tools of its remote servers in it."""
+        plan = self._plan = _with_given(self._plan, await self._read(self._plan.resolved.given))
         resolved, parent = plan.resolved, plan.resolved.parent
-        given = await self.approve(resolved.given, parent.rounds if parent else ())
+        if approvals(resolved.given) and not await may_act(plan):
+            return plan
+        given = await self._approve(resolved.given, parent.rounds if parent else ())
         listed = () if plan.compacts else await self._list(plan)
         if listed or given != resolved.given:
             effects = apply_effects(resolved.effects, listed)
@@ -168,9 +163,30 @@ class HostedCalls:
         _check_forced(plan)
         return plan
 
+    async def append(
+        self,
+        items: tuple[Item, ...],
+        rounds: Sequence[Round],
+        may_act: Callable[[tuple[Item, ...]], Awaitable[bool]],
+    ) -> tuple[Item, ...]:
+        items = await self._read(items)
+        if approvals(items) and not await may_act(items):
+            return items
+        return await self._approve(items, rounds)
+
+    async def _read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """These items with the text of their PDF files; unchanged, if a notice comes meanwhile."""
+        try:
+            async with self._running.interruptible(heeds_steers=False):
+                return await read_pdfs(items, self._hosted.read_pdf)
+        except TimeoutError:
+            if not self._running.inbox:
+                raise
+            return items
+
     async def _list(self, plan: Plan) -> tuple[Item, ...]:
         """What those servers list that have not done so in this history."""
-        resolved, name = plan.resolved, self._running.assembler.name
+        resolved, new_id = plan.resolved, self._running.assembler.item_id
         if "mcp_list" not in self._hosted.tools:
             return ()
         tools = resolved.head.tools
@@ -178,14 +194,14 @@ class HostedCalls:
         labels = servers_of(tools).keys() - {one.server_label for one in known}
         return await self._work(
             [
-                as_item(McpListTools(id=name("mcpl"), server_label=label, tools=[]))
+                as_item(McpListTools(id=new_id(McpListTools), server_label=label, tools=[]))
                 for label in servers_of(tools)
                 if label in labels
             ]
         )
 
-    async def approve(self, given: tuple[Item, ...], before: Iterable[Round]) -> tuple[Item, ...]:
-        """What was given, and behind each approval the call that it allows, made and answered."""
+    async def _approve(self, given: tuple[Item, ...], before: Iterable[Round]) -> tuple[Item, ...]:
+        """These items, and after each approval the call that it allows, made and answered."""
         approved = approvals(given)
         if not approved:
             return given
@@ -196,7 +212,7 @@ class HostedCalls:
         for item in await self._work(calls):
             assert isinstance(item.value, McpCall)
             request_id = str(item.value.approval_request_id)
-            made[request_id] = [item, output_item(request_id, self._told(item))]
+            made[request_id] = [item, output_item(request_id, self._output_of(item))]
         items: list[Item] = []
         for item in given:
             items.append(item)
@@ -207,7 +223,7 @@ class HostedCalls:
     def _approved(self, request: McpApprovalRequest) -> Item:
         return as_item(
             McpCall(
-                id=self._running.assembler.name("mcp"),
+                id=self._running.assembler.item_id(McpCall),
                 status="in_progress",
                 server_label=request.server_label,
                 name=request.name,
@@ -231,9 +247,9 @@ class HostedCalls:
         self, wrote: Sequence[Item], scene: Scene, *, may_run: bool
     ) -> tuple[Item, ...]:
         """What the calls of a round are answered, for the next one. `may_run`: the model has ended by itself."""
-        mine = [one for one in wrote if _is_pending(one.value)]
+        mine = [one for one in wrote if is_pending(one.value)]
         await self._run(mine if may_run else ())
-        answers = [output_item(str(one.value.id), self._told(one)) for one in mine]
+        answers = [output_item(str(one.value.id), self._output_of(one)) for one in mine]
         if may_run:
             answers += await self._search(wrote, scene)
         return tuple(answers)
@@ -256,8 +272,8 @@ class HostedCalls:
             answers.append(found)
         return answers
 
-    def _told(self, item: Item) -> str:
-        return self._words.pop(str(item.value.id), NOT_MADE)
+    def _output_of(self, item: Item) -> str:
+        return self._outputs.pop(str(item.value.id), NOT_MADE)
 
     # --- running ---
 
@@ -275,21 +291,20 @@ class HostedCalls:
                 raise
         finally:
             if begun:
-                tally.pauses.append((began, perf_counter()))
-                tally.stage_s["tools"] = sum(to - since for since, to in tally.pauses)
+                tally.spans.append(Span("tools", began, perf_counter()))
             running.publish(running.assembler.abandon())
 
     async def _run_all(self, begun: Sequence[Item]) -> None:
         if not self._plan.resolved.head.parallel_tool_calls:
             for one in begun:
-                await self._errand(one)
+                await self._run_one(one)
             return
         async with asyncio.TaskGroup() as group:
             for one in begun:
-                group.create_task(self._errand(one))
+                group.create_task(self._run_one(one))
 
-    async def _errand(self, begun: Item) -> None:
-        """One of them, from the call to what is told."""
+    async def _run_one(self, begun: Item) -> None:
+        """One call, from its start to its output."""
         value, running = begun.value, self._running
         assert isinstance(value, Begun), "nothing else is hosted"
         is_listing = isinstance(value, McpListTools)
@@ -298,15 +313,23 @@ class HostedCalls:
             self._plan.tally.tool_calls += not is_listing
             async with self._searching if isinstance(value, WebSearchCall) else nullcontext():
                 ran = self._short(await self._call(value))
-                running.assembler.sources += ran.sources
+                self._found(ran.sources)
         else:
             ran = _failed(value, TOO_MANY, REFUSED)
-        self._words[str(value.id)] = ran.text
+        self._outputs[str(value.id)] = ran.text
         running.publish(running.assembler.finish(ran.item))
+
+    def _found(self, sources: Sequence[Source]) -> None:
+        """Messages may cite these from now on."""
+        if sources:
+            self._sources += sources
+            self._running.assembler.cite = lambda text: [
+                Raw(encode(one)) for one in cite(text, self._sources)
+            ]
 
     def _may_call(self) -> bool:
         wanted = self._plan.resolved.create.max_tool_calls
-        limit = ERRANDS_MAX if wanted is None else min(wanted, ERRANDS_MAX)
+        limit = CALLS_MAX if wanted is None else min(wanted, CALLS_MAX)
         is_allowed = self._count < limit
         self._count += is_allowed
         self._refused += not is_allowed
@@ -314,13 +337,21 @@ class HostedCalls:
 
     async def _call(self, value: Begun) -> ToolResult:
         """The tool at work, within its time."""
-        kind, key, name, arguments = _outline(value)
-        definition, tool = self._definition(key), self._hosted.tools.get(kind)
+        work = hosted_work(value)
+        wanted = work.request(value)
+        definition, tool = self._definition(wanted.definition), self._hosted.tools.get(work.tool)
         if definition is None or tool is None:
-            return _failed(value, f"The request does not list the tool '{key}'.", REFUSED)
+            message = f"The request does not list the tool '{wanted.definition}'."
+            return _failed(value, message, REFUSED)
         limit = self._hosted.limits.call_s_max
-        sources = len(self._running.assembler.sources)
-        call = HostedCall(self._plan.owner, str(value.id), definition, name, arguments, sources)
+        call = HostedCall(
+            self._plan.owner,
+            str(value.id),
+            definition,
+            wanted.function,
+            wanted.arguments,
+            len(self._sources),
+        )
         try:
             async with asyncio.timeout(limit):
                 ran = await tool.call(call)
@@ -328,7 +359,7 @@ class HostedCalls:
             return _failed(value, f"The tool did not answer within {limit:g} s.", TIMED_OUT)
         except Exception:
             # A mistake of ours. The traceback names no argument and no header.
-            log.exception("a tool broke in turn %s", self._plan.id)
+            log.exception("a hosted tool failed in turn %s", self._plan.id)
             return _failed(value, "The tool could not be run.", REFUSED)
         return structs.replace(ran, item=self._shown(_related(ran.item, value)))
 
@@ -362,24 +393,6 @@ class HostedCalls:
         return structs.replace(ran, text=text)
 
 
-def _outline(value: Begun) -> tuple[str, str, str, str]:
-    """Which tool is meant, by what its definition is found, which function of it, and with what."""
-    match value:
-        case McpListTools(server_label=label):
-            return "mcp_list", label, "", ""
-        case McpCall(server_label=label, name=name, arguments=arguments):
-            return "mcp", label, name, arguments
-        case WebSearchCall(action=action):
-            written = bytes(action).decode() if isinstance(action, Raw) else "{}"
-            return "web_search", "web_search", "web_search", written
-        case _:
-            assert_never(value)
-
-
-def _is_pending(value: Value) -> bool:
-    return isinstance(value, McpCall | WebSearchCall) and value.status == "in_progress"
-
-
 def _related(item: Item, begun: Begun) -> Item:
     """The finished item, still tied to the approval that it was made by."""
     value = item.value
@@ -390,16 +403,7 @@ def _related(item: Item, begun: Begun) -> Item:
 
 
 def _failed(value: Begun, message: str, code: int) -> ToolResult:
-    match value:
-        case McpCall():
-            error = error_of("mcp_protocol_error", message, code)
-            failed: Value = structs.replace(value, status="failed", error=error)
-        case McpListTools():
-            failed = structs.replace(value, error=Raw(encode(message)))
-        case WebSearchCall():
-            failed = structs.replace(value, status="failed")
-        case _:
-            assert_never(value)
+    failed = hosted_work(value).failed(value, message, code)
     return ToolResult(f"Error: {message}", as_item(failed))
 
 

@@ -40,16 +40,15 @@ from segue.transports.openapi import asyncapi, openapi
 from segue.transports.paging import page_of
 from segue.transports.services import Services
 from segue.transports.subscribers import LastSubscriber, SseSubscriber
-from segue.turn.commit import ENDED
 from segue.turn.compact import window
-from segue.turn.plan import Model, Tally
-from segue.turn.prepare import Caller
+from segue.turn.plan import Caller, Model, Tally
 from segue.turn.running import Running
 from segue.turn.values import Cancel, Owner, Turn
 from segue.wire.codec import decode_create, decode_traceparent, encode
 from segue.wire.items import Item
 from segue.wire.requests import Create
 from segue.wire.response import (
+    ENDED,
     CompactionWindow,
     Deleted,
     InputTokens,

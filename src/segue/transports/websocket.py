@@ -33,8 +33,8 @@ from segue.transports.services import Services
 from segue.transports.socket import Closed, Socket
 from segue.transports.socket import Refused as Kind
 from segue.transports.steering import HeldSteer, Steering
-from segue.turn.plan import Tally
-from segue.turn.prepare import Caller, decode_items
+from segue.turn.plan import Caller, Tally
+from segue.turn.prepare import decode_items
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.values import Append, Cancel, Owner, Turn
@@ -51,7 +51,8 @@ from segue.wire.codec import (
     with_lane,
 )
 from segue.wire.events import Event
-from segue.wire.items import Item, answer_of, required_by
+from segue.wire.items import Item
+from segue.wire.kinds import answer_of, required_by
 from segue.wire.requests import AppendFrame, Create
 
 log = logging.getLogger(__name__)

@@ -1,20 +1,21 @@
 """May this turn start, and with what? A `Resolved` in, a `Plan` out, or a refusal.
 
-The plan holds everything that `perform` needs: the model with its engine and dialect, the limits, and the response
-object as the client will first see it. Nothing has been said to the client yet.
+The plan holds everything that the loop needs: the model with its engine and dialect, the limits, and the response
+object as the client will first see it. Nothing has been sent to the client yet.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from msgspec import UNSET, Raw, structs
 
 from segue.errors import InvalidRequest, cut_name, model_not_found
 from segue.turn.compact import Kind
-from segue.turn.plan import Model, Models, Plan, Resolved, Tally
-from segue.turn.seams import Engine, Quota
-from segue.turn.values import Owner, Sampling
+from segue.turn.plan import Caller, Model, Plan, Resolved, Resources, Tally
+from segue.turn.seams import Engine
+from segue.turn.values import Sampling
 from segue.wire.codec import encode
 from segue.wire.items import CompactionTrigger, Item, count_media
 from segue.wire.requests import Create
@@ -30,27 +31,32 @@ PLAIN_TEXT = Raw(b'{"type":"text"}')
 
 def admit(
     resolved: Resolved,
-    models: Models,
-    *,
-    owner: Owner,
+    resources: Resources,
+    caller: Caller,
     turn_id: str,
-    now: int,
     tally: Tally,
-    quota: Quota,
-    lane: str = "",
+    *,
+    compacts: Kind | None = None,
+    has_media: bool = True,
 ) -> Plan:
     """Find the model and write the first snapshot of the response."""
-    model = models.get(resolved.model)
+    create, parent = resolved.create, resolved.parent
+    model = resources.models.get(resolved.model)
     if model is None:
         raise model_not_found(resolved.model)
-    _refuse_grammar(resolved, model.engine)
-    parent = resolved.parent
-    check_unseen(resolved.given, model, tally)
-    is_stored = resolved.create.store is not False
-    sampling = _sampling(resolved.create, model.sampling)
+    if resolved.head.tool_choice not in ("auto", "none"):
+        _refuse_grammar(resolved, model.engine)
+    if has_media:
+        check_unseen(resolved.given, model, tally)
+    now, is_stored = int(time.time()), create.store is not False
+    sampling = _sampling(create, model.sampling)
+    compacts = compacts or _compacts(resolved, is_stored=is_stored)
+    generates = create.generates
+    is_rollout = bool(create.rollout) and generates
+    is_plain = not (create.conversation or create.context_management or compacts or is_rollout)
     return Plan(
         id=turn_id,
-        owner=owner,
+        owner=caller.owner,
         resolved=resolved,
         model=model,
         sampling=sampling,
@@ -58,21 +64,17 @@ def admit(
         response=_first_snapshot(resolved, sampling, turn_id, now, is_stored=is_stored),
         root_at=parent.root_at if parent else now,
         tally=tally,
-        quota=quota,
-        lane=lane,
-        guards=model.guards,
-        compacts=_compacts(resolved, is_stored=is_stored),
+        quota=caller.quota,
+        generates=generates,
+        is_rollout=is_rollout,
+        can_be_steered=generates and is_plain,
+        key=create.idempotency_key or "",
+        lane=caller.lane,
+        compacts=compacts,
         threshold=_threshold(resolved, model, is_stored=is_stored),
+        append_s_max=resources.append_s_max,
+        guards=resources.guards.get(caller.owner, model.guards),
     )
-
-
-def _is_triggered(resolved: Resolved) -> bool:
-    given = resolved.given
-    if not given or not isinstance(given[-1].value, CompactionTrigger):
-        return False
-    if len(given) == 1 and resolved.parent is None and not resolved.earlier:
-        raise InvalidRequest("There is nothing to compact.", param="input")
-    return True
 
 
 def _may_compact(resolved: Resolved, *, is_stored: bool) -> bool:
@@ -82,8 +84,11 @@ def _may_compact(resolved: Resolved, *, is_stored: bool) -> bool:
 
 
 def _compacts(resolved: Resolved, *, is_stored: bool) -> Kind | None:
-    if not _is_triggered(resolved):
+    given = resolved.given
+    if not given or not isinstance(given[-1].value, CompactionTrigger):
         return None
+    if len(given) == 1 and resolved.parent is None and not resolved.earlier:
+        raise InvalidRequest("There is nothing to compact.", param="input")
     if not _may_compact(resolved, is_stored=is_stored):
         raise InvalidRequest(
             "A stored response cannot compact a history that is not stored. Say 'store': false.",

@@ -27,9 +27,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from segue.errors import ApiError, InvalidRequest, ServerFault
-from segue.tools.cite import cite
 from segue.turn.decide import End
-from segue.turn.open_item import PREFIX, OpenItem, last_commands, part_of, value_of
 from segue.turn.plan import ReasoningView
 from segue.turn.values import (
     NO_IDS,
@@ -38,43 +36,28 @@ from segue.turn.values import (
     ItemOpened,
     ItemText,
     Parsed,
-    Source,
     Steer,
     TurnClosed,
 )
-from segue.wire.calls import (
-    CommandSaid,
-)
+from segue.wire.calls import CommandSaid, CommandScanner
 from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, encode_response
 from segue.wire.events import (
     AnnotationAdded,
-    ArgumentsDone,
     Compacting,
     Completed,
-    ContentPart,
     ContentPartAdded,
     ContentPartDone,
     Created,
-    CustomInputDone,
     Done,
     Event,
     Failed,
     Incomplete,
     InProgress,
     Inside,
-    McpArgumentsDone,
-    McpCallCompleted,
-    McpCallFailed,
-    McpCallInProgress,
-    McpListCompleted,
-    McpListFailed,
-    McpListInProgress,
     OutputItemAdded,
     OutputItemDone,
     OutputTextDelta,
-    OutputTextDone,
     Queued,
-    ReasoningTextDone,
     ShellCommandAdded,
     ShellCommandDone,
     SteerAccepted,
@@ -84,22 +67,28 @@ from segue.wire.events import (
     SteerRef,
     SummaryPartAdded,
     SummaryPartDone,
-    SummaryTextDone,
-    WebSearchCompleted,
-    WebSearchInProgress,
-    WebSearchSearching,
 )
 from segue.wire.items import (
     Compaction,
     Item,
-    McpCall,
-    McpListTools,
+    ItemStatus,
+    ItemValue,
+    Message,
     Reasoning,
     Required,
-    Status,
     SummaryText,
-    Value,
-    WebSearchCall,
+)
+from segue.wire.kinds import (
+    REASONING,
+    AnyKind,
+    Draft,
+    Streamed,
+    TextEvents,
+    Where,
+    hosted_work,
+    kind_named,
+    kind_of,
+    prefix_of,
     required_by,
 )
 from segue.wire.response import Fault, IncompleteDetails, Response, Usage
@@ -113,25 +102,23 @@ CALLERS_FAULTS = ("context_length_exceeded", "invalid_prompt")
 # Where a text may be cut so that it reads as finished: behind a sentence or a line.
 SENTENCE_ENDS = (".", "!", "?", "\n", ":", "。", "！", "？")
 
-# Calls whose fields are known only when their arguments are whole: they are added when they are done.
-HELD = ("local_shell", "apply_patch", "mcp_approval", "web_search")
-# Calls that are done when one of our own tools has answered.
-HOSTED = ("mcp", "web_search")
-# What is said when one of our own tools goes to work.
-BEGUN: dict[type[Value], tuple[type[Inside], ...]] = {
-    McpCall: (McpCallInProgress,),
-    McpListTools: (McpListInProgress,),
-    WebSearchCall: (WebSearchInProgress, WebSearchSearching),
-}
-STOPPED = Raw(b'"The response ended before the server had answered."')
 
-DELTA_EVENT = {
-    "message": "response.output_text.delta",
-    "reasoning": "response.reasoning_text.delta",
-    "function": "response.function_call_arguments.delta",
-    "custom": "response.custom_tool_call_input.delta",
-    "mcp": "response.mcp_call_arguments.delta",
-}
+class _OpenItem:
+    """The item that the model is writing."""
+
+    __slots__ = ("commands", "delta", "draft", "index", "kind", "logprobs", "pieces", "streamed")
+
+    def __init__(self, kind: AnyKind, streamed: Streamed, draft: Draft, index: int) -> None:
+        self.kind = kind
+        self.streamed = streamed
+        self.draft = draft
+        self.index = index
+        self.pieces: list[str] = []
+        # Of a message, where they were asked for.
+        self.logprobs: list[Raw] = []
+        self.delta: DeltaTemplate | None = None
+        # Finds the commands of a shell call as they are written.
+        self.commands = CommandScanner() if streamed.progress == "commands" else None
 
 
 class Assembler:
@@ -148,17 +135,17 @@ class Assembler:
         # What it was before it was known how it ends.
         self._begun = response
         self._new_id = new_id
-        self._reasoning = reasoning
+        self._reasoning = REASONING[reasoning]
         self._seal = seal
         self._state: Literal["new", "open", "ended"] = "new"
         self._number = 0
-        self._open: OpenItem | None = None
+        self._open: _OpenItem | None = None
         self._snapshot = Raw(b"")
         self._compaction_id = ""
         # Where the items stand that our own tools are at work on.
         self._pending: dict[str, int] = {}
-        # What our own tools have found, in the order in which the model was told of it: messages may cite it.
-        self.sources: list[Source] = []
+        # Finds what the text of a whole message cites; set where our own tools have found sources.
+        self.cite: Callable[[str], list[Raw]] | None = None
         self.items: list[Item] = []
         self.ids: list[IdArray[int]] = []
         self.tail: IdArray[int] = NO_IDS
@@ -216,7 +203,7 @@ class Assembler:
     @property
     def is_in_text(self) -> bool:
         """Whether the open item is a text, which may be cut where it must be."""
-        return self._open is not None and self._open.opened.kind in ("message", "reasoning")
+        return self._open is not None and self._open.kind.pairing is None
 
     def accept(self, steer: Steer) -> Event:
         """A steer is ours now; it is not applied yet."""
@@ -255,51 +242,34 @@ class Assembler:
     def compact(self) -> list[Event]:
         """A compaction begins; what the model writes for it is not shown."""
         self._require("open")
-        item_id, index = self._new_id("cmp"), len(self.items)
-        self._compaction_id = item_id
-        added = as_item(Compaction(id=item_id, encrypted_content=""))
-        return [
-            encode_event(
-                OutputItemAdded(
-                    sequence_number=self._next(), output_index=index, item=Raw(added.raw)
-                )
-            ),
-            encode_event(
-                Compacting(sequence_number=self._next(), item_id=item_id, output_index=index)
-            ),
-        ]
+        self._compaction_id = item_id = self.item_id(Compaction)
+        added = self._added_event(Compaction(id=item_id, encrypted_content=""))
+        return [added, self._inside(Compacting, item_id, len(self.items))]
 
     def compacted(self, body: bytes) -> list[Event]:
         """The compaction is done: this is what it holds, and nobody but us is to read it."""
         self._require("open")
         assert self._seal is not None, "nothing is compacted where nothing can be sealed"
         done = as_item(Compaction(id=self._compaction_id, encrypted_content=self._seal(body)))
-        event = OutputItemDone(
-            sequence_number=self._next(), output_index=len(self.items), item=Raw(done.raw)
-        )
+        event = self._done_event(done, len(self.items))
         self.items.append(done)
         self.ids.append(NO_IDS)
-        return [encode_event(event)]
+        return [event]
 
-    def name(self, prefix: str) -> str:
+    def item_id(self, struct: type[ItemValue]) -> str:
         """A new id for an item of this response."""
-        return self._new_id(prefix)
+        return self._new_id(prefix_of(struct))
 
     def begin(self, begun: Item) -> list[Event]:
         """One of our own tools goes to work on an item that no model wrote."""
         self._require("open")
         value, index = begun.value, len(self.items)
-        item_id = value.id
-        assert isinstance(item_id, str), "an item of ours has an id"
-        if isinstance(value, McpCall):
-            events = [self._added_event(msgspec.structs.replace(value, arguments=""))]
-            events += self._begun_events(value, item_id, index)
-            place: dict[str, str | int | list[Raw]] = {"item_id": item_id, "output_index": index}
-            delta = DeltaTemplate(DELTA_EVENT["mcp"], place)
-            events.append(delta.event(self._next(), value.arguments))
-            events.append(self._arguments_done(item_id, index, value.arguments))
-        else:
-            events = [self._added_event(value), *self._begun_events(value, item_id, index)]
+        kind, item_id = kind_of(value), _id_of(value)
+        apart = kind.hosted.apart if kind.hosted is not None else None
+        added, arguments = (value, None) if apart is None else apart(value)
+        events = [self._added_event(added), *self._begun_events(kind, item_id, index)]
+        if arguments is not None:
+            events += self._whole_text(kind, Draft(id=item_id, text=arguments), index)
         self._pending[item_id] = index
         self.items.append(begun)
         self.ids.append(NO_IDS)
@@ -308,46 +278,33 @@ class Assembler:
     def finish(self, done: Item) -> list[Event]:
         """The tool is done with this item."""
         self._require("open")
-        value = done.value
-        assert isinstance(value.id, str), "an item of ours has an id"
-        index = self._pending.pop(value.id)
+        value, kind = done.value, kind_of(done.value)
+        item_id = _id_of(value)
+        index = self._pending.pop(item_id)
         self.items[index] = done
-        events = self._ended_events(value, value.id, index)
-        last = OutputItemDone(sequence_number=self._next(), output_index=index, item=Raw(done.raw))
-        return [*events, encode_event(last)]
+        ended = [] if kind.hosted is None else [kind.hosted.ended(value)]
+        return [
+            *(self._inside(event, item_id, index) for event in ended),
+            self._done_event(done, index),
+        ]
 
     def abandon(self) -> list[Event]:
-        """Nobody waits any longer for what is pending."""
+        """End what is pending: no tool will answer it any more."""
         events: list[Event] = []
         for index in sorted(self._pending.values()):
             value = self.items[index].value
-            if isinstance(value, McpListTools):
-                value = msgspec.structs.replace(value, error=STOPPED)
-            else:
-                value = msgspec.structs.replace(value, status="incomplete")
-            events += self.finish(as_item(value))
+            events += self.finish(as_item(hosted_work(value).stopped(value)))
         return events
 
-    def _begun_events(self, value: Value, item_id: str, index: int) -> list[Event]:
-        return [self._inside(kind, item_id, index) for kind in BEGUN.get(type(value), ())]
-
-    def _ended_events(self, value: Value, item_id: str, index: int) -> list[Event]:
-        match value:
-            case McpCall(status="completed"):
-                return [self._inside(McpCallCompleted, item_id, index)]
-            case McpCall():
-                return [self._inside(McpCallFailed, item_id, index)]
-            case McpListTools(error=Raw()):
-                return [self._inside(McpListFailed, item_id, index)]
-            case McpListTools():
-                return [self._inside(McpListCompleted, item_id, index)]
-            case WebSearchCall():
-                return [self._inside(WebSearchCompleted, item_id, index)]
-            case _:
-                return []
+    def _begun_events(self, kind: AnyKind, item_id: str, index: int) -> list[Event]:
+        begun = () if kind.hosted is None else kind.hosted.begun
+        return [self._inside(event, item_id, index) for event in begun]
 
     def _inside(self, kind: type[Inside], item_id: str, index: int) -> Event:
-        return encode_event(kind(sequence_number=self._next(), item_id=item_id, output_index=index))
+        return encode_event(kind(**self._where(item_id, index)))
+
+    def _where(self, item_id: str, index: int) -> Where:
+        return {"sequence_number": self._next(), "item_id": item_id, "output_index": index}
 
     def heartbeat(self) -> Event:
         """A sign of life: an ordinary numbered event that every client may ignore."""
@@ -411,27 +368,39 @@ class Assembler:
     def _open_item(self, opened: ItemOpened, events: list[Event]) -> None:
         if self._open is not None:
             raise AssertionError("an item is opened inside another")
+        kind = kind_named(opened.kind)
+        streamed = self._reasoning if kind.struct is Reasoning else kind.streamed
+        assert streamed is not None, f"no model writes a {kind.type}"
         is_ours = opened.execution == "server"
-        call_id = self._new_id("call") if opened.is_call and not is_ours else ""
-        item = OpenItem(opened, self._new_id(PREFIX[opened.kind]), call_id, len(self.items))
-        self._open = item
-        if opened.kind in HELD:
+        draft = Draft(
+            call_id=self._new_id("call") if opened.is_call and not is_ours else "",
+            id=self.item_id(kind.struct),
+            name=opened.name,
+            namespace=opened.namespace,
+            is_async=opened.is_async,
+            execution=opened.execution,
+        )
+        self._open = item = _OpenItem(kind, streamed, draft, len(self.items))
+        if item.streamed.progress == "held":
             return
-        added = value_of(item, "", "in_progress", self._reasoning, is_added=True)
-        events.append(self._added_event(added))
-        if (part := part_of(item, "", self._reasoning)) is not None:
-            events.append(self._part_event(item, part, is_done=False))
-        if opened.kind in HOSTED:
-            events.extend(self._begun_events(added, item.id, item.index))
-        item.delta = self._template(item)
+        events.append(self._added_event(streamed.build(draft)))
+        if isinstance(streamed.progress, TextEvents):
+            item.delta = _delta(streamed.progress, draft.id, item.index)
+            events.extend(self._part_events(streamed.progress, draft, item.index))
+        events.extend(self._begun_events(kind, draft.id, item.index))
 
-    def _added_event(self, value: Value) -> Event:
+    def _added_event(self, value: ItemValue) -> Event:
         return encode_event(
             OutputItemAdded(
                 sequence_number=self._next(),
                 output_index=len(self.items),
-                item=Raw(as_item(value).raw),
+                item=Raw(encode(value)),
             )
+        )
+
+    def _done_event(self, done: Item, index: int) -> Event:
+        return encode_event(
+            OutputItemDone(sequence_number=self._next(), output_index=index, item=Raw(done.raw))
         )
 
     def _write(self, text: str, events: list[Event]) -> None:
@@ -449,7 +418,7 @@ class Assembler:
     def _write_likely(self, wrote: ItemText, events: list[Event]) -> None:
         """Text with how likely its tokens were, which only messages have a place for."""
         item = self._open
-        if item is None or item.opened.kind != "message":
+        if item is None or item.kind.struct is not Message:
             self._write(wrote.text, events)
             return
         item.pieces.append(wrote.text)
@@ -458,9 +427,7 @@ class Assembler:
         events.append(
             encode_event(
                 OutputTextDelta(
-                    sequence_number=self._next(),
-                    item_id=item.id,
-                    output_index=item.index,
+                    **self._where(item.draft.id, item.index),
                     content_index=0,
                     delta=wrote.text,
                     logprobs=logprobs,
@@ -473,85 +440,61 @@ class Assembler:
         if item is None:
             raise AssertionError("an item is closed that is not open")
         self._open = None
-        text = "".join(item.pieces)
+        kind, text, commands = item.kind, "".join(item.pieces), []
         if item.commands is not None:
-            events.extend(self._command_events(item, last_commands(item.commands, text)))
-        if item.delta is not None:
-            if not item.pieces:
+            events.extend(self._command_events(item, item.commands.close(text)))
+            commands = item.commands.commands
+        is_pending = kind.hosted is not None and not closed.is_cut
+        status: ItemStatus = "incomplete" if closed.is_cut else "completed"
+        draft = msgspec.structs.replace(
+            item.draft,
+            text=text,
+            status="in_progress" if is_pending else status,
+            is_added=False,
+            commands=commands,
+            logprobs=item.logprobs,
+        )
+        if isinstance(item.streamed.progress, TextEvents):
+            if item.delta is not None and not item.pieces:
                 # Strict clients want one delta at least, even for an empty text (docs/protocol.md 5.2 rule 5).
                 events.append(item.delta.event(self._next(), ""))
-            events.extend(self._cite(item, text))
-            events.append(self._done_event(item, text))
-        if (part := part_of(item, text, self._reasoning)) is not None:
-            events.append(self._part_event(item, part, is_done=True))
-        is_pending = item.opened.kind in HOSTED and not closed.is_cut
-        status: Status = "incomplete" if closed.is_cut else "completed"
-        status = "in_progress" if is_pending else status
-        if item.opened.kind in HELD:
-            added = value_of(item, text, "in_progress", self._reasoning, is_added=True)
-            events.append(self._added_event(added))
+            draft = self._cited(item, draft, events)
+            events.extend(self._text_done(item.streamed.progress, draft, item.index))
+        if item.streamed.progress == "held":
+            added = msgspec.structs.replace(draft, is_added=True, status="in_progress")
+            events.append(self._added_event(item.streamed.build(added)))
             if is_pending:
-                events.extend(self._begun_events(added, item.id, item.index))
-        value = value_of(item, text, status, self._reasoning)
+                events.extend(self._begun_events(kind, draft.id, item.index))
+        value = item.streamed.build(draft)
         if isinstance(value, Reasoning) and self._seal is not None:
             value = msgspec.structs.replace(value, encrypted_content=self._seal(text.encode()))
         done = as_item(value)
         self.items.append(done)
         self.ids.append(closed.ids)
         if is_pending:
-            self._pending[item.id] = item.index
-            return
-        events.append(
-            encode_event(
-                OutputItemDone(
-                    sequence_number=self._next(), output_index=item.index, item=Raw(done.raw)
-                )
-            )
-        )
+            self._pending[draft.id] = item.index
+        else:
+            events.append(self._done_event(done, item.index))
 
-    def _cite(self, item: OpenItem, text: str) -> list[Event]:
-        """What a message that is whole cites of the sources that were found."""
-        if item.opened.kind != "message":
-            return []
-        item.annotations = [Raw(encode(one)) for one in cite(text, self.sources)]
-        return [
+    def _cited(self, item: _OpenItem, draft: Draft, events: list[Event]) -> Draft:
+        """The draft of a message that is whole with what it cites."""
+        if self.cite is None or item.kind.struct is not Message:
+            return draft
+        annotations = self.cite(draft.text)
+        events.extend(
             encode_event(
                 AnnotationAdded(
-                    sequence_number=self._next(),
-                    item_id=item.id,
-                    output_index=item.index,
+                    **self._where(draft.id, item.index),
                     content_index=0,
                     annotation_index=index,
                     annotation=annotation,
                 )
             )
-            for index, annotation in enumerate(item.annotations)
-        ]
+            for index, annotation in enumerate(annotations)
+        )
+        return msgspec.structs.replace(draft, annotations=annotations)
 
-    def _template(self, item: OpenItem) -> DeltaTemplate | None:
-        kind = item.opened.kind
-        place: dict[str, str | int | list[Raw]] = {
-            "item_id": item.id,
-            "output_index": item.index,
-        }
-        match kind:
-            case "message":
-                place |= {"content_index": 0, "logprobs": []}
-            case "reasoning" if self._reasoning == "hidden":
-                return None
-            case "reasoning" if self._reasoning == "summary":
-                return DeltaTemplate(
-                    "response.reasoning_summary_text.delta", place | {"summary_index": 0}
-                )
-            case "reasoning":
-                place |= {"content_index": 0}
-            case "function" | "custom" | "mcp":
-                pass
-            case _:
-                return None
-        return DeltaTemplate(DELTA_EVENT[kind], place)
-
-    def _command_events(self, item: OpenItem, parsed: Sequence[CommandSaid]) -> list[Event]:
+    def _command_events(self, item: _OpenItem, parsed: Sequence[CommandSaid]) -> list[Event]:
         """A shell call tells its commands one by one, by their index and without the id of the item."""
         events: list[Event] = []
         for what, index, text in parsed:
@@ -574,94 +517,37 @@ class Assembler:
                     assert_never(what)
         return events
 
-    def _part_event(
-        self, item: OpenItem, part: ContentPart | SummaryText, *, is_done: bool
-    ) -> Event:
-        number = self._next()
+    def _whole_text(self, kind: AnyKind, draft: Draft, index: int) -> list[Event]:
+        """A text that no model wrote, in one delta."""
+        text = kind.streamed.progress if kind.streamed is not None else None
+        assert isinstance(text, TextEvents), f"a {kind.type} has no text"
+        delta = _delta(text, draft.id, index).event(self._next(), draft.text)
+        return [delta, *self._text_done(text, draft, index)]
+
+    def _text_done(self, text: TextEvents, draft: Draft, index: int) -> list[Event]:
+        done = encode_event(text.done(self._where(draft.id, index), draft))
+        return [done, *self._part_events(text, draft, index)]
+
+    def _part_events(self, text: TextEvents, draft: Draft, index: int) -> list[Event]:
+        """That the content part around a text is added, or done; some texts have none."""
+        if text.part is None:
+            return []
+        part, at = text.part(draft), self._where(draft.id, index)
         if isinstance(part, SummaryText):
-            in_summary = SummaryPartDone if is_done else SummaryPartAdded
-            return encode_event(
-                in_summary(
-                    sequence_number=number,
-                    item_id=item.id,
-                    output_index=item.index,
-                    summary_index=0,
-                    part=part,
-                )
-            )
-        in_content = ContentPartDone if is_done else ContentPartAdded
-        return encode_event(
-            in_content(
-                sequence_number=number,
-                item_id=item.id,
-                output_index=item.index,
-                content_index=0,
-                part=part,
-            )
-        )
+            in_summary = SummaryPartAdded if draft.is_added else SummaryPartDone
+            return [encode_event(in_summary(**at, summary_index=0, part=part))]
+        in_content = ContentPartAdded if draft.is_added else ContentPartDone
+        return [encode_event(in_content(**at, content_index=0, part=part))]
 
-    def _done_event(self, item: OpenItem, text: str) -> Event:
-        number, index = self._next(), item.index
-        match item.opened.kind:
-            case "message":
-                return encode_event(
-                    OutputTextDone(
-                        sequence_number=number,
-                        item_id=item.id,
-                        output_index=index,
-                        content_index=0,
-                        text=text,
-                        logprobs=item.logprobs,
-                    )
-                )
-            case "reasoning" if self._reasoning == "summary":
-                return encode_event(
-                    SummaryTextDone(
-                        sequence_number=number,
-                        item_id=item.id,
-                        output_index=index,
-                        summary_index=0,
-                        text=text,
-                    )
-                )
-            case "reasoning":
-                return encode_event(
-                    ReasoningTextDone(
-                        sequence_number=number,
-                        item_id=item.id,
-                        output_index=index,
-                        content_index=0,
-                        text=text,
-                    )
-                )
-            case "function":
-                return encode_event(
-                    ArgumentsDone(
-                        sequence_number=number, item_id=item.id, output_index=index, arguments=text
-                    )
-                )
-            case "custom":
-                return encode_event(
-                    CustomInputDone(
-                        sequence_number=number, item_id=item.id, output_index=index, input=text
-                    )
-                )
-            case "mcp":
-                return self._arguments_done(item.id, index, text, number)
-            case kind:
-                raise AssertionError(f"a call of kind {kind} has no text of its own")
 
-    def _arguments_done(
-        self, item_id: str, index: int, arguments: str, number: int | None = None
-    ) -> Event:
-        return encode_event(
-            McpArgumentsDone(
-                sequence_number=self._next() if number is None else number,
-                item_id=item_id,
-                output_index=index,
-                arguments=arguments,
-            )
-        )
+def _id_of(value: ItemValue) -> str:
+    assert isinstance(value.id, str), "an item of ours has an id"
+    return value.id
+
+
+def _delta(events: TextEvents, item_id: str, index: int) -> DeltaTemplate:
+    place: dict[str, str | int | list[Raw]] = {"item_id": item_id, "output_index": index}
+    return DeltaTemplate(str(events.delta.__struct_config__.tag), {**place, **events.place})
 
 
 def steer_failed(ref: SteerRef, error: ApiError, number: int = 0) -> Event:

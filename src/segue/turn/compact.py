@@ -16,7 +16,14 @@ from msgspec import Raw, Struct
 
 from segue.turn.values import Round, Turn, since_fresh
 from segue.wire.codec import decode_item, listed_item, user_message
-from segue.wire.items import AdditionalTools, ConfigurationUpdate, InputText, Item, Message, Value
+from segue.wire.items import (
+    AdditionalTools,
+    ConfigurationUpdate,
+    InputText,
+    Item,
+    ItemValue,
+    Message,
+)
 
 Kind = Literal["window", "chain"]
 
@@ -68,7 +75,7 @@ def summary_message(compacted: Compacted) -> Message:
     return Message(role="user", content=PREAMBLE + told + compacted.summary)
 
 
-def _text_of(value: Value) -> str:
+def _text_of(value: ItemValue) -> str:
     match value:
         case Message(content=str() as text):
             return text

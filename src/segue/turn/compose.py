@@ -1,6 +1,6 @@
 """What prompt does the engine get? The scene, rendered, and shortened where the client allows that.
 
-Long texts are rendered in a thread. The operator may doubt what is warm: then every prompt is made cold as well.
+Long texts are rendered in a thread. With `--check-rendering` every prompt is rendered cold as well and compared.
 """
 
 from __future__ import annotations
@@ -12,10 +12,21 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.errors import InvalidRequest, ServerFault, context_overflow
-from segue.process.render_cache import Asked, RenderCache
-from segue.turn.plan import Plan
+from segue.turn.plan import Plan, Span
+from segue.turn.seams import PromptCache
 from segue.turn.truncate import truncate
-from segue.turn.values import Head, IdArray, Prompt, Rendered, Round, Scene, Tokens
+from segue.turn.values import (
+    Head,
+    IdArray,
+    Past,
+    Prompt,
+    Rendered,
+    Resent,
+    Round,
+    Scene,
+    Tokens,
+    Unfinished,
+)
 from segue.wire.items import CompactionTrigger, Item
 
 # Rendering more than this many bytes moves to a thread: the tokenizer lets others run meanwhile.
@@ -34,32 +45,28 @@ class Composed:
 
     rendered: Rendered
     scene: Scene
+    # What the engine is to continue, and how many tokens that is, where we can know.
+    prompt: Prompt
+    length: int
     is_truncated: bool = False
 
-    @property
-    def length(self) -> int:
-        """How many tokens the prompt has, where we can know."""
-        prompt = self.rendered.prompt
-        return prompt.length if isinstance(prompt, Tokens) else 0
 
-
-def _asked(plan: Plan) -> Asked:
+def _resent(plan: Plan) -> Resent | None:
+    """The history of this plan, if it came as a whole."""
     resolved = plan.resolved
+    if resolved.parent is not None or resolved.earlier:
+        return None
     fingerprint = plan.model.dialect.fingerprint
-    return Asked(plan.owner, fingerprint, resolved.head, resolved.given, plan.root_at)
+    return Resent(plan.owner, fingerprint, resolved.head, resolved.given, plan.root_at)
 
 
-def _may_recall(plan: Plan) -> bool:
-    return plan.resolved.parent is None and not plan.resolved.earlier
-
-
-def set_scene(plan: Plan, render_cache: RenderCache) -> Scene:
+def set_scene(plan: Plan, cache: PromptCache) -> Scene:
     """What the dialect will see; the beginning of a history that was sent again is looked up."""
     resolved = plan.resolved
     given, recalled = resolved.given, None
     rounds = tuple(one for one in resolved.earlier if one.is_fresh)
-    if _may_recall(plan):
-        recalled, count = render_cache.find(_asked(plan))
+    if resolved.parent is None and (resent := _resent(plan)) is not None:
+        recalled, count = cache.find(resent)
         if recalled is not None:
             rounds, given = (Round(given[:count]),), given[count:]
     if plan.compacts:
@@ -76,18 +83,19 @@ def set_scene(plan: Plan, render_cache: RenderCache) -> Scene:
     )
 
 
-def remember(plan: Plan, first: Composed, render_cache: RenderCache) -> None:
-    """Keep the prompt of a history that came as a whole, for when it comes again."""
-    if _may_recall(plan) and not first.is_truncated:
+def remember(plan: Plan, first: Composed, cache: PromptCache) -> None:
+    """Keep the prompt of a history that came as a whole, for when it is sent again."""
+    resent = _resent(plan)
+    if resent is not None and not first.is_truncated:
         is_recalled = first.scene.recalled is not None
         recalled_items = len(first.scene.rounds[0].given) if is_recalled else 0
-        render_cache.keep(_asked(plan), first.rendered.context, recalled_items)
+        cache.keep(resent, first.rendered.context, recalled_items)
 
 
 async def compose(plan: Plan, scene: Scene, *, may_truncate: bool) -> Composed:
     """The prompt for this scene; `fitting` says whether it fits."""
     began = perf_counter()
-    composed = Composed(await _render(plan, scene), scene)
+    composed = await _render(plan, scene)
     if may_truncate:
         target = int(plan.model.context_tokens * (1 - ANSWER_SHARE))
         for _ in range(TRUNCATE_PASSES_MAX):
@@ -96,10 +104,8 @@ async def compose(plan: Plan, scene: Scene, *, may_truncate: bool) -> Composed:
             shorter = truncate(composed.scene, 1 - target / composed.length)
             if shorter is composed.scene:
                 break
-            composed = Composed(await _render(plan, shorter), shorter, is_truncated=True)
-    stages = plan.tally.stage_s
-    stages["render"] = stages.get("render", 0.0) + perf_counter() - began
-    plan.tally.mark("rendered")
+            composed = replace(await _render(plan, shorter), is_truncated=True)
+    plan.tally.spans.append(Span("render", began, perf_counter()))
     return composed
 
 
@@ -117,37 +123,39 @@ def measure(plan: Plan, item: Item) -> int:
     return lengths[1] - lengths[0]
 
 
-async def count(plan: Plan, render_cache: RenderCache) -> int:
+async def count(plan: Plan, cache: PromptCache) -> int:
     """How many tokens the engine would be given."""
     may_truncate = plan.resolved.create.truncation == "auto"
-    composed = await compose(plan, set_scene(plan, render_cache), may_truncate=may_truncate)
+    composed = await compose(plan, set_scene(plan, cache), may_truncate=may_truncate)
     if not isinstance(composed.rendered.context, Tokens):
         raise InvalidRequest(
-            "Only the endpoint behind this model knows how many tokens this would be.",
+            "Only the endpoint of this model knows how many tokens this would be.",
             code="unsupported_value",
             param="model",
         )
     return composed.length
 
 
-async def _render(plan: Plan, scene: Scene) -> Rendered:
+async def _render(plan: Plan, scene: Scene) -> Composed:
     """Render, in a thread if it is long."""
     dialect = plan.model.dialect
     is_long = _unrendered_bytes(scene, dialect.fingerprint) >= INLINE_RENDER_BYTES
     rendered = await asyncio.to_thread(dialect.render, scene) if is_long else dialect.render(scene)
     if plan.model.checks_rendering:
         _check_rendering(plan, scene, rendered)
-    if isinstance(rendered.context, Tokens):  # Messages count in bytes.
-        plan.tally.tokens_tokenized += rendered.tokens_tokenized
-        plan.tally.tokens_reused += rendered.tokens_reused
-    return rendered
+    prompt = rendered.prompt
+    if not isinstance(prompt, Tokens):  # Messages count in bytes.
+        return Composed(rendered, scene, prompt, 0)
+    plan.tally.tokens_tokenized += rendered.tokens_tokenized
+    plan.tally.tokens_reused += rendered.tokens_reused
+    return Composed(rendered, scene, prompt, prompt.length)
 
 
 def _check_rendering(plan: Plan, scene: Scene, rendered: Rendered) -> None:
-    """The operator's doubt: with nothing warm, and nothing recalled, the prompt must be the same, token for token."""
-    past = None
-    for turn in scene.past.lineage() if scene.past else ():
-        past = replace(turn, parent=past, warm=None)
+    """With nothing warm, and nothing recalled, the prompt must be the same, token for token."""
+    past: Past | None = None
+    for link in scene.past.lineage() if scene.past else ():
+        past = Unfinished(past, link.rounds)
     cold = plan.model.dialect.render(structs.replace(scene.as_one(), past=past))
     if _flat(rendered.prompt) != _flat(cold.prompt):
         raise ServerFault("A warm prompt differs from a cold one. Please report this.")

@@ -1,94 +1,109 @@
-"""Where does a client's own stop string end the answer?
+"""What stands between the reader and the client? Filters on the stream of what the model wrote.
 
-A reader around the dialect's reader. The text of a message is held back as far as it may become one of the strings; at
-the first of them the message ends before it, and what the model says behind it is neither shown nor kept. Thoughts and
-calls are not looked at.
+`StopStrings` ends the text of a message before the first of the client's stop strings: text is held back as far as it
+may become one of them, and what follows it is neither shown nor kept. Reasoning and calls are not looked at. `Summary`
+keeps the text of a compaction to itself. Guards are a filter too, in a room of their own (`guards/gate`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from segue.turn.seams import Reader
-from segue.turn.values import ItemClosed, ItemOpened, ItemText, Parsed, Piece, TurnClosed
+from segue.turn.values import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
 from segue.wire.items import Logprob
 
 
-class StopReader:
-    """A `Reader` that ends at these strings."""
+class StopStrings:
+    """A `Filter` that ends the answer at these strings."""
 
-    def __init__(self, reader: Reader, stops: Sequence[str]) -> None:
-        self._reader = reader
+    def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._is_text = False
         self._held = ""
         self._logprobs: tuple[Logprob, ...] = ()
-        # Whether one of the strings was met.
-        self.has_stopped = False
+        self.is_shut = False
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the model may say no more."""
-        return self.has_stopped or self._reader.is_over
-
-    def feed(self, piece: Piece) -> list[Parsed]:
-        """What has become certain, and cannot become a stop."""
-        return self._sift(self._reader.feed(piece))
-
-    def close(self, *, is_cut: bool) -> list[Parsed]:
-        """As the dialect closes it; an answer that met its stop is whole."""
-        return self._sift(self._reader.close(is_cut=is_cut and not self.has_stopped))
-
-    def _sift(self, parsed: list[Parsed]) -> list[Parsed]:
-        found: list[Parsed] = []
+    async def feed(self, parsed: list[Parsed]) -> list[Parsed]:
+        passed: list[Parsed] = []
         for one in parsed:
             match one:
-                case ItemOpened() if not self.has_stopped:
+                case ItemOpened() if not self.is_shut:
                     self._is_text = one.kind == "message"
-                    found.append(one)
-                case ItemText() if self._is_text and not self.has_stopped:
-                    found += self._write(one)
-                case ItemText() if not self.has_stopped:
-                    found.append(one)
-                case ItemClosed() if self._is_text or not self.has_stopped:
-                    # The message that met its stop is closed once; what comes behind it is dropped.
-                    found += self._let_go() if self._is_text and not self.has_stopped else ()
-                    found.append(ItemClosed(one.ids, one.is_cut and not self.has_stopped))
+                    passed.append(one)
+                case ItemText() if self._is_text and not self.is_shut:
+                    passed += self._write(one)
+                case ItemText() if not self.is_shut:
+                    passed.append(one)
+                case ItemClosed() if self._is_text or not self.is_shut:
+                    # The message that met its stop is closed once; what comes after it is dropped.
+                    passed += self._release() if self._is_text and not self.is_shut else ()
+                    passed.append(ItemClosed(one.ids, one.is_cut and not self.is_shut))
                     self._is_text = False
                 case TurnClosed():
-                    found.append(one)
+                    passed.append(one)
                 case _:
                     pass
-        return found
+        return passed
 
-    def _write(self, wrote: ItemText) -> list[Parsed]:
-        text = self._held + wrote.text
-        self._logprobs += wrote.logprobs
+    async def close(self, parsed: list[Parsed]) -> list[Parsed]:
+        return await self.feed(parsed)
+
+    def _write(self, added: ItemText) -> list[Parsed]:
+        text = self._held + added.text
+        self._logprobs += added.logprobs
         # The first to be whole, in whatever pieces they come; of two that end together the longer.
         met = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if met:
-            self.has_stopped = True
-            return self._parsed(text[: min(met)[1]])
-        held = max(_begun(text, stop) for stop in self._stops)
+            self.is_shut = True
+            return self._pass(text[: min(met)[1]])
+        held = max(_partial(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
-        return self._parsed(text[: len(text) - held])
+        return self._pass(text[: len(text) - held])
 
-    def _let_go(self) -> list[Parsed]:
+    def _release(self) -> list[Parsed]:
         held, self._held = self._held, ""
-        return self._parsed(held)
+        return self._pass(held)
 
-    def _parsed(self, text: str) -> list[Parsed]:
-        """This text, with the odds of the tokens that begin in it."""
+    def _pass(self, text: str) -> list[Parsed]:
+        """This text, with the logprobs of the tokens that begin in it."""
         if not text:
             return []
         size = count = 0
         while count < len(self._logprobs) and size < len(text):
             size += len(self._logprobs[count].token)
             count += 1
-        told, self._logprobs = self._logprobs[:count], self._logprobs[count:]
-        return [ItemText(text, told)]
+        passed, self._logprobs = self._logprobs[:count], self._logprobs[count:]
+        return [ItemText(text, passed)]
 
 
-def _begun(text: str, stop: str) -> int:
-    """How much of this string stands at the end."""
+def _partial(text: str, stop: str) -> int:
+    """How many characters of this string stand at the end of the text."""
     return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+class Summary:
+    """A `Filter` that lets nothing pass and keeps the text of messages."""
+
+    is_shut = False
+
+    def __init__(self, on_begun: Callable[[], None]) -> None:
+        self._on_begun = on_begun
+        self._is_text = False
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts).strip()
+
+    async def feed(self, parsed: list[Parsed]) -> list[Parsed]:
+        for one in parsed:
+            if isinstance(one, ItemOpened):
+                self._is_text = one.kind == "message"
+            elif isinstance(one, ItemText) and self._is_text:
+                if not self._texts:
+                    self._on_begun()
+                self._texts.append(one.text)
+        return []
+
+    async def close(self, parsed: list[Parsed]) -> list[Parsed]:
+        return await self.feed(parsed)

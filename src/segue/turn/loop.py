@@ -1,8 +1,11 @@
-"""What does a turn do once it has started? Rounds of render -> sample -> read -> gate -> assemble, then save.
+"""What does a turn do once it has started? Rounds of render -> sample -> read -> filter -> assemble, then save.
 
-`perform` speaks through its running turn and does not raise: what goes wrong ends the turn as failed. After each round
-`decide` says whether it goes on, waits or ends; a rollout, a compaction and a steer are all this one loop. After it the
-assembler holds the response as it was saved, and the caller sends the one terminal event.
+Theory of operation. A `TurnLoop` is one turn while it runs. `run` sends events through its `Running` turn and does not
+raise: what goes wrong ends the turn as failed. Each round renders a prompt, asks the engine, reads what it samples and
+sends it through the filters of this turn (stop strings, guards) to the assembler, which numbers the events. After each
+round `decide` says whether the turn goes on, waits or ends: a hosted tool's output, a compaction, a steer and a rollout
+are all this one loop. When `run` returns, the turn is saved and the assembler holds the response; the caller sends the
+one terminal event.
 """
 
 from __future__ import annotations
@@ -10,315 +13,554 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
 from functools import partial
+from time import perf_counter
 from typing import assert_never
 
 from msgspec import structs
 
 from segue.errors import ApiError, EngineFailed, InvalidRequest, ServerFault
-from segue.guards.gate import Gate, open_gate
-from segue.process.render_cache import RenderCache
-from segue.tools.hosted import Hosted, HostedCalls, approvals
 from segue.turn.commit import calls_in, commit, warm_after
-from segue.turn.compact import (
-    Compacted,
-    asking,
-    sealed_with,
-    stand_in,
-    to_bytes,
-    worth_keeping,
-)
+from segue.turn.compact import Compacted, asking, sealed_with, stand_in, to_bytes, worth_keeping
 from segue.turn.compose import Composed, compose, fitting, measure, remember, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.effects import apply_effects
-from segue.turn.filters import StopReader
-from segue.turn.plan import Plan
-from segue.turn.play import NO_USAGE, Play
+from segue.turn.filters import StopStrings, Summary
+from segue.turn.plan import Plan, Resources, Span
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
-from segue.turn.sample import sample, tokens_left
-from segue.turn.seams import Reader, Turns
-from segue.turn.values import (
-    Finish,
-    Head,
-    ItemOpened,
-    ItemText,
-    Parsed,
-    Piece,
-    Round,
-    Scene,
-    Turn,
-    Warm,
-)
+from segue.turn.seams import Filter, Gate, HostedCalls, Reader, Turns
+from segue.turn.values import Finish, Head, Ids, Job, JobStarted, Parsed, Round, Scene, Tokens, Warm
 from segue.wire.items import (
+    Call,
     HostedOutput,
     Item,
     Reasoning,
     Required,
     ToolSearchOutput,
-    required_by,
 )
+from segue.wire.kinds import required_by
 from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
-from segue.wire.response import OutputDetails, Usage
+from segue.wire.response import InputDetails, OutputDetails, Usage
 
 log = logging.getLogger(__name__)
 
-# A summary longer than this is no summary. It has at most this share of what a prompt may have, and so has what is kept
-# word for word beside it: then the next prompt is far from being compacted again.
+# A summary longer than this is no summary. It has at most this share of what a prompt may have, and so have the
+# messages that are kept word for word beside it: then the next prompt is far from being compacted again.
 SUMMARY_TOKENS_MAX = 2_048
 SUMMARY_SHARE = 0.25
 KEPT_SHARE = 0.25
+# How many more pieces a text may take to come to the end of a sentence once a steer waits.
+STEER_PIECES_MAX = 64
+# How many more pieces are read once the reader is done: mostly the model stops by itself, and then the engine reports
+# what it counted.
+OVER_PIECES_MAX = 8
 
 PROBLEM = "The server had an error while processing your request."
+NO_USAGE = Usage(0, InputDetails(), 0, OutputDetails(), 0)
+NOT_STARTED = JobStarted()
 
-now = time.perf_counter
 
+class TurnLoop:
+    """One turn, from its first round to its save."""
 
-async def perform(
-    plan: Plan, running: Running, turns: Turns, render_cache: RenderCache, hosted: Hosted
-) -> None:
-    """Play the turn to its end and save it."""
-    assembler = running.assembler
-    gate = open_gate(plan, running)
-    try:
-        hosted_calls = HostedCalls(plan, running, hosted)
-        plan, error = await _open(plan, running, hosted_calls, gate, render_cache)
-        scene, resolved = set_scene(plan, render_cache), plan.resolved
-        rounds = [*resolved.earlier]
-        play = Play(plan, running, hosted_calls, scene, resolved.given, resolved.open_calls, rounds)
-        play.gate = gate
+    # What the dialect sees in this round.
+    scene: Scene
+
+    def __init__(self, plan: Plan, running: Running, turns: Turns, resources: Resources) -> None:
+        self.plan = plan
+        self.running = running
+        self.assembler = running.assembler
+        self.turns = turns
+        self.resources = resources
+        self.gate: Gate | None = None
+        self.hosted: HostedCalls | None = None
+        # What this round was given, for the record; the scene may show it in another way.
+        self.given = plan.resolved.given
+        self.open_calls: dict[str, Call] = plan.resolved.open_calls
+        # Rounds that are over.
+        self.rounds: list[Round] = [*plan.resolved.earlier]
+        # The prompt of this round, and the first one of the turn, which the render cache may keep.
+        self.composed: Composed | None = None
+        self.first: Composed | None = None
+        self.finish: Finish | None = None
+        self.started = NOT_STARTED
+        self.usage = NO_USAGE
+        # The tokens that count against the client's limit: those of the answer in all rounds, without summaries.
+        self.answer_tokens = 0
+        # Where the items of this round begin in the output, and how many tokens it has sampled.
+        self.items_before = 0
+        self.sampled = 0
+        # Whether a filter has cut this round: what is kept of it is then not what was sampled.
+        self.is_cut_short = False
+        # Whether history begins anew with what this round was given.
+        self.is_fresh = False
+
+    async def run(self) -> None:
+        """The turn to its end, saved."""
+        self.running.publish(self.assembler.start())
+        plan = self.plan
+        try:
+            if self.resources.open_gate is not None and (plan.guards.inputs or plan.guards.outputs):
+                self.gate = self.resources.open_gate(plan, self.running)
+            error = await self._begin_hosted() if plan.resolved.is_hosted else None
+            self.scene = set_scene(self.plan, self.resources.prompt_cache)
+            end = await self._play() if error is None else End("failed", error=error)
+            if self.first is not None and plan.resolved.parent is None:
+                remember(self.plan, self.first, self.resources.prompt_cache)
+            await self._save(end)
+        except Exception:
+            # A mistake of ours; the client still gets its one terminal event.
+            log.exception("turn %s failed unexpectedly", plan.id)
+            self.assembler.conclude(_broken(), NO_USAGE, int(time.time()))
+            given = Round(plan.resolved.given)
+            await self._save_failed([*plan.resolved.earlier, given], plan.resolved.open_calls)
+        finally:
+            if self.gate is not None:
+                await self.gate.leave()
+
+    # --- rounds ---
+
+    async def _play(self) -> End:
+        """Rounds, until one of them is the last."""
+        plan, running = self.plan, self.running
+        while True:
+            error = await self._round()
+            if error is not None:
+                return End("failed", error=error)
+            if self.finish is not None and not plan.generates:
+                return End("completed")
+            wrote = self.rounds[-1].wrote
+            required = [one for item in wrote if (one := required_by(item.value)) is not None]
+            answers = await self._answer() if self.hosted is not None else ()
+            is_spent = self.hosted is not None and self.hosted.is_spent
+            decision = decide(
+                self.finish,
+                running.inbox,
+                is_waiting=plan.is_rollout and bool(required),
+                answers=() if required or is_spent else answers,
+                is_used_up=self._tokens_left() == 0,
+            )
+            if isinstance(decision, Await):
+                await self._wait(required)
+                decision = decide(self.finish, running.inbox, is_waiting=True)
+            match decision:
+                case End():
+                    if answers and decision.status in ("completed", "incomplete"):
+                        await self._keep_answers(answers)
+                    return decision
+                case Await():
+                    return End("failed", error=_append_timeout(plan))
+                case Again(items):
+                    running.take_append()
+                    if required:
+                        try:
+                            items = (*answers, *await self._appended(items))
+                        except ApiError as refused:
+                            return End("failed", error=refused)
+                    self._go_on(items)
+                    self.open_calls = pair_calls(self.open_calls, items)
+                case _:
+                    assert_never(decision)
+
+    async def _round(self) -> ApiError | None:
+        """One call of the model, read to its end; what went wrong with it, if anything did."""
+        plan, reader = self.plan, None
+        filters: list[Filter] = []
+        error: ApiError | None = None
+        self.finish, self.is_cut_short = None, False
+        if self.gate is not None:
+            self.gate.ask(self.scene, is_first=self.first is None)
+        try:
+            if plan.compacts:
+                self.finish = await self._compact()
+                self.composed = None
+            else:
+                self.composed = await self._compose()
+                if plan.generates:
+                    reader = plan.model.dialect.reader(self.composed.scene)
+                    filters = self._filters()
+                if self.gate is None or not self.gate.is_shut:
+                    self.finish = await self._sample(self.composed, reader, filters)
+        except ApiError as refused:
+            error = refused
+        except Exception:
+            log.exception("a round of turn %s failed", plan.id)
+            error = ServerFault(PROBLEM)
+        parsed: list[Parsed] = []
+        if reader is not None:
+            is_cut = self.finish is None or self.finish.reason == "length"
+            parsed = reader.close(is_cut=is_cut)
+        if filters or self.gate is not None:
+            parsed = await self._close_filters(filters, parsed, error)
+        self.running.publish(self.assembler.feed(parsed))
+        self._note(did_sample=reader is not None)
+        return error
+
+    def _filters(self) -> list[Filter]:
+        stops = self.plan.sampling.stop_strings
+        filters: list[Filter] = [StopStrings(stops)] if stops else []
+        return filters if self.gate is None else [*filters, self.gate]
+
+    async def _close_filters(
+        self, filters: Sequence[Filter], parsed: list[Parsed], error: ApiError | None
+    ) -> list[Parsed]:
+        """What may still leave of a round that is over. A steer waits for the guards, any other notice ends that."""
+        gate = self.gate
+        try:
+            async with self.running.interruptible(heeds_steers=False):
+                for one in filters:
+                    if one is not gate:
+                        parsed = await one.close(parsed)
+                if gate is not None:
+                    parsed = gate.drop() if error is not None else await gate.close(parsed)
+        except TimeoutError:
+            parsed = gate.drop() if gate is not None else parsed
+        if gate is not None and gate.is_shut:
+            self.finish = None
+        self.is_cut_short = any(one.is_shut for one in filters)
+        return parsed
+
+    async def _compose(self) -> Composed:
+        """The prompt of this round; if it passes the client's threshold, of what is left after a compaction."""
+        plan = self.plan
+        may_truncate = plan.resolved.create.truncation == "auto"
+        composed = await compose(plan, self.scene, may_truncate=may_truncate and not plan.threshold)
+        self.first = self.first or composed
+        if plan.threshold and composed.length > plan.threshold and not self.is_fresh:
+            if await self._compact() is None:
+                return composed if self.running.inbox else fitting(plan, composed)
+            composed = await compose(plan, self.scene, may_truncate=may_truncate)
+        return fitting(plan, composed)
+
+    def _note(self, *, did_sample: bool) -> None:
+        """This round is over: it becomes part of the record."""
+        assembler, since = self.assembler, self.items_before
+        is_cut = self.is_cut_short or (self.gate is not None and self.gate.is_shut)
+        last = Round(
+            given=self.given,
+            wrote=tuple(assembler.items[since:]),
+            ids=tuple(assembler.ids[since:]),
+            tail=assembler.tail,
+            fingerprint=None if is_cut else self.plan.model.dialect.fingerprint,
+            did_sample=did_sample,
+            is_fresh=self.is_fresh,
+        )
+        self.rounds.append(last)
+        self.open_calls = self.open_calls | calls_in(last.wrote)
+
+    def _go_on(self, items: tuple[Item, ...]) -> None:
+        """The next round sees this one as its past, warm."""
+        scene = self.scene
+        head, effects = _unforced(scene.head, items), apply_effects(scene.effects, items)
+        self.scene = scene.after(self.rounds[-1], self._warm(), head, items, effects)
+        self.given, self.is_fresh = items, False
+        self.items_before = len(self.assembler.items)
+
+    def _warm(self) -> Warm | None:
+        """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm."""
+        composed = self.composed
+        if composed is None or composed.is_truncated:
+            return None
+        last = self.rounds[-1]
+        if last.fingerprint is None:
+            return None
+        return warm_after(
+            last.fingerprint,
+            self.plan.resolved.head,
+            composed.rendered,
+            last,
+            self.started.route,
+        )
+
+    # --- the engine ---
+
+    async def _sample(
+        self,
+        composed: Composed,
+        reader: Reader | None,
+        filters: Sequence[Filter],
+        tokens_max: int | None = None,
+    ) -> Finish | None:
+        """Read what the engine samples until it stops, is stopped, or breaks off."""
+        running, assembler = self.running, self.assembler
+        self.sampled, self.started = 0, NOT_STARTED
+        if running.inbox:
+            return None
+        if reader is not None and composed.rendered.lead:
+            await self._pass_on(reader.feed(Ids(composed.rendered.lead)), filters)
+        began = first_at = perf_counter()
+        pieces_after_steer = pieces_when_over = 0
+        finish: Finish | None = None
+        is_free = False
+        try:
+            async with (
+                running.interruptible(),
+                aclosing(self.plan.model.engine.sample(self._job(composed, tokens_max))) as pieces,
+            ):
+                async for piece in pieces:
+                    if isinstance(piece, JobStarted):
+                        self.started = piece
+                        continue
+                    if isinstance(piece, Finish):
+                        finish = piece
+                        return structs.replace(piece, reason="stop") if pieces_when_over else piece
+                    if first_at == began:
+                        first_at = perf_counter()
+                        self.plan.tally.spans.append(Span("first_token", began, first_at))
+                    # A delta of a chat endpoint is a token as a rule; its own count comes with its last piece.
+                    self.sampled += len(piece.ids if isinstance(piece, Ids) else piece.deltas)
+                    if reader is not None:
+                        parsed = reader.feed(piece)
+                        if filters:
+                            await self._pass_on(parsed, filters)
+                            if any(one.is_shut for one in filters):
+                                return Finish("stop")
+                        else:
+                            running.publish(assembler.feed(parsed))
+                        await running.wait_for_room()
+                        pieces_when_over += reader.is_over
+                        if pieces_when_over > OVER_PIECES_MAX:
+                            return Finish("stop")
+                    if running.is_steered:
+                        pieces_after_steer += 1
+                        is_long = pieces_after_steer > STEER_PIECES_MAX and assembler.is_in_text
+                        if assembler.is_at_boundary or is_long:
+                            return None
+        except TimeoutError:
+            if not running.inbox:
+                raise
+        except Exception:
+            # What breaks after the first token has cost as much as a whole answer.
+            is_free = not self.sampled
+            raise
+        finally:
+            if not is_free:
+                used = self._used(composed, finish)
+                self.usage = _plus(self.usage, used)
+                # A summary has a limit of its own.
+                self.answer_tokens += used.output_tokens if tokens_max is None else 0
+            self.plan.tally.spans.append(Span("sample", first_at, perf_counter()))
+        return None
+
+    async def _pass_on(self, parsed: list[Parsed], filters: Sequence[Filter]) -> None:
+        for one in filters:
+            parsed = await one.feed(parsed)
+        self.running.publish(self.assembler.feed(parsed))
+
+    def _job(self, composed: Composed, tokens_max: int | None) -> Job:
+        """What the engine is asked. A warm-up asks for no output: the engine reads the prompt and no more."""
+        plan, rendered = self.plan, composed.rendered
+        past = composed.scene.past
+        room = plan.model.context_tokens - composed.length
+        limits = (tokens_max, self._tokens_left(), plan.model.output_tokens_max)
+        wanted = min(next((one for one in limits if one is not None), room), room)
+        is_answer = plan.generates or tokens_max is not None
+        return Job(
+            prompt=composed.prompt if is_answer else rendered.context,
+            scene=composed.scene,
+            sampling=plan.sampling,
+            stops=plan.model.dialect.stops,
+            output_tokens_max=wanted if is_answer else 0,
+            schema=rendered.schema,
+            owner=plan.owner,
+            lane=plan.lane,
+            route=past.warm.route if past is not None and past.warm is not None else None,
+            model_turns=plan.resolved.model_turns + sum(one.did_sample for one in self.rounds),
+        )
+
+    def _tokens_left(self) -> int | None:
+        """What the client's limit leaves for this round: it holds for the whole response."""
+        limit = self.plan.resolved.create.max_output_tokens
+        return None if limit is None else max(0, limit - self.answer_tokens)
+
+    def _used(self, composed: Composed, finish: Finish | None) -> Usage:
+        """What one call of the model used: as the engine counted, or as we did, because the ids are ours."""
+        finish = finish or Finish("stop", self.started.cached_tokens)
+        is_answer = self.plan.generates or self.plan.compacts is not None
+        prompt = composed.prompt if is_answer else composed.rendered.context
+        given = prompt.length if isinstance(prompt, Tokens) else 0
+        given = given if finish.input_tokens is None else finish.input_tokens
+        wrote = self.sampled if finish.output_tokens is None else finish.output_tokens
+        return Usage(
+            input_tokens=given,
+            input_tokens_details=InputDetails(cached_tokens=finish.cached_tokens),
+            output_tokens=wrote,
+            output_tokens_details=OutputDetails(reasoning_tokens=finish.reasoning_tokens or 0),
+            total_tokens=given + wrote,
+        )
+
+    # --- hosted tools ---
+
+    async def _begin_hosted(self) -> ApiError | None:
+        """What is done before the model speaks: files are read and hosted tools run, if the input may pass."""
+        if self.resources.hosted is None:
+            return None
+        self.hosted = self.resources.hosted.open(self.plan, self.running)
+        try:
+            self.plan = await self.hosted.begin(self._may_begin)
+        except ApiError as error:
+            return error
+        self.given = self.plan.resolved.given
         # What our own tools have done before the model speaks was given to it.
-        play.items_before = len(assembler.items)
-        end = await _play(play) if error is None else End("failed", error=error)
-        if play.first is not None:
-            remember(plan, play.first, render_cache)
-        await _save(play, end, turns)
-    except Exception:
-        # A mistake of ours; the client still gets its one terminal event.
-        log.exception("turn %s broke", plan.id)
-        assembler.conclude(End("failed", error=ServerFault(PROBLEM)), NO_USAGE, int(time.time()))
-        await _save_failed(
-            plan, running, turns, [*plan.resolved.earlier, Round(plan.resolved.given)]
+        self.items_before = len(self.assembler.items)
+        return None
+
+    async def _may_begin(self, plan: Plan) -> bool:
+        return await self._may_act(set_scene(plan, self.resources.prompt_cache), is_first=True)
+
+    async def _may_append(self, items: tuple[Item, ...]) -> bool:
+        return await self._may_act(structs.replace(self.scene, given=items), is_first=False)
+
+    async def _may_act(self, scene: Scene, *, is_first: bool) -> bool:
+        """Whether calls that a person has approved may be made: they have effects, so they wait for the guards."""
+        if self.gate is None:
+            return True
+        try:
+            async with self.running.interruptible(heeds_steers=False):
+                return await self.gate.clear(scene, is_first=is_first)
+        except TimeoutError:
+            return False
+
+    async def _answer(self) -> tuple[Item, ...]:
+        """The outputs of the hosted calls of this round; the calls are then finished items."""
+        assert self.hosted is not None
+        last, since = self.rounds[-1], self.items_before
+        may_run = self.finish is not None and self.finish.reason == "stop"
+        answers = await self.hosted.answer(last.wrote, self.scene, may_run=may_run)
+        if answers:
+            wrote = self.assembler.items[since : since + len(last.wrote)]
+            self.rounds[-1] = structs.replace(last, wrote=tuple(wrote))
+        return answers
+
+    async def _keep_answers(self, answers: tuple[Item, ...]) -> None:
+        """The turn ends after answers that the model has not read: the next turn begins with them, warm."""
+        self._go_on(answers)
+        self.composed = None
+        with suppress(ApiError):
+            self.composed = await compose(self.plan, self.scene, may_truncate=False)
+        self._note(did_sample=False)
+
+    # --- rollouts ---
+
+    async def _appended(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """What was appended, with its files read and the calls made that it approves."""
+        if self.hosted is None:
+            if self.resources.hosted is None:
+                return items
+            self.hosted = self.resources.hosted.open(self.plan, self.running)
+        return await self.hosted.append(items, self.rounds, self._may_append)
+
+    async def _wait(self, required: list[Required]) -> None:
+        """Until the client appends, or the timeout expires."""
+        running = self.running
+        running.awaited_calls = self.open_calls
+        running.publish([self.assembler.wait_for(required)])
+        with suppress(TimeoutError):
+            async with running.interruptible():
+                await asyncio.sleep(self.plan.append_s_max)
+                if not running.is_waiting:
+                    # The append has come, and waits for a slot.
+                    await asyncio.Event().wait()
+        running.awaited_calls = None
+
+    # --- compaction ---
+
+    async def _compact(self) -> Finish | None:
+        """Let the model summarise what it has seen; from here on history begins with the summary."""
+        plan, running, assembler, scene = self.plan, self.running, self.assembler, self.scene
+        quiet = structs.replace(
+            scene.head,
+            tool_choice="none",
+            text=TextConfig(),
+            reasoning=ReasoningConfig(effort="none"),
         )
-    finally:
-        if gate is not None:
-            await gate.close()
-
-
-# --- the loop -----------------------------------------------------------------------------------------
-
-
-async def _open(
-    plan: Plan,
-    running: Running,
-    hosted_calls: HostedCalls,
-    gate: Gate | None,
-    render_cache: RenderCache,
-) -> tuple[Plan, ApiError | None]:
-    """What is done before the model speaks: files are read, and our own tools run, if what was given may pass."""
-    try:
-        plan = await hosted_calls.with_files()
-        if (
-            gate is not None
-            and approvals(plan.resolved.given)
-            and not await _clears(gate, running, set_scene(plan, render_cache), is_first=True)
-        ):
-            return plan, None
-        return await hosted_calls.open(), None
-    except ApiError as error:
-        return plan, error
-
-
-async def _clears(gate: Gate, running: Running, scene: Scene, *, is_first: bool) -> bool:
-    """Whether calls that a person has approved may be made: they have effects, so they wait for the verdict."""
-    try:
-        async with running.interruptible(heeds_steers=False):
-            return await gate.clear(scene, is_first=is_first)
-    except TimeoutError:
-        return False
-
-
-async def _play(play: Play) -> End:
-    """Rounds, until one of them is the last."""
-    plan, running = play.plan, play.running
-    while True:
-        error = await _round(play)
-        if error is not None:
-            return End("failed", error=error)
-        if play.finish is not None and not plan.generates:
-            return End("completed")
-        required = _required(play)
-        answers = await _answer(play)
-        decision = decide(
-            play.finish,
-            running.inbox,
-            is_waiting=plan.is_rollout and bool(required),
-            answers=() if required or play.hosted_calls.is_spent else answers,
-            is_used_up=tokens_left(play) == 0,
+        request = structs.replace(scene, head=quiet, given=(*scene.given, asking()))
+        composed = fitting(plan, await compose(plan, request, may_truncate=True))
+        # Read as if tools were allowed: a call is then seen as a call, and no part of the summary.
+        read_as = structs.replace(composed.scene, head=structs.replace(quiet, tool_choice="auto"))
+        reader = plan.model.dialect.reader(read_as)
+        summary = Summary(lambda: running.publish(assembler.compact()))
+        limit = plan.threshold or plan.model.context_tokens
+        tokens_max = min(SUMMARY_TOKENS_MAX, int(limit * SUMMARY_SHARE))
+        finish = await self._sample(composed, reader, [summary], tokens_max)
+        await summary.close(reader.close(is_cut=True))
+        if finish is None and running.inbox:
+            return None
+        if not summary.text and not plan.compacts:
+            # It goes on as it is, as long as it fits.
+            return None
+        if self.gate is not None and not await self.gate.vet(summary.text):
+            if self.gate.is_shut:
+                return None
+            raise InvalidRequest(
+                "The summary of this conversation was blocked by a guard of this server.",
+                code="invalid_prompt",
+                param="input",
+            )
+        if finish is None or not summary.text:
+            raise EngineFailed("The model wrote no summary to go on with.")
+        kept = await asyncio.to_thread(
+            worth_keeping,
+            list(scene.history()),
+            scene.given,
+            int(limit * KEPT_SHARE),
+            partial(measure, plan),
         )
-        if isinstance(decision, Await):
-            await _wait(play, required)
-            decision = decide(play.finish, running.inbox, is_waiting=True)
-        match decision:
-            case End():
-                if answers and decision.status in ("completed", "incomplete"):
-                    await _keep(play, answers)
-                return decision
-            case Await():
-                return End("failed", error=_too_late(plan))
-            case Again(items):
-                running.take_append()
-                if required:
-                    try:
-                        items = (*answers, *await _appended(play, items))
-                    except ApiError as error:
-                        return End("failed", error=error)
-                _go_on(play, items)
-                play.open_calls = pair_calls(play.open_calls, items)
-            case _:
-                assert_never(decision)
+        kind = plan.compacts or "chain"
+        compacted = Compacted(kind, summary.text, sealed_with(kept, kind))
+        running.publish(assembler.compacted(to_bytes(compacted)))
+        self._note(did_sample=False)
+        self.given, self.is_fresh = stand_in(compacted), True
+        self.scene = structs.replace(scene, past=None, rounds=(), given=self.given, recalled=None)
+        self.items_before = len(assembler.items)
+        return structs.replace(finish, reason="stop")
 
+    # --- the end ---
 
-async def _round(play: Play) -> ApiError | None:
-    """One call of the model, read to its end; what went wrong with it, if anything did."""
-    running, reader = play.running, None
-    error: ApiError | None = None
-    play.finish = None
-    if play.gate is not None:
-        play.gate.ask(play.scene, is_first=play.first is None)
-    try:
-        if play.plan.compacts:
-            play.finish = await _compact(play)
-            play.composed = None
-        else:
-            play.composed = await _compose(play)
-            if play.plan.generates:
-                reader = play.plan.model.dialect.reader(play.composed.scene)
-                if strings := play.plan.sampling.stop_strings:
-                    reader = StopReader(reader, strings)
-            if play.gate is None or not play.gate.is_shut:
-                play.finish = await sample(play, play.composed, reader)
-    except ApiError as refused:
-        error = refused
-    except Exception:
-        log.exception("turn %s failed", play.plan.id)
-        error = ServerFault(PROBLEM)
-    parsed: list[Parsed] = []
-    if reader is not None:
-        is_cut = play.finish is None or play.finish.reason == "length"
-        parsed = reader.close(is_cut=is_cut)
-    if play.gate is not None:
-        parsed = await _through_gate(play, play.gate, parsed, error)
-    running.publish(running.assembler.feed(parsed))
-    play.has_stopped = isinstance(reader, StopReader) and reader.has_stopped
-    _note(play, did_sample=reader is not None)
-    return error
+    async def _save(self, end: End) -> None:
+        """Save before you say: after this the terminal event may leave."""
+        began = perf_counter()
+        plan, assembler = self.plan, self.assembler
+        usage = self._with_reasoning()
+        response = assembler.conclude(end, usage, int(time.time()))
+        try:
+            if plan.is_stored or end.status in ("completed", "incomplete"):
+                passed = () if self.gate is None else self.gate.names
+                warm = self._warm()
+                rounds = tuple(self.rounds)
+                turn = commit(plan, response, rounds, self.open_calls, warm, passed)
+                await self.turns.save(turn)
+                self.running.turn = turn
+                plan.tally.is_recorded = plan.is_stored
+        except ApiError as error:
+            assembler.conclude(End("failed", error=error), usage, int(time.time()))
+            await self._save_failed(self.rounds, plan.resolved.open_calls)
+        plan.tally.spans.append(Span("save", began, perf_counter()))
 
+    async def _save_failed(self, rounds: Sequence[Round], open_calls: dict[str, Call]) -> None:
+        """A part of the turn may be in the store, as queued or even as completed: that must not stay."""
+        plan, running = self.plan, self.running
+        if not plan.is_stored:
+            return
+        running.unsaved = commit(plan, running.response, tuple(rounds), open_calls)
+        try:
+            await self.turns.save(running.unsaved)
+            running.unsaved = None
+            plan.tally.is_recorded = True
+        except ApiError:
+            log.warning("could not save turn %s as failed; retrying later", plan.id)
 
-async def _through_gate(
-    play: Play, gate: Gate, parsed: list[Parsed], error: ApiError | None
-) -> list[Parsed]:
-    """What may still be told of a round that is over. A steer waits for the guards, everything else ends that."""
-    try:
-        async with play.running.interruptible(heeds_steers=False):
-            parsed = gate.drop() if error is not None else await gate.last(parsed)
-    except TimeoutError:
-        parsed = gate.drop()
-    if gate.is_shut:
-        play.finish = None
-    return parsed
-
-
-async def _compose(play: Play) -> Composed:
-    """The prompt of this round; if it passes the client's threshold, of what is left after a compaction."""
-    plan, running = play.plan, play.running
-    may_truncate = plan.resolved.create.truncation == "auto"
-    composed = await compose(plan, play.scene, may_truncate=may_truncate and not plan.threshold)
-    play.first = play.first or composed
-    if plan.threshold and composed.length > plan.threshold and not play.is_fresh:
-        if await _compact(play) is None:
-            return composed if running.inbox else fitting(plan, composed)
-        composed = await compose(plan, play.scene, may_truncate=may_truncate)
-    return fitting(plan, composed)
-
-
-def _note(play: Play, *, did_sample: bool) -> None:
-    """This round is over: it becomes part of the record."""
-    assembler, since = play.running.assembler, play.items_before
-    last = Round(
-        given=play.given,
-        wrote=tuple(assembler.items[since:]),
-        ids=tuple(assembler.ids[since:]),
-        tail=assembler.tail,
-        # Where a guard or a stop string has cut the answer short, what is kept of it is not what was sampled.
-        fingerprint=None
-        if _is_shut(play) or play.has_stopped
-        else play.plan.model.dialect.fingerprint,
-        did_sample=did_sample,
-        is_fresh=play.is_fresh,
-    )
-    play.rounds.append(last)
-    play.open_calls = play.open_calls | calls_in(last.wrote)
-
-
-async def _answer(play: Play) -> tuple[Item, ...]:
-    """What our own tools say to the calls of this round; the calls are then finished items."""
-    last, since = play.rounds[-1], play.items_before
-    may_run = play.finish is not None and play.finish.reason == "stop"
-    answers = await play.hosted_calls.answer(last.wrote, play.scene, may_run=may_run)
-    if answers:
-        wrote = play.running.assembler.items[since : since + len(last.wrote)]
-        play.rounds[-1] = structs.replace(last, wrote=tuple(wrote))
-    return answers
-
-
-async def _appended(play: Play, items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """What was appended, with its files read and the calls made that it approves; none, if it may not pass."""
-    items = await play.hosted_calls.read(items)
-    if play.gate is not None and approvals(items):
-        scene = structs.replace(play.scene, given=items)
-        if not await _clears(play.gate, play.running, scene, is_first=False):
-            return items
-    return await play.hosted_calls.approve(items, play.rounds)
-
-
-async def _keep(play: Play, answers: tuple[Item, ...]) -> None:
-    """The turn ends behind answers that the model has not read: the next turn begins with them, warm."""
-    _go_on(play, answers)
-    play.composed = None
-    with suppress(ApiError):
-        play.composed = await compose(play.plan, play.scene, may_truncate=False)
-    _note(play, did_sample=False)
-
-
-def _go_on(play: Play, items: tuple[Item, ...]) -> None:
-    """The next round sees this one as its past, warm."""
-    plan, scene, last = play.plan, play.scene.as_one(), play.rounds[-1]
-    so_far = Turn(
-        id=plan.id,
-        owner=plan.owner,
-        parent_id=scene.past.id if scene.past else None,
-        parent=scene.past,
-        rounds=(*scene.rounds, structs.replace(last, given=scene.given)),
-        response=plan.response,
-        is_stored=False,
-        open_calls=play.open_calls,
-        model_turns=0,
-        warm=_warm(play),
-        root_at=plan.root_at,
-    )
-    play.scene = structs.replace(
-        scene,
-        head=_unforced(scene.head, items),
-        past=so_far,
-        rounds=(),
-        given=items,
-        effects=apply_effects(scene.effects, items),
-    )
-    play.given, play.is_fresh = items, False
-    play.items_before = len(play.running.assembler.items)
+    def _with_reasoning(self) -> Usage:
+        """The usage of the whole turn; where no engine has counted the reasoning, its ids are counted."""
+        usage = self.usage
+        if usage.output_tokens_details.reasoning_tokens:
+            return usage
+        written = zip(self.assembler.items, self.assembler.ids, strict=True)
+        count = sum(len(ids) for item, ids in written if isinstance(item.value, Reasoning))
+        return structs.replace(usage, output_tokens_details=OutputDetails(reasoning_tokens=count))
 
 
 def _unforced(head: Head, items: tuple[Item, ...]) -> Head:
@@ -333,192 +575,27 @@ def _unforced(head: Head, items: tuple[Item, ...]) -> Head:
     return head if is_clients else structs.replace(head, tool_choice="auto")
 
 
-def _warm(play: Play) -> Warm | None:
-    """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm."""
-    if play.composed is None or play.composed.is_truncated:
-        return None
-    if _is_shut(play) or play.has_stopped:
-        return None
-    plan = play.plan
-    return warm_after(
-        plan.model.dialect.fingerprint,
-        plan.resolved.head,
-        play.composed.rendered,
-        play.rounds[-1],
-        play.begun.route,
-    )
-
-
-def _is_shut(play: Play) -> bool:
-    return play.gate is not None and play.gate.is_shut
-
-
-# --- waiting for the client ---------------------------------------------------------------------------
-
-
-def _required(play: Play) -> list[Required]:
-    """What the client owes for the calls of this round."""
-    written = play.rounds[-1].wrote
-    return [one for item in written if (one := required_by(item.value)) is not None]
-
-
-async def _wait(play: Play, required: list[Required]) -> None:
-    """Until something arrives, or nobody believes in it any more."""
-    running = play.running
-    running.awaited_calls = play.open_calls
-    running.publish([running.assembler.wait_for(required)])
-    with suppress(TimeoutError):
-        async with running.interruptible():
-            await asyncio.sleep(play.plan.append_s_max)
-            if not running.is_waiting:
-                # It has come, and waits for a place.
-                await asyncio.Event().wait()
-    running.awaited_calls = None
-
-
-def _too_late(plan: Plan) -> ApiError:
+def _append_timeout(plan: Plan) -> ApiError:
     return ServerFault(
         f"The rollout waited {plan.append_s_max:g} s for the outputs of its calls.",
         code="append_timeout",
     )
 
 
-# --- compaction ---------------------------------------------------------------------------------------
+def _broken() -> End:
+    return End("failed", error=ServerFault(PROBLEM))
 
 
-async def _compact(play: Play) -> Finish | None:
-    """Let the model sum up what it has seen; from here on history begins with that."""
-    plan, running = play.plan, play.running
-    assembler, scene = running.assembler, play.scene
-    quiet = structs.replace(
-        scene.head, tool_choice="none", text=TextConfig(), reasoning=ReasoningConfig(effort="none")
+def _plus(one: Usage, other: Usage) -> Usage:
+    """The usage of both calls."""
+    cached = one.input_tokens_details.cached_tokens + other.input_tokens_details.cached_tokens
+    reasoning = (
+        one.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
     )
-    asked = structs.replace(scene, head=quiet, given=(*scene.given, asking()))
-    composed = fitting(plan, await compose(plan, asked, may_truncate=True))
-    # Read as if tools were allowed: a call is then seen as one, and no part of the summary.
-    heard = structs.replace(composed.scene, head=structs.replace(quiet, tool_choice="auto"))
-    reader = plan.model.dialect.reader(heard)
-    summary = Summary(reader, lambda: running.publish(assembler.compact()))
-    limit = plan.threshold or plan.model.context_tokens
-    tokens_max = min(SUMMARY_TOKENS_MAX, int(limit * SUMMARY_SHARE))
-    finish = await sample(play, composed, summary, tokens_max)
-    summary.close(is_cut=True)
-    if finish is None and running.inbox:
-        return None
-    if not summary.text and not plan.compacts:
-        # It goes on as it is, as long as it fits.
-        return None
-    if play.gate is not None and not await play.gate.vet(summary.text):
-        if play.gate.is_shut:
-            return None
-        raise InvalidRequest(
-            "The summary of this conversation was blocked by a guard of this server.",
-            code="invalid_prompt",
-            param="input",
-        )
-    if finish is None or not summary.text:
-        raise EngineFailed("The model wrote no summary to go on with.")
-    history = list(scene.history())
-    kept = await asyncio.to_thread(
-        worth_keeping, history, scene.given, int(limit * KEPT_SHARE), partial(measure, plan)
+    return Usage(
+        one.input_tokens + other.input_tokens,
+        InputDetails(cached_tokens=cached),
+        one.output_tokens + other.output_tokens,
+        OutputDetails(reasoning_tokens=reasoning),
+        one.total_tokens + other.total_tokens,
     )
-    kind = plan.compacts or "chain"
-    compacted = Compacted(kind, summary.text, sealed_with(kept, kind))
-    running.publish(assembler.compacted(to_bytes(compacted)))
-    _note(play, did_sample=False)
-    play.given, play.is_fresh = stand_in(compacted), True
-    play.scene = structs.replace(scene, past=None, rounds=(), given=play.given, recalled=None)
-    play.items_before = len(assembler.items)
-    return structs.replace(finish, reason="stop")
-
-
-class Summary:
-    """A reader that keeps the text to itself, and nothing else that the model may say."""
-
-    def __init__(self, reader: Reader, on_begun: Callable[[], None]) -> None:
-        self._reader = reader
-        self._on_begun = on_begun
-        self._is_text = False
-        self._pieces: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """What the model wrote."""
-        return "".join(self._pieces).strip()
-
-    @property
-    def is_over(self) -> bool:
-        """As its reader says."""
-        return self._reader.is_over
-
-    def feed(self, piece: Piece) -> list[Parsed]:
-        """Nothing for the client."""
-        return self._keep(self._reader.feed(piece))
-
-    def close(self, *, is_cut: bool) -> list[Parsed]:
-        """Nothing for the client."""
-        return self._keep(self._reader.close(is_cut=is_cut))
-
-    def _keep(self, parsed: list[Parsed]) -> list[Parsed]:
-        for one in parsed:
-            if isinstance(one, ItemOpened):
-                self._is_text = one.kind == "message"
-            elif isinstance(one, ItemText) and self._is_text:
-                if not self._pieces:
-                    self._on_begun()
-                self._pieces.append(one.text)
-        return []
-
-
-# --- the end ------------------------------------------------------------------------------------------
-
-
-async def _save(play: Play, end: End, turns: Turns) -> None:
-    """Save before you say: after this the terminal event may leave."""
-    began = now()
-    plan, assembler = play.plan, play.running.assembler
-    usage = _with_thoughts(play)
-    assembler.conclude(end, usage, int(time.time()))
-    try:
-        if plan.is_stored or end.status in ("completed", "incomplete"):
-            made = commit(
-                plan,
-                assembler.response,
-                tuple(play.rounds),
-                play.open_calls,
-                _warm(play),
-                () if play.gate is None else play.gate.names,
-            )
-            await turns.save(made)
-            play.running.turn = made
-            plan.tally.is_recorded = plan.is_stored
-    except ApiError as error:
-        assembler.conclude(End("failed", error=error), usage, int(time.time()))
-        await _save_failed(plan, play.running, turns, play.rounds)
-    plan.tally.stage_s["save"] = now() - began
-    plan.tally.mark("saved")
-
-
-async def _save_failed(plan: Plan, running: Running, turns: Turns, rounds: Sequence[Round]) -> None:
-    """A part of it may be in the store, as queued or even as completed: that must not stay."""
-    if not plan.is_stored:
-        return
-    running.unsaved = commit(
-        plan, running.response, tuple(rounds), plan.resolved.open_calls, warm=None
-    )
-    try:
-        await turns.save(running.unsaved)
-        running.unsaved = None
-        plan.tally.is_recorded = True
-    except ApiError:
-        log.warning("turn %s could not be saved as failed", plan.id)
-
-
-def _with_thoughts(play: Play) -> Usage:
-    """The usage of the whole turn; where no engine has counted the thoughts, their ids are counted."""
-    usage = play.usage
-    if usage.output_tokens_details.reasoning_tokens:
-        return usage
-    written = zip(play.running.assembler.items, play.running.assembler.ids, strict=True)
-    thought = sum(len(ids) for item, ids in written if isinstance(item.value, Reasoning))
-    return structs.replace(usage, output_tokens_details=OutputDetails(reasoning_tokens=thought))

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 
 from segue.turn.compact import Kind
-from segue.turn.seams import Dialect, Engine, Guard, Quota
-from segue.turn.values import Effects, Head, Owner, Round, Sampling, Turn
+from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
+from segue.turn.values import Conversation, Effects, Head, Owner, Round, Sampling, Turn
 from segue.wire.items import Call, InputFile, Item
 from segue.wire.requests import Create
 from segue.wire.response import Response
+
+if TYPE_CHECKING:
+    from segue.turn.running import Running
 
 USUAL = Sampling()
 ReasoningView = Literal["text", "summary", "hidden"]
@@ -26,13 +29,13 @@ ReasoningView = Literal["text", "summary", "hidden"]
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """Who is asked whether something may pass: what the model is given, and what it answers."""
+    """The guards of a model or an owner: for what the model is given, and for what it answers."""
 
     inputs: tuple[Guard, ...] = ()
     outputs: tuple[Guard, ...] = ()
     # How many characters of an answer are held back and watched together.
     window_chars: int = 400
-    # What a file says, as the model will read it.
+    # The text of a file, as the model will read it.
     read_file: Callable[[InputFile], str | None] = lambda file: None
 
     @property
@@ -57,7 +60,7 @@ class Model:
     output_tokens_max: int | None = None
     reasoning: ReasoningView = "text"
     created_at: int = 0
-    # What becomes of pictures and sound that the model cannot take in: told in words, or refused.
+    # What becomes of images and audio that the model cannot take: described in words, or refused.
     unseen: Literal["tell", "refuse", "seen"] = "tell"
     # Whether every prompt is rendered cold as well and compared.
     checks_rendering: bool = False
@@ -65,6 +68,26 @@ class Model:
 
 
 Models = Mapping[str, Model]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What all turns of a process share."""
+
+    models: Models
+    seals: Seals
+    prompt_cache: PromptCache
+    hosted: Hosted | None = None
+    # Whether the hosted web search is there, for callers whose key has its scope.
+    has_web: bool = False
+    # Whether URLs in an input are fetched.
+    reads_urls: bool = False
+    # The guards of a turn that has any.
+    open_gate: Callable[[Plan, Running], Gate] | None = None
+    # Owners with guards of their own, instead of those of the model.
+    guards: Mapping[Owner, Guards] = field(default_factory=dict)
+    # How long a rollout waits for the outputs of its calls.
+    append_s_max: float = 600.0
 
 
 class Resolved(Struct, frozen=True):
@@ -78,12 +101,75 @@ class Resolved(Struct, frozen=True):
     # How often the model has spoken before this turn.
     model_turns: int
     model: str
-    # How many lists of tools had to be decoded: that of the request, and those that items have brought now.
+    # How many lists of tools had to be decoded: that of the request, and those of its items.
     tool_decodes: int
-    # What the items have brought, the new ones included.
+    # The effects of all items, the new ones included.
     effects: Effects
     # Rounds of this very request that come before `given`: what a compaction replaced, and what stands for it.
     earlier: tuple[Round, ...] = ()
+    # Whether tools of this server may be called, or something is to be done before the model speaks.
+    is_hosted: bool = False
+
+
+class Unlimited:
+    """The quota of a caller without limits."""
+
+    async def hold(self) -> None: ...
+
+    def release(self, tokens: int = 0) -> None: ...
+
+
+UNLIMITED = Unlimited()
+
+
+class Joined(Struct, frozen=True):
+    """A conversation as a turn meets it: the turn to continue, and the items that it has not seen."""
+
+    conversation: Conversation
+    tip: Turn | None
+    unseen: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks for a turn, and what is there for it."""
+
+    owner: Owner
+    turns: Turns
+    # The parent, where it is known already.
+    known: Turn | None = None
+    # The lane and connection that wait; nothing for an HTTP request.
+    lane: str = ""
+    # The conversation that the turn joins, if any.
+    joined: Joined | None = None
+    # The scopes of the caller's key.
+    may: frozenset[str] = frozenset()
+    quota: Quota = UNLIMITED
+
+
+class Span(NamedTuple):
+    """A stage of a turn, from when to when, in seconds of `perf_counter`."""
+
+    stage: str
+    began: float
+    ended: float
+
+
+# The end of which stage a mark of the timeline is.
+MARKS = {
+    "validated": "validate",
+    "resolved": "resolve",
+    "rendered": "render",
+    "first_token": "first_token",
+    "last_token": "sample",
+    "saved": "save",
+    "sent": "send",
+    "settled": "settle",
+}
+# Of a turn with several rounds the last of these counts, of the others the first.
+LAST_MARKS = ("last_token",)
+# Stages that are no durations of their own in the metrics.
+POINTS = ("send",)
 
 
 @dataclass(slots=True)
@@ -95,28 +181,46 @@ class Tally:
     tool_decodes: int = 0
     tokens_tokenized: int = 0
     tokens_reused: int = 0
-    tokens_sampled: int = 0
     # Characters that guards have looked at: of what is new in the input, and of the answer.
     guard_chars_checked: int = 0
     guard_chars_watched: int = 0
-    # Calls that our own tools have answered, and when sampling paused for them, in seconds of `perf_counter`.
+    # Calls that our own tools have answered.
     tool_calls: int = 0
-    pauses: list[tuple[float, float]] = field(default_factory=list)
-    # Whether the store has written the usage down, together with the turn.
+    # Whether the store has written the usage row together with the turn.
     is_recorded: bool = False
-    # Pictures and sounds that were told in words.
+    # Images and audio that were described in words.
     media_told: int = 0
     found_in: Literal["connection", "store", "missing"] | None = None
     # The trace that the client has begun, as it was sent (W3C Trace Context).
     traceparent: str = ""
-    stage_s: dict[str, float] = field(default_factory=dict)
-    # The turn's timeline, in seconds of `perf_counter`: received, validated, resolved, rendered, first_token,
-    # last_token, saved, sent, settled. Of a turn with several rounds the first of each but the last `last_token`.
-    marks: dict[str, float] = field(default_factory=lambda: {"received": perf_counter()})
+    received_at: float = field(default_factory=perf_counter)
+    # The timeline, the one record of when what happened; metrics, traces and the dashboard read it.
+    spans: list[Span] = field(default_factory=list)
 
-    def mark(self, name: str) -> None:
-        """Note when this happened first."""
-        self.marks.setdefault(name, perf_counter())
+    @property
+    def stage_s(self) -> dict[str, float]:
+        """How long each stage took, over all rounds; of the first token, the first round's."""
+        stages: dict[str, float] = {}
+        for stage, began, ended in self.spans:
+            if stage in POINTS or (stage == "first_token" and stage in stages):
+                continue
+            stages[stage] = stages.get(stage, 0.0) + ended - began
+        return stages
+
+    @property
+    def marks(self) -> dict[str, float]:
+        """When the stages ended, by the names of the timeline."""
+        marks = {"received": self.received_at}
+        for name, stage in MARKS.items():
+            ends = [span.ended for span in self.spans if span.stage == stage]
+            if ends:
+                marks[name] = ends[-1 if name in LAST_MARKS else 0]
+        return marks
+
+    @property
+    def pauses(self) -> list[tuple[float, float]]:
+        """When sampling paused for our own tools."""
+        return [(span.began, span.ended) for span in self.spans if span.stage == "tools"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +238,15 @@ class Plan:
     root_at: int
     tally: Tally
     quota: Quota
-    # The lane and connection that wait for it; nothing for a request of its own.
+    # Whether the model is to speak.
+    generates: bool = True
+    # Whether it waits for its client's tools instead of ending (docs/protocol.md 11).
+    is_rollout: bool = False
+    # Whether a steer may be accepted (docs/protocol.md 6.10).
+    can_be_steered: bool = False
+    # The idempotency key, or nothing.
+    key: str = ""
+    # The lane and connection that wait for it; nothing for an HTTP request.
     lane: str = ""
     # What the turn makes instead of an answer, if anything.
     compacts: Kind | None = None
@@ -142,32 +254,4 @@ class Plan:
     threshold: int = 0
     # How long a rollout waits for the outputs of its calls.
     append_s_max: float = 600.0
-    # Those of the model, unless the owner has some of its own.
     guards: Guards = NO_GUARDS
-
-    @property
-    def generates(self) -> bool:
-        """Whether the model is to speak."""
-        return self.resolved.create.generates
-
-    @property
-    def key(self) -> str:
-        """The idempotency key, or nothing."""
-        return self.resolved.create.idempotency_key or ""
-
-    @property
-    def is_keyed(self) -> bool:
-        """Whether the same request may come again and mean this turn."""
-        return bool(self.key)
-
-    @property
-    def is_rollout(self) -> bool:
-        """Whether it waits for its client's tools instead of ending (docs/protocol.md 11)."""
-        return bool(self.resolved.create.rollout) and self.generates
-
-    @property
-    def can_be_steered(self) -> bool:
-        """Whether a steer may be taken on (docs/protocol.md 6.10)."""
-        create = self.resolved.create
-        is_plain = not (create.conversation or create.context_management or self.compacts)
-        return self.generates and is_plain and not self.is_rollout

@@ -1,4 +1,4 @@
-"""Everything that may be refused, before a word is said: validate -> find -> resolve -> admit.
+"""May this request become a turn? All that may be refused before anything is sent: validate, find, resolve, admit.
 
 A request in, a `Plan` out, or an error for the transport to answer. Short: no engine is asked and nothing is rendered.
 """
@@ -6,107 +6,108 @@ A request in, a `Plan` out, or an error for the transport to answer. Short: no e
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from time import perf_counter
 
 from msgspec import Raw, Struct, structs
 
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, parent_not_found
-from segue.ids import given_id, new_id, turn_of
-from segue.process.conversations import Joined
-from segue.tools.inputs import ReadUrl, attach
+from segue.ids import given_id, turn_of
 from segue.turn.admit import admit
-from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
-from segue.turn.plan import Models, Plan, Tally
+from segue.turn.compact import Compacted, Kind, from_bytes, stand_in, summary_message
+from segue.turn.plan import Caller, Plan, Resources, Span, Tally
 from segue.turn.resolve import resolve
-from segue.turn.seams import Quota, Seals, Turns
+from segue.turn.seams import Seals
 from segue.turn.values import Owner, Round, Turn
 from segue.wire.codec import decode_item, user_message
 from segue.wire.items import (
     Compaction,
     CompactionSummary,
+    CustomToolCallOutput,
+    FunctionCallOutput,
+    InputAudio,
+    InputFile,
+    InputImage,
     Item,
     ItemReference,
+    McpCall,
+    Message,
     Reasoning,
     ReasoningText,
+    WebSearchCall,
 )
 from segue.wire.mcp import with_outputs
 from segue.wire.requests import Create
 
 # How much JSON is decoded before the loop may serve somebody else: a fraction of a millisecond.
 SLICE_BYTES = 64 * 1024
+# Items that stand for something else: references, what we have sealed, calls that our own tools have answered.
+INDIRECT = (ItemReference, Reasoning, Compaction, CompactionSummary, McpCall, WebSearchCall)
 # An input of a million items is refused before its items are looked at.
 ITEMS_MAX = 100_000
-
-
-class Unlimited:
-    """The quota of whoever has none."""
-
-    async def hold(self) -> None: ...
-
-    def release(self, tokens: int = 0) -> None: ...
-
-
-UNLIMITED = Unlimited()
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks for a turn, and what is at hand for it."""
-
-    owner: Owner
-    turns: Turns
-    # The parent, where it is known already.
-    known: Turn | None = None
-    # The lane and connection that wait; nothing for a request of its own.
-    lane: str = ""
-    # The conversation that the turn joins, if any.
-    joined: Joined | None = None
-    # What it may have us do, by the names of scopes.
-    may: frozenset[str] = frozenset()
-    quota: Quota = UNLIMITED
 
 
 async def prepare(
     create: Create,
     caller: Caller,
     tally: Tally,
-    models: Models,
-    seals: Seals,
-    *,
-    read_url: ReadUrl | None = None,
-    has_web: bool = False,
+    resources: Resources,
+    turn_id: str,
+    compacts: Kind | None = None,
 ) -> Plan:
-    """A plan for this request."""
-    began = time.perf_counter()
-    given = await _decode_given(create, tally)
-    if read_url is not None:
-        given = await attach(given, read_url)
-    if caller.joined is not None:
-        given = (*caller.joined.unseen, *given)
-    tally.mark("validated")
-    validated = time.perf_counter()
-    parent = await _find_parent(create, caller, tally)
-    unsealed = unseal(await follow(given, parent, caller), caller.owner, seals)
-    resolved = resolve(
-        create, with_outputs(unsealed.given), parent, unsealed.earlier, has_web=has_web
-    )
+    """A plan for this request. It holds a slot of the caller's quota: whoever does not start it gives that back."""
+    began = perf_counter()
+    await caller.quota.hold()
+    try:
+        given = await _decode_input(create, tally)
+        has_media = _has_media(given)
+        if has_media and resources.reads_urls and resources.hosted is not None:
+            given = await resources.hosted.fetch(given)
+        if caller.joined is not None:
+            given = (*caller.joined.unseen, *given)
+            has_media = True
+        validated = perf_counter()
+        parent = caller.known
+        if parent is None:
+            parent = await _find_parent(create, caller, tally)
+        else:
+            tally.found_in = "connection"
+        earlier: tuple[Round, ...] = ()
+        kinds = {type(item.value) for item in given}
+        if not kinds.isdisjoint(INDIRECT):
+            unsealed = unseal(await follow(given, parent, caller), caller.owner, resources.seals)
+            given, earlier = with_outputs(unsealed.given), unsealed.earlier
+        has_web = resources.has_web and "web_search" in caller.may
+        resolved = resolve(create, given, parent, earlier, has_web=has_web, has_media=has_media)
+        if resolved.is_hosted and resources.hosted is not None:
+            resources.hosted.check(resolved.head.tools, caller.may)
+        plan = admit(
+            resolved, resources, caller, turn_id, tally, compacts=compacts, has_media=has_media
+        )
+    except BaseException:
+        caller.quota.release()
+        raise
     tally.tool_decodes += resolved.tool_decodes
-    plan = admit(
-        resolved,
-        models,
-        owner=caller.owner,
-        turn_id=new_id("resp"),
-        now=int(time.time()),
-        tally=tally,
-        quota=caller.quota,
-        lane=caller.lane,
+    tally.spans += (
+        Span("validate", began, validated),
+        Span("resolve", validated, perf_counter()),
     )
-    tally.mark("resolved")
-    tally.stage_s["validate"] = validated - began
-    tally.stage_s["resolve"] = time.perf_counter() - validated
     return plan
+
+
+def _has_media(items: Sequence[Item]) -> bool:
+    """Whether there are files, images or audio among the contents of these items."""
+    for item in items:
+        match item.value:
+            case Message(content=list() as parts) | FunctionCallOutput(output=list() as parts):
+                pass
+            case CustomToolCallOutput(output=list() as parts):
+                pass
+            case _:
+                continue
+        if any(isinstance(part, InputFile | InputImage | InputAudio) for part in parts):
+            return True
+    return False
 
 
 async def follow(given: tuple[Item, ...], parent: Turn | None, caller: Caller) -> tuple[Item, ...]:
@@ -198,7 +199,7 @@ def _compacted(body: bytes | None, index: int) -> Compacted:
     return compacted
 
 
-async def _decode_given(create: Create, tally: Tally) -> tuple[Item, ...]:
+async def _decode_input(create: Create, tally: Tally) -> tuple[Item, ...]:
     match create.input:
         case None:
             return ()
@@ -226,15 +227,12 @@ async def decode_items(raws: Sequence[Raw], tally: Tally, path: str = "input") -
 
 
 async def _find_parent(create: Create, caller: Caller, tally: Tally) -> Turn | None:
-    """The parent that the request names, unless the caller knows it already; or a refusal."""
+    """The parent that the request names, or a refusal."""
     if caller.joined is not None:
         return caller.joined.tip
     parent_id = create.previous_response_id
     if parent_id is None:
         return None
-    if caller.known is not None:
-        tally.found_in = "connection"
-        return caller.known
     parent = await caller.turns.find(caller.owner, parent_id)
     tally.found_in = "missing" if parent is None else "store"
     if parent is None:

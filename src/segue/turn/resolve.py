@@ -17,7 +17,6 @@ from segue.turn.plan import Resolved
 from segue.turn.values import Effects, Head, Round, Turn
 from segue.wire.codec import check_schema, decode_tools
 from segue.wire.items import (
-    CALL_WORDS,
     AdditionalTools,
     Call,
     CompactionTrigger,
@@ -28,25 +27,37 @@ from segue.wire.items import (
     InputImage,
     Item,
     LocalShellCallOutput,
+    McpApprovalResponse,
     McpListTools,
     Message,
     TextUpdate,
     ToolSearchOutput,
-    answer_of,
-    call_of,
-    is_model_written,
 )
+from segue.wire.kinds import CALL_WORDS, answer_of, call_of, is_model_written
 from segue.wire.mcp import check_servers, is_same_server, servers_of, with_listed
 from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceName
-from segue.wire.tools import BUILTINS, NO_TOOLS, McpTool, Offer, Tools, chosen_offers
+from segue.wire.tools import (
+    BUILTINS,
+    NO_TOOLS,
+    McpTool,
+    Offer,
+    Tools,
+    ToolSearchTool,
+    WebSearchTool,
+    chosen_offers,
+)
 from segue.wire.web import with_web
 
 # Each of these asks for something that is not built; a clear word is better than half of it.
 UNSUPPORTED = ("prompt",)
 # The least that a history may be compacted at (docs/protocol.md 2).
 THRESHOLD_MIN = 1_000
-# Items that bring tools.
+# Items that bring tools; items that change something for all that follows; items with more to check than their fields.
 BRINGING = (AdditionalTools, ToolSearchOutput)
+EFFECTIVE = (*BRINGING, McpListTools, ConfigurationUpdate)
+CHECKED = (ConfigurationUpdate, CompactionTrigger)
+# Definitions of tools that this server runs itself.
+HOSTED_TOOLS = (McpTool, WebSearchTool, ToolSearchTool)
 
 
 def resolve(
@@ -56,48 +67,71 @@ def resolve(
     earlier: tuple[Round, ...] = (),
     *,
     has_web: bool = False,
+    has_media: bool = True,
 ) -> Resolved:
-    """Bind a request to its parent, or say what contradicts. `has_web`: the web may be searched."""
+    """Bind a request to its parent, or say what contradicts. `has_web`: the web may be searched. `has_media`: there
+    are files, images or audio among the items."""
     if parent is not None and not is_continuable(parent):
         raise parent_not_found(parent.id)
-    _refuse_unsupported(create, given)
+    kinds = {type(item.value) for item in given}
+    check_request(create)
+    if has_media or not kinds.isdisjoint(CHECKED):
+        check_items(given)
     model = create.model or (parent.response.model if parent else None)
     if model is None:
         raise InvalidRequest("You must provide a model parameter.", param="model")
     if not given and not earlier and parent is None and create.generates:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input")
-    known = parent.tools if parent else None
-    tools, did_decode = (
-        (NO_TOOLS, False) if create.tools is UNSET else decode_tools(create.tools, known)
-    )
     if earlier and parent is not None:
         raise InvalidRequest(
             "A compaction stands for all that came before it: begin a new chain with it, without a parent.",
             code="unsupported_value",
             param="input",
         )
-    shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
-    effects = apply_effects(effects_of(parent), (*shadowed, *given))
-    carries_more = tools.carried != effects.carried
-    if carries_more:
-        tools = replace(tools, carried=effects.carried)
-    if did_decode or carries_more:
-        check_servers(tools)
-    tools = with_listed(tools, still_listed(tools, effects, parent))
-    tools = with_web(tools, is_on=has_web)
-    _check_tool_choice(create.tool_choice or "auto", tools, effects)
+    known = parent.tools if parent else None
+    tools, did_decode = (
+        (NO_TOOLS, False) if create.tools is UNSET else decode_tools(create.tools, known)
+    )
+    effects = effects_of(parent)
+    if earlier or not kinds.isdisjoint(EFFECTIVE):
+        shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
+        effects = apply_effects(effects, (*shadowed, *given))
+    is_hosted = (
+        bool(effects.carried or effects.deferred or tools.deferred)
+        or any(isinstance(tool, HOSTED_TOOLS) for tool in tools.definitions)
+        or McpApprovalResponse in kinds
+    )
+    if is_hosted or tools.carried:
+        tools = _with_hosted(tools, effects, parent, did_decode=did_decode, has_web=has_web)
+    choice = create.tool_choice or "auto"
+    if choice != "auto":
+        _check_tool_choice(choice, tools, effects)
     return Resolved(
         create=create,
         parent=parent,
         given=given,
-        head=_shared(_head(create, tools), parent),
+        head=_head(create, tools, parent),
         open_calls=pair_calls(parent.open_calls if parent else {}, given),
         model_turns=(parent.model_turns if parent else 0) + count_model_turns(given),
         model=model,
         tool_decodes=did_decode + sum(isinstance(item.value, BRINGING) for item in given),
         effects=effects,
         earlier=earlier,
+        is_hosted=is_hosted or has_media,
     )
+
+
+def _with_hosted(
+    tools: Tools, effects: Effects, parent: Turn | None, *, did_decode: bool, has_web: bool
+) -> Tools:
+    """The tools with what the history and remote servers add to them."""
+    carries_more = tools.carried != effects.carried
+    if carries_more:
+        tools = replace(tools, carried=effects.carried)
+    if did_decode or carries_more:
+        check_servers(tools)
+    tools = with_listed(tools, still_listed(tools, effects, parent))
+    return with_web(tools, is_on=has_web)
 
 
 def still_listed(tools: Tools, effects: Effects, parent: Turn | None) -> list[McpListTools]:
@@ -178,10 +212,11 @@ def _only_open_call(pending: dict[str, Call], kind: str, item: Item) -> str | No
     return candidates[0] if is_clear else None
 
 
-def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
+def check_request(create: Create) -> None:
+    """What no request may ask for."""
     if create.background and create.store is False:
         raise InvalidRequest(
-            "A response in the background must be stored, or nobody could fetch it.",
+            "A background response must be stored: otherwise it could not be fetched.",
             code="unsupported_value",
             param="store",
         )
@@ -204,7 +239,6 @@ def _refuse_unsupported(create: Create, given: Sequence[Item]) -> None:
                 code="unsupported_parameter",
                 param=name,
             )
-    check_items(given)
 
 
 def check_items(given: Sequence[Item]) -> None:
@@ -236,24 +270,21 @@ def check_items(given: Sequence[Item]) -> None:
                 pass
 
 
-def _shared(head: Head, parent: Turn | None) -> Head:
-    """The parent's own head if it says the same: long instructions are then kept once for the whole chain."""
-    if parent is not None and parent.warm is not None and parent.warm.head == head:
-        return parent.warm.head
-    return head
-
-
-def _head(create: Create, tools: Tools) -> Head:
-    choice = create.tool_choice or "auto"
-    _check_format(create.text)
-    return Head(
+def _head(create: Create, tools: Tools, parent: Turn | None) -> Head:
+    """The head of the prompt; the parent's own if it is equal, so that long instructions are kept once for a chain."""
+    if create.text is not None:
+        _check_format(create.text)
+    head = Head(
         instructions=create.instructions,
         tools=tools,
-        tool_choice=choice,
+        tool_choice=create.tool_choice or "auto",
         parallel_tool_calls=create.parallel_tool_calls is not False,
         text=create.text or TextConfig(),
         reasoning=create.reasoning or ReasoningConfig(),
     )
+    if parent is not None and parent.warm is not None and parent.warm.head == head:
+        return parent.warm.head
+    return head
 
 
 def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, effects: Effects) -> None:

@@ -1,8 +1,8 @@
-"""Who hears a running turn? A turn belongs to the process; transports attach to it and leave again.
+"""Who follows a running turn? A turn belongs to the process; transports attach to it and leave again.
 
 A `Running` keeps an inbox for notices, a bounded ring of the events so far, and its subscribers. It delivers events at
-once and in order. It is the place where a slow reader slows the model down: `room` waits while a subscriber is full.
-A turn that nobody hears feels no such pressure; it has a longest running time instead.
+once and in order. Here a slow reader slows the model down: `wait_for_room` waits while a subscriber's buffer is full.
+A turn without subscribers has no such back-pressure; it has a longest running time instead.
 """
 
 from __future__ import annotations
@@ -14,32 +14,42 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from segue.errors import ApiError
-from segue.process.event_writer import EventWriter
 from segue.turn.assemble import Assembler
 from segue.turn.plan import Tally
 from segue.turn.values import Append, Notice, Owner, Steer, Turn
 from segue.wire.events import Event
-from segue.wire.items import Call, Item
+from segue.wire.items import Call, Item, Required
+from segue.wire.kinds import required_by
 from segue.wire.response import Response
 
 # One long answer with its reasoning; beyond it a late subscriber asks the store.
 RING_BYTES_MAX = 1024 * 1024
-# Nobody sends more than a few; at the limit the first ones win.
+# Clients send a few; at the limit the first ones win.
 INBOX_MAX = 64
 
 
 class Subscriber(Protocol):
-    """A subscriber: it takes events at once, and says when it would rather not have more."""
+    """Takes the events of a turn at once, and says when its buffer is full."""
 
     @property
     def is_full(self) -> bool:
         """Whether its buffer is over the limit."""
 
     def attached(self, running: Running) -> None:
-        """This is the turn that it hears from now on."""
+        """It follows this turn from now on."""
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Take these events. Must not raise and must not wait."""
+
+
+class EventSink(Protocol):
+    """Where the events of a turn are written as well, for clients that follow it later."""
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Take these events; they are written soon."""
+
+    async def finish(self) -> None:
+        """Everything is written when this returns."""
 
 
 class Running:
@@ -61,27 +71,34 @@ class Running:
         self.is_rollout = is_rollout
         self.can_be_steered = can_be_steered
         self.is_ended = False
-        # What it has become, once it is saved.
+        # The saved turn.
         self.turn: Turn | None = None
-        # How it ended, where the store has not taken that yet.
+        # The turn as it ended, where the store could not save it yet.
         self.unsaved: Turn | None = None
-        # Refuses what may not be said to it later, and counts for this tally.
+        # Checks items that come later, and counts them in this tally.
         self.check: Callable[[Sequence[Item], Tally], None] = lambda items, tally: None
-        # Writes its events down, where they may be asked for later.
-        self.event_writer: EventWriter | None = None
+        # Writes its events to the log, where they may be asked for later.
+        self.event_writer: EventSink | None = None
         # The calls that a waiting rollout asks the client to answer; None while it does not wait.
         self.awaited_calls: dict[str, Call] | None = None
         self.published_at = 0.0
         self._subscribers: list[Subscriber] = []
         self._ring: deque[Event] = deque()
         self._ring_bytes = 0
-        # The number of the first event that is told here.
+        # The number of the first event of this object.
         self._first = 0
-        self._inbox: deque[Notice] = deque()
+        # Notices that were not yet acted on, oldest first.
+        self.inbox: deque[Notice] = deque()
         self._scope: asyncio.Timeout | None = None
         # Whether a steer may end what the turn waits for.
         self._heeds_steers = True
         self._has_room: asyncio.Future[None] | None = None
+
+    @property
+    def required(self) -> list[Required]:
+        """What the client has to send for the calls of this turn."""
+        values = (item.value for item in self.assembler.items)
+        return [one for value in values if (one := required_by(value)) is not None]
 
     @property
     def response(self) -> Response:
@@ -90,7 +107,7 @@ class Running:
 
     @property
     def visible(self) -> Response:
-        """The response as whoever asks may hear of it: it has not ended before it is saved."""
+        """The response as clients may see it: it has not ended before it is saved."""
         return self.assembler.visible
 
     @property
@@ -100,7 +117,7 @@ class Running:
 
     @property
     def bytes(self) -> int:
-        """What its events hold in memory, and the turn that it has become."""
+        """What its events and its saved turn hold in memory."""
         return self._ring_bytes + (self.turn.bytes if self.turn is not None else 0)
 
     @property
@@ -110,23 +127,27 @@ class Running:
 
     @property
     def has_subscribers(self) -> bool:
-        """Whether anybody is attached."""
         return bool(self._subscribers)
 
     @property
     def is_stalled(self) -> bool:
-        """Whether all who hear it are so far behind that they have enough to read."""
+        """Whether the buffers of all its subscribers are full."""
         return bool(self._subscribers) and all(
             subscriber.is_full for subscriber in self._subscribers
         )
 
     def attach(self, subscriber: Subscriber, *, after: int = -1) -> bool:
-        """Hear every event with a higher number than `after`; False if some are gone, or it has not come that far."""
-        missed = [event for event in self._ring if event.number > after]
-        newest = self._ring[-1].number if self._ring else self._first - 1
-        if self._oldest > after + 1 or after > newest:
+        """Send every event with a number above `after`; False if some are gone, or the turn has not come that far."""
+        ring = self._ring
+        oldest, newest = (
+            (ring[0].number, ring[-1].number) if ring else (self._first, self._first - 1)
+        )
+        if oldest > after + 1 or after > newest:
             return False
-        self._admit(subscriber)
+        missed = [event for event in ring if event.number > after]
+        # A turn that is over may be kept for its events, and must not keep its subscribers: they hold connections.
+        if not self.is_ended:
+            self._subscribers.append(subscriber)
         subscriber.attached(self)
         if missed:
             subscriber.deliver(missed)
@@ -142,13 +163,13 @@ class Running:
         return self._ring[-1].number if self._ring else self._first - 1
 
     def attach_from_oldest(self, subscriber: Subscriber) -> int:
-        """Hear everything that is still known, and then the rest; the number of the first event."""
+        """Send everything that is still known, and then the rest; returns the number of the first event."""
         oldest = self._oldest
         self.attach(subscriber, after=oldest - 1)
         return oldest
 
     def attach_after(self, subscriber: Subscriber, written: Sequence[Event]) -> bool:
-        """Hear what was written down elsewhere and then the rest; False if there is a gap between them."""
+        """Send these events from the log and then the rest; False if there is a gap between them."""
         last = written[-1].number
         if self._ring and self._ring[0].number > last + 1:
             return False
@@ -158,7 +179,7 @@ class Running:
         return True
 
     def attach_to_rest(self, subscriber: Subscriber) -> None:
-        """Hear what is still to come; the end, if it has come already."""
+        """Send what is still to come; the terminal event, if it has come already."""
         last = [event for event in self._ring if event.is_terminal]
         subscriber.attached(self)
         self._admit(subscriber)
@@ -166,18 +187,16 @@ class Running:
             subscriber.deliver(last)
 
     def _admit(self, subscriber: Subscriber) -> None:
-        """A turn that is over may be kept for its events, and must not keep its hearers: they hold connections."""
         if not self.is_ended:
             self._subscribers.append(subscriber)
 
     def detach(self, subscriber: Subscriber) -> None:
-        """Hear no more. The turn goes on."""
         if subscriber in self._subscribers:
             self._subscribers.remove(subscriber)
         self.wake()
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Deliver to all, now and in order."""
+        """Deliver to all subscribers, now and in order."""
         if not events:
             return
         self.published_at = asyncio.get_running_loop().time()
@@ -196,12 +215,12 @@ class Running:
             self._subscribers.clear()
 
     def release(self) -> None:
-        """It is over, and kept for its events alone: let go of all that it was made from."""
+        """The turn is over and kept for its events alone: free the rest."""
         self.check = lambda items, tally: None
-        self._inbox.clear()
+        self.inbox.clear()
 
-    def log_events(self, event_writer: EventWriter) -> None:
-        """From now on, and as far back as is known, its events are written down."""
+    def log_events(self, event_writer: EventSink) -> None:
+        """From now on, and as far back as is known, its events are written to the log."""
         if self.event_writer is None:
             self.event_writer = event_writer
             event_writer.deliver(tuple(self._ring))
@@ -213,56 +232,50 @@ class Running:
             await self._has_room
 
     def wake(self) -> None:
-        """A subscriber has drained or left: look again."""
+        """A subscriber has drained or left: check again for room."""
         if self._has_room is not None and not self._has_room.done():
             self._has_room.set_result(None)
 
     def notify(self, notice: Notice) -> None:
         """Put a notice into the inbox. It interrupts what the turn waits for, a steer only at a safe boundary."""
-        if len(self._inbox) < INBOX_MAX:
-            self._inbox.append(notice)
+        if len(self.inbox) < INBOX_MAX:
+            self.inbox.append(notice)
         is_steer = isinstance(notice, Steer)
         if not is_steer or (self._heeds_steers and self.assembler.is_at_boundary):
             self._interrupt()
 
     def steer(self, steer: Steer) -> None:
-        """Take a steer on, and say so."""
+        """Accept a steer, and send the event that says so."""
         self.publish([self.assembler.accept(steer)])
         self.notify(steer)
 
     def _interrupt(self) -> None:
-        # A scope that has a deadline is ending already, and may not be told again.
+        # A scope that has a deadline is ending already, and may not be rescheduled.
         if self._scope is not None and self._scope.when() is None:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     @property
-    def inbox(self) -> Sequence[Notice]:
-        """What was told and not yet taken, oldest first."""
-        return tuple(self._inbox)
-
-    @property
     def is_waiting(self) -> bool:
-        """Whether its client has still to answer."""
         return self.awaited_calls is not None
 
     @property
     def is_steered(self) -> bool:
-        """Whether a steer waits; asked for every piece, so it costs nothing when none does."""
-        return bool(self._inbox) and isinstance(self._inbox[0], Steer)
+        """Whether a steer waits; checked for every piece, so it must be cheap."""
+        return bool(self.inbox) and isinstance(self.inbox[0], Steer)
 
     @property
     def steers(self) -> list[Steer]:
         """The steers that wait to be applied, in the order in which they came."""
-        return [one for one in self._inbox if isinstance(one, Steer)]
+        return [one for one in self.inbox if isinstance(one, Steer)]
 
     def take_append(self) -> None:
-        """What was appended has been given to the model."""
-        self._inbox = deque(one for one in self._inbox if not isinstance(one, Append))
+        """The appended items have been given to the model."""
+        self.inbox = deque(one for one in self.inbox if not isinstance(one, Append))
 
     @asynccontextmanager
     async def interruptible(self, *, heeds_steers: bool = True) -> AsyncIterator[None]:
         """A scope that ends with `TimeoutError` as soon as a notice comes, or at once if one is there."""
-        is_told = len(self._inbox) > (0 if heeds_steers else len(self.steers))
+        is_told = len(self.inbox) > (0 if heeds_steers else len(self.steers))
         when = asyncio.get_running_loop().time() if is_told else None
         async with asyncio.timeout_at(when) as self._scope:
             self._heeds_steers = heeds_steers

@@ -6,9 +6,9 @@ implementation passes. Only `app.py` knows which implementation stands behind a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from segue.limits import Draw, Grant
 from segue.turn.values import (
@@ -22,17 +22,26 @@ from segue.turn.values import (
     Owner,
     Parsed,
     Piece,
+    Prompt,
     Rendered,
+    Resent,
     Retention,
+    Round,
     Scene,
     ToolResult,
     Turn,
     UsageEntry,
     UsageTotal,
     Verdict,
+    Warm,
 )
 from segue.wire.events import Event
 from segue.wire.items import Item
+from segue.wire.tools import Tools
+
+if TYPE_CHECKING:
+    from segue.turn.plan import Plan
+    from segue.turn.running import Running
 
 
 class Turns(Protocol):
@@ -216,6 +225,94 @@ class Reader(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether the model may say no more, though it has not stopped: what follows is not read."""
+
+
+class Filter(Protocol):
+    """Stands between what the model wrote and the client: stop strings, guards, a summary that is not shown."""
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether nothing more may pass; what is kept is then not what was sampled."""
+
+    async def feed(self, parsed: list[Parsed]) -> list[Parsed]:
+        """What may pass now, of this and of what was held back before."""
+
+    async def close(self, parsed: list[Parsed]) -> list[Parsed]:
+        """The round is over: what may pass of the rest."""
+
+
+class Gate(Filter, Protocol):
+    """The guards of one turn: a filter that is also asked about what the model is given."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The guards whose verdict the turn keeps."""
+
+    def ask(self, scene: Scene, *, is_first: bool) -> None:
+        """Show the guards what is new for the model in this round; their verdict is awaited beside it."""
+
+    async def clear(self, scene: Scene, *, is_first: bool) -> bool:
+        """Whether approved calls may be made, before the model sees this scene."""
+
+    async def vet(self, text: str) -> bool:
+        """Whether a text that the client does not see may be kept."""
+
+    def drop(self) -> list[Parsed]:
+        """Nothing more may pass; what ends an item that has begun to pass."""
+
+    async def leave(self) -> None:
+        """The turn is over: stop what still runs."""
+
+
+class PromptCache(Protocol):
+    """Prompts of earlier requests by their leading items, for clients that resend their whole history."""
+
+    def find(self, resent: Resent) -> tuple[Warm | None, int]:
+        """The prompt of the longest known beginning, and how many items that is."""
+
+    def keep(self, resent: Resent, context: Prompt, recalled_items: int) -> None:
+        """Remember this prompt, in place of the one found for the first so many items."""
+
+
+class HostedCalls(Protocol):
+    """The calls of one turn that tools of this server answer."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the model asks for more calls than it may have, again and again."""
+
+    async def begin(self, may_act: Callable[[Plan], Awaitable[bool]]) -> Plan:
+        """What happens before the model speaks: files are read, approved calls made, remote tools listed. `may_act`:
+        whether approved calls may be made."""
+
+    async def answer(
+        self, wrote: Sequence[Item], scene: Scene, *, may_run: bool
+    ) -> tuple[Item, ...]:
+        """The outputs of the calls among these items. `may_run`: the model has stopped by itself."""
+
+    async def append(
+        self,
+        items: tuple[Item, ...],
+        rounds: Sequence[Round],
+        may_act: Callable[[tuple[Item, ...]], Awaitable[bool]],
+    ) -> tuple[Item, ...]:
+        """Appended items with their files read and the calls made that they approve."""
+
+
+class Hosted(Protocol):
+    """The tools that this server runs."""
+
+    def check(self, tools: Tools, may: Container[str]) -> None:
+        """Refuse a request that names a tool that cannot be run, or not by this caller."""
+
+    async def fetch(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """The items with the contents of their URLs, where the operator allows that."""
+
+    async def read_files(self, plan: Plan) -> Plan:
+        """The plan with the text of its PDF files."""
+
+    def open(self, plan: Plan, running: Running) -> HostedCalls:
+        """The calls of this turn."""
 
 
 class Dialect(Protocol):

@@ -16,19 +16,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from segue.turn.values import Round, Scene
-from segue.wire.items import (
-    AdditionalTools,
-    ConfigurationUpdate,
-    HostedOutput,
-    Item,
-    McpCall,
-    Message,
-    ToolSearchCall,
-    ToolSearchOutput,
-    answer_of,
-    call_of,
-    hosted_call_of,
-)
+from segue.wire.items import AdditionalTools, ConfigurationUpdate, Item, McpCall, Message
+from segue.wire.kinds import call_id_of, is_call, is_output
 
 
 class _Place(NamedTuple):
@@ -126,31 +115,15 @@ def _is_users(item: Item) -> bool:
 
 
 def _calls(item: Item) -> list[str]:
-    """The names under which this item may be answered."""
-    call = call_of(item.value)
-    search = _search_of(item) if isinstance(item.value, ToolSearchCall) else None
-    names = [call.call_id if call else None, hosted_call_of(item.value), search]
-    return [name for name in names if name]
+    """The id under which this item may be answered, if it is a call."""
+    call_id = call_id_of(item.value)
+    return [call_id] if call_id and is_call(item.value) else []
 
 
 def _answered_call(item: Item) -> str | None:
-    """The name of the call that this item answers; nothing where it answers one and does not say which."""
+    """The id of the call that this item answers; empty where it answers one and does not say which."""
     match item.value:
-        case HostedOutput(call_id=call_id) | McpCall(approval_request_id=str() as call_id):
+        case McpCall(approval_request_id=str() as call_id):
             return call_id
-        case ToolSearchOutput(execution="server"):
-            return _search_of(item)
         case value:
-            answer = answer_of(value)
-            return None if answer is None else answer.call_id or ""
-
-
-def _search_of(item: Item) -> str | None:
-    """Our own searches have no call_id; call and output have the same letters behind their prefix."""
-    match item.value:
-        case ToolSearchCall(execution="server", id=str() as name):
-            return f"search_{name.rpartition('_')[2]}"
-        case ToolSearchOutput(execution="server", id=str() as name):
-            return f"search_{name.rpartition('_')[2]}"
-        case _:
-            return None
+            return call_id_of(value) if is_output(value) else None

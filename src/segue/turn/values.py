@@ -17,7 +17,7 @@ from segue.errors import ApiError
 from segue.limits import KeyLimits
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
-from segue.wire.response import Response
+from segue.wire.response import ENDED, Response
 from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tool, Tools
 
 Owner = str
@@ -188,6 +188,25 @@ class Warm:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfinished:
+    """The rounds of a turn that still runs, as its next round sees them: a link of the history like a `Turn`."""
+
+    parent: Past | None
+    rounds: tuple[Round, ...]
+    warm: Warm | None = None
+    # No guard has passed it as a whole yet.
+    passed: tuple[str, ...] = ()
+
+    @property
+    def above(self) -> Past | None:
+        return above(self)
+
+    def lineage(self) -> list[Past]:
+        """The links up to this one, oldest first."""
+        return [*(self.parent.lineage() if self.parent else ()), self]
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A finished turn: a commit that others may name as their parent.
 
@@ -219,6 +238,8 @@ class Turn:
     passed: tuple[str, ...] = ()
     # Our own measure of what this node alone holds in memory.
     bytes: int = 0
+    # The row of the usage ledger; None while the turn runs and after a reload.
+    usage: UsageEntry | None = None
 
     @property
     def given(self) -> tuple[Item, ...]:
@@ -243,19 +264,26 @@ class Turn:
         )
 
     @property
-    def above(self) -> Turn | None:
-        """The parent, unless the model no longer sees anything before this turn."""
-        return None if any(one.is_fresh for one in self.rounds) else self.parent
+    def above(self) -> Past | None:
+        return above(self)
 
     def lineage(self) -> list[Turn]:
         """This turn and its ancestors, oldest first."""
-        found: list[Turn] = []
-        node: Turn | None = self
-        while node is not None:
-            found.append(node)
-            node = node.parent
-        found.reverse()
-        return found
+        turns: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.parent
+        turns.reverse()
+        return turns
+
+
+Past = Turn | Unfinished
+
+
+def above(link: Past) -> Past | None:
+    """The link before this one, unless the model no longer sees anything before it."""
+    return None if any(one.is_fresh for one in link.rounds) else link.parent
 
 
 def _answered(turn: Turn) -> set[bytes]:
@@ -270,12 +298,22 @@ def _answered(turn: Turn) -> set[bytes]:
 OURS = (McpListTools, McpCall)
 
 
+class Resent(Struct, frozen=True):
+    """A history that a client has sent as a whole: whose, for which dialect, under which head, begun when."""
+
+    owner: Owner
+    fingerprint: str
+    head: Head
+    given: tuple[Item, ...]
+    root_at: int = 0
+
+
 class Scene(Struct, frozen=True):
     """Everything that a dialect may look at to write a prompt: the history, then this turn's rounds so far,
     then what is given now."""
 
     head: Head
-    past: Turn | None
+    past: Past | None
     given: tuple[Item, ...]
     rounds: tuple[Round, ...] = ()
     root_at: int = 0
@@ -314,10 +352,19 @@ class Scene(Struct, frozen=True):
         (first,) = self.rounds
         return structs.replace(self, recalled=None, rounds=(), given=(*first.given, *self.given))
 
+    def after(
+        self, last: Round, warm: Warm | None, head: Head, given: tuple[Item, ...], effects: Effects
+    ) -> Scene:
+        """The scene of the next round: the last one is its past, and still warm."""
+        whole = self.as_one()
+        rounds = (*whole.rounds, structs.replace(last, given=whole.given))
+        past = Unfinished(whole.past, rounds, warm)
+        return structs.replace(whole, head=head, past=past, rounds=(), given=given, effects=effects)
+
     def history(self) -> Iterator[Round]:
         """Every finished round before `given` that the model still sees, oldest first."""
         past = self.past.lineage() if self.past is not None else []
-        yield from since_fresh([*(one for turn in past for one in turn.rounds), *self.rounds])
+        yield from since_fresh([*(one for link in past for one in link.rounds), *self.rounds])
 
 
 class Rendered(Struct, frozen=True):
@@ -505,6 +552,24 @@ class UsageEntry(Struct, frozen=True):
     ended_at: int
     # Calls that our own tools answered.
     tool_calls: int = 0
+
+    @staticmethod
+    def of(owner: Owner, response: Response, tool_calls: int) -> UsageEntry | None:
+        """The row of a turn that has ended; None while it runs."""
+        if response.status not in ENDED:
+            return None
+        usage = response.usage
+        return UsageEntry(
+            turn_id=response.id,
+            owner=owner,
+            model=response.model,
+            status=response.status,
+            input_tokens=usage.input_tokens if usage else 0,
+            cached_tokens=usage.input_tokens_details.cached_tokens if usage else 0,
+            output_tokens=usage.output_tokens if usage else 0,
+            ended_at=response.completed_at or response.created_at,
+            tool_calls=tool_calls,
+        )
 
 
 class UsageTotal(Struct, frozen=True):

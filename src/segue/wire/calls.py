@@ -23,7 +23,7 @@ from segue.wire.items import (
     DeleteFile,
     LocalShellAction,
     LocalShellCall,
-    Operation,
+    PatchOperation,
     ShellAction,
     ShellCall,
     ToolSearchCall,
@@ -81,9 +81,16 @@ class CommandScanner:
             at = self._take_string(text, at, said) if self._inside else self._take(text, at, said)
         return said
 
-    def close(self) -> list[CommandSaid]:
-        """The arguments are over; a command that was begun ends here."""
-        return [self._whole()] if self._inside == "command" else []
+    def close(self, arguments: str) -> list[CommandSaid]:
+        """The arguments are over: a command that was begun ends here, and commands in other words are found."""
+        if self.commands:
+            return [self._whole()] if self._inside == "command" else []
+        self.commands = _other_commands(arguments)
+        return [
+            CommandSaid(what, index, "" if what == "begun" else command)
+            for index, command in enumerate(self.commands)
+            for what in ("begun", "more", "whole")
+        ]
 
     def _take(self, text: str, at: int, said: list[CommandSaid]) -> int:
         match text[at]:
@@ -155,7 +162,7 @@ def shell_action(arguments: str, commands: list[str]) -> ShellAction:
     )
 
 
-def other_commands(arguments: str) -> list[str]:
+def _other_commands(arguments: str) -> list[str]:
     """Commands in other words than we asked for, as models write that have learned another shell."""
     fields = _fields(arguments, "action")
     for key in ("commands", "command", "cmd"):
@@ -187,7 +194,7 @@ def local_shell_action(arguments: str) -> LocalShellAction:
     )
 
 
-def patch_operation(arguments: str) -> Operation:
+def patch_operation(arguments: str) -> PatchOperation:
     """What is to become of a file. What cannot be read is an update of no file, which nobody can apply: it names no
     path, and its diff is what the model wrote."""
     fields = _fields(arguments, "operation")

@@ -26,6 +26,7 @@ from segue.wire.items import (
     HostedOutput,
     Item,
     ItemReference,
+    ItemValue,
     McpListTools,
     Message,
     OutputText,
@@ -33,7 +34,6 @@ from segue.wire.items import (
     RemoteTool,
     TextUpdate,
     ToolSearchOutput,
-    Value,
 )
 from segue.wire.requests import (
     AddedItems,
@@ -110,7 +110,7 @@ _string = msgspec.json.Decoder(str)
 _raws = msgspec.json.Decoder(list[Raw])
 _message = msgspec.json.Decoder(Message)
 _reference = msgspec.json.Decoder(ItemReference)
-_item: msgspec.json.Decoder[Value] = msgspec.json.Decoder(Value)
+_item: msgspec.json.Decoder[ItemValue] = msgspec.json.Decoder(ItemValue)
 _tool: msgspec.json.Decoder[Tool] = msgspec.json.Decoder(Tool)
 _object = msgspec.json.Decoder(Fields)
 _objects = msgspec.json.Decoder(list[Fields])
@@ -122,7 +122,7 @@ encode = _encoder.encode
 
 # What clients may send: not what we write down for ourselves.
 ITEM_TYPES = frozenset(
-    str(kind.__struct_config__.tag) for kind in Value.__args__ if kind is not HostedOutput
+    str(kind.__struct_config__.tag) for kind in ItemValue.__args__ if kind is not HostedOutput
 )
 TOOL_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in Tool.__args__)
 
@@ -258,7 +258,7 @@ def decode_item(raw: Raw | bytes, path: str) -> Item:
     """One item; those without a type are messages if they have a role, references if they have an id."""
     data = bytes(raw)  # A copy of its own: a slice would keep the whole request in memory.
     peek = _decode(_peek, data, path)
-    value: Value
+    value: ItemValue
     if peek.type is None:
         if peek.role is not UNSET:
             value = _decode(_message, _without_null_type(data), path)
@@ -279,7 +279,7 @@ def decode_item(raw: Raw | bytes, path: str) -> Item:
     return Item(data, value)
 
 
-def _checked(data: bytes, value: Value, path: str) -> bytes:
+def _checked(data: bytes, value: ItemValue, path: str) -> bytes:
     """The bytes of an item, of which that was checked too which is kept raw in its value."""
     match value:
         case Message():
@@ -373,7 +373,7 @@ def user_message(text: str) -> Item:
     return Item(raw, _message.decode(raw))
 
 
-def as_item(value: Value) -> Item:
+def as_item(value: ItemValue) -> Item:
     """An item of our own making."""
     return Item(encode(value), value)
 

@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from segue.wire.requests import Effort, TextFormat
 from segue.wire.tools import Execution, Tool
 
-Status = Literal["in_progress", "completed", "incomplete"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Text = str | None | UnsetType
 Flag = bool | None | UnsetType
 Json = Raw | UnsetType
@@ -102,14 +102,14 @@ class Body(Struct, frozen=True, tag_field="type", kw_only=True):
 
 
 class Message(Body, tag="message", frozen=True, kw_only=True):
-    status: Status | UnsetType | None = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[MessagePart]
     phase: Literal["commentary", "final_answer"] | UnsetType | None = UNSET
 
 
 class FunctionCall(Body, tag="function_call", frozen=True, kw_only=True):
-    status: Status | UnsetType | None = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
     call_id: str
     name: str
     arguments: str
@@ -122,11 +122,11 @@ class FunctionCallOutput(Body, tag="function_call_output", frozen=True, kw_only=
     output: str | list[OutputPart]
     name: Text = UNSET
     namespace: Text = UNSET
-    status: Status | UnsetType | None = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
 
 
 class CustomToolCall(Body, tag="custom_tool_call", frozen=True, kw_only=True):
-    status: Status | UnsetType | None = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
     call_id: str
     name: str
     input: str
@@ -138,14 +138,14 @@ class CustomToolCallOutput(Body, tag="custom_tool_call_output", frozen=True, kw_
     call_id: Text = UNSET
     output: str | list[OutputPart]
     name: Text = UNSET
-    status: Status | UnsetType | None = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
 
 
 class Reasoning(Body, tag="reasoning", frozen=True, kw_only=True):
     summary: list[SummaryText] = []
     content: list[ReasoningText] | UnsetType | None = UNSET
     encrypted_content: Text = UNSET
-    status: Status | UnsetType | None = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
 
 
 class WebSearchCall(Body, tag="web_search_call", frozen=True, kw_only=True):
@@ -299,12 +299,12 @@ class DeleteFile(Struct, tag_field="type", tag="delete_file", frozen=True):
     path: str
 
 
-Operation = CreateFile | UpdateFile | DeleteFile
+PatchOperation = CreateFile | UpdateFile | DeleteFile
 
 
 class ApplyPatchCall(Body, tag="apply_patch_call", frozen=True, kw_only=True):
     call_id: str
-    operation: Operation
+    operation: PatchOperation
     status: Text = UNSET
 
 
@@ -384,7 +384,7 @@ class HostedOutput(Body, tag="segue:tool_output", frozen=True, kw_only=True):
     output: str
 
 
-Value = (
+ItemValue = (
     Message
     | FunctionCall
     | FunctionCallOutput
@@ -425,7 +425,7 @@ class Item(Struct, frozen=True):
     """The bytes of an item as they came or will leave, and what they mean."""
 
     raw: bytes
-    value: Value
+    value: ItemValue
 
 
 class Call(NamedTuple):
@@ -436,71 +436,11 @@ class Call(NamedTuple):
     is_async: bool = False
 
 
-class Answer(NamedTuple):
+class CallOutput(NamedTuple):
     """What pays such a debt: `call_id` is None where the type allows leaving it out."""
 
     call_id: str | None
     kind: str
-
-
-# The words of the two pairing errors (docs/protocol.md 9 row 18), by kind of call.
-CALL_WORDS = {
-    "function": ("function call", "function call output"),
-    "custom": ("custom tool call", "custom tool call output"),
-    "computer": ("computer call", "computer call output"),
-    "shell": ("shell call", "shell call output"),
-    "local_shell": ("local shell call", "local shell call output"),
-    "apply_patch": ("apply patch call", "apply patch call output"),
-    "tool_search": ("tool search call", "tool search output"),
-    "mcp_approval": ("MCP approval request", "MCP approval response"),
-}
-
-
-def call_of(value: Value) -> Call | None:
-    """The debt that this item opens, if any."""
-    match value:
-        case FunctionCall():
-            return Call(value.call_id, "function", value.is_async is True)
-        case CustomToolCall():
-            return Call(value.call_id, "custom", value.is_async is True)
-        case ComputerCall():
-            return Call(value.call_id, "computer")
-        case ShellCall():
-            return Call(value.call_id, "shell")
-        case LocalShellCall():
-            return Call(value.call_id, "local_shell")
-        case ApplyPatchCall():
-            return Call(value.call_id, "apply_patch")
-        case ToolSearchCall() if value.execution != "server" and value.call_id:
-            return Call(value.call_id, "tool_search")
-        case McpApprovalRequest() if value.id:
-            return Call(value.id, "mcp_approval")
-        case _:
-            return None
-
-
-def answer_of(value: Value) -> Answer | None:
-    """The debt that this item pays, if any."""
-    match value:
-        case FunctionCallOutput():
-            return Answer(value.call_id or None, "function")
-        case CustomToolCallOutput():
-            return Answer(value.call_id or None, "custom")
-        case ComputerCallOutput():
-            return Answer(value.call_id, "computer")
-        case ShellCallOutput():
-            return Answer(value.call_id, "shell")
-        case LocalShellCallOutput():
-            # The legacy type has no call_id of its own: its id names the call.
-            return Answer(value.call_id or value.id or None, "local_shell")
-        case ApplyPatchCallOutput():
-            return Answer(value.call_id, "apply_patch")
-        case ToolSearchOutput() if value.execution != "server":
-            return Answer(value.call_id or None, "tool_search")
-        case McpApprovalResponse():
-            return Answer(value.approval_request_id, "mcp_approval")
-        case _:
-            return None
 
 
 class Required(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -513,67 +453,7 @@ class Required(Struct, frozen=True, kw_only=True, omit_defaults=True):
     approval_request_id: str | UnsetType = UNSET
 
 
-def required_by(value: Value) -> Required | None:
-    """The outline of the answer that this item waits for; none for a call that need not be answered now."""
-    call = call_of(value)
-    if call is None or call.is_async:
-        return None
-    match value:
-        case FunctionCall():
-            return Required(type="function_call_output", call_id=call.call_id, name=value.name)
-        case ToolSearchCall():
-            return Required(type="tool_search_output", call_id=call.call_id, execution="client")
-        case McpApprovalRequest():
-            return Required(type="mcp_approval_response", approval_request_id=call.call_id)
-        case _:
-            kind = str(value.__struct_config__.tag)
-            return Required(type=f"{kind}_output", call_id=call.call_id)
-
-
-def hosted_call_of(value: Value) -> str | None:
-    """The id of a call that our own tools answer, as `HostedOutput` names it."""
-    match value:
-        case McpCall(approval_request_id=str()):
-            # The model made this call when it asked for the approval.
-            return None
-        case McpCall(id=str() as named) | McpApprovalRequest(id=str() as named):
-            return named
-        case WebSearchCall(id=str() as named):
-            return named
-        case _:
-            return None
-
-
-# Written by the model, so that neighbours of these types belong to one model turn.
-MODEL_WRITTEN = (
-    Reasoning,
-    FunctionCall,
-    CustomToolCall,
-    ShellCall,
-    LocalShellCall,
-    ApplyPatchCall,
-    ComputerCall,
-    ToolSearchCall,
-    McpCall,
-    McpApprovalRequest,
-    WebSearchCall,
-    FileSearchCall,
-    CodeInterpreterCall,
-    ImageGenerationCall,
-    Program,
-)
-
-
-def is_model_written(value: Value) -> bool:
-    """Whether the model wrote this item in an earlier turn."""
-    if isinstance(value, Message):
-        return value.role == "assistant"
-    if isinstance(value, McpCall) and value.approval_request_id:
-        return False
-    return isinstance(value, MODEL_WRITTEN)
-
-
-def count_media(value: Value) -> int:
+def count_media(value: ItemValue) -> int:
     """How many pictures and sounds this item carries."""
     match value:
         case Message(content=list() as parts):

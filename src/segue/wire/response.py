@@ -10,6 +10,9 @@ from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+# The statuses in which a response stays.
+ENDED = ("completed", "failed", "incomplete", "cancelled")
+
 ResponseStatus = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 
 

@@ -23,13 +23,13 @@ from segue.wire.items import (
     Compaction,
     CustomToolCall,
     FunctionCall,
+    ItemValue,
     LocalShellCall,
     Message,
     Reasoning,
     ShellCall,
     ToolSearchCall,
     ToolSearchOutput,
-    Value,
 )
 from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
 from segue.wire.response import (
@@ -53,7 +53,7 @@ Schemas: TypeAlias = dict[str, Schema]
 REF = "#/components/schemas/"
 
 # What a client may send; its other types are reached from here.
-TAKEN = (Create, Value, Tool, SteerFrame, AppendFrame, NewConversation, AddedItems)
+TAKEN = (Create, ItemValue, Tool, SteerFrame, AppendFrame, NewConversation, AddedItems)
 # What we may send beside items.
 SENT = (
     Response,

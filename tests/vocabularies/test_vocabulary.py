@@ -10,15 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from segue.dialects.vocabulary import (
-    ASCII_CUTS,
-    Vocabulary,
-    pieces_of,
-    vocabulary_from_file,
-    vocabulary_from_gguf,
-)
 from segue.engines.weights import find_weights
 from segue.errors import ServerFault
+from segue.vocabularies.load import ASCII_CUTS, vocabulary_from_file, vocabulary_from_gguf
+from segue.vocabularies.vocabulary import Vocabulary, pieces_of
+from tests.contracts.dialect import special_ids
 
 ORACLE = Path(__file__).parents[1] / "golden" / "smollm2-llamacpp-tokens.json"
 
@@ -67,7 +63,7 @@ def test_long_text_is_cut_in_slices_as_it_would_be_whole(text: str, slice_chars:
 
 @pytest.mark.parametrize("text", ["a", " ", "word ", "é "], ids=["letters", "spaces", "words", "é"])
 def test_long_text_is_encoded_while_other_threads_run(vocabulary: Vocabulary, text: str) -> None:
-    """hazards.md F7: whoever sends megabytes must not hold the event loop up."""
+    """docs/hazards.md F7: whoever sends megabytes must not hold the event loop up."""
     lags = []
     is_over = threading.Event()
 
@@ -92,9 +88,9 @@ def test_special_tokens_are_known_by_name_only(vocabulary: Vocabulary) -> None:
     ids = [vocabulary.special(text) for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
 
     assert ids == [0, 1, 2]
-    assert all(vocabulary.is_special(id) and vocabulary.bytes_of(id) == b"" for id in ids)
+    assert all(vocabulary.bytes_of(id) == b"" for id in ids)
     typed = vocabulary.encode("<|endoftext|><|im_start|><|im_end|><filename>")
-    assert not any(map(vocabulary.is_special, typed))
+    assert special_ids(vocabulary).isdisjoint(typed)
     assert b"".join(map(vocabulary.bytes_of, typed)).endswith(b"<|im_end|><filename>")
 
 

@@ -6,16 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from segue.dialects.gguf import Value
-from segue.dialects.vocabulary import (
-    BYTE_OF_LETTER,
-    CONTROL,
-    Vocabulary,
-    vocabulary_from_file,
-    vocabulary_from_harmony,
-    vocabulary_from_metadata,
-)
+from segue.vocabularies.gguf import GgufValue
+from segue.vocabularies.load import CONTROL, vocabulary_from_file, vocabulary_from_metadata
+from segue.vocabularies.vocabulary import BYTE_OF_LETTER, Vocabulary
 from tests.dialects import templates
+from tests.vocabularies.gpt_oss import vocabulary_from_harmony
 
 FRAGMENTS = [
     "Hello", "hELLO", " World", "'s", "'LL", "don't", "DON'T", "123", "4567", "\n", "\r\n", " ", "  ", "\t",
@@ -33,7 +28,7 @@ def texts() -> list[str]:
 
 def from_metadata(cut: str, tokens: list[str], specials: set[int], merges: list[str]) -> Vocabulary:
     kinds = [CONTROL if id in specials else 1 for id in range(len(tokens))]
-    head: dict[str, Value] = {
+    head: dict[str, GgufValue] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": cut,
         "tokenizer.ggml.tokens": tokens,

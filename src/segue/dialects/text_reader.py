@@ -27,15 +27,15 @@ import re
 from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.dialects.family import BoundFamily
 from segue.dialects.inputs import InputReader
-from segue.dialects.logprobs import Margin
+from segue.dialects.logprobs import PendingLogprobs
 from segue.dialects.offers import may_call, offer_in, opened_call
-from segue.dialects.vocabulary import Vocabulary
 from segue.turn.values import (
     IdArray,
     Ids,
@@ -70,20 +70,15 @@ IN_OBJECT = re.compile(r'["{}<`]')
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
-    """How one family speaks: what all readers of its answers share."""
+class TextMarks:
+    """How a family marks a call inside its text."""
 
-    vocabulary: Vocabulary
-    stops: frozenset[int]
-    # Ends the model's turn and what goes on behind it; the first id is one of the stops.
-    seal: IdArray[int]
-    # Stands before and behind a call. Without them a call is a bare object, and a `;` may part it from the next.
+    # Stand before and after a call. Without them a call is a bare object, and a `;` may separate it from the next.
     call: str = ""
     called: str = ";"
-    # A special id that stands before a call, or before a list of them, and is never text.
-    signal: int | None = None
-    # Tokens that are plain text wherever they stand, ready to be said; None: not so.
-    flows: dict[int, ItemText | None] = field(default_factory=dict)
+    # Special tokens that stand before a call, or before a list of calls, and are never text. The first that the
+    # vocabulary has is read.
+    signals: tuple[str, ...] = ()
 
 
 class _Called(Struct):
@@ -137,23 +132,31 @@ class TextReader:
     """
 
     def __init__(
-        self, speech: Speech, scene: Scene, *, mends: bool = False, is_thinking: bool = False
+        self,
+        bound: BoundFamily,
+        scene: Scene,
+        marks: TextMarks,
+        *,
+        mends: bool = False,
+        is_thinking: bool = False,
     ) -> None:
         """`mends`: the engine is held to the JSON of a call and stops behind it, so that what closes it is ours.
         `is_thinking`: the cue has begun a thought already."""
-        self._speech = speech
-        self._vocabulary = speech.vocabulary
-        self._stops = speech.stops
+        self._bound = bound
+        self._call = marks
+        self._vocabulary = bound.vocabulary
+        self._stops = bound.stops
         may_call_any = scene.head.tool_choice != "none"
-        self._signal = speech.signal if may_call_any else None
-        self._flows = speech.flows
+        signals = [text for text in marks.signals if bound.vocabulary.has_special(text)]
+        self._signal = bound.vocabulary.special(signals[0]) if signals and may_call_any else None
+        self._flows = bound.plain_tokens
         self._scene = scene
         self._mends = mends
         is_json = scene.format is not None
         is_offering = bool(scene.offers) and may_call_any
         self._is_bare_read = is_offering and (not is_json or scene.can_constrain)
         self._marks = (
-            *((speech.call,) if speech.call and may_call_any else ()),
+            *((marks.call,) if marks.call and may_call_any else ()),
             *((FENCE,) if is_offering and not is_json else ()),
         )
         self._decode = getincrementaldecoder("utf-8")("replace")
@@ -183,7 +186,7 @@ class TextReader:
         self.is_over = False
         # Where odds are asked for: those of the token that is read, and of those whose text is not said yet.
         self._logprobs: TokenLogprob | None = None
-        self._margin: Margin | None = None
+        self._margin: PendingLogprobs | None = None
 
     def feed(self, piece: Piece) -> list[Parsed]:
         """What has become certain with these ids."""
@@ -206,7 +209,7 @@ class TextReader:
     def _feed_with_odds(self, piece: Ids) -> None:
         """The slow way for every token. The beginning of a forced answer has no odds."""
         if self._margin is None:
-            self._margin = Margin(self._vocabulary)
+            self._margin = PendingLogprobs(self._vocabulary)
         for id, logprobs in zip(piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True):
             self._logprobs = logprobs
             self._take(id)
@@ -222,8 +225,8 @@ class TextReader:
         mended = self._mended()
         self._close(len(self._ids), is_cut=is_cut and not is_whole_call)
         ids = self._ids + mended
-        ids.append(self._speech.seal[0] if self._stop is None else self._stop)
-        parsed.append(TurnClosed(ids + self._speech.seal[1:]))
+        ids.append(self._bound.seal[0] if self._stop is None else self._stop)
+        parsed.append(TurnClosed(ids + self._bound.seal[1:]))
         return parsed
 
     def _mended(self) -> IdArray[int]:
@@ -231,7 +234,7 @@ class TextReader:
         is_trailing = self._state == self._trailing
         if not self._mends or not (is_trailing or self._state == self._ending):
             return array("I")
-        end = f"\n{self._speech.called}" if self._mark else ""
+        end = f"\n{self._call.called}" if self._mark else ""
         return self._vocabulary.encode(("}" if is_trailing else "") + end)
 
     def _take(self, id: int) -> None:
@@ -301,7 +304,7 @@ class TextReader:
         own = text.lstrip("\n") if self._is_behind_mark else text
         if mark is not None:
             self._gap = own[: len(own) - len(bare)]
-            is_certain = bool(mark) and mark == self._speech.call
+            is_certain = bool(mark) and mark == self._call.call
             return self._head(mark, bare[len(mark) :], is_certain=is_certain)
         self._begin_message(len(own))
         self._state = self._talking
@@ -323,7 +326,7 @@ class TextReader:
         self._write_but(text, len(text) - len(own))
         self._held = ""
         self._gap = text[len(own) : at]
-        return self._head(mark, text[at + len(mark) :], is_certain=mark == self._speech.call)
+        return self._head(mark, text[at + len(mark) :], is_certain=mark == self._call.call)
 
     def _thinking(self, text: str) -> str | None:
         at = text.find(THOUGHT)
@@ -419,7 +422,7 @@ class TextReader:
         bare = text.lstrip("} \t\r\n")
         if self._is_listed:
             return self._ending_in_list(bare)
-        closing = FENCE if self._mark == FENCE else self._speech.called if self._mark else ";"
+        closing = FENCE if self._mark == FENCE else self._call.called if self._mark else ";"
         if closing.startswith(bare) and bare != closing:
             self._held = bare
             return None

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from segue.dialects.gguf import read_gguf
 from segue.errors import ServerFault
+from segue.vocabularies.gguf import read_gguf
 
 
 def string(text: str) -> bytes:

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from segue.process.afterwards import BACKLOG_MAX, BATCH_MAX, Afterwards, EndedTurn, Observer
 from segue.stores.memory import MemoryLedger
-from segue.turn.commit import BACKLOG_MAX, BATCH_MAX, Afterwards, EndedTurn, Observer, entry_of
-from segue.turn.plan import Tally
+from segue.turn.commit import entry_of
+from segue.turn.plan import Span, Tally
 from segue.turn.values import UsageEntry
 from tests.contracts.turns import make_turn
 
@@ -22,7 +23,7 @@ def settled(number: int, *, is_stored: bool = False) -> EndedTurn:
     turn_id = f"resp_{number}"
     entry = UsageEntry(turn_id, "ada", "m", "completed", 1, 0, 2, 1_700_000_000)
     tally = Tally(is_recorded=is_stored)
-    tally.mark("sent")
+    tally.spans.append(Span("send", 0.0, 0.0))
     return EndedTurn(entry, tally, "websocket")
 
 
@@ -133,7 +134,7 @@ async def test_failing_observer_loses_nothing_for_the_others(
 
     assert ids(seen) == ["resp_0", "resp_1", "resp_2"]
     assert len(ledger.entries) == 3
-    assert "turn resp_1 could not be observed" in caplog.text
+    assert "an observer failed for turn resp_1" in caplog.text
 
 
 class BrokenLedger(MemoryLedger):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from segue.errors import ServerFault
 
-Value = str | int | float | list[str] | list[int] | list[float] | list[object]
+GgufValue = str | int | float | list[str] | list[int] | list[float] | list[object]
 
 # GGUF's numbers for types, as `struct` writes them; 8 is a string, 9 an array.
 SCALARS = {
@@ -33,7 +33,7 @@ ARRAY = 9
 PAIRS_MAX = 65_536  # Real files have some 30 to 60; more means that this is not the head of one.
 
 
-def read_gguf(path: Path) -> dict[str, Value]:
+def read_gguf(path: Path) -> dict[str, GgufValue]:
     """The metadata of a GGUF file, or of the first piece of one."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -42,11 +42,11 @@ def read_gguf(path: Path) -> dict[str, Value]:
         raise ServerFault(f"{path.name} is not a GGUF file that can be read: {wrong}") from wrong
 
 
-def _pairs(data: mmap.mmap) -> dict[str, Value]:
+def _pairs(data: mmap.mmap) -> dict[str, GgufValue]:
     magic, version, _, pairs = struct.unpack_from("<4sIQQ", data, 0)
     if magic != b"GGUF" or version not in (2, 3) or pairs > PAIRS_MAX:
         raise ValueError("unknown magic, version or size")
-    found: dict[str, Value] = {}
+    found: dict[str, GgufValue] = {}
     at = 24
     for _ in range(pairs):
         key, at = _string(data, at)
@@ -55,7 +55,7 @@ def _pairs(data: mmap.mmap) -> dict[str, Value]:
     return found
 
 
-def _value(data: mmap.mmap, at: int, kind: int) -> tuple[Value, int]:
+def _value(data: mmap.mmap, at: int, kind: int) -> tuple[GgufValue, int]:
     if kind == STRING:
         return _string(data, at)
     if kind == ARRAY:
@@ -64,7 +64,7 @@ def _value(data: mmap.mmap, at: int, kind: int) -> tuple[Value, int]:
     return struct.unpack_from("<" + SCALARS[kind], data, at)[0], at + struct.calcsize(SCALARS[kind])
 
 
-def _array(data: mmap.mmap, at: int, kind: int, count: int) -> tuple[Value, int]:
+def _array(data: mmap.mmap, at: int, kind: int, count: int) -> tuple[GgufValue, int]:
     # Checked first, so that a wrong count is an error and not a long wait; a string is 8 bytes or more.
     size = struct.calcsize(SCALARS.get(kind, "Q"))
     if count * size > len(data) - at:

@@ -1,0 +1,184 @@
+"""How does an answer begin that is forced to be a call, or JSON?
+
+In: a scene whose `tool_choice` or format leaves the model no choice, and how the family writes a call (`CallForm`).
+Out: the lead, which is the beginning of the answer in our words, and the schema or grammar of what the model adds.
+
+A lead ends where a token of the model would end too: after a newline, or after `"arguments":`. The brace that follows
+is the model's, because most vocabularies join it with a space or a quote.
+
+A custom tool may have a grammar. Engines follow the grammar itself, which knows nothing of JSON, so the words around the
+input are ours: the lead begins the call up to the quote of its `input`, the model writes the input as it is, and the end
+of the call is added after it. In the prompt of later turns such an input stands unescaped, as it was sampled. Its reader
+needs no marks: everything after the lead, up to a stop, is the input.
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from segue.dialects.offers import arguments_schema, call_schema, forced, format_schema, opened_call
+from segue.errors import InvalidRequest
+from segue.turn.values import (
+    Grammar,
+    IdArray,
+    Ids,
+    ItemClosed,
+    ItemText,
+    Parsed,
+    Piece,
+    Scene,
+    TurnClosed,
+    id_array,
+)
+from segue.vocabularies.vocabulary import Chunk, Vocabulary
+from segue.wire.tools import Offer, grammar_of
+
+# Around the input of a custom tool, inside the arguments.
+QUOTE, UNQUOTE = '{"input": "', '"}'
+
+Chunks = tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a family begins a call, and ends one."""
+
+    # Begins a call of the tool with this name, up to its arguments.
+    named: Callable[[str], Chunks]
+    # Closes a call after its arguments.
+    end: str = ""
+    # The key of the arguments where a call is an object; None: this family reads no such call.
+    arguments_key: str | None = "arguments"
+    # Stands before a call that is an object, where any of several tools may be called.
+    before_object: Chunks = ()
+    # Whether a call is an object even if only one tool may be called.
+    is_always_object: bool = False
+    # Begins an answer in JSON.
+    before_text: Chunks = ()
+
+
+def lead_of(form: CallForm, scene: Scene) -> tuple[Chunks, bytes | Grammar | None]:
+    """Our words at the beginning of a forced answer, and the schema or grammar of what follows them."""
+    if not scene.can_constrain:
+        return (), None
+    if (found := grammar_offer(scene)) is not None:
+        return _before_input(form.named(found[0].qualified_name)), found[1]
+    offers = forced(scene)
+    if not offers:
+        schema = _text_schema(form, scene)
+        return (() if schema is None else form.before_text), schema
+    if len(offers) == 1 and not form.is_always_object:
+        return form.named(offers[0].qualified_name), arguments_schema(offers[0])
+    if form.arguments_key is None:
+        raise InvalidRequest(
+            "This model can be made to call one tool by name, but not one of several.",
+            code="unsupported_value",
+            param="tool_choice",
+        )
+    return form.before_object, call_schema(offers, form.arguments_key)
+
+
+def _text_schema(form: CallForm, scene: Scene) -> bytes | None:
+    if form.arguments_key is None and scene.offers and scene.head.tool_choice != "none":
+        # The model may want to call a tool instead, and one schema cannot describe both.
+        if scene.format is not None:
+            raise InvalidRequest(
+                "This model cannot be held to 'text.format' while it may also call tools. Leave one of "
+                "them out, or say 'tool_choice': 'none' for the answer.",
+                code="unsupported_value",
+                param="text.format",
+            )
+        return None
+    return format_schema(scene, form.arguments_key)
+
+
+def is_call_forced(scene: Scene) -> bool:
+    """Whether the engine writes a call and nothing else."""
+    return scene.can_constrain and bool(forced(scene))
+
+
+# --- an input that follows a grammar --------------------------------------------------------------
+
+
+def grammar_offer(scene: Scene) -> tuple[Offer, Grammar] | None:
+    """The one tool that must be called, if it has a grammar and the engine can follow one.
+
+    Whether the engine reads this grammar was checked before the turn began.
+    """
+    if not scene.can_constrain or len(offers := forced(scene)) != 1:
+        return None
+    found = grammar_of(offers[0])
+    if found is None:
+        return None
+    syntax, definition = found
+    return offers[0], Grammar("regex" if syntax == "regex" else "lark", definition)
+
+
+def _before_input(begun: Chunks) -> Chunks:
+    """The beginning of a call, up to and with the quote of its input; text is encoded together with text."""
+    *before, last = begun
+    return (*before, f"{last} {QUOTE}") if isinstance(last, str) else (*begun, QUOTE)
+
+
+def closing_of(form: CallForm) -> str:
+    """What closes a call after its input."""
+    return UNQUOTE + form.end
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarCall:
+    """A call whose input follows a grammar: how many tokens begin it, and what is added after the input."""
+
+    offer: Offer
+    lead_tokens: int
+    closing: IdArray[int]
+    seal: IdArray[int]
+
+
+class GrammarReader:
+    """A `Reader` of such a call."""
+
+    def __init__(self, vocabulary: Vocabulary, stops: frozenset[int], call: GrammarCall) -> None:
+        self._vocabulary = vocabulary
+        self._stops = stops
+        self._call = call
+        self._decode = getincrementaldecoder("utf-8")("replace")
+        self._ids = id_array()
+        self._is_stopped = False
+        self._is_open = False
+        self.is_over = False
+
+    def feed(self, piece: Piece) -> list[Parsed]:
+        """What has become certain with these ids, the lead first."""
+        assert isinstance(piece, Ids), "this dialect reads tokens"
+        parsed: list[Parsed] = []
+        for id in piece.ids:
+            self._is_stopped = self._is_stopped or id in self._stops
+            if self._is_stopped:
+                break
+            self._take(id, parsed)
+        return parsed
+
+    def close(self, *, is_cut: bool) -> list[Parsed]:
+        """Close the call, and seal the turn."""
+        parsed: list[Parsed] = []
+        is_cut = is_cut and not self._is_stopped
+        if not self._is_open:
+            return [TurnClosed(self._ids + self._call.seal)]
+        if not is_cut and (rest := self._decode.decode(b"", final=True)):
+            parsed.append(ItemText(rest))
+        parsed.append(ItemClosed(self._ids, is_cut))
+        # Which stop the engine took, when nothing else was allowed, says nothing about how this family ends a turn.
+        parsed.append(TurnClosed(self._call.closing + self._call.seal))
+        return parsed
+
+    def _take(self, id: int, parsed: list[Parsed]) -> None:
+        self._ids.append(id)
+        if self._is_open:
+            if text := self._decode.decode(self._vocabulary.bytes_of(id)):
+                parsed.append(ItemText(text))
+        elif len(self._ids) == self._call.lead_tokens:
+            self._is_open = True
+            parsed.append(opened_call(self._call.offer.qualified_name, self._call.offer))

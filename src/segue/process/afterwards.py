@@ -1,0 +1,125 @@
+"""What happens after a response, beside the next turn?
+
+Usage of unstored turns, metrics and whatever else observes turns. It is one bounded queue of the process, worked off
+beside the next turn and drained at shutdown; when it is full the *ending* turn waits, never a starting one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+
+from segue.turn.plan import Span, Tally
+from segue.turn.seams import Ledger
+from segue.turn.values import UsageEntry
+
+log = logging.getLogger(__name__)
+
+# A second of very fast turns; each entry is a few hundred bytes.
+BACKLOG_MAX = 10_000
+BATCH_MAX = 500
+# How long turns gather before they are settled together.
+GATHER_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTurn:
+    """A turn that is over: its usage, what it cost, and where it came from."""
+
+    entry: UsageEntry
+    tally: Tally
+    transport: str
+    parent_id: str | None = None
+    lane: str = ""
+    # The code of the error, if it failed.
+    error: str | None = None
+
+    @property
+    def sent_at(self) -> float:
+        """When the terminal event was sent."""
+        return next(span.ended for span in self.tally.spans if span.stage == "send")
+
+
+Observer = Callable[[EndedTurn], None]
+
+
+class Afterwards:
+    """The queue of ended turns.
+
+    Turns gather for a moment, so that they share a commit. A process that dies in that moment loses the usage of
+    unstored turns only; a clean stop loses nothing.
+    """
+
+    def __init__(self, ledger: Ledger, observers: Sequence[Observer]) -> None:
+        self._ledger = ledger
+        self._observers = observers
+        self._queue: asyncio.Queue[EndedTurn] = asyncio.Queue(BACKLOG_MAX)
+        # Usage that the ledger has not taken yet.
+        self._owed: list[UsageEntry] = []
+        self._is_hurried = asyncio.Event()
+        self._progress = asyncio.Condition()
+        self._put_count = self._done_count = self._waiter_count = 0
+
+    @property
+    def backlog(self) -> int:
+        """How many turns wait to be settled."""
+        return self._queue.qsize()
+
+    async def put(self, ended: EndedTurn) -> None:
+        """Add a turn that is over."""
+        await self._queue.put(ended)
+        self._put_count += 1
+
+    async def drained(self) -> None:
+        """Wait until everything added so far is done."""
+        target = self._put_count
+        self._waiter_count += 1
+        self._is_hurried.set()
+        try:
+            async with self._progress:
+                await self._progress.wait_for(lambda: self._done_count >= target)
+        finally:
+            self._waiter_count -= 1
+            if not self._waiter_count:
+                self._is_hurried.clear()
+
+    async def work(self) -> None:
+        """Work until cancelled, which happens after `drained` when the process ends."""
+        while True:
+            batch = [await self._queue.get()]
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_hurried.wait(), GATHER_S)
+            while len(batch) < BATCH_MAX and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            try:
+                await self._settle(batch)
+            finally:
+                self._done_count += len(batch)
+                async with self._progress:
+                    self._progress.notify_all()
+
+    async def _settle(self, batch: Sequence[EndedTurn]) -> None:
+        # A saved turn's row was written with the turn itself.
+        self._owed += [ended.entry for ended in batch if not ended.tally.is_recorded]
+        try:
+            if self._owed:
+                await self._ledger.settle(self._owed)
+                self._owed = []
+        except Exception:
+            # Retried with the next batch; the ledger takes each only once.
+            log.exception(
+                "could not record the usage of %d turns; retrying with the next batch",
+                len(self._owed),
+            )
+            del self._owed[:-BACKLOG_MAX]
+        for ended in batch:
+            ended.tally.spans.append(Span("settle", ended.sent_at, perf_counter()))
+            for observe in self._observers:
+                try:
+                    observe(ended)
+                except Exception:
+                    log.exception("an observer failed for turn %s", ended.entry.turn_id)

@@ -1,0 +1,229 @@
+"""Which turn does a repeated request get? The one that its idempotency key stands for already.
+
+A request with a key claims it before it is prepared. Whoever holds the key has the turn: a repeat follows that turn
+instead of starting its own, from its first event on. A request that is refused, or cancelled by its client, releases
+its key. The key may be held by another worker; then the repeat waits until that turn can be followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+
+from msgspec import UNSET, structs
+
+from segue.errors import ApiError, Conflict, Unavailable
+from segue.ids import new_id
+from segue.process.registry import TurnRegistry
+from segue.process.tasks import Tasks
+from segue.turn.assemble import Assembler
+from segue.turn.plan import Plan
+from segue.turn.running import Running, Subscriber
+from segue.turn.seams import EventLog, IdempotencyKeys, Turns
+from segue.turn.values import Cancel, Claim, Drain, Owner
+from segue.wire.codec import encode
+from segue.wire.requests import Create
+from segue.wire.response import ENDED
+
+log = logging.getLogger(__name__)
+
+# How often a request may find its key taken by another request that is then refused.
+CLAIMS_MAX = 5
+# How long a repeat waits for a turn of another worker that has its key and has not begun, and how often it looks.
+REPEAT_S_MAX = 15.0
+REPEAT_LOOK_S, REPEAT_PAUSE_S_MAX = 0.05, 0.5
+# The same for an unstored turn, which cannot be followed from here: it may still be refused.
+UNSTORED_S_MAX = 0.5
+
+
+class Repeats:
+    """The requests of this process that have idempotency keys."""
+
+    def __init__(
+        self, keys: IdempotencyKeys, log: EventLog, registry: TurnRegistry, tasks: Tasks
+    ) -> None:
+        self._keys = keys
+        self._log = log
+        self._registry = registry
+        self._tasks = tasks
+        # Requests with a key that are not turns yet; set when that is settled.
+        self._preparing: dict[str, asyncio.Event] = {}
+
+    async def begin(
+        self,
+        create: Create,
+        owner: Owner,
+        turns: Turns,
+        subscriber: Subscriber,
+        start: Callable[[str], Awaitable[Running]],
+    ) -> Running:
+        """The turn that the key stands for already; or a new one, started under the id of the claim."""
+        claim = claim_of(create, owner)
+        is_settled = self._preparing[claim.turn_id] = asyncio.Event()
+        try:
+            for _ in range(CLAIMS_MAX):
+                held = await self._take(claim)
+                if held.turn_id == claim.turn_id:
+                    break
+                repeated = await self._repeat(held, claim, turns, subscriber)
+                if repeated is not None:
+                    return repeated
+            else:
+                raise _contended()
+            try:
+                return await start(claim.turn_id)
+            except BaseException:
+                await asyncio.shield(self._keys.release(claim))
+                raise
+        finally:
+            if self._preparing.get(claim.turn_id) is is_settled:
+                del self._preparing[claim.turn_id]
+            is_settled.set()
+
+    async def ended(self, plan: Plan, running: Running) -> None:
+        """Keep the events for a repeat; a turn cancelled by its client or by a shutdown releases its key."""
+        has_left = any(isinstance(notice, Cancel) for notice in running.inbox)
+        is_drained = running.response.status == "failed" and any(
+            isinstance(notice, Drain) for notice in running.inbox
+        )
+        if not is_drained and (running.is_background or not has_left):
+            self._registry.keep_ended(running)
+            return
+        try:
+            await self._keys.release(Claim(plan.owner, plan.key, plan.id, b"", plan.is_stored))
+        except ApiError:
+            log.warning("could not release the idempotency key of turn %s", plan.id)
+
+    # --- claiming ---
+
+    async def _take(self, claim: Claim) -> Claim:
+        """The claim that holds the key, once that is settled: a request that is still being prepared may be refused,
+        and then the key is free again."""
+        for _ in range(CLAIMS_MAX):
+            held = await self._claim(claim)
+            is_settled = self._preparing.get(held.turn_id)
+            if held.turn_id == claim.turn_id or is_settled is None:
+                return held
+            await is_settled.wait()
+            if self._registry.find_any(held.turn_id) is not None:
+                return held
+        raise _contended()
+
+    async def _claim(self, claim: Claim) -> Claim:
+        """Ask for the key. A client that leaves meanwhile must not keep it."""
+        asking = asyncio.create_task(_claimed(self._keys, claim))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            is_settled = self._preparing[claim.turn_id] = asyncio.Event()
+            self._tasks.start(self._unclaim(asking, claim, is_settled))
+            raise
+
+    async def _unclaim(
+        self, asking: asyncio.Task[Claim], claim: Claim, is_settled: asyncio.Event
+    ) -> None:
+        try:
+            if (await asking).turn_id == claim.turn_id:
+                await self._keys.release(claim)
+        finally:
+            del self._preparing[claim.turn_id]
+            is_settled.set()
+
+    # --- repeating ---
+
+    async def _repeat(
+        self, held: Claim, claim: Claim, turns: Turns, subscriber: Subscriber
+    ) -> Running | None:
+        """The turn of this key, from its first event on; None if it was refused, and the key is ours."""
+        if held.digest != claim.digest:
+            raise Conflict(
+                "This idempotency key was used for another request.",
+                code="idempotency_key_reused",
+                param="idempotency_key",
+            )
+        running = (
+            self._registry.find_any(held.turn_id)
+            or await self._replayed(held, turns)
+            or await self._wait_for_other(held, claim, turns)
+        )
+        if running is None:
+            return None
+        if not running.attach(subscriber):
+            logged = await self._log.read_after(held.owner, held.turn_id, -1)
+            if not logged or not running.attach_after(subscriber, logged):
+                raise _spent(held)
+        return running
+
+    async def _wait_for_other(self, held: Claim, claim: Claim, turns: Turns) -> Running | None:
+        """The turn of a key that another worker holds, while it runs there or once it is over; None if that worker
+        released the key, and it is ours."""
+        loop, pause_s = asyncio.get_running_loop(), REPEAT_LOOK_S
+        until = loop.time() + (REPEAT_S_MAX if held.is_stored else UNSTORED_S_MAX)
+        others = self._registry.others
+        while others is not None and (held.is_stored or others.has_others):
+            running = await others.reach(held.owner, held.turn_id) if held.is_stored else None
+            running = running or await self._replayed(held, turns)
+            if running is not None:
+                return running
+            if (await self._claim(claim)).turn_id == claim.turn_id:
+                return None
+            if loop.time() > until or await _has_ended(held, turns):
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, REPEAT_PAUSE_S_MAX)
+        raise _spent(held)
+
+    async def _replayed(self, held: Claim, turns: Turns) -> Running | None:
+        """A turn that has ended, from the store and its event log."""
+        turn = await turns.find(held.owner, held.turn_id)
+        logged = await self._log.read_after(held.owner, held.turn_id, -1)
+        if turn is None or not logged or not logged[-1].is_terminal:
+            return None
+        running = Running(held.owner, Assembler.over(turn.response), is_stored=True)
+        running.turn = turn
+        running.publish(logged)
+        return running
+
+
+async def _claimed(keys: IdempotencyKeys, claim: Claim) -> Claim:
+    return await keys.claim(claim)
+
+
+async def _has_ended(held: Claim, turns: Turns) -> bool:
+    turn = await turns.read(held.owner, held.turn_id)
+    return turn is not None and turn.response.status in ENDED
+
+
+def claim_of(create: Create, owner: Owner) -> Claim:
+    """The claim of a request on its key; how the answer is transported is no part of the digest."""
+    assert create.idempotency_key is not None
+    meaning = structs.replace(
+        create,
+        type=UNSET,
+        stream=None,
+        stream_id=UNSET,
+        stream_options=None,
+        client_metadata=UNSET,
+    )
+    return Claim(
+        owner=owner,
+        key=create.idempotency_key,
+        turn_id=new_id("resp"),
+        digest=blake2b(encode(meaning), digest_size=16).digest(),
+        is_stored=create.store is not False,
+    )
+
+
+def _contended() -> Unavailable:
+    return Unavailable("Too many concurrent requests use this idempotency key.")
+
+
+def _spent(held: Claim) -> Conflict:
+    return Conflict(
+        f"The request with this idempotency key became the response '{held.turn_id}', "
+        "whose events are not available here.",
+        code="idempotency_key_spent",
+        param="idempotency_key",
+    )

@@ -1,0 +1,157 @@
+"""Which turns can be followed here: those that run, those that have ended, those that run in another worker?
+
+A running turn is found by its owner and id. Events of ended turns are kept as long as there is room, for a repeat of
+the request or a client that comes back; older ones are read from the event log. Where there are other workers, a turn
+that runs there is followed through `OtherWorkers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from segue.turn.running import Running, Subscriber
+from segue.turn.seams import EventLog, Turns
+from segue.turn.values import Owner
+from segue.wire.codec import encode
+from segue.wire.response import ENDED
+
+# Events of ended turns that a repeat may still ask for, where no log has them.
+ENDED_BYTES_MAX = 16 * 1024 * 1024
+
+
+class OtherWorkers(Protocol):
+    """Turns that run in other processes."""
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is any other process now."""
+
+    def find(self, owner: Owner, turn_id: str) -> Running | None:
+        """A turn of another process that is followed here already."""
+
+    async def reach(self, owner: Owner, turn_id: str) -> Running | None:
+        """A turn of another process, followed from now on."""
+
+    async def look(self, owner: Owner, turn_id: str) -> bytes | None:
+        """A stored turn of another process as it stands, encoded."""
+
+    @property
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        """What follows turns of other processes now."""
+
+
+class TurnRegistry:
+    """The turns of this process, and a way to those of others."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._running: dict[str, Running] = {}
+        self._ended: OrderedDict[str, tuple[Running, int]] = OrderedDict()
+        # What ended turns that may be followed again hold in memory.
+        self.ended_bytes = 0
+        self.others: OtherWorkers | None = None
+
+    @property
+    def running(self) -> Iterable[Running]:
+        """The turns that run, the oldest first."""
+        return self._running.values()
+
+    @property
+    def count(self) -> int:
+        return len(self._running)
+
+    def add(self, running: Running) -> None:
+        self._running[running.id] = running
+
+    def remove(self, turn_id: str) -> None:
+        del self._running[turn_id]
+
+    # --- finding ---
+
+    def find_here(self, owner: Owner, turn_id: str) -> Running | None:
+        """A turn that runs in this process, if it is this owner's."""
+        running = self._running.get(turn_id)
+        return running if running is not None and running.owner == owner else None
+
+    def find(self, owner: Owner, turn_id: str) -> Running | None:
+        """A turn that runs or is followed here, if it is this owner's."""
+        here = self.find_here(owner, turn_id)
+        if here is None and self.others is not None:
+            return self.others.find(owner, turn_id)
+        return here
+
+    def find_any(self, turn_id: str) -> Running | None:
+        """A turn that runs or has ended here, whoever owns it."""
+        running = self._running.get(turn_id)
+        return running or self._ended.get(turn_id, (None, 0))[0]
+
+    async def reach(self, owner: Owner, turn_id: str, turns: Turns) -> Running | None:
+        """A turn while it runs, in this process or in another one."""
+        running = self.find(owner, turn_id)
+        if running is not None or self.others is None or not self.others.has_others:
+            return running
+        turn = await turns.read(owner, turn_id)
+        if turn is not None and turn.response.status in ENDED:
+            return None
+        return await self.others.reach(owner, turn_id)
+
+    async def look(self, owner: Owner, turn_id: str) -> bytes | None:
+        """A stored turn while it runs, in this process or in another one, as it stands, encoded."""
+        here = self.find_here(owner, turn_id)
+        if here is not None:
+            return encode(here.visible) if here.is_stored else None
+        return None if self.others is None else await self.others.look(owner, turn_id)
+
+    # --- following again ---
+
+    async def follow(self, owner: Owner, turn_id: str, subscriber: Subscriber, after: int) -> bool:
+        """Send a turn's events after this number: those in the log, and those still to come.
+
+        False if some of them are not there any more, or never were.
+        """
+        running = self.find(owner, turn_id) or self._find_ended(owner, turn_id)
+        if running is not None and running.attach(subscriber, after=after):
+            return True
+        logged = await self._log.read_after(owner, turn_id, after)
+        running = self.find(owner, turn_id)
+        others = self.others if self.others and self.others.has_others else None
+        if running is None and others and not (logged and logged[-1].is_terminal):
+            # It may have ended in another worker a moment ago, which has not logged all of it yet.
+            running = await others.reach(owner, turn_id)
+            if running is not None and running.attach(subscriber, after=after):
+                return True
+            logged = await self._log.read_after(owner, turn_id, after)
+        if logged is None:
+            return False
+        if running is not None:
+            return bool(logged) and running.attach_after(subscriber, logged)
+        if logged and not logged[-1].is_terminal:
+            return False
+        if logged:
+            subscriber.deliver(logged)
+        return True
+
+    def _find_ended(self, owner: Owner, turn_id: str) -> Running | None:
+        running, _ = self._ended.get(turn_id, (None, 0))
+        return running if running is not None and running.owner == owner else None
+
+    def keep_ended(self, running: Running) -> None:
+        """Keep the events of a turn that is over, as long as there is room."""
+        if running.is_stored:
+            running.turn = None
+        running.release()
+        self._ended[running.id] = (running, running.bytes)
+        self.ended_bytes += running.bytes
+        while len(self._ended) > 1 and self.ended_bytes > ENDED_BYTES_MAX:
+            self._drop(next(iter(self._ended)))
+
+    def forget(self, owner: Owner, turn_id: str) -> None:
+        """A turn was deleted."""
+        if self._find_ended(owner, turn_id) is not None:
+            self._drop(turn_id)
+
+    def _drop(self, turn_id: str) -> None:
+        self.ended_bytes -= self._ended.pop(turn_id)[1]

@@ -1,0 +1,195 @@
+"""Which ids are this text, and which bytes is this id?
+
+A `Vocabulary` is byte-level BPE with special tokens beside it. `encode` is plain: whatever a user or a tool writes,
+`<|im_end|>` included, becomes ordinary tokens; special ids are only ever put in by a dialect, as a `Mark`. `load.py`
+makes vocabularies from files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from hashlib import blake2b
+from typing import NamedTuple
+
+from segue.errors import ServerFault
+from segue.turn.values import IdArray, id_array
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's alphabet: each byte as one visible letter."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    letters = {chr(byte): byte for byte in visible}
+    return letters | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+BYTE_OF_LETTER = _byte_letters()
+LETTER_OF_BYTE = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
+NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
+# For characters that a vocabulary cannot spell: SmolLM2's lacks six control bytes and two planes without letters.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+# Pieces in the cache: a few megabytes, and more words than a project has.
+PIECES_MAX = 65_536
+PIECE_CHARS_MAX = 64
+# How much text is cut into pieces before other threads may go on: some milliseconds.
+CUT_CHARS = 64 * 1024
+# A cut may have broken up this many pieces: a contraction at its end is two, and another may be next to it.
+BROKEN_PIECES = 4
+
+
+class Mark(NamedTuple):
+    """A special token, and text that always follows it and is encoded on its own: the same ids wherever it stands."""
+
+    special: str
+    text: str = ""
+
+
+# What a dialect writes: special tokens, and text in which nothing is special.
+Chunk = Mark | str
+
+
+class Vocabulary:
+    """The tokens of one model."""
+
+    def __init__(
+        self,
+        encode: Callable[[str], Sequence[int]],
+        tokens: list[str],
+        specials: dict[str, int],
+        texts: set[int],
+        ascii_cut: re.Pattern[str] | None = None,
+    ) -> None:
+        """`encode` knows no special tokens; `tokens` by id, in GPT-2's alphabet; `texts` are the ids whose token is
+        written as it reads; `ascii_cut` finds the pieces of ASCII text that are encoded each for itself."""
+        self._encode = encode
+        self._ascii_cut = None if texts else ascii_cut
+        self._pieces: dict[str, IdArray[int]] = {}
+        # Marks are constants of the dialects, so that there are few.
+        self._marks: dict[Mark, IdArray[int]] = {}
+        self._tokens = tokens
+        self._specials = specials
+        self._special_ids = frozenset(specials.values())
+        self._texts = texts
+        self._bytes: list[bytes | None] = [None] * len(tokens)
+        self._unspellable = _unspellable(tokens)
+        self.fingerprint = _fingerprint(tokens, self._special_ids)
+
+    @property
+    def size(self) -> int:
+        """How many ids there are."""
+        return len(self._tokens)
+
+    def encode(self, text: str) -> IdArray[int]:
+        """The ids of this text, none of them special. What cannot be spelt is replaced, never dropped."""
+        spelt = self._unspellable.sub(REPLACEMENT, text)
+        if self._ascii_cut is not None and spelt.isascii():
+            is_short = len(spelt) <= CUT_CHARS
+            cut = self._ascii_cut.findall(spelt) if is_short else pieces_of(spelt, self._ascii_cut)
+            return self._encode_pieces(cut)
+        return id_array(self._encode(spelt))
+
+    def ids(self, *chunks: Chunk) -> IdArray[int]:
+        """The ids of these chunks in a row, each encoded on its own."""
+        ids = id_array()
+        for chunk in chunks:
+            ids.extend(self.encode(chunk) if isinstance(chunk, str) else self._mark(chunk))
+        return ids
+
+    def _mark(self, mark: Mark) -> IdArray[int]:
+        found = self._marks.get(mark)
+        if found is None:
+            found = id_array([self.special(mark.special)])
+            if mark.text:
+                found.extend(self.encode(mark.text))
+            self._marks[mark] = found
+        return found
+
+    def _encode_pieces(self, pieces: Iterable[str]) -> IdArray[int]:
+        """Words repeat, in source code above all: each is encoded once and then looked up, five times as fast."""
+        known, ids = self._pieces, id_array()
+        for piece in pieces:
+            found = known.get(piece)
+            if found is None:
+                found = id_array(self._encode(piece))
+                if len(piece) <= PIECE_CHARS_MAX:
+                    if len(known) >= PIECES_MAX:
+                        known.clear()
+                    known[piece] = found
+            ids.extend(found)
+        return ids
+
+    def without_pieces(self) -> Vocabulary:
+        """The same vocabulary without a cache of pieces: to measure what the cache gives."""
+        bare = copy(self)
+        bare._ascii_cut = None
+        return bare
+
+    def special(self, text: str) -> int:
+        """The id of a special token that the dialect cannot do without."""
+        found = self._specials.get(text)
+        if found is None:
+            raise ServerFault(f"This vocabulary has no {text}: model and dialect do not fit.")
+        return found
+
+    def has_special(self, text: str) -> bool:
+        """Whether there is such a special token."""
+        return text in self._specials
+
+    @property
+    def specials(self) -> frozenset[str]:
+        """All special tokens by their text."""
+        return frozenset(self._specials)
+
+    def bytes_of(self, id: int) -> bytes:
+        """The exact bytes of a token, perhaps a part of a character; nothing for a special one."""
+        found = self._bytes[id]
+        if found is None:
+            found = self._bytes[id] = self._spell(id)
+        return found
+
+    def _spell(self, id: int) -> bytes:
+        token = self._tokens[id]
+        if id in self._special_ids:
+            return b""
+        if id in self._texts:
+            return token.encode()
+        return bytes(BYTE_OF_LETTER[letter] for letter in token)
+
+
+def pieces_of(text: str, cut: re.Pattern[str], slice_chars: int = CUT_CHARS) -> Iterator[str]:
+    """What `cut.findall` finds, slice by slice: one call for a long text would hold up every other thread."""
+    at, width = 0, slice_chars
+    while at + width < len(text):
+        # What stands at the end of a slice may look otherwise in the whole, and begins the next.
+        whole = cut.findall(text, at, at + width)[:-BROKEN_PIECES]
+        yield from whole
+        at += sum(map(len, whole))
+        width = slice_chars if whole else 2 * width
+    yield from cut.findall(text, at)
+
+
+def _unspellable(tokens: Iterable[str]) -> re.Pattern[str]:
+    """The characters that need a byte which is not among the tokens, and halves of surrogate pairs."""
+    known = set(tokens)
+    missing = {byte for letter, byte in BYTE_OF_LETTER.items() if letter not in known}
+    ranges = ["\ud800-\udfff"]
+    for byte in sorted(missing - NEVER_IN_UTF8):
+        if byte < 0x80:
+            ranges.append(re.escape(chr(byte)))
+        elif byte >= 0xF0:
+            first = (byte & 0x07) << 18
+            ranges.append(f"{chr(max(first, 0x10000))}-{chr(min(first + 0x3FFFF, 0x10FFFF))}")
+        else:
+            raise ServerFault("This vocabulary cannot spell the bytes of ordinary letters.")
+    return re.compile(f"[{''.join(ranges)}]")
+
+
+def _fingerprint(tokens: list[str], special_ids: frozenset[int]) -> str:
+    """Names what the ids mean. How text is cut into them is left out: kept ids hold without it."""
+    digest = blake2b("\0".join(tokens).encode(), digest_size=6)
+    digest.update(repr(sorted(special_ids)).encode())
+    return digest.hexdigest()
