@@ -243,16 +243,10 @@ def _tokens_over_http(codec: TokenCodec[S]) -> Builder:
         path = Path(settings.tokenizer)
         vocabulary = _vocabulary(settings, path)
         token_json = TokenJson()
-        hidden_tokens = HiddenTokens(vocabulary) if codec.hides_tokens else None
+        hidden = HiddenTokens(vocabulary) if codec.hides_tokens else None
 
         def replica(upstream: Upstream) -> Engine:
-            return TokenEngine(
-                codec,
-                upstream,
-                settings.name,
-                token_json=token_json,
-                hidden_tokens=hidden_tokens,
-            )
+            return TokenEngine(codec, upstream, settings.name, token_json, hidden)
 
         built = _over_http(settings, dialect_for(settings.dialect, path, vocabulary), replica)
         return replace(built, token_json=token_json)

@@ -1,4 +1,4 @@
-"""What the tests of engines behind HTTP share: jobs by hand, and everything that an engine says."""
+"""What the tests of engines over HTTP share: jobs made by hand, and all pieces of an answer."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def job(prompt: Tokens, output_tokens_max: int = 100, **fields: object) -> Job:
 
 
 async def heard(engine: Engine, wanted: Job) -> list[Piece]:
-    """Everything that the engine says."""
+    """All pieces of the answer."""
     async with asyncio.timeout(WAIT_S), aclosing(engine.sample(wanted)) as pieces:
         return [piece async for piece in pieces]
 
@@ -125,7 +125,7 @@ def route_of(pieces: Sequence[Piece]) -> str | None:
 
 
 def reply(prompt: Sequence[int]) -> list[int]:
-    """What a fake says: a sentence in ChatML that depends on the prompt."""
+    """What a fake answers: a sentence in ChatML that depends on the prompt."""
     return chatml().write([assistant(f"I was given {sum(prompt)} in {len(prompt)} ids.")]).tolist()
 
 

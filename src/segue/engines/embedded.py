@@ -40,9 +40,8 @@ from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
 from segue.engines.llamacpp import (
     CERTAIN,
     GRAMMARS,
-    SAMPLING,
     llguidance,
-    probabilities,
+    sampling_fields,
     unreadable_grammar,
 )
 from segue.engines.token_engine import TokenLikelihood
@@ -436,7 +435,7 @@ def _request(job: Job, *, likely: Sequence[int] = ()) -> bytes:
     fields: dict[str, object] = {
         "prompt": ids[:1] if is_probe else ids,
         "max_tokens": 1 if is_probe else job.output_tokens_max,
-        **SAMPLING.of(job.sampling),
+        **sampling_fields(job.sampling),
         # Samplers that the request does not have must not change the distribution.
         "top_k": 0,
         "min_p": 0.0,
@@ -450,8 +449,6 @@ def _request(job: Job, *, likely: Sequence[int] = ()) -> bytes:
         fields["grammar"] = llguidance(job.schema)
     elif isinstance(job.schema, bytes) and job.output_tokens_max:
         fields["json_schema"] = _spaced(job.schema)
-    if job.sampling.wants_logprobs:
-        fields["n_probs"] = probabilities(job.sampling.top_logprobs)
     if is_probe:
         fields["logit_bias"] = [[id, CERTAIN] for id in likely]
     return msgspec.json.encode(fields)

@@ -28,7 +28,7 @@ from segue.engines.token_engine import (
 )
 from segue.engines.upstream import UNREADABLE, Upstream, decode_event, unreadable
 from segue.errors import EngineFailed, InvalidRequest
-from segue.turn.values import Grammar, Job, TokenLogprob, Tokens
+from segue.turn.values import Grammar, Job, Sampling, TokenLogprob, Tokens
 
 PATH = "/completion"
 # The last event would otherwise repeat the whole prompt as text.
@@ -94,10 +94,8 @@ def _request(job: Job, model: str, known: KnownGrammars) -> TokenRequest:
         "response_fields": LAST_FIELDS,
         # With 0 it still samples one token.
         "n_predict": job.output_tokens_max,
-        **SAMPLING.of(job.sampling),
+        **sampling_fields(job.sampling),
     }
-    if job.sampling.wants_logprobs:
-        fields["n_probs"] = probabilities(job.sampling.top_logprobs)
     if isinstance(job.schema, Grammar) and job.output_tokens_max:
         _check_grammar(job.schema, known)
         fields["grammar"] = llguidance(job.schema)
@@ -106,9 +104,13 @@ def _request(job: Job, model: str, known: KnownGrammars) -> TokenRequest:
     return TokenRequest(PATH, "prompt", fields)
 
 
-def probabilities(top_logprobs: int) -> int:
-    """How many logprobs to request: with none, the logprob of the sampled token would be missing too."""
-    return max(top_logprobs, 1)
+def sampling_fields(sampling: Sampling) -> dict[str, object]:
+    """How to sample, and how many logprobs to return."""
+    fields = SAMPLING.of(sampling)
+    if sampling.wants_logprobs:
+        # With 0 the logprob of the sampled token would be missing too.
+        fields["n_probs"] = max(sampling.top_logprobs, 1)
+    return fields
 
 
 def _read(data: bytes, answer: TokenAnswer) -> None:

@@ -268,15 +268,11 @@ class RoutedEngine:
                 replica.returned_error(now, reason)
 
     def _may_retry(self, error: ApiError, attempts: _Attempts) -> bool:
-        if isinstance(error, Unavailable):
-            return True
+        if not isinstance(error, EngineFailed):
+            return isinstance(error, Unavailable)
         now = asyncio.get_running_loop().time()
-        is_enough = len(attempts.failed) >= FAILURES_MAX
-        return (
-            isinstance(error, EngineFailed)
-            and not is_enough
-            and self._choose(None, now, attempts.failed) is not None
-        )
+        is_any_left = self._choose(None, now, attempts.failed) is not None
+        return is_any_left and len(attempts.failed) < FAILURES_MAX
 
     async def _enter(self, job: Job, attempts: _Attempts) -> _Replica:
         """A replica that is up, and a slot in it."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -24,16 +25,7 @@ from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.token_json import TokenJson
 from segue.engines.upstream import EventStream, Upstream
 from segue.errors import ApiError, EngineFailed
-from segue.turn.values import (
-    Finish,
-    Ids,
-    Job,
-    JobStarted,
-    Piece,
-    Sampling,
-    TokenLogprob,
-    Tokens,
-)
+from segue.turn.values import Finish, Ids, Job, JobStarted, Piece, Sampling, TokenLogprob, Tokens
 
 # The event that ends a stream. Servers that have an event of their own for that do not send it.
 DONE = b"[DONE]"
@@ -72,46 +64,27 @@ async def no_preparation(upstream: Upstream, job: Job, known: None) -> None:
     """For a server whose requests always look the same."""
 
 
+@dataclass(slots=True)
 class TokenAnswer:
     """What was read of one answer: the codec adds events, the engine takes what came together."""
 
-    __slots__ = (
-        "_is_warm_up",
-        "_logprobs",
-        "_wants_logprobs",
-        "cached_tokens",
-        "count",
-        "hidden_tokens",
-        "ids",
-        "is_over",
-        "is_reading_prompt",
-        "is_still_sampling",
-        "job",
-        "last_id",
-        "reason",
-        "started",
-    )
-
-    def __init__(self, job: Job, hidden_tokens: HiddenTokens | None = None) -> None:
-        self.job = job
-        self.hidden_tokens = hidden_tokens
-        # Not yet taken.
-        self.ids: Sequence[int] = ()
-        self._logprobs: list[TokenLogprob | None] = []
-        self._wants_logprobs = job.sampling.wants_logprobs
-        self._is_warm_up = job.output_tokens_max == 0
-        # How many tokens the server has reported by now, for codecs that need it.
-        self.count = 0
-        self.last_id: int | None = None
-        self.started: JobStarted | None = None
-        self.cached_tokens = 0
-        self.reason: Literal["stop", "length"] | None = None
-        # The server still reads the prompt: the first token may take as long as before.
-        self.is_reading_prompt = False
-        # No more events are needed.
-        self.is_over = False
-        # The server goes on though the answer is over: it stops when the connection is closed.
-        self.is_still_sampling = False
+    job: Job
+    hidden_tokens: HiddenTokens | None = None
+    # Not yet taken.
+    ids: Sequence[int] = ()
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    # How many tokens the server has reported by now, for codecs that need it.
+    count: int = 0
+    last_id: int | None = None
+    started: JobStarted | None = None
+    cached_tokens: int = 0
+    reason: Literal["stop", "length"] | None = None
+    # The server still reads the prompt: the first token may take as long as before.
+    is_reading_prompt: bool = False
+    # No more events are needed.
+    is_over: bool = False
+    # The server goes on though the answer is over: it stops when the connection is closed.
+    is_still_sampling: bool = False
 
     def start(self, cached_tokens: int) -> None:
         """Report once, before the first token, how much of the prompt was cached."""
@@ -125,19 +98,19 @@ class TokenAnswer:
             return
         self.last_id = ids[-1]
         # The one token of a warm-up is sampled only because servers refuse to sample none.
-        if self._is_warm_up:
+        if not self.job.output_tokens_max:
             return
         self.ids = [*self.ids, *ids] if self.ids else ids
-        if self._wants_logprobs:
-            self._logprobs += logprobs[: len(ids)]
-            self._logprobs += [None] * (len(self.ids) - len(self._logprobs))
+        if self.job.sampling.wants_logprobs:
+            self.logprobs += logprobs[: len(ids)]
+            self.logprobs += [None] * (len(self.ids) - len(self.logprobs))
 
     def take(self) -> Ids:
         """What was added since the last call."""
         ids, self.ids = self.ids, ()
-        if not self._wants_logprobs:
+        if not self.logprobs:
             return Ids(ids)
-        logprobs, self._logprobs = self._logprobs, []
+        logprobs, self.logprobs = self.logprobs, []
         return Ids(ids, logprobs)
 
     def finish(self) -> Finish | None:
@@ -156,7 +129,6 @@ class TokenEngine(Generic[S]):
         codec: TokenCodec[S],
         upstream: Upstream,
         model: str = "",
-        *,
         token_json: TokenJson | None = None,
         hidden_tokens: HiddenTokens | None = None,
     ) -> None:

