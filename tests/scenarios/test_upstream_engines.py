@@ -10,7 +10,8 @@ from typing import Any
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.routes import RoutedEngine
-from segue.engines.vllm import VllmEngine
+from segue.engines.token_engine import TokenEngine
+from segue.engines.vllm import VLLM
 from segue.process.afterwards import Afterwards
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
@@ -121,7 +122,7 @@ async def test_chain_through_two_replicas_stays_where_its_prefix_is() -> None:
         upstream(other.url) as second,
     ):
         engine = RoutedEngine(
-            {"one": VllmEngine(first, "fake"), "other": VllmEngine(second, "fake")}
+            {"one": TokenEngine(VLLM, first, "fake"), "other": TokenEngine(VLLM, second, "fake")}
         )
         async with staged(engine, chatml()) as stage:
             connection = stage.connect()
