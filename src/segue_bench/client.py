@@ -74,7 +74,7 @@ class ClientConnection:
         self._traffic = traffic or Traffic()
         self._buffer = b""
         self._at = 0
-        self._socket = self._connect()
+        self.socket = self._connect()
 
     def _connect(self) -> socket.socket:
         address = self.address
@@ -89,7 +89,7 @@ class ClientConnection:
 
     def send(self, data: bytes) -> None:
         try:
-            self._socket.sendall(data)
+            self.socket.sendall(data)
         except OSError as error:
             raise ConnectionFailed(f"{self.address.url} closed the connection: {error}.") from None
         self._traffic.sent += len(data)
@@ -97,7 +97,7 @@ class ClientConnection:
     def _receive(self) -> None:
         """Wait for more bytes and put them after those that are not read yet."""
         try:
-            data = self._socket.recv(READ_BYTES)
+            data = self.socket.recv(READ_BYTES)
         except OSError as error:
             raise ConnectionFailed(f"{self.address.url} does not answer: {error}.") from None
         if not data:
@@ -132,7 +132,7 @@ class ClientConnection:
         return first, self._buffer[start : self._at]
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
 
 # --- HTTP -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from segue_bench.rounds import rotated
 from segue_bench.ways import WayName
 from segue_bench.workload import WorkloadShape
 
@@ -152,8 +153,7 @@ def order(groups: Sequence[Sequence[BenchCase]], repeat: int) -> Iterator[BenchC
     """Every case as often as `repeat` says, each repetition beginning with another case of its group."""
     for repetition in range(repeat):
         for group in groups:
-            first = repetition % len(group)
-            yield from (*group[first:], *group[:first])
+            yield from rotated(group, repetition)
 
 
 def model_name(speed: float, context_tokens: int) -> str:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 from segue_bench.client import ConnectionFailed, ServerAddress, get
@@ -99,6 +100,8 @@ class ServerProcess:
 
     port: int
     pid: int
+    # What it prints after its first line.
+    output: IO[bytes] | None = None
 
     def cpu_s(self) -> float | None:
         """Processor time so far, all threads: in nanoseconds where the scheduler counts them, else in ticks."""
@@ -197,8 +200,8 @@ def serve_in(folder: Path, options: ServerOptions, port: int = 0) -> Iterator[Se
         lines += [f"tps = {model.tokens_per_s:g}"]
     config = folder / "segue.toml"
     config.write_text("\n".join(lines) + "\n")
-    command = ["segue.cli", "serve", "--port", str(port), "--config", str(config), *options.flags]
-    with spawn(command, LISTENING, folder) as process:
+    command = ["-m", "segue.cli", "serve", "--port", str(port), "--config", str(config)]
+    with spawn([*command, *options.flags], LISTENING, folder) as process:
         yield process
 
 
@@ -208,7 +211,7 @@ LISTENING = r" at http://\S+:(\d+)/v1"
 @contextmanager
 def relay(port: int, rtt_s: float, certificate: Path | None) -> Iterator[ServerProcess]:
     """Run the relay in front of a port."""
-    command = ["segue_bench.relay", str(port), str(rtt_s)]
+    command = ["-m", "segue_bench.relay", str(port), str(rtt_s)]
     if certificate is not None:
         command.append(str(certificate))
     with (
@@ -220,13 +223,13 @@ def relay(port: int, rtt_s: float, certificate: Path | None) -> Iterator[ServerP
 
 @contextmanager
 def spawn(command: Sequence[str], announced: str, folder: Path) -> Iterator[ServerProcess]:
-    """Run a Python module as a process; `announced` finds the port in the first line that it prints."""
+    """Run Python with these arguments; `announced` finds the port in the first line that it prints."""
     with (folder / "errors.txt").open("w+b") as errors:
         # The settings of the operator's own server are not meant for ours; modules are found where we find them.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SEGUE_")}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         child = subprocess.Popen(
-            [sys.executable, "-m", *command],
+            [sys.executable, *command],
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environment,
@@ -240,8 +243,9 @@ def spawn(command: Sequence[str], announced: str, folder: Path) -> Iterator[Serv
             if found is None:
                 errors.seek(0)
                 tail = errors.read().decode("utf-8", "replace").strip()[-LOG_TAIL:]
-                raise ServerNotStarted(f"{command[0]} did not start: {tail or 'no error output'}")
-            yield ServerProcess(int(found[1]), child.pid)
+                name = " ".join(command[:2])
+                raise ServerNotStarted(f"{name} did not start: {tail or 'no error output'}")
+            yield ServerProcess(int(found[1]), child.pid, child.stdout)
         finally:
             child.send_signal(signal.SIGTERM)
             try:
