@@ -42,7 +42,7 @@ def _chat() -> ClientVerb:
 
 
 def _bench() -> ClientVerb:
-    from segue.bench import command
+    from segue_bench import command
 
     return ClientVerb(command.add_verb, command.run)
 

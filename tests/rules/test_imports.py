@@ -128,15 +128,19 @@ def modules(package: Path) -> list[Module]:
 
 def imported_names(module: Module) -> Iterator[str]:
     """Absolute dotted names of all that is imported, at the top, inside functions and for types only."""
-    folder = ("segue", *module.place[:-1])
     for node in ast.walk(module.tree):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module=source, names=names, level=level):
-                above = folder[: len(folder) - level + 1] if level else ()
-                origin = ".".join((*above, *([source] if source else [])))
-                yield from (f"{origin}.{alias.name}" for alias in names)
+        yield from imported_by(node, module)
+
+
+def imported_by(node: ast.AST, module: Module) -> Iterator[str]:
+    folder = ("segue", *module.place[:-1])
+    match node:
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=source, names=names, level=level):
+            above = folder[: len(folder) - level + 1] if level else ()
+            origin = ".".join((*above, *([source] if source else [])))
+            yield from (f"{origin}.{alias.name}" for alias in names)
 
 
 def room_of(name: str) -> str | None:
@@ -154,6 +158,16 @@ def upward_imports(module: Module) -> Iterator[str]:
         room = room_of(name)
         if room is not None and room not in known:
             yield f"{module.name} imports {name}: {module.room} must not know {room}"
+
+
+def bench_imports(module: Module) -> Iterator[str]:
+    """The benchmarks are a package of their own: only cli loads them, inside the function that needs them."""
+    at_start = {id(node) for node in module.tree.body}
+    for node in ast.walk(module.tree):
+        is_lazy_cli = module.name == "cli" and id(node) not in at_start
+        for name in imported_by(node, module):
+            if name.split(".")[0] == "segue_bench" and not is_lazy_cli:
+                yield f"{module.name} imports {name}: only `segue bench` may load it, when it runs"
 
 
 def unknown_rooms(module: Module) -> Iterator[str]:
@@ -219,6 +233,7 @@ def deep_folders(module: Module) -> Iterator[str]:
 Rule = Callable[[Module], Iterator[str]]
 RULES: list[Rule] = [
     upward_imports,
+    bench_imports,
     unknown_rooms,
     impurities,
     missing_docstrings,
@@ -285,6 +300,9 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "app.py", "from segue import cli", True),
     (upward_imports, "cli.py", "from segue.app import create", False),
     (upward_imports, "cli.py", "from segue.stores import sqlite", True),
+    (bench_imports, "cli.py", "def bench():\n    from segue_bench import command", False),
+    (bench_imports, "cli.py", "from segue_bench import command", True),
+    (bench_imports, "doctor.py", "def late():\n    import segue_bench.machine", True),
     (unknown_rooms, "wire/items.py", "", False),
     (unknown_rooms, "plugins/items.py", "", True),
     (unknown_rooms, "items.py", "", True),
