@@ -18,7 +18,7 @@ from segue.builders.tools import Toolbox, open_tools
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
-from segue.models import Served, build_models
+from segue.models import ServedModels, build_models
 from segue.process.runner import Records, Runner
 from segue.settings import Settings
 from segue.storage import KEYS_TOPIC, open_store
@@ -76,7 +76,9 @@ async def open_app(settings: Settings, place: WorkerPlace = ALONE) -> AsyncItera
 
 
 @asynccontextmanager
-async def _open_server(served: Served, state: State, cluster: Cluster | None) -> AsyncIterator[App]:
+async def _open_server(
+    served: ServedModels, state: State, cluster: Cluster | None
+) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
     async with (
         open_tools(settings) as toolbox,
@@ -110,7 +112,11 @@ async def _open_server(served: Served, state: State, cluster: Cluster | None) ->
 
 
 def build_runner(
-    served: Served, state: State, toolbox: Toolbox, observers: Observers, cluster: Cluster | None
+    served: ServedModels,
+    state: State,
+    toolbox: Toolbox,
+    observers: Observers,
+    cluster: Cluster | None,
 ) -> Runner:
     """The owner of the turns that run in this process; with a cluster it also reaches those of other processes."""
     settings, store = state.settings, state.store
@@ -140,7 +146,7 @@ def build_runner(
     return runner
 
 
-def _open_gate(served: Served) -> Callable[[Plan, Running], Gate] | None:
+def _open_gate(served: ServedModels) -> Callable[[Plan, Running], Gate] | None:
     """How a turn with guards opens its gate; None where there are no guards."""
     guards = [*served.owners.values(), *(model.guards for model in served.models.values())]
     if not any(one.inputs or one.outputs for one in guards):
@@ -245,7 +251,7 @@ def _cache_uses(state: State, upgrades: Upgrades) -> Sequence[CacheUse]:
 
 def watch_gauges(
     observers: Observers,
-    served: Served,
+    served: ServedModels,
     state: State,
     toolbox: Toolbox,
     runner: Runner,

@@ -131,8 +131,8 @@ def _index(options: argparse.Namespace) -> int:
 
 
 def _usage(options: argparse.Namespace, settings: Settings) -> int:
-    path = settings.store.removeprefix("sqlite:///")
-    if path != settings.store and not Path(path).exists():
+    path = settings.store_path
+    if path is not None and not path.exists():
         # Opening it would create it.
         raise Misconfigured(f"store: there is no file {path}.")
     rows = asyncio.run(read_usage(settings, options.owner, options.days))

@@ -1,7 +1,7 @@
 """Which models do we serve, and what is each made of: weights, vocabulary, dialect, engine?
 
-In: the settings. Out: `Models`, ready to be asked, and what must be closed at the end. Choosing an implementation is
-one literal dictionary here; nothing registers itself.
+In: the settings. Out: `ServedModels`: the models by name, and what must be closed at the end. Choosing an
+implementation is one literal dictionary here (`BUILDERS`, `GUARDS`); nothing registers itself.
 """
 
 from __future__ import annotations
@@ -13,74 +13,90 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 
 from segue.dialects.choose import dialect_for
-from segue.dialects.files import text_of_file
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.embedded import EmbeddedEngine
-from segue.engines.hidden_tokens import Spelling
-from segue.engines.llamacpp import LlamacppEngine
+from segue.engines.hidden_tokens import HiddenTokens
+from segue.engines.llamacpp import LLAMACPP
 from segue.engines.routes import RoutedEngine
 from segue.engines.scripted import ScriptedEngine, load_script
-from segue.engines.sglang import SglangEngine
+from segue.engines.sglang import SGLANG
 from segue.engines.shared import SharedEngine, sharing
+from segue.engines.token_engine import TokenCodec, TokenEngine
 from segue.engines.token_json import TokenJson
 from segue.engines.upstream import Upstream
-from segue.engines.vllm import VllmEngine
+from segue.engines.vllm import VLLM
 from segue.engines.weights import add_with_bar, find_weights, list_weights
 from segue.errors import Misconfigured
 from segue.guards.classifier import ClassifierGuard
 from segue.guards.moderation import ModerationGuard
 from segue.guards.rules import RulesGuard
-from segue.settings import ModelSettings, Settings
+from segue.settings import EngineName, ModelSettings, Settings
 from segue.turn.plan import Guards, Model
 from segue.turn.seams import Dialect, Engine, Guard
 from segue.turn.values import Owner, Sampling
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
+from segue.wire.files import text_of_file
 
 SMALL_MODEL = "smollm2"
 
-# What is assumed where neither the operator nor the model's files say it.
+# The context where neither the settings nor the model's files give it.
 UPSTREAM_CONTEXT_TOKENS = 131_072
 SCRIPTED_CONTEXT_TOKENS = 1_048_576
 
 Closer = Callable[[], Awaitable[None]]
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """One model, what closes its engine, and the engine's cache of token ids as JSON."""
+
+    model: Model
+    closers: tuple[Closer, ...] = ()
+    token_json: TokenJson | None = None
 
 
 @dataclass(slots=True)
-class Served:
-    """The models by name and alias, their replicas, and what closes them."""
+class ServedModels:
+    """The models by name and alias, and what closes them."""
 
     models: dict[str, Model] = field(default_factory=dict)
     closers: list[Closer] = field(default_factory=list)
     token_json: list[TokenJson] = field(default_factory=list)
     # Owners with guards of their own.
     owners: dict[Owner, Guards] = field(default_factory=dict)
-    # The folder where another process shares the engines inside; without one they are our own.
-    shared: str = ""
 
     @property
     def bytes(self) -> int:
-        """What engines keep in memory for speed."""
-        return sum(one.bytes for one in self.token_json)
+        """The size of the engines' caches."""
+        return sum(cache.bytes for cache in self.token_json)
 
     async def aclose(self) -> None:
-        """Let go of engines and connections."""
+        """Close engines and connections."""
         for close in self.closers:
             await close()
 
 
-def build_models(settings: Settings, shared: str = "") -> Served:
-    """Every served model under its name and its aliases; engines inside may be another process's."""
-    served = Served(shared=shared)
+def build_models(settings: Settings, shared: str = "") -> ServedModels:
+    """Every served model under its name and its aliases.
+
+    `shared` is the folder by way of which another process shares its embedded engines; without it they are loaded here.
+    """
+    served = ServedModels()
     guards = _Guards(settings, served.closers)
     for one in settings.served():
-        model = BUILDERS[one.engine](one, served)
+        built = _builder(one.engine)(one, shared)
+        served.closers += built.closers
+        if built.token_json is not None:
+            served.token_json.append(built.token_json)
         model = replace(
-            model, checks_rendering=settings.check_rendering, guards=guards.named(one.guard)
+            built.model, checks_rendering=settings.check_rendering, guards=guards.named(one.guard)
         )
         for name in (one.name, *one.aliases):
             if name in served.models:
@@ -91,7 +107,7 @@ def build_models(settings: Settings, shared: str = "") -> Served:
 
 
 class _Guards:
-    """The guards that were named, each built once for all who name it."""
+    """The guards that the settings name, each built once."""
 
     def __init__(self, settings: Settings, closers: list[Closer]) -> None:
         self._settings = settings
@@ -99,7 +115,6 @@ class _Guards:
         self._built: dict[str, Guard] = {}
 
     def named(self, names: Sequence[str]) -> Guards:
-        """What stands in front of and behind a model."""
         sides = self._settings.guard_sides
         inputs = names if sides != "output" else ()
         outputs = [name for name in names if name not in INPUT_ONLY and sides != "input"]
@@ -143,43 +158,53 @@ GUARDS: Mapping[str, GuardBuilder] = {
     "moderation": _moderation,
     "classifier": _classifier,
 }
-# Guards that have nothing to say about answers, so that none is held back for them.
+# Guards that do not check answers, so that no answer waits for them.
 INPUT_ONLY = frozenset({"classifier"})
 
 
 def _imported(name: str) -> GuardBuilder:
-    """A guard of the operator's own, as `package.module:name`; called with the settings it gives a `Guard`."""
+    """A guard of the operator's own, as `package.module:name`; called with the settings, it returns a `Guard`."""
     module, _, attribute = name.partition(":")
     if not attribute:
         raise Misconfigured(f"guard: '{name}' is not one of: {', '.join(GUARDS)}, MODULE:NAME.")
     try:
         found: GuardBuilder = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise Misconfigured(f"guard: '{name}' cannot be had: {error}.") from None
+        raise Misconfigured(f"guard: '{name}' cannot be imported: {error}.") from None
     return found
 
 
-def _scripted(settings: ModelSettings, served: Served) -> Model:
+# --- engines ------------------------------------------------------------------------------------------
+
+
+def _builder(engine: EngineName) -> Builder:
+    builder = BUILDERS.get(engine)
+    if builder is None:
+        raise Misconfigured(f"engine: '{engine}' is not one of: {', '.join(BUILDERS)}.")
+    return builder
+
+
+def _scripted(settings: ModelSettings, shared: str) -> BuiltModel:
     path = Path(settings.tokenizer) if settings.tokenizer else find_weights(SMALL_MODEL)
     dialect = dialect_for(settings.dialect, path, _vocabulary(settings, path))
     script = load_script(Path(settings.script)) if settings.script else None
     engine = ScriptedEngine(dialect, script, settings.tps)
-    return _model(settings, engine, dialect, settings.context_tokens or SCRIPTED_CONTEXT_TOKENS)
+    context_tokens = settings.context_tokens or SCRIPTED_CONTEXT_TOKENS
+    return BuiltModel(_model(settings, engine, dialect, context_tokens))
 
 
-def _embedded(settings: ModelSettings, served: Served) -> Model:
+def _embedded(settings: ModelSettings, shared: str) -> BuiltModel:
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
     dialect = dialect_for(settings.dialect, path, vocabulary)
     context_tokens = settings.context_tokens or _trained_tokens(path)
-    if served.shared:
-        shared = SharedEngine(_share_path(served.shared, settings.name))
-        return _model(settings, shared, dialect, context_tokens)
+    if shared:
+        remote = SharedEngine(_share_path(shared, settings.name))
+        return BuiltModel(_model(settings, remote, dialect, context_tokens))
     engine = EmbeddedEngine(
         path, vocabulary, context_tokens=context_tokens, parallel=settings.engine_parallel
     )
-    served.closers.append(engine.close)
-    return _model(settings, engine, dialect, context_tokens)
+    return BuiltModel(_model(settings, engine, dialect, context_tokens), (engine.close,))
 
 
 def _share_path(folder: str, name: str) -> Path:
@@ -193,80 +218,89 @@ def has_engines_inside(settings: Settings) -> bool:
 
 @asynccontextmanager
 async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]:
-    """The engines inside, loaded here and shared with other processes by way of this folder."""
-    served = Served()
+    """Load the embedded engines here, and share them with other processes by way of this folder."""
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(served.aclose)
         for one in settings.served():
             if one.engine == "embedded":
-                model = _embedded(one, served)
-                await stack.enter_async_context(
-                    sharing(model.engine, _share_path(folder, one.name))
-                )
+                built = _embedded(one, "")
+                for close in built.closers:
+                    stack.push_async_callback(close)
+                path = _share_path(folder, one.name)
+                await stack.enter_async_context(sharing(built.model.engine, path))
         yield
 
 
-def _upstream(settings: ModelSettings, served: Served) -> Model:
-    """An engine behind one or more addresses."""
-    if not settings.engine_url:
-        raise Misconfigured(f"engine_url: engine '{settings.engine}' needs one or more addresses.")
-    spelling: Spelling | None = None
-    if settings.engine == "chat":
-        dialect: Dialect = MessagesDialect(sees_images=settings.sees_images)
-    elif settings.tokenizer:
+def _tokens_over_http(codec: TokenCodec[S]) -> Builder:
+    """A builder for a kind of server that takes token ids and returns token ids."""
+
+    def build(settings: ModelSettings, shared: str) -> BuiltModel:
+        _check_addresses(settings)
+        if not settings.tokenizer:
+            raise Misconfigured(
+                f"tokenizer: engine '{settings.engine}' takes token ids, so name the model's "
+                "tokenizer.json, its folder, or its GGUF file."
+            )
         path = Path(settings.tokenizer)
         vocabulary = _vocabulary(settings, path)
-        dialect = dialect_for(settings.dialect, path, vocabulary)
-        spelling = Spelling(vocabulary) if settings.engine == "llamacpp" else None
-    else:
-        raise Misconfigured(
-            f"tokenizer: engine '{settings.engine}' takes token ids, so name the model's "
-            "tokenizer.json, its folder, or its GGUF file."
-        )
+        token_json = TokenJson()
+        hidden = HiddenTokens(vocabulary) if codec.hides_tokens else None
+
+        def replica(upstream: Upstream) -> Engine:
+            return TokenEngine(codec, upstream, settings.name, token_json, hidden)
+
+        built = _over_http(settings, dialect_for(settings.dialect, path, vocabulary), replica)
+        return replace(built, token_json=token_json)
+
+    return build
+
+
+def _chat(settings: ModelSettings, shared: str) -> BuiltModel:
+    _check_addresses(settings)
     context_tokens = settings.context_tokens or UPSTREAM_CONTEXT_TOKENS
-    replicas: dict[str, Engine] = {}
-    token_json = TokenJson()
-    served.token_json.append(token_json)
-    for url in settings.engine_url:
-        upstream = Upstream(url, settings.engine_key or None)
-        served.closers.append(upstream.close)
-        replicas[url] = _replica(settings, upstream, context_tokens, token_json, spelling)
-    engine = RoutedEngine(
-        replicas, parallel_max=settings.engine_parallel, caller=lambda job: (job.owner, job.lane)
+    dialect = MessagesDialect(sees_images=settings.sees_images)
+    return _over_http(
+        settings, dialect, lambda upstream: ChatEngine(upstream, settings.name, context_tokens)
     )
-    return _model(settings, engine, dialect, context_tokens)
 
 
-def _replica(
-    settings: ModelSettings,
-    upstream: Upstream,
-    context_tokens: int,
-    token_json: TokenJson,
-    spelling: Spelling | None,
-) -> Engine:
-    match settings.engine:
-        case "llamacpp":
-            return LlamacppEngine(upstream, token_json, spelling)
-        case "vllm":
-            return VllmEngine(upstream, settings.name, token_json)
-        case "sglang":
-            return SglangEngine(upstream, token_json)
-        case _:
-            return ChatEngine(upstream, settings.name, context_tokens)
+def _check_addresses(settings: ModelSettings) -> None:
+    if not settings.engine_url:
+        raise Misconfigured(f"engine_url: engine '{settings.engine}' needs one or more addresses.")
 
 
-BUILDERS: dict[str, Callable[[ModelSettings, Served], Model]] = {
+def _over_http(
+    settings: ModelSettings, dialect: Dialect, replica: Callable[[Upstream], Engine]
+) -> BuiltModel:
+    """A model with one replica for each address."""
+    upstreams = {url: Upstream(url, settings.engine_key or None) for url in settings.engine_url}
+    engine = RoutedEngine(
+        {url: replica(upstream) for url, upstream in upstreams.items()},
+        parallel_max=settings.engine_parallel,
+    )
+    context_tokens = settings.context_tokens or UPSTREAM_CONTEXT_TOKENS
+    return BuiltModel(
+        _model(settings, engine, dialect, context_tokens),
+        tuple(upstream.close for upstream in upstreams.values()),
+    )
+
+
+Builder = Callable[[ModelSettings, str], BuiltModel]
+# A row for each `EngineName` of the settings: tests/test_models.py compares the two.
+BUILDERS: Mapping[EngineName, Builder] = {
     "embedded": _embedded,
     "scripted": _scripted,
-    "llamacpp": _upstream,
-    "vllm": _upstream,
-    "sglang": _upstream,
-    "chat": _upstream,
+    "llamacpp": _tokens_over_http(LLAMACPP),
+    "vllm": _tokens_over_http(VLLM),
+    "sglang": _tokens_over_http(SGLANG),
+    "chat": _chat,
 }
 
 
+# --- weights and vocabularies ---------------------------------------------------------------------------
+
+
 def add_model(name: str) -> str:
-    """Fetch known weights and check them, with a progress bar; where they are now."""
+    """Fetch known weights and check them, with a progress bar; returns their path."""
     return str(add_with_bar(name))
 
 
@@ -286,12 +320,12 @@ def _vocabulary(settings: ModelSettings, path: Path) -> Vocabulary:
 def load_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary of a GGUF file, a tokenizer.json or its folder."""
     if not path.exists():
-        raise Misconfigured(f"tokenizer: {path} is not there.")
+        raise Misconfigured(f"tokenizer: there is no file or folder {path}.")
     return (vocabulary_from_gguf if path.suffix == ".gguf" else vocabulary_from_file)(path)
 
 
 def _trained_tokens(path: Path) -> int:
-    """The context that the model was trained for, as its file says."""
+    """The context that the model was trained with, from its file."""
     head = read_gguf(path)
     length = head.get(f"{head.get('general.architecture')}.context_length")
     return length if isinstance(length, int) else 4_096

@@ -37,7 +37,14 @@ DIALECTS = (
 )
 
 MCP_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-STORES = ("sqlite:///", "postgresql://", "postgres://")
+
+StoreKind = Literal["memory", "sqlite", "postgresql"]
+# How the address of a store begins -> its kind; `memory` has no address. `storage.py` says how each kind is opened.
+STORE_KINDS: dict[str, StoreKind] = {
+    "sqlite:///": "sqlite",
+    "postgresql://": "postgresql",
+    "postgres://": "postgresql",
+}
 
 Positive = Annotated[float, Meta(gt=0)]
 
@@ -420,6 +427,25 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         hidden = re.sub(r"(//[^/@:?]*):[^/?]*@", r"\1:…@", self.store)
         return re.sub(r"(password=)[^&]*", r"\1…", hidden)
 
+    @property
+    def store_kind(self) -> StoreKind:
+        """The kind of store that the address names; an unknown address is refused."""
+        if self.store == "memory":
+            return "memory"
+        for start, kind in STORE_KINDS.items():
+            if self.store.startswith(start):
+                return kind
+        raise Misconfigured(
+            f"store: '{self.shown_store}' is not the address of a store. "
+            "Use sqlite:///FILE, postgresql://USER@HOST/DATABASE or memory."
+        )
+
+    @property
+    def store_path(self) -> Path | None:
+        """The file of a SQLite store; None for other stores."""
+        is_file = self.store_kind == "sqlite"
+        return Path(self.store.removeprefix("sqlite:///")) if is_file else None
+
     def served(self) -> tuple[ModelSettings, ...]:
         """The models to serve: the tables of the file and the named ones, or one default model."""
         shared = {name: getattr(self, name) for name in ModelSettings.__struct_fields__}
@@ -438,18 +464,16 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def is_ring_stored(settings: Settings) -> bool:
     """Whether the encryption keys are in the database, where all machines find them."""
-    return not settings.seal_keys and settings.store.startswith(STORES[1:])
+    return not settings.seal_keys and settings.store_kind == "postgresql"
 
 
 def seal_path(settings: Settings) -> Path | None:
     """The file with the encryption keys; None for the memory store, which needs none."""
     if settings.seal_keys:
         return Path(settings.seal_keys)
-    if settings.store == "memory":
+    if settings.store_kind == "memory":
         return None
-    if settings.store.startswith("sqlite:///"):
-        return Path(settings.store.removeprefix("sqlite:///") + ".seals")
-    return Path("segue.seals")
+    return Path(f"{settings.store_path or 'segue'}.seals")
 
 
 def _named(name: str) -> Table:
@@ -564,14 +588,10 @@ def _check(settings: Settings) -> None:
         r"[A-Za-z0-9-]+: *[\x21-\x7e][\x20-\x7e]*", settings.search_header
     ):
         raise Misconfigured("search_header: write it as NAME: VALUE.")
-    if settings.workers > 1 and settings.store == "memory":
+    if settings.store_kind == "memory" and settings.workers > 1:
         raise Misconfigured(
             f"workers: {settings.workers} processes cannot share the store 'memory'. "
             "Use --store sqlite:///segue.db, or leave --workers out."
-        )
-    if settings.store != "memory" and not settings.store.startswith(STORES):
-        raise Misconfigured(
-            f"store: '{settings.shown_store}' is not one of: sqlite:///FILE, postgresql://…, memory."
         )
 
 

@@ -1,1 +1,1 @@
-"""How fast is it, and where does the time go? `segue bench` and `segue bench load`: anyone can check the claim."""
+"""How fast is it, and where does the time go? `segue bench`, and what the benchmarks in bench/ share with it."""

@@ -1,34 +1,35 @@
-"""How does it look? Runs in, SVG out: each chart stands for itself, in light and dark, without a script or a font.
+"""How do the figures look? Runs in, SVG out: each chart stands alone, in light and dark, without a script or a font.
 
 Three questions, three charts: how long does the loop take by each way (`total_chart`), does a turn become slower as the
-chain grows (`along_chart`), and where does a turn's time go (`stage_chart`).
+chain grows (`along_chart`), and where does a turn's time go (`stage_chart`). Why they are drawn
+without a library: docs/decisions/0017-charts.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
-from segue_bench.figures import Run, shorter
+from segue_bench.figures import BenchRun, baseline, seconds_words, shorter, speed_words
 
 WIDTH = 920
 LABEL = 138
 ROW = 26
 BAR = 16
 
-# Full history in warm colours, what is chained in cool ones.
+# In light and in dark. Full history in warm colours, what is chained in cool ones.
 COLOURS = {
     "http-new": ("#b4540a", "#f59e4c"),
     "http-full, bare": ("#94340a", "#e2703a"),
     "http-full, cache off": ("#dc7f2e", "#fdba74"),
     "http-full, cache on": ("#c79a13", "#fcd34d"),
+    "http-full": ("#dc7f2e", "#fdba74"),
     "http-chained": ("#3b6fd4", "#7aa7ff"),
     "ws": ("#0a7d4f", "#34d399"),
     "ws-stored": ("#0e8a92", "#4dd0d8"),
     "rollout": ("#7a4fc4", "#b79cf5"),
-}
-STAGE_COLOURS = {
     "client": ("#9aa1ad", "#7d8590"),
     "validate": ("#e0b23a", "#f2cc60"),
     "resolve": ("#c98a1b", "#d9a040"),
@@ -50,24 +51,27 @@ STAGE_WORDS = {
 }
 
 
+# --- parts of a picture ---------------------------------------------------------------------------
+
+
 def _class(name: str) -> str:
     return "c-" + name.replace(", ", "-").replace(" ", "-").replace("_", "-")
 
 
 def _style() -> str:
-    pairs = {**COLOURS, **STAGE_COLOURS}
-    light = "".join(f".{_class(k)}{{--c:{v[0]}}}" for k, v in pairs.items())
-    dark = "".join(f".{_class(k)}{{--c:{v[1]}}}" for k, v in pairs.items())
+    light, dark = (
+        "".join(f".{_class(name)}{{--c:{pair[n]}}}" for name, pair in COLOURS.items())
+        for n in (0, 1)
+    )
     return (
-        "<style>.chart{--ink:#1f2430;--soft:#5b6472;--grid:#e3e6ec}"
-        f"{light}"
+        f"<style>.chart{{--ink:#1f2430;--soft:#5b6472;--grid:#e3e6ec}}{light}"
         "@media(prefers-color-scheme:dark){.chart{--ink:#e8eaf0;--soft:#a4adbb;--grid:#343a46}"
         f"{dark}}}"
         ".chart text{fill:var(--ink);font:13px system-ui,'Segoe UI',Helvetica,Arial,sans-serif}"
         ".chart .title{font-size:15px;font-weight:600}.chart .soft{fill:var(--soft);font-size:12px}"
-        ".chart .good{font-weight:600}.chart .grid{stroke:var(--grid)}"
+        ".chart .grid{stroke:var(--grid)}.chart .spread{stroke:var(--ink);stroke-width:1.5;opacity:.7}"
         ".chart .fill{fill:var(--c)}.chart .line{fill:none;stroke:var(--c);stroke-width:2.5;"
-        "stroke-linejoin:round}</style>"
+        "stroke-linejoin:round}.chart .thin{stroke-width:1}</style>"
     )
 
 
@@ -84,192 +88,182 @@ def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start")
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{escape(words)}</text>'
 
 
-def speed_words(speed: float | None) -> str:
-    """A speed, for people."""
-    if speed is None:
-        return "speed of the server's model"
-    return f"{speed:,.0f} tokens/s" if speed else "unlimited speed"
+def _bar(
+    x: float, y: float, width: float, height: float, colour: str, title: str, radius: int = 0
+) -> str:
+    return (
+        f'<rect class="fill {_class(colour)}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
+        f'height="{height}" rx="{radius}"><title>{escape(title)}</title></rect>'
+    )
 
 
-def tokens_words(tokens: int) -> str:
-    """A context, for people."""
-    return f"{tokens / 1000:g}k" if tokens >= 1000 else str(tokens)
-
-
-def seconds_words(seconds: float) -> str:
-    """A duration with three digits."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def baseline(runs: Sequence[Run]) -> Run | None:
-    """What others are held against: full history over HTTP with nothing recalled."""
-    full = [run for run in runs if run.way == "http-full" and run.piece_cache is not False]
-    full = [run for run in full if not run.render_cache]
-    return full[0] if full else None
+def _path(kind: str, *points: tuple[float, float]) -> str:
+    places = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    return f'<path class="{kind}" d="M{places}"/>'
 
 
 # --- total time by way and speed ------------------------------------------------------------------
 
 
-def total_chart(runs: Sequence[Run]) -> str:
+def total_chart(runs: Sequence[BenchRun]) -> str:
     """The whole loop by each way, one panel a speed; all runs have one context."""
     speeds = list(dict.fromkeys(run.tokens_per_s for run in runs))
     columns = min(2, len(speeds))
-    width = WIDTH / columns
     parts: list[str] = []
-    top = 0.0
-    for first in range(0, len(speeds), columns):
-        row = speeds[first : first + columns]
-        heights = [0.0]
-        for column, speed in enumerate(row):
-            panel = [run for run in runs if run.tokens_per_s == speed]
-            drawn, height = _total_panel(panel, column * width, top, width)
-            parts += drawn
-            heights.append(height)
-        top += max(heights)
-    return _svg(top, "Time of the whole loop, by way and speed", parts)
+    top = bottom = 0.0
+    for number, speed in enumerate(speeds):
+        column = number % columns
+        top = top if column else bottom
+        panel = [run for run in runs if run.tokens_per_s == speed]
+        parts += _total_panel(panel, column * WIDTH / columns, top, WIDTH / columns)
+        bottom = max(bottom, top + len(panel) * ROW + 50)
+    return _svg(bottom, "Time of the whole loop, by way and speed", parts)
 
 
-def _total_panel(
-    runs: Sequence[Run], left: float, top: float, width: float
-) -> tuple[list[str], float]:
-    room = width - LABEL - 150
-    longest = max(max(run.total_s_each) for run in runs)
-    held = baseline(runs)
+def _total_panel(runs: Sequence[BenchRun], left: float, top: float, width: float) -> list[str]:
+    scale = (width - LABEL - 150) / max(max(run.total_s_each) for run in runs)
+    reference = baseline(runs)
+    x = left + LABEL
     parts = [
         _text(left + 8, top + 20, speed_words(runs[0].tokens_per_s), "title"),
         _text(left + width - 24, top + 20, f"{runs[0].turns} turns", "soft", "end"),
     ]
-    y = top + 34
-    for run in runs:
-        size = max(1.5, room * run.total_s / longest)
-        low, high = (room * one / longest for one in (min(run.total_s_each), max(run.total_s_each)))
-        x = left + LABEL
+    for number, run in enumerate(runs):
+        y = top + 34 + number * ROW
+        size = max(1.5, scale * run.total_s)
+        low, high = scale * min(run.total_s_each), scale * max(run.total_s_each)
+        after = x + max(size, high)
         parts += [
             _text(x - 8, y + 13, run.name, "", "end"),
-            f'<rect class="fill {_class(run.name)}" x="{x:.1f}" y="{y:.1f}" width="{size:.1f}" '
-            f'height="{BAR}" rx="3"><title>{escape(run.name)}: {run.total_s:.3f} s</title></rect>',
-            _text(x + max(size, high) + 8, y + 13, seconds_words(run.total_s)),
+            _bar(x, y, size, BAR, run.name, f"{run.name}: {run.total_s:.3f} s", 3),
+            _text(after + 8, y + 13, seconds_words(run.total_s)),
         ]
         if high - low > 1.5:
-            parts.append(
-                f'<path d="M{x + low:.1f} {y + BAR / 2}H{x + high:.1f}" stroke="var(--ink)" '
-                'stroke-width="1.5" opacity=".7"/>'
-            )
-        if held is not None and run is not held:
-            gain = shorter(run, held)
-            words = f"{-gain:+.0%}".replace("-", "−")
-            parts.append(_text(x + max(size, high) + 68, y + 13, words, "soft"))
-        y += ROW
-    return parts, y - top + 16
+            parts.append(_path("spread", (x + low, y + BAR / 2), (x + high, y + BAR / 2)))
+        if reference is not None and run is not reference:
+            change = f"{-shorter(run, reference):+.0%}".replace("-", "−")
+            parts.append(_text(after + 68, y + 13, change, "soft"))
+    return parts
 
 
-# --- turn time along the chain --------------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------
 
 
-def along_chart(runs: Sequence[Run]) -> str:
+@dataclass(frozen=True, slots=True)
+class ChartAxis:
+    """From which value to which, where the labels stand, and whether it is logarithmic."""
+
+    low: float
+    high: float
+    labels: Sequence[tuple[float, str]]
+    is_log: bool = False
+
+    def place(self, value: float, start: float, end: float) -> float:
+        """Where a value stands between two ends of the picture."""
+        value = min(max(value, self.low), self.high)
+        low, high, at = self.low, self.high, value
+        if self.is_log:
+            low, high, at = math.log(low), math.log(high), math.log(at)
+        return start + (end - start) * (at - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    """One line, with its label at the right end."""
+
+    label: str
+    colour: str
+    points: Sequence[tuple[float, float]]
+
+
+def line_chart(
+    title: str, lines: Sequence[ChartLine], x: ChartAxis, y: ChartAxis, below: str
+) -> str:
+    """Lines with their names at their ends; `below` names the horizontal axis."""
+    left, top, right, bottom = 64.0, 44.0, WIDTH - 190.0, 314.0
+    parts = [_text(8, 20, title, "title")]
+    for value, words in y.labels:
+        at = y.place(value, bottom, top)
+        parts += [
+            _path("grid", (left, at), (right, at)),
+            _text(left - 8, at + 4, words, "soft", "end"),
+        ]
+    for value, words in x.labels:
+        parts.append(_text(x.place(value, left, right), bottom + 20, words, "soft", "middle"))
+    parts.append(_text((left + right) / 2, bottom + 38, below, "soft", "middle"))
+
+    def placed(point: tuple[float, float]) -> tuple[float, float]:
+        return x.place(point[0], left, right), y.place(point[1], bottom, top)
+
+    drawn = sorted(((line, placed(line.points[-1])) for line in lines), key=lambda pair: pair[1][1])
+    heights = spread([end[1] for _, end in drawn], 17)
+    for (line, end), height in zip(drawn, heights, strict=True):
+        kind, name = _class(line.colour), end[0] + 20
+        parts += [
+            _path(f"line {kind}", *map(placed, line.points)),
+            _path(f"line thin {kind}", (end[0] + 3, end[1]), (name - 4, height)),
+            f'<circle class="fill {kind}" cx="{name:.1f}" cy="{height:.1f}" r="4"/>',
+            _text(name + 9, height + 4, line.label),
+        ]
+    return _svg(bottom + 50, title, parts)
+
+
+def along_chart(runs: Sequence[BenchRun]) -> str:
     """Each turn's time, turn by turn; all runs have one speed and one context."""
-    left, top, width, height = 64.0, 44.0, WIDTH - 64.0 - 190.0, 270.0
     count = max(run.turns for run in runs)
-    values = [one for run in runs for one in run.turn_ms_along]
+    values = [ms for run in runs for ms in run.turn_ms_along]
     low, high = min(values) * 0.8, max(values) * 1.25
-    x = _scale(1, max(2, count), left, left + width)
-    y = _log_scale(low, high, top + height, top)
-    words = f"Time of each turn at {speed_words(runs[0].tokens_per_s)}, ms (logarithmic)"
-    parts = [_text(8, 20, words, "title")]
-    for tick in _log_ticks(low, high):
-        parts += [
-            f'<path class="grid" d="M{left} {y(tick):.1f}h{width}"/>',
-            _text(left - 8, y(tick) + 4, f"{tick:g}", "soft", "end"),
-        ]
-    for turn in _turn_ticks(count):
-        parts.append(_text(x(turn), top + height + 20, str(turn), "soft", "middle"))
-    parts.append(_text(left + width / 2, top + height + 38, "turn", "soft", "middle"))
-    for run in runs:
-        points = " ".join(f"{x(n + 1):.1f},{y(ms):.1f}" for n, ms in enumerate(run.turn_ms_along))
-        parts.append(f'<polyline class="line {_class(run.name)}" points="{points}"/>')
-    ends = sorted(runs, key=lambda run: y(run.turn_ms_along[-1]))
-    places = spread([y(run.turn_ms_along[-1]) for run in ends], 17)
-    for run, at in zip(ends, places, strict=True):
-        end = x(run.turns)
-        parts += [
-            f'<path class="line {_class(run.name)}" style="stroke-width:1" '
-            f'd="M{end + 3:.1f} {y(run.turn_ms_along[-1]):.1f}L{end + 16:.1f} {at:.1f}"/>',
-            f'<circle class="fill {_class(run.name)}" cx="{end + 20:.1f}" cy="{at:.1f}" r="4"/>',
-            _text(end + 29, at + 4, run.name),
-        ]
-    return _svg(top + height + 50, "Turn time along the chain", parts)
+    step = max(1, round(count / 6 / 5) * 5) if count > 10 else 1
+    turns = [1, *(n for n in range(step, count + 1, step) if n > 1)]
+    return line_chart(
+        f"Time of each turn at {speed_words(runs[0].tokens_per_s)}, ms (logarithmic)",
+        [ChartLine(run.name, run.name, list(enumerate(run.turn_ms_along, 1))) for run in runs],
+        ChartAxis(1, max(2, count), [(n, str(n)) for n in turns]),
+        ChartAxis(low, high, [(tick, f"{tick:g}") for tick in log_ticks(low, high)], is_log=True),
+        "turn",
+    )
 
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
     """These places, ascending, moved apart so that labels do not cover each other."""
-    found: list[float] = []
+    moved: list[float] = []
     for place in places:
-        found.append(max(place, found[-1] + gap) if found else place)
-    excess = (found[-1] - places[-1]) / 2 if found else 0.0
-    return [place - excess for place in found]
+        moved.append(max(place, moved[-1] + gap) if moved else place)
+    excess = (moved[-1] - places[-1]) / 2 if moved else 0.0
+    return [place - excess for place in moved]
 
 
-def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    return lambda value: start + (end - start) * (value - low) / (high - low)
-
-
-def _log_scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    line = _scale(math.log(low), math.log(high), start, end)
-    return lambda value: line(math.log(value))
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    steps = [
-        lead * 10.0**power
-        for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        for lead in (1, 2, 3, 5, 7)
-    ]
+def log_ticks(low: float, high: float, leads: Sequence[int] = (1, 2, 3, 5, 7)) -> list[float]:
+    """Round values between these two."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = [lead * 10.0**power for power in powers for lead in leads]
     return [step for step in steps if low <= step <= high]
-
-
-def _turn_ticks(count: int) -> list[int]:
-    step = max(1, round(count / 6 / 5) * 5) if count > 10 else 1
-    return [1, *(n for n in range(step, count + 1, step) if n > 1)]
 
 
 # --- where a turn's time goes ---------------------------------------------------------------------
 
 
-def stage_chart(runs: Sequence[Run]) -> str:
-    """One bar a way, cut into the stages of a turn; all runs have one speed and one context."""
-    room = WIDTH - LABEL - 90
-    longest = max(sum(run.stages_ms.values()) for run in runs)
+def stage_chart(runs: Sequence[BenchRun]) -> str:
+    """One bar a way, divided into the stages of a turn; all runs have one speed and one context."""
+    scale = (WIDTH - LABEL - 90) / max(sum(run.stages_ms.values()) for run in runs)
     words = f"Where a turn's time goes at {speed_words(runs[0].tokens_per_s)}, ms"
     parts = [_text(8, 20, words, "title")]
-    y = 40.0
-    for run in runs:
-        parts.append(_text(LABEL - 8, y + 16, run.name, "", "end"))
-        x = float(LABEL)
-        for stage in STAGE_COLOURS:
-            size = room * run.stages_ms.get(stage, 0.0) / longest
-            if size < 0.2:
-                continue
-            parts.append(
-                f'<rect class="fill {_class(stage)}" x="{x:.1f}" y="{y:.1f}" width="{size:.1f}" '
-                f'height="22"><title>{escape(STAGE_WORDS[stage])}: '
-                f"{run.stages_ms[stage]:.2f} ms</title></rect>"
-            )
-            x += size
+    for number, run in enumerate(runs):
+        x, y = float(LABEL), 40.0 + number * 32
+        parts.append(_text(x - 8, y + 16, run.name, "", "end"))
+        for stage, name in STAGE_WORDS.items():
+            spent = run.stages_ms.get(stage, 0.0)
+            if spent * scale >= 0.2:
+                parts.append(_bar(x, y, spent * scale, 22, stage, f"{name}: {spent:.2f} ms"))
+                x += spent * scale
         parts.append(_text(x + 8, y + 16, f"{sum(run.stages_ms.values()):.1f}"))
-        y += 32
-    x = float(LABEL)
-    y += 8
-    for stage in STAGE_COLOURS:
+    x, y = float(LABEL), 48.0 + len(runs) * 32
+    for stage, name in STAGE_WORDS.items():
         if not any(run.stages_ms.get(stage, 0.0) for run in runs):
             continue
-        width = 34 + 7 * len(STAGE_WORDS[stage])
+        width = 34 + 7 * len(name)
         if x + width > WIDTH:
             x, y = float(LABEL), y + 22
-        parts += [
-            f'<rect class="fill {_class(stage)}" x="{x:.1f}" y="{y:.1f}" width="12" height="12" '
-            'rx="2"/>',
-            _text(x + 18, y + 11, STAGE_WORDS[stage], "soft"),
-        ]
+        parts += [_bar(x, y, 12, 12, stage, name, 2), _text(x + 18, y + 11, name, "soft")]
         x += width
     return _svg(y + 26, "Where a turn's time goes", parts)

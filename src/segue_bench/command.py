@@ -1,4 +1,4 @@
-"""What may a person ask for? The flags of `segue bench` and `segue bench load`, and what they make run."""
+"""Which flags does `segue bench` have? What they mean, and what runs because of them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from segue.errors import Misconfigured
-from segue_bench import load, scenes
-from segue_bench.charts import speed_words, tokens_words
+from segue_bench import crowd, load
+from segue_bench.client import ConnectionFailed
+from segue_bench.figures import speed_words, tokens_words
 from segue_bench.findings import findings
-from segue_bench.line import LineFailed
-from segue_bench.loop import Loop
 from segue_bench.machine import describe
 from segue_bench.measure import measure
 from segue_bench.page import charts, page
-from segue_bench.plan import PRESETS, Case, Plan, cases
+from segue_bench.plan import PRESETS, BenchCase, BenchPlan, cases
 from segue_bench.report import (
     LEGEND,
-    Asked,
-    Report,
+    BenchReport,
+    BenchSettings,
     context_line,
-    paper,
+    open_console,
     table,
-    to_json,
+    write_json,
 )
-from segue_bench.server import NotServing
+from segue_bench.server import ServerNotStarted
 from segue_bench.ways import WAYS, TurnFailed, WayName
 
 T = TypeVar("T")
@@ -43,17 +42,16 @@ INTERRUPTED = 130
 def add_verb(parser: argparse.ArgumentParser) -> None:
     """Give the verb its flags."""
     parser.description = (
-        "Run the same agent loop by each way of talking to a Responses server, and say how long it took and why. "
-        "Without --url it starts servers of its own, with an engine that plays a script at a given speed."
+        "Run the same agent loop by each way of talking to a Responses server, and report how long it took and "
+        "where the time went. Without --url it starts servers of its own, with an engine that plays a script at a "
+        "given speed."
     )
     actions = parser.add_subparsers(dest="action", metavar="load|crowd")
-    load.add_action(
-        actions.add_parser("load", help="many streams at once: how many does a core hold?")
-    )
-    scenes.add_action(
-        actions.add_parser("crowd", help="what idle, stalled and returning clients do to others")
-    )
-    presets = "; ".join(f"{name}: {one.about}" for name, one in PRESETS.items())
+    many = "many streams at once: how many does one core sustain?"
+    load.add_action(actions.add_parser("load", help=many))
+    others = "what idle, stalled and reconnecting clients do to the streams of others"
+    crowd.add_action(actions.add_parser("crowd", help=others))
+    presets = "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items())
     add = parser.add_argument
     add("--preset", choices=tuple(PRESETS), default="quick", help=f"{presets} (default: quick)")
     add("--ways", metavar="WAY,…", help=f"some of {','.join(WAYS)} (default: all)")
@@ -62,25 +60,22 @@ def add_verb(parser: argparse.ArgumentParser) -> None:
     add("--turns", type=_count, metavar="N", help="tool calls of a loop")
     add("--output-tokens", type=_count, metavar="N", help="tokens that the model writes in a turn")
     add("--tool-ms", type=_amount, metavar="MS", help="how long a tool runs")
-    add("--rtt-ms", type=_amount, default=0.0, metavar="MS", help="a round trip on the network")
+    network = "round-trip time of a simulated network"
+    add("--rtt-ms", type=_amount, default=0.0, metavar="MS", help=network)
     add("--tls", action="store_true", help="through TLS, with a certificate made for the run")
     add("--repeat", type=_count, metavar="N", help="repetitions of every loop")
     add("--seed", type=int, default=1, help="for the texts (default: 1)")
-    add(
-        "--sampling-s-max",
-        type=_amount,
-        metavar="S",
-        help="cut loops of slow models to so much; 0: never",
-    )
-    add("--bare", action="store_true", help="full history also without any cache of ours")
-    add("--url", default="", help="a server that runs already, instead of our own")
-    add("--model", default="", help="the model to ask for there")
-    add("--key", default="", help="the key to show there")
-    add("--json", type=Path, metavar="FILE", help="write all figures")
+    limit = "limit the sampling time of a loop by giving slow models fewer turns; 0: no limit"
+    add("--sampling-s-max", type=_amount, metavar="S", help=limit)
+    bare = "measure full history also without the cache of token ids (--piece-cache false)"
+    add("--bare", action="store_true", help=bare)
+    add("--url", default="", help="measure the server at this URL instead of our own")
+    add("--model", default="", help="the model to use at --url")
+    add("--key", default="", help="the API key for --url")
+    add("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     add("--html", type=Path, metavar="FILE", help="write a page with charts")
-    add(
-        "--svg", type=Path, metavar="PREFIX", help="write the charts, as PREFIX-total.svg and so on"
-    )
+    pictures = "write the charts as PREFIX-total.svg, PREFIX-along.svg and PREFIX-stages.svg"
+    add("--svg", type=Path, metavar="PREFIX", help=pictures)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -89,30 +84,28 @@ def run(options: argparse.Namespace) -> int:
         if options.action == "load":
             return load.run(options)
         if options.action == "crowd":
-            return scenes.run(options)
+            return crowd.run(options)
         return _bench(plan_of(options), options)
     except KeyboardInterrupt:
-        print("segue bench: stopped", file=sys.stderr)
+        print("segue bench: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (NotServing, TurnFailed, LineFailed) as error:
+    except (ServerNotStarted, TurnFailed, ConnectionFailed) as error:
         print(f"segue bench: {error}", file=sys.stderr)
         return FAILED
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
-    """The preset, with what the flags change; or what is wrong with them."""
+def plan_of(options: argparse.Namespace) -> BenchPlan:
+    """The preset, with what the flags change."""
     preset = PRESETS[options.preset]
     shape = preset.shape
     if options.output_tokens is not None:
         shape = replace(shape, output_tokens=options.output_tokens)
     if options.url and (options.tls or options.rtt_ms or options.speeds):
-        raise Misconfigured(
-            "--speeds, --tls and --rtt-ms are for our own servers; with --url leave them out."
-        )
+        raise Misconfigured("--speeds, --tls and --rtt-ms work only without --url: leave them out.")
     if options.url and not options.model:
-        raise Misconfigured("--url needs the name of a model there: --model NAME.")
+        raise Misconfigured("--url needs the name of a model on that server: --model NAME.")
     speeds: tuple[float | None, ...] = _numbers(options.speeds, "--speeds") or preset.speeds
-    return Plan(
+    return BenchPlan(
         preset=options.preset,
         shape=shape,
         ways=_ways(options.ways),
@@ -132,12 +125,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
     )
 
 
-def _bench(plan: Plan, options: argparse.Namespace) -> int:
-    console = paper()
+def _bench(plan: BenchPlan, options: argparse.Namespace) -> int:
+    console = open_console()
     machine = describe()
     with ProgressBar(plan, console) as bar:
         measured = measure(plan, bar)
-    asked = Asked(
+    settings = BenchSettings(
         preset=plan.preset,
         seed=plan.seed,
         repetitions=plan.repeat,
@@ -150,15 +143,16 @@ def _bench(plan: Plan, options: argparse.Namespace) -> int:
         model=plan.model,
         command=" ".join(["segue bench", *_shown(options.arguments)]),
     )
-    found = findings(measured.runs)
-    report = Report(machine, measured.runs, asked, measured.left_out, found)
+    report = BenchReport(
+        machine, measured.runs, settings, measured.left_out, findings(measured.runs)
+    )
     console.print(table(report.runs))
     for finding in report.findings:
         console.print(f"• {finding}.")
     console.print(LEGEND, style="dim")
     console.print(context_line(report), style="dim")
     if options.json:
-        options.json.write_bytes(to_json(report))
+        write_json(options.json, report)
     if options.html:
         options.html.write_text(page(report))
     if options.svg:
@@ -168,7 +162,7 @@ def _bench(plan: Plan, options: argparse.Namespace) -> int:
 
 
 def _shown(arguments: Sequence[str]) -> list[str]:
-    """The flags as they were given; the key is nobody's business."""
+    """The flags as they were given; without the key."""
     shown = list(arguments)
     for n, word in enumerate(shown):
         if word == "--key" and n + 1 < len(shown):
@@ -181,14 +175,14 @@ def _shown(arguments: Sequence[str]) -> list[str]:
 class ProgressBar:
     """Shows how far a run is."""
 
-    def __init__(self, plan: Plan, console: Console) -> None:
+    def __init__(self, plan: BenchPlan, console: Console) -> None:
         self._progress = Progress(
             TextColumn("{task.description}", justify="left"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=console,
-            # Drawing is work too, and this process is the client.
+            # Drawing costs processor time, and this process is the client.
             refresh_per_second=4,
             transient=True,
         )
@@ -207,52 +201,47 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def began(self, case: Case) -> None:
-        """A loop begins."""
+    def began(self, case: BenchCase) -> None:
         words = f"{case.way}, {tokens_words(case.context_tokens)}, {speed_words(case.tokens_per_s)}"
         self._progress.update(self._task, description=f"{words:<40}")
 
     def advanced(self) -> None:
-        """A turn is over."""
         self._progress.advance(self._task)
 
-    def ended(self, case: Case, loop: Loop) -> None:
-        """A loop is over."""
+    def ended(self, case: BenchCase) -> None:
         self._remaining[case.way] -= case.turns
 
     def left_out(self, way: WayName, why: str) -> None:
-        """A way cannot be measured here: say so, once."""
         self._progress.console.print(f"{way} is left out: {why}.", highlight=False, soft_wrap=True)
-        done = self._progress.tasks[0]
-        left = (done.total or 0) - self._remaining[way]
+        left = (self._progress.tasks[0].total or 0) - self._remaining[way]
         self._progress.update(self._task, total=left)
 
 
 # --- reading flags --------------------------------------------------------------------------------
 
 
-def _or(given: T | None, usual: T) -> T:
-    return usual if given is None else given
+def _or(given: T | None, preset: T) -> T:
+    return preset if given is None else given
 
 
 def _ways(text: str | None) -> tuple[WayName, ...]:
     if not text:
         return WAYS
-    asked = [word.strip() for word in text.split(",")]
-    for word in asked:
+    chosen = [word.strip() for word in text.split(",")]
+    for word in chosen:
         if word not in WAYS:
             raise Misconfigured(f"--ways: '{word}' is not one of {', '.join(WAYS)}.")
-    return tuple(way for way in WAYS if way in asked)
+    return tuple(way for way in WAYS if way in chosen)
 
 
 def _numbers(text: str | None, flag: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(word) for word in text.split(",")) if text else ()
+        numbers = tuple(float(word) for word in text.split(",")) if text else ()
     except ValueError:
         raise Misconfigured(f"{flag}: '{text}' is not a list of numbers.") from None
-    if any(not 0 <= number <= 1e9 for number in found):
-        raise Misconfigured(f"{flag}: '{text}' has a number that cannot be.")
-    return tuple(dict.fromkeys(found))
+    if any(not 0 <= number <= 1e9 for number in numbers):
+        raise Misconfigured(f"{flag}: '{text}' has a number below 0 or above 1e9.")
+    return tuple(dict.fromkeys(numbers))
 
 
 def _count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What do the measurements say? Loops in, one line a case out: medians, and the spread over the repetitions.
+"""Which figures come out? Loops in, one line a case out: medians, and the spread over the repetitions.
 
 The names of the fields are the keys of the JSON file: they are added to, never renamed.
 """
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from segue_bench.loop import Loop
-from segue_bench.plan import Case
+from segue_bench.loop import MeasuredLoop
+from segue_bench.plan import BenchCase
 from segue_bench.server import STAGES
 from segue_bench.ways import WayName
 
@@ -19,15 +19,15 @@ from segue_bench.ways import WayName
 ENGINE_STAGES = ("first_token", "sample")
 
 
-class Shares(Struct, frozen=True):
-    """Which part of the turns was whose; tool time is nobody's."""
+class TimeShares(Struct, frozen=True):
+    """Which part of the turns was spent where; tool time is not counted."""
 
     api: float | None
     inference: float | None
     client: float
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class BenchRun(Struct, frozen=True, kw_only=True):
     """One case, measured."""
 
     way: WayName
@@ -56,13 +56,13 @@ class Run(Struct, frozen=True, kw_only=True):
     output_tokens_per_turn: float | None
     events_per_turn: float
     client_cpu_ms_per_turn: float
-    shares: Shares
+    shares: TimeShares
     # Milliseconds a turn: the server's stages, the client's own work, and the rest (transport, network, waiting).
     stages_ms: dict[str, float]
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         if self.way != "http-full" or self.render_cache is None:
             return self.way
         if not self.piece_cache:
@@ -70,7 +70,7 @@ class Run(Struct, frozen=True, kw_only=True):
         return f"http-full, cache {'on' if self.render_cache else 'off'}"
 
 
-def sum_up(case: Case, loops: Sequence[Loop]) -> Run:
+def sum_up(case: BenchCase, loops: Sequence[MeasuredLoop]) -> BenchRun:
     """One line for all repetitions of a case."""
     turns = [turn for loop in loops for turn in loop.turns]
     turn_ms = [turn.turn_s * 1e3 for turn in turns]
@@ -84,7 +84,7 @@ def sum_up(case: Case, loops: Sequence[Loop]) -> Run:
     ]
     if case.way == "rollout":
         prompts = []  # Its usage is the sum of all its rounds.
-    return Run(
+    return BenchRun(
         way=case.way,
         tokens_per_s=case.tokens_per_s,
         context_tokens=case.context_tokens,
@@ -94,8 +94,8 @@ def sum_up(case: Case, loops: Sequence[Loop]) -> Run:
         turn_ms_p99=_r(percentile(turn_ms, 0.99)),
         ttft_ms_p50=_r(statistics.median(turn.ttft_s * 1e3 for turn in turns)),
         cpu_ms_per_turn=_cpu_ms(loops),
-        bytes_sent=middle.bytes_sent,
-        bytes_received=middle.bytes_received,
+        bytes_sent=middle.traffic.sent,
+        bytes_received=middle.traffic.received,
         tokens_tokenized=None if counted is None else int(counted.tokens_tokenized),
         render_cache=case.caches.render,
         piece_cache=case.caches.pieces,
@@ -122,28 +122,28 @@ def sum_up(case: Case, loops: Sequence[Loop]) -> Run:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so many of the values do not exceed."""
+    """The smallest value that this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -int(-len(ordered) * share // 1) - 1))]
 
 
-def _cpu_ms(loops: Sequence[Loop]) -> float | None:
+def _cpu_ms(loops: Sequence[MeasuredLoop]) -> float | None:
     known = [loop.cpu_s * 1e3 / loop.case.turns for loop in loops if loop.cpu_s is not None]
     return _r(statistics.median(known)) if known else None
 
 
-def _output_tokens(loop: Loop) -> float | None:
-    """By the server's usage. A rollout tells it once, for all of its turns."""
-    told = [
+def _output_tokens(loop: MeasuredLoop) -> float | None:
+    """By the server's usage. A rollout reports it once, for all of its turns."""
+    counts = [
         turn.last.response.usage.output_tokens
         for turn in loop.turns
         if turn.last.response is not None and turn.last.response.usage is not None
     ]
-    return _r(sum(told) / loop.case.turns) if told else None
+    return _r(sum(counts) / loop.case.turns) if counts else None
 
 
-def _stages_ms(loops: Sequence[Loop]) -> dict[str, float]:
-    """Where a turn's time goes, in the mean of the loops; empty where the server does not say."""
+def _stages_ms(loops: Sequence[MeasuredLoop]) -> dict[str, float]:
+    """Where a turn's time goes, in the mean of the loops; without stages where the server does not report them."""
     client = statistics.mean(turn.client_s * 1e3 for loop in loops for turn in loop.turns)
     whole = statistics.mean(turn.turn_s * 1e3 for loop in loops for turn in loop.turns)
     counted = [(loop.counted, loop.case.turns) for loop in loops if loop.counted is not None]
@@ -155,19 +155,43 @@ def _stages_ms(loops: Sequence[Loop]) -> dict[str, float]:
     return found
 
 
-def _shares(stages: dict[str, float], whole_ms: float) -> Shares:
+def _shares(stages: dict[str, float], whole_ms: float) -> TimeShares:
     client = _r(stages["client"] / whole_ms)
     if "sample" not in stages:
-        return Shares(None, None, client)
+        return TimeShares(None, None, client)
     inference = _r(min(1.0, sum(stages[stage] for stage in ENGINE_STAGES) / whole_ms))
-    return Shares(_r(max(0.0, 1 - client - inference)), inference, client)
+    return TimeShares(_r(max(0.0, 1 - client - inference)), inference, client)
 
 
 def _r(value: float) -> float:
-    """Four digits behind the point are more than any machine here can tell apart."""
+    """More than four decimals are noise."""
     return round(value, 4)
 
 
-def shorter(run: Run, than: Run) -> float:
+def shorter(run: BenchRun, than: BenchRun) -> float:
     """By which share a case is shorter than another."""
     return 1 - run.total_s / than.total_s
+
+
+def baseline(runs: Sequence[BenchRun]) -> BenchRun | None:
+    """What the others are compared with: full history over HTTP without the render cache."""
+    full = (run for run in runs if run.way == "http-full" and run.piece_cache is not False)
+    return next((run for run in full if not run.render_cache), None)
+
+
+# --- figures in words -----------------------------------------------------------------------------
+
+
+def speed_words(speed: float | None) -> str:
+    if speed is None:
+        return "speed of the server's model"
+    return f"{speed:,.0f} tokens/s" if speed else "unlimited speed"
+
+
+def tokens_words(tokens: int) -> str:
+    return f"{tokens / 1000:g}k" if tokens >= 1000 else str(tokens)
+
+
+def seconds_words(seconds: float) -> str:
+    """A duration with three digits."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,65 +1,60 @@
-"""Does it hold? The sentences that the measurement was made for, each worked out from the runs and nothing else.
+"""What follows from the figures? The comparisons that the measurement was made for, each as a sentence.
 
-In: the runs. Out: what each comparison came to; a comparison whose cases were not measured is not there.
+In: the runs. Out: one sentence a comparison; a comparison whose cases were not measured is not there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from segue_bench.charts import baseline, speed_words, tokens_words
-from segue_bench.figures import Run, shorter
+from segue_bench.figures import BenchRun, baseline, shorter, speed_words, tokens_words
 
 
-def findings(runs: Sequence[Run]) -> list[str]:
+def findings(runs: Sequence[BenchRun]) -> list[str]:
     """One sentence a comparison."""
-    return [*_sockets(runs), *_recalls(runs), *_flatness(runs)]
-
-
-def _largest(runs: Sequence[Run]) -> list[Run]:
     context = max((run.context_tokens for run in runs), default=0)
-    return [run for run in runs if run.context_tokens == context]
+    largest = [run for run in runs if run.context_tokens == context]
+    return [*_sockets(largest), *_render_cache(largest), *_growth(runs)]
 
 
-def _speeds(runs: Sequence[Run]) -> Iterator[list[Run]]:
+def _speeds(runs: Sequence[BenchRun]) -> Iterator[list[BenchRun]]:
     for speed in dict.fromkeys(run.tokens_per_s for run in runs):
         yield [run for run in runs if run.tokens_per_s == speed]
 
 
-def _sockets(runs: Sequence[Run]) -> Iterator[str]:
-    """The loop on a socket against full history over HTTP."""
-    for group in _speeds(_largest(runs)):
-        held = baseline(group)
+def _where(run: BenchRun) -> str:
+    return f"{tokens_words(run.context_tokens)} tokens, {speed_words(run.tokens_per_s)}"
+
+
+def _sockets(runs: Sequence[BenchRun]) -> Iterator[str]:
+    """The loop on a WebSocket against full history over HTTP."""
+    for group in _speeds(runs):
+        full = baseline(group)
         socket = next((run for run in group if run.way == "ws"), None)
-        if held is None or socket is None:
+        if full is None or socket is None:
             continue
-        beside = [
+        others = [
             f"{run.name.removeprefix('http-full, ')}: {shorter(socket, run):.0%}"
             for run in group
-            if run.way == "http-full" and run is not held
+            if run.way == "http-full" and run is not full
         ]
-        more = f" ({', '.join(beside)})" if beside else ""
-        yield (
-            f"{tokens_words(held.context_tokens)} tokens, {speed_words(held.tokens_per_s)}: the loop on a WebSocket is "
-            f"{shorter(socket, held):.0%} shorter than with full history over HTTP{more}"
-        )
+        more = f" ({', '.join(others)})" if others else ""
+        gain = f"{shorter(socket, full):.0%} shorter than with full history over HTTP"
+        yield f"{_where(full)}: the loop on a WebSocket is {gain}{more}"
 
 
-def _recalls(runs: Sequence[Run]) -> Iterator[str]:
+def _render_cache(runs: Sequence[BenchRun]) -> Iterator[str]:
     """Time to the first token with the render cache against without."""
-    for group in _speeds(_largest(runs)):
-        held = baseline(group)
-        recalled = next((run for run in group if run.way == "http-full" and run.render_cache), None)
-        if held is not None and recalled is not None:
-            gain = 1 - recalled.ttft_ms_p50 / held.ttft_ms_p50
-            yield (
-                f"{tokens_words(held.context_tokens)} tokens, {speed_words(held.tokens_per_s)}: the render cache "
-                f"shortens the time to the first token of full history by {gain:.0%}"
-            )
+    for group in _speeds(runs):
+        full = baseline(group)
+        cached = next((run for run in group if run.way == "http-full" and run.render_cache), None)
+        if full is not None and cached is not None:
+            gain = f"{1 - cached.ttft_ms_p50 / full.ttft_ms_p50:.0%}"
+            yield f"{_where(full)}: the render cache shortens the time to the first token of full history by {gain}"
 
 
-def _flatness(runs: Sequence[Run]) -> Iterator[str]:
-    """A turn on a socket at the largest context against the smallest."""
+def _growth(runs: Sequence[BenchRun]) -> Iterator[str]:
+    """A turn on a WebSocket at the largest context against the smallest."""
     for group in _speeds([run for run in runs if run.way == "ws"]):
         small = min(group, key=lambda run: run.context_tokens)
         large = max(group, key=lambda run: run.context_tokens)

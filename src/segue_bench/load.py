@@ -1,39 +1,29 @@
 """How many streams at once? `segue bench load`: many sockets and lanes at a given speed against one server on one core.
 
-Every lane asks for one answer after the other. An event is *late* by how much later it came than the steady stream that
-its answer would have been at the asked speed, anchored at the answer's earliest event; so no clocks are compared. The
-search asks how many such streams the server sustains: all tokens delivered in time, none dropped.
+Every lane asks for one answer after the other. An event is *late* by how much later it came than in a steady stream at
+the asked speed that starts with the answer's earliest event; so no clocks are compared. The search finds how many such
+streams the server sustains: all tokens delivered in time, none dropped.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-import random
 import time
-from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import uvloop
 from msgspec import Struct
 from rich.table import Table
 
 from segue.errors import Misconfigured
+from segue_bench.clients import StreamingClients
 from segue_bench.machine import Machine, describe, in_words
-from segue_bench.report import paper
-from segue_bench.server import NotServing, Played, Process, Served, serve
-from segue_bench.streams import LATE_STEPS, MODEL, Lanes, Tally, late_ms
+from segue_bench.report import empty_table, open_console, shown, write_json
+from segue_bench.server import ServerNotStarted, ServerProcess, apart, serve
+from segue_bench.streams import ANSWER_S, stream_server
 
-# An answer lasts about this long, so that ends and beginnings are part of the load.
-ANSWER_S = 1.0
 ANSWER_TOKENS_MAX = 5_000
-# Lanes begin one after the other within this time; only then is anything counted.
-RAMP_S = 1.0
-CONNECT_S_MAX = 30.0
 CONNECTIONS_MAX = 4_096
 LANES_MAX = 16
 
@@ -69,6 +59,10 @@ class LoadRun(Struct, frozen=True):
     memory_mb: float | None
 
     @property
+    def streams(self) -> int:
+        return self.connections * self.lanes
+
+    @property
     def is_sustained(self) -> bool:
         """Whether everything came, and in time."""
         late = self.event_late_ms_p99 or 0.0
@@ -93,81 +87,52 @@ class LoadReport(Struct, frozen=True):
 
 
 async def _apply(
-    process: Process, connections: int, lanes: int, tokens_per_s: float, seconds: float, seed: int
+    process: ServerProcess,
+    connections: int,
+    lanes: int,
+    tokens_per_s: float,
+    seconds: float,
+    seed: int,
 ) -> LoadRun:
-    """Put the load on the server for so long."""
-    loop = asyncio.get_running_loop()
-    tally = Tally(late=array("L", bytes(8 * LATE_STEPS)) if tokens_per_s else None)
-    made: list[Lanes] = []
+    """Put the load on the server for this long."""
+    clients = StreamingClients(process.port, connections, tokens_per_s, lanes, seed)
     try:
-        async with asyncio.timeout(CONNECT_S_MAX):
-            for _ in range(connections):
-                made.append(Lanes(process.port, lanes, tally, tokens_per_s))
-                await made[-1].connection.open()
-        source = random.Random(seed)
-        for one in made:
-            for begin in one.start():
-                loop.call_later(source.uniform(0, RAMP_S), begin)
-        await asyncio.sleep(RAMP_S + ANSWER_S / 2)
-        cpu, own, began = process.cpu_s(), time.process_time(), time.perf_counter()
-        tally.is_counting = True
-        await asyncio.sleep(seconds)
-        tally.is_counting = False
-        took = time.perf_counter() - began
+        await clients.connect()
+        cpu, own = process.cpu_s(), time.process_time()
+        await clients.run("count", seconds)
         spent, own = process.cpu_s(), time.process_time() - own
         memory = process.memory_bytes()
     except (OSError, TimeoutError) as error:
-        raise NotServing(
-            f"connection {len(made)} of {connections} cannot be had: {error}"
-        ) from None
+        raise ServerNotStarted(f"{connections} connections cannot be opened: {error}") from None
     finally:
-        tally.is_over = True
-        for one in made:
-            one.connection.close()
-    rate = tally.tokens / took
+        clients.close()
+    counts = clients.counts()
+    rate = counts.tokens / counts.seconds
     asked = connections * lanes * tokens_per_s
-    has_late = tally.late is not None and any(tally.late)
     return LoadRun(
         connections=connections,
         lanes=lanes,
         tokens_per_s=tokens_per_s,
-        seconds=round(took, 2),
+        seconds=round(counts.seconds, 2),
         tokens_per_s_delivered=round(rate),
         delivered=round(rate / asked, 4) if asked else None,
-        event_late_ms_p50=late_ms(tally.late, 0.5) if has_late and tally.late else None,
-        event_late_ms_p99=late_ms(tally.late, 0.99) if has_late and tally.late else None,
-        answers=tally.answers,
-        drops=tally.drops,
-        cpu_cores=None if cpu is None or spent is None else round((spent - cpu) / took, 3),
-        client_cores=round(own / took, 3),
+        event_late_ms_p50=counts.late_ms_p50,
+        event_late_ms_p99=counts.late_ms_p99,
+        answers=counts.answers,
+        drops=counts.drops,
+        cpu_cores=None
+        if cpu is None or spent is None
+        else round((spent - cpu) / counts.seconds, 3),
+        client_cores=round(own / counts.seconds, 3),
         memory_mb=None if memory is None else round(memory / 1e6, 1),
     )
 
 
 def apply(connections: int, lanes: int, tokens_per_s: float, seconds: float, seed: int) -> LoadRun:
     """One load on a server of its own, which has one core for itself where there are two."""
-    tokens = int(min(ANSWER_TOKENS_MAX, (tokens_per_s or ANSWER_TOKENS_MAX) * ANSWER_S))
-    script = {"turns": [{"text": "Once", "pad_tokens": max(10, tokens)}]}
-    played = Played(MODEL, msgspec.json.encode(script), tokens_per_s)
-    with serve(Served([played])) as process, apart(process):
+    tokens = min(ANSWER_TOKENS_MAX, (tokens_per_s or ANSWER_TOKENS_MAX) * ANSWER_S)
+    with serve(stream_server(tokens, tokens_per_s)) as process, apart(process):
         return uvloop.run(_apply(process, connections, lanes, tokens_per_s, seconds, seed))
-
-
-@contextmanager
-def apart(process: Process) -> Iterator[None]:
-    """The server on the first core that we may use, we on the others; afterwards as before."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    cores = set(os.sched_getaffinity(0))
-    if len(cores) > 1:
-        for task in Path(f"/proc/{process.pid}/task").iterdir():
-            os.sched_setaffinity(int(task.name), {min(cores)})
-        os.sched_setaffinity(0, cores - {min(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def search(lanes: int, seed: int, on_probe: Callable[[LoadRun], None]) -> list[LoadRun]:
@@ -182,7 +147,7 @@ def search(lanes: int, seed: int, on_probe: Callable[[LoadRun], None]) -> list[L
             on_probe(probe)
             if probe.is_sustained:
                 break
-        streams = connections * lanes
+        streams = probe.streams
         if probe.is_sustained:
             good = streams
         else:
@@ -203,74 +168,67 @@ def search(lanes: int, seed: int, on_probe: Callable[[LoadRun], None]) -> list[L
 def add_action(parser: argparse.ArgumentParser) -> None:
     """Give `load` its flags."""
     parser.description = (
-        "Many streams at once against a server on one core: tokens delivered, how late, at what cost; and how many "
-        "streams of 1,000 tokens/s that core sustains."
+        "Many streams at once against a server on one core: tokens delivered, how late, and the processor time; "
+        "then a search for the number of streams of 1,000 tokens/s that this core sustains."
     )
     add = parser.add_argument
-    add("--connections", type=int, default=16, metavar="N", help="sockets (default: 16)")
-    add("--lanes", type=int, default=1, metavar="M", help="streams on each (default: 1)")
-    add(
-        "--tps",
-        type=float,
-        default=1_000.0,
-        metavar="T",
-        help="tokens a second of each stream; 0: unlimited",
-    )
-    add("--seconds", type=float, default=5.0, metavar="S", help="how long is counted (default: 5)")
+    add("--connections", type=int, default=16, metavar="N", help="WebSockets (default: 16)")
+    add("--lanes", type=int, default=1, metavar="M", help="streams on each WebSocket (default: 1)")
+    speed = "tokens a second of each stream (default: 1000); 0: unlimited"
+    add("--tps", type=float, default=1_000.0, metavar="T", help=speed)
+    add("--seconds", type=float, default=5.0, metavar="S", help="how long to count (default: 5)")
     add("--no-search", action="store_true", help="only this load, no search for the limit")
     add("--seed", type=int, default=1, help="for the order in which streams begin (default: 1)")
-    add("--json", type=Path, metavar="FILE", help="write all figures")
+    add("--json", type=Path, metavar="FILE", help="write all figures as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, write."""
     _check(options)
-    console = paper()
+    console = open_console()
     machine = describe()
-    with console.status("loading"):
-        asked = apply(
-            options.connections, options.lanes, options.tps, options.seconds, options.seed
-        )
+    with console.status("measuring the load"):
+        load = apply(options.connections, options.lanes, options.tps, options.seconds, options.seed)
     probes: list[LoadRun] = []
     if not options.no_search:
         with console.status("searching how many streams a core sustains") as status:
 
             def show(probe: LoadRun) -> None:
-                held = "sustained" if probe.is_sustained else "too many"
-                status.update(f"searching: {probe.connections * probe.lanes} streams {held}")
+                result = "sustained" if probe.is_sustained else "too many"
+                status.update(f"searching: {probe.streams} streams {result}")
 
             probes = search(options.lanes, options.seed, show)
-    report = summarise(machine, asked, probes, options.seed)
+    report = summarise(machine, load, probes, options.seed)
     console.print(load_table(report))
     console.print(verdict(report))
     console.print(f"{in_words(machine)}. Seed {options.seed}.", style="dim")
     if options.json:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-    return 0 if not asked.drops else 1
+        write_json(options.json, report)
+    return 0 if not load.drops else 1
 
 
 def _check(options: argparse.Namespace) -> None:
     if not 1 <= options.connections <= CONNECTIONS_MAX:
         raise Misconfigured(f"--connections: from 1 to {CONNECTIONS_MAX}.")
     if not 1 <= options.lanes <= LANES_MAX:
-        raise Misconfigured(f"--lanes: from 1 to {LANES_MAX}; more do not run at once.")
+        raise Misconfigured(f"--lanes: from 1 to {LANES_MAX}; more lanes do not run at once.")
     if not 0 <= options.tps <= 1e6 or not 0 < options.seconds <= 600:
         raise Misconfigured("--tps: 0 or more; --seconds: more than 0, at most 600.")
 
 
-def summarise(machine: Machine, asked: LoadRun, probes: list[LoadRun], seed: int) -> LoadReport:
-    """What the probes amount to."""
-    held = [one.connections * one.lanes for one in probes if one.is_sustained]
-    lost = [one for one in probes if not one.is_sustained]
-    is_bound = any(one.client_cores >= CLIENT_BUSY > (one.cpu_cores or 0.0) for one in lost)
-    most = max(held) if held else None
-    return LoadReport(machine, asked, probes, most, by_cpu([asked, *probes]), is_bound, seed)
+def summarise(machine: Machine, load: LoadRun, probes: list[LoadRun], seed: int) -> LoadReport:
+    """The report of a load and of the probes after it."""
+    sustained = [probe.streams for probe in probes if probe.is_sustained]
+    failed = [probe for probe in probes if not probe.is_sustained]
+    is_bound = any(probe.client_cores >= CLIENT_BUSY > (probe.cpu_cores or 0.0) for probe in failed)
+    most = max(sustained, default=None)
+    return LoadReport(machine, load, probes, most, by_cpu([load, *probes]), is_bound, seed)
 
 
 def by_cpu(runs: list[LoadRun]) -> int | None:
     """How many streams of 1,000 tokens/s the processor time would allow, by the busiest load that was sustained.
 
-    A server that is kept waiting writes more tokens at once, and would seem cheaper than it is.
+    A server that is short of processor time writes more tokens at once, and would seem cheaper than it is.
     """
     known = [
         (run.tokens_per_s_delivered, run.cpu_cores)
@@ -279,31 +237,24 @@ def by_cpu(runs: list[LoadRun]) -> int | None:
     ]
     if not known:
         return None
-    rate, cores = max(known)
-    return int(rate / SEARCH_SPEED / cores)
+    rate, used = max(known)
+    return int(rate / SEARCH_SPEED / used)
 
 
 def load_table(report: LoadReport) -> Table:
     """The load that was asked for, and the probes of the search."""
-    table = Table(header_style="bold", pad_edge=False)
     names = "streams|asked tok/s|delivered|of asked|late p50 ms|p99 ms|answers|drops|CPU cores|client|memory MB"
-    for name in names.split("|"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_row(*_row(report.load))
-    for number, probe in enumerate(sorted(report.search, key=lambda one: one.connections)):
-        if not number:
-            table.add_section()
+    table = empty_table(*names.split("|"))
+    table.add_row(*_row(report.load), end_section=True)
+    for probe in sorted(report.search, key=lambda probe: probe.connections):
         table.add_row(*_row(probe), style="" if probe.is_sustained else "dim")
     return table
 
 
 def _row(run: LoadRun) -> list[str]:
-    def shown(value: float | None, form: str) -> str:
-        return "–" if value is None else format(value, form)
-
     return [
         f"{run.connections} × {run.lanes}",
-        f"{run.connections * run.lanes * run.tokens_per_s:,.0f}" if run.tokens_per_s else "all",
+        f"{run.streams * run.tokens_per_s:,.0f}" if run.tokens_per_s else "all",
         f"{run.tokens_per_s_delivered:,.0f}",
         shown(run.delivered, ".1%"),
         shown(run.event_late_ms_p50, ".1f"),
@@ -317,12 +268,12 @@ def _row(run: LoadRun) -> list[str]:
 
 
 def verdict(report: LoadReport) -> str:
-    """The sentence that one looks for."""
+    """The result in a sentence."""
     if not report.search:
         return "No search was asked for."
     if report.streams_per_core is None:
-        return "One core sustains not even the smallest load of the search."
-    most = max(one.connections * one.lanes for one in report.search)
+        return "One core does not sustain even the smallest load of the search."
+    most = max(probe.streams for probe in report.search)
     least = "at least " if report.is_client_bound or report.streams_per_core == most else ""
     why = " (the client was the limit)" if report.is_client_bound else ""
     return (

@@ -1,69 +1,67 @@
 """What happens in one loop? Open a session by a way, take its turns, and read what it cost on both sides.
 
-The opening, which puts the context in place, is timed for itself. The server's counters and processor time are read
-before the first turn and after the last.
+The opening, which sends the context, is timed separately. The server's counters and processor time are read before the
+first turn and after the last.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from segue_bench.plan import Case
-from segue_bench.server import Counters, Peer
-from segue_bench.ways import Heard, Talk, open_way
+from segue_bench.client import Traffic
+from segue_bench.plan import BenchCase
+from segue_bench.server import MeasuredServer, ServerCounters
+from segue_bench.ways import TurnTiming, WayTarget, make_way
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
-    """One loop, measured."""
+class MeasuredLoop:
+    """One repetition of a case."""
 
-    case: Case
-    opening: Heard
-    turns: tuple[Heard, ...]
+    case: BenchCase
+    opening: TurnTiming
+    turns: tuple[TurnTiming, ...]
     total_s: float
-    bytes_sent: int
-    bytes_received: int
+    traffic: Traffic
     client_cpu_s: float
     cpu_s: float | None
-    counted: Counters | None
+    counted: ServerCounters | None
 
 
 def run_loop(
-    case: Case, talk: Talk, peer: Peer, tool_s: float, on_turn: Callable[[], None]
-) -> Loop:
-    """Play the story by this way."""
-    way = open_way(case.way, talk)
+    case: BenchCase,
+    target: WayTarget,
+    server: MeasuredServer,
+    tool_s: float,
+    on_turn: Callable[[], None],
+) -> MeasuredLoop:
+    """Play the workload by this way."""
+    way = make_way(case.way, target)
     try:
         opening = way.open()
-        sent, received = way.bytes_sent, way.bytes_received
-        counters, cpu, client_cpu = peer.counters(), peer.cpu_s(), time.process_time()
+        before = replace(way.traffic)
+        counters, cpu, client_cpu = server.counters(), server.cpu_s(), time.process_time()
         began = time.perf_counter()
         turns = []
-        for output in talk.story.outputs[: case.turns]:
+        for output in target.workload.outputs[: case.turns]:
             if tool_s:
                 time.sleep(tool_s)
             turns.append(way.turn(output))
             on_turn()
         total = time.perf_counter() - began
         client_cpu = time.process_time() - client_cpu
-        spent = _spent(peer.cpu_s(), cpu)
-        counted = peer.counters()
+        cpu_after, counters_after = server.cpu_s(), server.counters()
     finally:
         way.close()
-    return Loop(
+    return MeasuredLoop(
         case,
         opening,
         tuple(turns),
         total,
-        way.bytes_sent - sent,
-        way.bytes_received - received,
+        Traffic(way.traffic.sent - before.sent, way.traffic.received - before.received),
         client_cpu,
-        spent,
-        counted.since(counters) if counted is not None and counters is not None else None,
+        None if cpu_after is None or cpu is None else cpu_after - cpu,
+        None if counters_after is None or counters is None else counters_after.since(counters),
     )
-
-
-def _spent(now: float | None, before: float | None) -> float | None:
-    return None if now is None or before is None else now - before

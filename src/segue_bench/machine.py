@@ -1,4 +1,4 @@
-"""On what was it measured? The machine and the versions, for every output."""
+"""On which machine was it measured, and with which versions? Part of every output."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def describe() -> Machine:
         system=f"{platform.system()} {platform.release()}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
         segue=__version__,
-        packages={name: found for name in PACKAGES if (found := _version(name))},
-        load_before=[round(one, 2) for one in os.getloadavg()],
+        packages={name: known for name in PACKAGES if (known := _version(name))},
+        load_before=[round(load, 2) for load in os.getloadavg()],
         at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
 

@@ -1,6 +1,6 @@
-"""How is a whole plan measured? Servers started, stories fitted to their contexts, loops run in turn, figures made.
+"""How is a whole plan measured? Servers started, workloads fitted to their contexts, loops run in turn, figures made.
 
-In: a plan, and somebody to tell how far it is. Out: the runs, and for each way that was left out the reason.
+In: a plan, and a listener for the progress. Out: the runs, and for each way that was left out the reason.
 """
 
 from __future__ import annotations
@@ -15,161 +15,163 @@ from typing import Protocol
 
 import msgspec
 
-from segue_bench.figures import Run, sum_up
-from segue_bench.line import Address, Line, post, read_body
-from segue_bench.loop import Loop, run_loop
+from segue_bench.client import ClientConnection, ServerAddress, local, post, read_body
+from segue_bench.figures import BenchRun, sum_up
+from segue_bench.loop import MeasuredLoop, run_loop
 from segue_bench.plan import (
     ALL,
     BARE,
     NOT_RENDERED,
     UNKNOWN,
-    Caches,
-    Case,
-    Plan,
+    BenchCase,
+    BenchPlan,
+    ServerCaches,
     cases,
     model_name,
     order,
 )
 from segue_bench.server import (
-    Peer,
-    Played,
-    Process,
-    Served,
+    MeasuredServer,
+    ScriptedModel,
+    ServerOptions,
+    ServerProcess,
     make_certificate,
     relay,
     serve,
     trust,
 )
-from segue_bench.story import Story, Teller
-from segue_bench.ways import Reply, Talk, TurnFailed, Unknown, WayName, body
+from segue_bench.ways import ResponseSummary, TurnFailed, WayName, WayNotSupported, WayTarget, body
+from segue_bench.workload import Workload, WorkloadMaker
 
-# Tokens of a call and of what frames it, beside its output.
+# Tokens of a call and its markup, without its output.
 CALL_TOKENS = 60
-# A probe wants to know how long the prompt is, and nothing else.
+# A probe asks how long the prompt is, and nothing else.
 PROBE_OUTPUT_TOKENS = 16
 
 
-class Onlooker(Protocol):
-    """Somebody who wants to know how far it is."""
+class ProgressListener(Protocol):
+    """Gets the progress of a run."""
 
-    def began(self, case: Case) -> None:
+    def began(self, case: BenchCase) -> None:
         """A loop begins."""
 
     def advanced(self) -> None:
-        """A turn is over."""
+        """A turn has ended."""
 
-    def ended(self, case: Case, loop: Loop) -> None:
-        """A loop is over."""
+    def ended(self, case: BenchCase) -> None:
+        """A loop has ended."""
 
     def left_out(self, way: WayName, why: str) -> None:
         """A way cannot be measured here."""
 
 
 @dataclass(slots=True)
-class Measured:
-    """What came of a plan."""
+class MeasuredRuns:
+    """The results of a plan."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[BenchRun] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-Peers = dict[Caches, Peer]
+MeasuredServers = dict[ServerCaches, MeasuredServer]
 
-FLAGS: dict[Caches, tuple[str, ...]] = {
+FLAGS: dict[ServerCaches, tuple[str, ...]] = {
     ALL: (),
     NOT_RENDERED: ("--render-cache-bytes-max", "0"),
     BARE: ("--render-cache-bytes-max", "0", "--piece-cache", "false"),
 }
 
 
-def measure(plan: Plan, onlooker: Onlooker) -> Measured:
+def measure(plan: BenchPlan, progress: ProgressListener) -> MeasuredRuns:
     """Run the plan."""
-    teller = Teller(plan.shape, plan.seed)
-    found = Measured()
-    loops: dict[Case, list[Loop]] = {}
-    with open_peers(plan, teller) as peers:
-        stories = {
-            context: _fitted(plan, teller, next(iter(peers.values())).counted_at, context)
-            for context in plan.contexts
-        }
+    maker = WorkloadMaker(plan.shape, plan.seed)
+    results = MeasuredRuns()
+    loops: dict[BenchCase, list[MeasuredLoop]] = {}
+    with open_servers(plan, maker) as servers:
+        address = next(iter(servers.values())).counted_at
+        workloads = {context: _fitted(plan, maker, address, context) for context in plan.contexts}
         for case in order(cases(plan), plan.repeat):
-            if case.way in found.left_out:
+            if case.way in results.left_out:
                 continue
-            talk = _talk(plan, case, peers[case.caches], stories[case.context_tokens])
-            onlooker.began(case)
+            server = servers[case.caches]
+            target = _target(plan, case, server, workloads[case.context_tokens])
+            progress.began(case)
             try:
-                peer = peers[case.caches]
-                loop = run_loop(case, talk, peer, plan.tool_ms / 1e3, onlooker.advanced)
-            except Unknown as why:
-                found.left_out[case.way] = str(why)
-                onlooker.left_out(case.way, str(why))
+                loop = run_loop(case, target, server, plan.tool_ms / 1e3, progress.advanced)
+            except WayNotSupported as why:
+                results.left_out[case.way] = str(why)
+                progress.left_out(case.way, str(why))
                 continue
             except TurnFailed as error:
                 raise TurnFailed(f"{case.way} at {case.context_tokens} tokens: {error}") from None
             loops.setdefault(case, []).append(loop)
-            onlooker.ended(case, loop)
-    found.runs = [
+            progress.ended(case)
+    results.runs = [
         sum_up(case, loops[case])
         for group in cases(plan)
         for case in group
-        if case in loops and case.way not in found.left_out
+        if case in loops and case.way not in results.left_out
     ]
-    return found
+    return results
 
 
-def _talk(plan: Plan, case: Case, peer: Peer, story: Story) -> Talk:
+def _target(
+    plan: BenchPlan, case: BenchCase, server: MeasuredServer, workload: Workload
+) -> WayTarget:
     if plan.url:
-        return Talk(peer.address, plan.model, story, plan.shape.output_tokens)
+        return WayTarget(server.address, plan.model, workload, plan.shape.output_tokens)
     assert case.tokens_per_s is not None, "our own server has a speed"
-    return Talk(peer.address, model_name(case.tokens_per_s, case.context_tokens), story)
+    return WayTarget(server.address, model_name(case.tokens_per_s, case.context_tokens), workload)
 
 
-# --- fitting a story to its context ---------------------------------------------------------------
+# --- fitting a workload to its context ------------------------------------------------------------
 
 
-def _fitted(plan: Plan, teller: Teller, address: Address, context_tokens: int) -> Story:
-    """A story whose prompt has about so many tokens in the vocabulary of the server's model."""
-    calls = teller.calls_before(context_tokens)
+def _fitted(
+    plan: BenchPlan, maker: WorkloadMaker, address: ServerAddress, context_tokens: int
+) -> Workload:
+    """A workload whose prompt has about this many tokens in the vocabulary of the server's model."""
+    calls = maker.calls_before(context_tokens)
     model = plan.model or model_name(plan.speeds[-1] or 0, context_tokens)
     scale = 1.0
     if calls:
-        head = _prompt_tokens(address, model, teller.story(0, 1.0, 0))
-        whole = _prompt_tokens(address, model, teller.story(calls, 1.0, 0))
+        head = _prompt_tokens(address, model, maker.workload(0, 1.0, 0))
+        whole = _prompt_tokens(address, model, maker.workload(calls, 1.0, 0))
         fixed = head + calls * CALL_TOKENS
         if whole > fixed:
             scale = max(0.1, (context_tokens - fixed) / (whole - fixed))
-    return teller.story(calls, scale, plan.turns)
+    return maker.workload(calls, scale, plan.turns)
 
 
-def _prompt_tokens(address: Address, model: str, story: Story) -> int:
-    """How long the server says this prompt is."""
-    talk = Talk(address, model, story, PROBE_OUTPUT_TOKENS)
-    line = Line(address)
+def _prompt_tokens(address: ServerAddress, model: str, workload: Workload) -> int:
+    """How many tokens the server counts in this prompt."""
+    target = WayTarget(address, model, workload, PROBE_OUTPUT_TOKENS)
+    connection = ClientConnection(address)
     try:
-        answer = post(line, body(talk, story.opening, store=False, parent=None), is_last=True)
-        data = read_body(line, answer)
+        request = body(target, workload.opening, store=False, parent=None)
+        head = post(connection, request, is_last=True)
+        data = read_body(connection, head)
     finally:
-        line.close()
-    if answer.status != 200:
-        raise TurnFailed(f"status {answer.status}: {data.decode('utf-8', 'replace')[:300]}")
-    reply = msgspec.json.decode(data, type=Reply)
-    return reply.usage.input_tokens if reply.usage else 0
+        connection.close()
+    if head.status != 200:
+        raise TurnFailed(f"status {head.status}: {data.decode('utf-8', 'replace')[:300]}")
+    response = msgspec.json.decode(data, type=ResponseSummary)
+    return response.usage.input_tokens if response.usage else 0
 
 
 # --- servers --------------------------------------------------------------------------------------
 
 
 @contextmanager
-def open_peers(plan: Plan, teller: Teller) -> Iterator[Peers]:
+def open_servers(plan: BenchPlan, maker: WorkloadMaker) -> Iterator[MeasuredServers]:
     """The server that was named, or one of our own for each set of caches."""
     if plan.url:
-        peer = _named(plan)
-        yield {UNKNOWN: peer}
+        yield {UNKNOWN: _named(plan)}
         return
     models = [
-        Played(
+        ScriptedModel(
             model_name(speed or 0, context),
-            teller.script(teller.calls_before(context), plan.turns_at(speed)),
+            maker.script(maker.calls_before(context), plan.turns_at(speed)),
             speed or 0,
         )
         for context in plan.contexts
@@ -181,30 +183,34 @@ def open_peers(plan: Plan, teller: Teller) -> Iterator[Peers]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="segue-bench-"))
             certificate = make_certificate(Path(folder))
 
-        def start(*flags: str) -> Peer:
-            process = stack.enter_context(serve(Served(models, flags)))
+        def start(flags: tuple[str, ...]) -> MeasuredServer:
+            process = stack.enter_context(serve(ServerOptions(models, flags)))
             return stack.enter_context(_reached(plan, process, certificate))
 
         wanted = dict.fromkeys(case.caches for group in cases(plan) for case in group)
-        yield {caches: start(*FLAGS[caches]) for caches in wanted}
+        yield {caches: start(FLAGS[caches]) for caches in wanted}
 
 
 @contextmanager
-def _reached(plan: Plan, process: Process, certificate: Path | None) -> Iterator[Peer]:
+def _reached(
+    plan: BenchPlan, process: ServerProcess, certificate: Path | None
+) -> Iterator[MeasuredServer]:
     """A server of ours, through the relay where a network was asked for."""
-    direct = Address(f"http://127.0.0.1:{process.port}")
+    direct = local(process.port)
     if not plan.rtt_ms and certificate is None:
-        yield Peer(direct, direct, process)
+        yield MeasuredServer(direct, direct, process)
         return
     with relay(process.port, plan.rtt_ms / 1e3, certificate) as between:
-        url, tls = f"http://127.0.0.1:{between.port}", None
+        address = local(between.port)
         if certificate is not None:
-            url, tls = f"https://localhost:{between.port}", trust(certificate)
-        yield Peer(Address(url, tls=tls), direct, process)
+            address = ServerAddress(f"https://localhost:{between.port}", tls=trust(certificate))
+        yield MeasuredServer(address, direct, process)
 
 
-def _named(plan: Plan) -> Peer:
+def _named(plan: BenchPlan) -> MeasuredServer:
     tls = ssl.create_default_context() if plan.url.startswith("https:") else None
-    address = Address(plan.url, plan.key, tls)
-    Line(address).close()  # Whether anybody is there is said before anything else.
-    return Peer(address, address)
+    address = ServerAddress(plan.url, plan.key, tls)
+    ClientConnection(
+        address
+    ).close()  # Fails now, before anything else, if the server is not there.
+    return MeasuredServer(address, address)

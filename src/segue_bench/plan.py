@@ -1,8 +1,8 @@
-"""What is measured? Presets, and the list of loops that they and the flags amount to. Values only.
+"""What is measured? The presets, and the list of loops that follows from a preset and the flags. Values only.
 
 A *case* is one bar of the chart: a way at a speed and a context, with the render cache on or off. A *loop* is one
 repetition of a case. All cases of one speed and context run one after the other, and each repetition begins with
-another one, so that a machine that slows down slows all of them.
+another case, so that a machine that slows down slows all of them.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from segue_bench.story import Shape
+from segue_bench.rounds import rotated
 from segue_bench.ways import WayName
+from segue_bench.workload import WorkloadShape
 
-CODEX = Shape(
+CODEX = WorkloadShape(
     instructions_bytes=13_000, tools_bytes=19_000, tool_output_bytes=2_000, output_tokens=100
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What a plain run of this name does."""
+    """The settings of a run without further flags."""
 
     about: str
-    shape: Shape
+    shape: WorkloadShape
     speeds: tuple[float, ...]
     contexts: tuple[int, ...]
     turns: int
     repeat: int
-    # Slow models make long loops: a loop is cut to so much sampling, one turn at least. 0: never.
+    # Slow models make long loops: a loop is cut to this much sampling, one turn at least. 0: never.
     sampling_s_max: float
     tool_ms: float = 0.0
 
@@ -54,7 +55,7 @@ PRESETS = {
     ),
     "chat": Preset(
         about="little context and long answers: where the API matters least",
-        shape=Shape(1_000, 1_500, 500, 300),
+        shape=WorkloadShape(1_000, 1_500, 500, 300),
         speeds=(65, 1_000, 0),
         contexts=(1_000, 20_000),
         turns=6,
@@ -65,13 +66,13 @@ PRESETS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything that one run of the command was asked for."""
+class BenchPlan:
+    """Everything that one run of the command needs to know."""
 
     preset: str
-    shape: Shape
+    shape: WorkloadShape
     ways: tuple[WayName, ...]
-    # None: a server that runs already has the speed that it has.
+    # None: the speed of a server that runs already is not known.
     speeds: tuple[float | None, ...]
     contexts: tuple[int, ...]
     turns: int
@@ -81,7 +82,7 @@ class Plan:
     rtt_ms: float = 0.0
     tls: bool = False
     sampling_s_max: float = 0.0
-    # Whether full history is also asked of a server without any cache of ours.
+    # Whether full history is also sent to a server without any of our caches.
     bare: bool = False
     url: str = ""
     model: str = ""
@@ -96,37 +97,37 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Caches:
-    """Which caches for single requests the server has; None: it is not ours, and we do not know."""
+class ServerCaches:
+    """Which caches for single requests the server has; None: not known, because the server is not ours."""
 
     render: bool | None = None
     pieces: bool | None = None
 
 
-ALL = Caches(True, True)
-NOT_RENDERED = Caches(False, True)
-BARE = Caches(False, False)
-UNKNOWN = Caches()
+ALL = ServerCaches(True, True)
+NOT_RENDERED = ServerCaches(False, True)
+BARE = ServerCaches(False, False)
+UNKNOWN = ServerCaches()
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchCase:
     """One way under one set of conditions."""
 
     way: WayName
-    caches: Caches
+    caches: ServerCaches
     tokens_per_s: float | None
     context_tokens: int
     turns: int
 
 
-def cases(plan: Plan) -> list[list[Case]]:
+def cases(plan: BenchPlan) -> list[list[BenchCase]]:
     """The cases, those that are compared with each other together."""
     return [
         [
-            Case(way, caches, speed, context, plan.turns_at(speed))
+            BenchCase(way, caches, speed, context, plan.turns_at(speed))
             for way in plan.ways
-            # A rollout of one turn waits for nobody.
+            # A rollout of one turn never waits for an output.
             if way != "rollout" or plan.turns_at(speed) > 1
             for caches in _caches(plan, way)
         ]
@@ -135,8 +136,8 @@ def cases(plan: Plan) -> list[list[Case]]:
     ]
 
 
-def _caches(plan: Plan, way: WayName) -> tuple[Caches, ...]:
-    """Full history over HTTP is asked with the render cache off and on; a foreign server has what it has."""
+def _caches(plan: BenchPlan, way: WayName) -> tuple[ServerCaches, ...]:
+    """Full history over HTTP is measured with the render cache off and on."""
     if plan.url:
         return (UNKNOWN,)
     match way:
@@ -148,14 +149,13 @@ def _caches(plan: Plan, way: WayName) -> tuple[Caches, ...]:
             return (ALL,)
 
 
-def order(groups: Sequence[Sequence[Case]], repeat: int) -> Iterator[Case]:
-    """Every case so many times, each repetition beginning with another case of its group."""
+def order(groups: Sequence[Sequence[BenchCase]], repeat: int) -> Iterator[BenchCase]:
+    """Every case as often as `repeat` says, each repetition beginning with another case of its group."""
     for repetition in range(repeat):
         for group in groups:
-            first = repetition % len(group)
-            yield from (*group[first:], *group[:first])
+            yield from rotated(group, repetition)
 
 
 def model_name(speed: float, context_tokens: int) -> str:
-    """What our own server calls the model that plays this speed behind this context."""
+    """The name of the model of our own server for this speed and context."""
     return f"scripted-{speed:g}-{context_tokens}"

@@ -2,9 +2,9 @@
 
     python -m segue_bench.relay PORT RTT_S [CERTIFICATE]
 
-Each way takes half of the round trip. A connection costs one round trip more before its first byte, as TCP does, and
-with TLS 1.3 a second one. Order is kept, bandwidth is not limited. It runs in a process of its own, so that neither
-client nor server pays for it; a timer of an event loop is good to about a millisecond.
+Each direction takes half of the round trip. A connection costs one round trip more before its first byte, as TCP
+does, and with TLS 1.3 a second one. Order is kept, bandwidth is not limited. It runs in a process of its own, so that
+neither client nor server pays for it; a timer of an event loop is accurate to about a millisecond.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 
 READ_BYTES = 1 << 16
-# What may be on its way in one direction: a long fat pipe, and a bound on our memory.
+# What may be on its way in one direction: much bandwidth, and a bound on our memory.
 FLYING_MAX = 4096
 
 
-class Pipe:
+class DelayedPipe:
     """One direction of a connection: what comes in leaves again, later."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Pipe:
         self._is_over = False
 
     async def run(self) -> None:
-        """Carry bytes until one end is gone."""
+        """Carry bytes until one end has closed."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._take())
             group.create_task(self._give())
@@ -75,14 +75,14 @@ class Pipe:
             except OSError:
                 break
         self._writer.close()
-        # The other end will hear it and hang up too; what is still on its way has nowhere to go.
+        # The other end will notice and close too; what is still on its way cannot be delivered.
         self._is_over = True
         self._flying.clear()
         self._room.set()
 
 
-class Relay:
-    """Accepts connections and carries each to the port behind."""
+class DelayRelay:
+    """Accepts connections and forwards each to the server's port."""
 
     def __init__(self, port: int, rtt_s: float, certificate: Path | None) -> None:
         self._port = port
@@ -93,7 +93,7 @@ class Relay:
             self._tls.load_cert_chain(certificate)
 
     async def serve(self) -> None:
-        """Listen on a free port, say which, and go on until the process ends."""
+        """Listen on a free port, print it, and run until the process ends."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         print(f"relay at {server.sockets[0].getsockname()[1]}", flush=True)
         async with server:
@@ -109,14 +109,13 @@ class Relay:
         await asyncio.sleep(self._rtt_s * (2 if self._tls else 1))
         half_s = self._rtt_s / 2
         async with asyncio.TaskGroup() as group:
-            group.create_task(Pipe(near, forth, half_s).run())
-            group.create_task(Pipe(far, back, half_s).run())
+            group.create_task(DelayedPipe(near, forth, half_s).run())
+            group.create_task(DelayedPipe(far, back, half_s).run())
 
 
 def main(arguments: list[str]) -> None:
-    """Run a relay."""
     port, rtt_s, *certificate = arguments
-    relay = Relay(int(port), float(rtt_s), Path(certificate[0]) if certificate else None)
+    relay = DelayRelay(int(port), float(rtt_s), Path(certificate[0]) if certificate else None)
     with suppress(KeyboardInterrupt):
         asyncio.run(relay.serve())
 

@@ -1,7 +1,7 @@
-"""By which way does the loop talk to the server? Each way plays the same story; only the road differs.
+"""By which way does the loop talk to the server? Each way plays the same workload; only the requests differ.
 
-A way opens the session, which is not measured, and then takes one turn after another: the tool's output in, what was
-heard out. A way that the server does not know says so with `Unknown`, and is left out of the run.
+A way opens the session, which is not measured, and then takes one turn after another: the tool's output in, the timing
+of the turn out. A way that the server does not support raises `WayNotSupported`, and is left out of the run.
 """
 
 from __future__ import annotations
@@ -9,45 +9,39 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, assert_never, get_args
 
 import msgspec
 from msgspec import Raw, Struct
 
-from segue_bench.line import (
-    Address,
-    Line,
+from segue_bench.client import (
+    ClientConnection,
+    ServerAddress,
+    Traffic,
     frame,
+    open_websocket,
     post,
     read_body,
     read_chunk,
     read_message,
-    upgrade,
 )
-from segue_bench.story import Story, answer, go_on
+from segue_bench.workload import Workload, tool_output, user_message
 
 WayName = Literal["http-new", "http-full", "http-chained", "ws", "ws-stored", "rollout"]
-WAYS: tuple[WayName, ...] = (
-    "http-new",
-    "http-full",
-    "http-chained",
-    "ws",
-    "ws-stored",
-    "rollout",
-)
+WAYS: tuple[WayName, ...] = get_args(WayName)
 
 ENDS = frozenset(
-    {
+    (
         b"response.completed",
         b"response.incomplete",
         b"response.failed",
         b"response.done",
         b"error",
-    }
+    )
 )
 
 
-class Unknown(Exception):
+class WayNotSupported(Exception):
     """The server does not know this way of talking."""
 
 
@@ -55,127 +49,125 @@ class TurnFailed(Exception):
     """A turn did not end well."""
 
 
-class InputDetails(Struct, frozen=True):
-    """A part of the usage."""
-
+class _InputDetails(Struct, frozen=True):
     cached_tokens: int = 0
 
 
-class Usage(Struct, frozen=True):
-    """What the server says it counted."""
-
+class _Usage(Struct, frozen=True):
     input_tokens: int = 0
     output_tokens: int = 0
-    input_tokens_details: InputDetails = InputDetails()
+    input_tokens_details: _InputDetails = _InputDetails()
 
 
-class Reply(Struct, frozen=True):
+class ResponseSummary(Struct, frozen=True):
     """What we need of a response."""
 
     id: str
     status: str = ""
     output: list[Raw] = []
-    usage: Usage | None = None
+    usage: _Usage | None = None
     error: Raw = Raw(b"null")
 
 
-class OutputItem(Struct, frozen=True):
-    """What we need of an output item."""
-
+class _OutputItem(Struct, frozen=True):
     type: str
     call_id: str = ""
 
 
-class Last(Struct, frozen=True):
+class LastEvent(Struct, frozen=True):
     """The last event of a turn."""
 
     type: str
-    response: Reply | None = None
+    response: ResponseSummary | None = None
     response_id: str = ""
-    required_input: list[OutputItem] = []
+    required_input: list[_OutputItem] = []
     error: Raw = Raw(b"null")
 
 
-LAST = msgspec.json.Decoder(Last)
-ITEM = msgspec.json.Decoder(OutputItem)
+LAST = msgspec.json.Decoder(LastEvent)
+ITEM = msgspec.json.Decoder(_OutputItem)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class TurnTiming:
     """One turn, as the client saw it."""
 
     turn_s: float
     ttft_s: float
-    # What the turn waited for this client: making the request, and reading the last event. What it does with the
-    # events before that is beside the server's work.
+    # What the turn waited for this client: making the request, and reading the last event. What the client does with
+    # earlier events runs beside the server's work.
     client_s: float
     events: int
-    last: Last
+    last: LastEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
-    """What all ways need to know: whom to ask, which model, which story."""
+class WayTarget:
+    """What all ways need: the server, the model, the workload."""
 
-    address: Address
+    address: ServerAddress
     model: str
-    story: Story
+    workload: Workload
     output_tokens_max: int | None = None
 
 
 class Way(Protocol):
     """One session by one way."""
 
-    bytes_sent: int
-    bytes_received: int
+    traffic: Traffic
 
-    def open(self) -> Heard:
-        """Put the session in place."""
+    def open(self) -> TurnTiming:
+        """Send the history so far."""
 
-    def turn(self, output: str) -> Heard:
-        """Give the tool's output; hear the next turn."""
+    def turn(self, output: str) -> TurnTiming:
+        """Send the tool's output; receive the next turn."""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
 
 
 # --- what a request consists of -------------------------------------------------------------------
 
 
 def body(
-    talk: Talk, items: Sequence[bytes], *, store: bool, parent: str | None, more: bytes = b""
+    target: WayTarget, items: Sequence[bytes], *, store: bool, parent: str | None, more: bytes = b""
 ) -> bytes:
     """A request, from parts that are encoded already: no client could make one faster."""
     fields = [
-        b'"model":' + msgspec.json.encode(talk.model),
+        b'"model":' + msgspec.json.encode(target.model),
         b'"store":true' if store else b'"store":false',
-        b'"tools":' + talk.story.tools,
+        b'"tools":' + target.workload.tools,
         b'"input":[' + b",".join(items) + b"]",
     ]
     if parent is not None:
         fields.append(b'"previous_response_id":"' + parent.encode() + b'"')
-    if talk.output_tokens_max is not None:
-        fields.append(b'"max_output_tokens":%d' % talk.output_tokens_max)
+    if target.output_tokens_max is not None:
+        fields.append(b'"max_output_tokens":%d' % target.output_tokens_max)
     return b"{" + more + b",".join(fields) + b"}"
 
 
-def new_items(last: Last, output: str) -> list[bytes]:
-    """The tool's output for each open call, or a user's message where nothing was called."""
-    calls = [one.call_id for one in last.required_input]
+def open_calls(last: LastEvent) -> list[str]:
+    """The ids of the calls that wait for an output."""
+    waiting = [item.call_id for item in last.required_input]
     if last.response is not None:
-        found = (ITEM.decode(raw) for raw in last.response.output)
-        calls += [one.call_id for one in found if one.type == "function_call"]
-    return [answer(call_id, output) for call_id in calls] or [go_on(output)]
+        items = map(ITEM.decode, last.response.output)
+        waiting += [item.call_id for item in items if item.type == "function_call"]
+    return waiting
 
 
-def opened(last: Last | None) -> tuple[Last, Reply]:
-    """The end of the turn before, with its response."""
+def new_items(last: LastEvent, output: str) -> list[bytes]:
+    """The tool's output for each open call, or a user's message where nothing was called."""
+    return [tool_output(call_id, output) for call_id in open_calls(last)] or [user_message(output)]
+
+
+def ended(last: LastEvent | None) -> tuple[LastEvent, ResponseSummary]:
+    """The last event of the turn before, with its response."""
     assert last is not None, "the session is open"
-    assert last.response is not None, "an ended response is told as a whole"
+    assert last.response is not None, "the last event has the whole response"
     return last, last.response
 
 
-class _Watch:
+class _Stopwatch:
     """Takes the time of one turn, event by event."""
 
     def __init__(self) -> None:
@@ -185,7 +177,7 @@ class _Watch:
         self.events = 0
 
     def ready(self) -> None:
-        """The request is made and may leave."""
+        """The request is made and may be sent."""
         self.ready_at = time.perf_counter()
 
     def note(self, kind: bytes) -> bool:
@@ -195,18 +187,18 @@ class _Watch:
             self.first_at = time.perf_counter()
         return kind in ENDS
 
-    def heard(self, data: bytes) -> Heard:
-        """The turn is over."""
+    def stop(self, data: bytes) -> TurnTiming:
+        """The turn has ended with this event."""
         last_at = time.perf_counter()
         last = LAST.decode(data)
         ended = time.perf_counter()
         _check(last)
         client = (self.ready_at - self.began) + (ended - last_at)
         first_at = self.first_at or last_at
-        return Heard(ended - self.began, first_at - self.began, client, self.events, last)
+        return TurnTiming(ended - self.began, first_at - self.began, client, self.events, last)
 
 
-def _check(last: Last) -> None:
+def _check(last: LastEvent) -> None:
     if last.type in ("response.completed", "response.incomplete", "response.done"):
         return
     why = last.error if last.response is None else last.response.error
@@ -216,10 +208,10 @@ def _check(last: Last) -> None:
 # --- HTTP -----------------------------------------------------------------------------------------
 
 
-def sse_events(line: Line) -> Iterator[tuple[bytes, bytes]]:
+def sse_events(connection: ClientConnection) -> Iterator[tuple[bytes, bytes]]:
     """Kind and data of each event, up to the end of the body."""
     rest = b""
-    while chunk := read_chunk(line):
+    while chunk := read_chunk(connection):
         *whole, rest = (rest + chunk).split(b"\n\n")
         for event in whole:
             head, _, data = event.partition(b"\ndata: ")
@@ -227,70 +219,63 @@ def sse_events(line: Line) -> Iterator[tuple[bytes, bytes]]:
 
 
 class HttpWay:
-    """Over HTTP: with the whole history each turn, or behind the stored response before."""
+    """Over HTTP: with the whole history each turn, or with the id of the stored response before."""
 
-    def __init__(self, talk: Talk, *, is_new: bool = False, is_chained: bool = False) -> None:
-        self._talk = talk
+    def __init__(
+        self, target: WayTarget, *, is_new: bool = False, is_chained: bool = False
+    ) -> None:
+        self._target = target
         self._is_new = is_new
         self._is_chained = is_chained
-        self._items = list(talk.story.opening)
-        self._last: Last | None = None
-        self._line: Line | None = None
-        self.bytes_sent = 0
-        self.bytes_received = 0
+        self._items = list(target.workload.opening)
+        self._last: LastEvent | None = None
+        self._connection: ClientConnection | None = None
+        self.traffic = Traffic()
 
-    def open(self) -> Heard:
-        """The first request, with everything that happened so far."""
+    def open(self) -> TurnTiming:
         return self._ask(lambda: self._create(self._items, None))
 
-    def turn(self, output: str) -> Heard:
-        """The next turn."""
+    def turn(self, output: str) -> TurnTiming:
         return self._ask(lambda: self._next(output))
 
     def _next(self, output: str) -> bytes:
-        last, reply = opened(self._last)
+        last, response = ended(self._last)
         fresh = new_items(last, output)
         if self._is_chained:
-            return self._create(fresh, reply.id)
-        self._items += [bytes(raw) for raw in reply.output]
+            return self._create(fresh, response.id)
+        self._items += [bytes(raw) for raw in response.output]
         self._items += fresh
         return self._create(self._items, None)
 
     def _create(self, items: Sequence[bytes], parent: str | None) -> bytes:
         more = b'"stream":true,'
-        return body(self._talk, items, store=self._is_chained, parent=parent, more=more)
+        return body(self._target, items, store=self._is_chained, parent=parent, more=more)
 
-    def _ask(self, make: Callable[[], bytes]) -> Heard:
-        watch = _Watch()
+    def _ask(self, make: Callable[[], bytes]) -> TurnTiming:
+        watch = _Stopwatch()
         data = make()
         watch.ready()
-        line = self._line or self._connect()
-        sent, received = line.bytes_sent, line.bytes_received
-        head = post(line, data, is_last=self._is_new)
+        if self._connection is None:
+            self._connection = ClientConnection(self._target.address, self.traffic)
+        connection = self._connection
+        head = post(connection, data, is_last=self._is_new)
         if head.status != 200:
-            raise TurnFailed(f"status {head.status}: {read_body(line, head).decode()[:300]}")
-        heard: Heard | None = None
-        for kind, event in sse_events(line):
+            raise TurnFailed(f"status {head.status}: {read_body(connection, head).decode()[:300]}")
+        timing: TurnTiming | None = None
+        for kind, event in sse_events(connection):
             if watch.note(kind):
-                heard = watch.heard(event)
-        if heard is None:
+                timing = watch.stop(event)
+        if timing is None:
             raise TurnFailed("the stream ended without a last event")
-        self.bytes_sent += line.bytes_sent - sent
-        self.bytes_received += line.bytes_received - received
-        self._last = heard.last
+        self._last = timing.last
         if self._is_new:
             self.close()
-        return heard
-
-    def _connect(self) -> Line:
-        self._line = Line(self._talk.address)
-        return self._line
+        return timing
 
     def close(self) -> None:
-        """Hang up."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 # --- WebSocket ------------------------------------------------------------------------------------
@@ -299,110 +284,99 @@ KIND_START = len(b'{"type":"')
 
 
 def kind_of(event: bytes) -> bytes:
-    """The type of an event; servers write it first, and where not it is looked for."""
+    """The type of an event; most servers write it first."""
     if event.startswith(b'{"type":"'):
         return event[KIND_START : event.index(b'"', KIND_START)]
-    return msgspec.json.decode(event, type=Last).type.encode()
+    return LAST.decode(event).type.encode()
 
 
 class SocketWay:
-    """Over one WebSocket, each turn behind the one before."""
+    """Over one WebSocket, each turn with the id of the response before."""
 
-    def __init__(self, talk: Talk, *, store: bool = False) -> None:
-        self._talk = talk
+    def __init__(self, target: WayTarget, *, store: bool = False) -> None:
+        self._target = target
         self._store = store
-        self._line = Line(talk.address)
-        self._last: Last | None = None
-        self.bytes_sent = 0
-        self.bytes_received = 0
+        self._last: LastEvent | None = None
+        self.traffic = Traffic()
+        self._connection: ClientConnection | None = None
 
-    def open(self) -> Heard:
-        """Upgrade, and the first request."""
-        upgrade(self._line)
-        return self._ask(lambda: self._create(self._talk.story.opening, None))
+    def open(self) -> TurnTiming:
+        self._connection = open_websocket(self._target.address, self.traffic)
+        return self._ask(lambda: self._create(self._target.workload.opening, None))
 
-    def turn(self, output: str) -> Heard:
-        """The next turn."""
-        last, reply = opened(self._last)
-        return self._ask(lambda: self._create(new_items(last, output), reply.id))
+    def turn(self, output: str) -> TurnTiming:
+        last, response = ended(self._last)
+        return self._ask(lambda: self._create(new_items(last, output), response.id))
 
-    def _create(self, items: Sequence[bytes], parent: str | None) -> bytes:
-        more = b'"type":"response.create",'
-        return body(self._talk, items, store=self._store, parent=parent, more=more)
+    def _create(self, items: Sequence[bytes], parent: str | None, more: bytes = b"") -> bytes:
+        kind = b'"type":"response.create",' + more
+        return body(self._target, items, store=self._store, parent=parent, more=kind)
 
-    def _ask(self, make: Callable[[], bytes]) -> Heard:
-        line = self._line
-        sent, received = line.bytes_sent, line.bytes_received
-        watch = _Watch()
+    def _ask(self, make: Callable[[], bytes]) -> TurnTiming:
+        assert self._connection is not None, "the session is open"
+        watch = _Stopwatch()
         data = frame(make())
         watch.ready()
-        line.send(data)
+        self._connection.send(data)
         while True:
-            event = read_message(line)
+            event = read_message(self._connection)
             if watch.note(kind_of(event)):
                 break
-        heard = watch.heard(event)
-        self.bytes_sent += line.bytes_sent - sent
-        self.bytes_received += line.bytes_received - received
-        self._last = heard.last
-        return heard
+        timing = watch.stop(event)
+        self._last = timing.last
+        return timing
 
     def close(self) -> None:
-        """Hang up."""
-        self._line.close()
+        if self._connection is not None:
+            self._connection.close()
 
 
 class RolloutWay(SocketWay):
     """One long response for the whole loop: the server waits for the outputs (docs/protocol.md 11).
 
-    The session is opened by an ordinary response, so that the rollout holds the measured turns and nothing else.
+    The session is opened by an ordinary response, so that the rollout contains the measured turns and nothing else.
     """
 
-    def turn(self, output: str) -> Heard:
-        """Append the outputs to the response that waits; where none waits, begin one."""
+    def turn(self, output: str) -> TurnTiming:
+        """Append the outputs to the response that waits; where none waits, begin a rollout."""
         last = self._last
         assert last is not None, "the session is open"
         if last.type == "response.done":
             return self._ask(lambda: append(last, output))
-        _, reply = opened(last)
+        _, response = ended(last)
+        rollout = b'"rollout":true,'
         try:
-            heard = self._ask(lambda: self._begin(new_items(last, output), reply.id))
+            timing = self._ask(lambda: self._create(new_items(last, output), response.id, rollout))
         except TurnFailed as error:
-            raise Unknown(f"the server refuses rollout mode ({error})") from None
-        if heard.last.type != "response.done" and has_calls(heard.last):
-            raise Unknown("the server ends the response instead of waiting: no rollout mode")
-        return heard
-
-    def _begin(self, items: Sequence[bytes], parent: str) -> bytes:
-        more = b'"type":"response.create","rollout":true,'
-        return body(self._talk, items, store=False, parent=parent, more=more)
+            raise WayNotSupported(f"the server refuses rollout mode ({error})") from None
+        if timing.last.type != "response.done" and open_calls(timing.last):
+            raise WayNotSupported(
+                "the server ends the response instead of waiting: no rollout mode"
+            )
+        return timing
 
 
-def has_calls(last: Last) -> bool:
-    """Whether a response ended with calls that nobody has answered."""
-    output = last.response.output if last.response is not None else []
-    return any(ITEM.decode(raw).type == "function_call" for raw in output)
-
-
-def append(last: Last, output: str) -> bytes:
+def append(last: LastEvent, output: str) -> bytes:
     """A `response.append` for the calls that the response waits for."""
     items = b",".join(new_items(last, output))
     name = msgspec.json.encode(last.response_id)
     return b'{"type":"response.append","response_id":' + name + b',"input":[' + items + b"]}"
 
 
-def open_way(name: WayName, talk: Talk) -> Way:
+def make_way(name: WayName, target: WayTarget) -> Way:
     """A session by this way, not opened yet."""
     match name:
         case "http-new":
-            return HttpWay(talk, is_new=True)
+            return HttpWay(target, is_new=True)
         case "http-full":
-            return HttpWay(talk)
+            return HttpWay(target)
         case "http-chained":
-            return HttpWay(talk, is_chained=True)
+            return HttpWay(target, is_chained=True)
         case "ws":
-            return SocketWay(talk)
+            return SocketWay(target)
         case "ws-stored":
-            return SocketWay(talk, store=True)
+            return SocketWay(target, store=True)
         case "rollout":
-            return RolloutWay(talk)
+            return RolloutWay(target)
+        case _:
+            assert_never(name)

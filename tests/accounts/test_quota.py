@@ -14,7 +14,7 @@ from segue.accounts.metering import Meter
 from segue.accounts.quota import KeyQuota, unlimited
 from segue.errors import TooMany, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, KeyLimits, Level, share_out
-from segue.stores.shared_limits import MemorySharedLimits
+from segue.stores.memory import MemorySharedLimits
 
 
 class Clock:

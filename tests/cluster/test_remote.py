@@ -13,7 +13,8 @@ from segue.cluster import remote as module
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
 from segue.cluster.remote import RemoteTurns, StoredEnds
-from segue.stores.memory import MemoryEventLog, MemoryTurns
+from segue.stores.memory import MemoryEventLog
+from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
 from segue.turn.running import Running
 from segue.turn.values import Cancel, ItemOpened, ItemText

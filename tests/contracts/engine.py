@@ -63,7 +63,7 @@ class Bench:
 
 
 async def sampled(engine: Engine, job: Job) -> list[Piece]:
-    """Everything that the engine says."""
+    """All pieces of the answer."""
     async with asyncio.timeout(WAIT_S), aclosing(engine.sample(job)) as pieces:
         return [piece async for piece in pieces]
 
@@ -74,7 +74,7 @@ def ids_of(pieces: Sequence[Piece]) -> list[int]:
 
 
 async def streams_ids_then_one_finish(bench: Bench) -> None:
-    """How it has begun, if that is told, pieces with something in them, then the one last word."""
+    """A `JobStarted` if there is one, pieces that are not empty, then one `Finish`."""
     pieces = await sampled(bench.engine, bench.job())
 
     assert isinstance(pieces[-1], Finish)
@@ -84,7 +84,7 @@ async def streams_ids_then_one_finish(bench: Bench) -> None:
 
 
 async def ends_its_turn_with_a_stop(bench: Bench) -> None:
-    """A model that ends by itself says so, with its end mark as the last id and nowhere before."""
+    """A model that ends by itself reports `stop`, with its end mark as the last id and nowhere before."""
     job = bench.job()
     pieces = await sampled(bench.engine, job)
 
@@ -95,7 +95,7 @@ async def ends_its_turn_with_a_stop(bench: Bench) -> None:
 
 
 async def honours_the_limit(bench: Bench) -> None:
-    """Never an id too many, at any limit, none at all for a warm-up; and it says whether that was the reason."""
+    """Never an id too many, at any limit, none at all for a warm-up; and `Finish` says whether that was the reason."""
     whole = ids_of(await sampled(bench.engine, bench.job()))
 
     for limit in sorted({0, 1, 2, len(whole) // 2, len(whole) - 1, len(whole), len(whole) + 1}):
@@ -106,7 +106,7 @@ async def honours_the_limit(bench: Bench) -> None:
 
 
 async def closing_frees_it(bench: Bench) -> None:
-    """Closed before the first piece, after it, and at the end: the next job is served as if nothing had been."""
+    """Closed before the first piece, after it, and at the end: the next job is answered as usual."""
     whole = ids_of(await sampled(bench.engine, bench.job()))
     before = asyncio.all_tasks()
 
@@ -121,7 +121,7 @@ async def closing_frees_it(bench: Bench) -> None:
 
 
 async def cancelling_frees_it(bench: Bench) -> None:
-    """A turn that is cancelled while it waits for the engine leaves nothing behind."""
+    """A turn that is cancelled while it waits for the engine leaves no task and no busy slot."""
     whole = ids_of(await sampled(bench.engine, bench.job()))
     heard = asyncio.Event()
 
@@ -153,7 +153,7 @@ async def serves_jobs_beside_each_other(bench: Bench) -> None:
 
 
 async def says_whether_it_is_ready(bench: Bench) -> None:
-    """A job is taken by an engine that says it is ready."""
+    """An engine that is ready takes a job."""
     async with asyncio.timeout(WAIT_S):
         assert await bench.engine.is_ready() is True
     assert isinstance(bench.engine.can_constrain, bool)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from segue.accounts.account import SCOPES
+from segue.accounts.scopes import SCOPES
 from segue.storage import give_out
 from tests.dashboard.browser import Browser, Page, browsing
 from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting_own

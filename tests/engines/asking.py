@@ -1,15 +1,18 @@
-"""What the tests of engines behind HTTP share: jobs by hand, and everything that an engine says."""
+"""What the tests of engines over HTTP share: jobs made by hand, and all pieces of an answer."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
-from segue.engines.upstream import Patience, Upstream
+from segue.engines.client import HttpResponse
+from segue.engines.upstream import EventStream, Timeouts, Upstream
 from segue.turn.seams import Engine
 from segue.turn.values import (
     NO_TOKENS,
@@ -44,19 +47,37 @@ PROMISES = [
 ]
 Promise = Callable[[Bench], Awaitable[None]]
 
-PATIENCE = Patience(connect_s=2, first_s=20, silence_s=20, probe_s=2)
+TIMEOUTS = Timeouts(connect_s=2, first_s=20, silence_s=20, probe_s=2)
 
 
 @asynccontextmanager
 async def upstream(
-    url: str, key: str | None = None, patience: Patience = PATIENCE
+    url: str, key: str | None = None, timeouts: Timeouts = TIMEOUTS
 ) -> AsyncIterator[Upstream]:
     """An address, closed at the end."""
-    found = Upstream(url, key, patience)
+    found = Upstream(url, key, timeouts)
     try:
         yield found
     finally:
         await found.close()
+
+
+class PlayedResponse:
+    """A response whose bytes arrive in these pieces."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = deque(pieces)
+
+    async def read(self) -> bytes:
+        return self._pieces.popleft() if self._pieces else b""
+
+    def close(self) -> None:
+        pass
+
+
+def played(pieces: Sequence[bytes]) -> EventStream:
+    """The events of a response that arrives in these pieces."""
+    return EventStream(cast(HttpResponse, PlayedResponse(pieces)), TIMEOUTS)
 
 
 def tokens(*chunks: Sequence[int]) -> Tokens:
@@ -80,7 +101,7 @@ def job(prompt: Tokens, output_tokens_max: int = 100, **fields: object) -> Job:
 
 
 async def heard(engine: Engine, wanted: Job) -> list[Piece]:
-    """Everything that the engine says."""
+    """All pieces of the answer."""
     async with asyncio.timeout(WAIT_S), aclosing(engine.sample(wanted)) as pieces:
         return [piece async for piece in pieces]
 
@@ -89,7 +110,7 @@ def ids_of(pieces: Sequence[Piece]) -> list[int]:
     return [id for piece in pieces if isinstance(piece, Ids) for id in piece.ids]
 
 
-def odds_of(pieces: Sequence[Piece]) -> list[TokenLogprob | None]:
+def logprobs_of(pieces: Sequence[Piece]) -> list[TokenLogprob | None]:
     return [one for piece in pieces if isinstance(piece, Ids) for one in piece.logprobs]
 
 
@@ -104,7 +125,7 @@ def route_of(pieces: Sequence[Piece]) -> str | None:
 
 
 def reply(prompt: Sequence[int]) -> list[int]:
-    """What a fake says: a sentence in ChatML that depends on the prompt."""
+    """What a fake answers: a sentence in ChatML that depends on the prompt."""
     return chatml().write([assistant(f"I was given {sum(prompt)} in {len(prompt)} ids.")]).tolist()
 
 

@@ -452,7 +452,7 @@ async def test_real_endpoint_says_when_the_prompt_does_not_fit(engine: ChatEngin
     assert raised.value.code == "context_length_exceeded"
 
 
-async def test_odds_come_in_the_endpoints_own_words() -> None:
+async def test_logprobs_are_those_of_the_endpoint() -> None:
     """Also from an endpoint that leaves the bytes out, and none for what it thought."""
     likely = {"token": "Hé", "logprob": -0.25, "bytes": None, "top_logprobs": []}
     top = [{"token": "x", "logprob": -2.0, "bytes": [120]}]

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from segue.engines.client import HEAD_BYTES_MAX, UNREAD_BYTES_MAX, Answer, Broken, Client
+from segue.engines.client import (
+    HEAD_BYTES_MAX,
+    UNREAD_BYTES_MAX,
+    ConnectionBroken,
+    HttpClient,
+    HttpConnection,
+    HttpResponse,
+)
 from tests.support import until
 
 WAIT_S = 10.0
@@ -55,26 +65,105 @@ class Raw:
 @asynccontextmanager
 async def asked(
     *answers: Sequence[bytes], hangs_up: bool = False, path: str = "", login: str = ""
-) -> AsyncIterator[tuple[Client, Raw]]:
+) -> AsyncIterator[tuple[HttpClient, Raw]]:
     """A client in front of such a server."""
     raw = Raw(answers, hangs_up=hangs_up)
     server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
     raw.port = server.sockets[0].getsockname()[1]
-    client = Client(f"http://{login}127.0.0.1:{raw.port}{path}", {"x-mine": "1"}, keep_s=60.0)
+    client = HttpClient(f"http://{login}127.0.0.1:{raw.port}{path}", {"x-mine": "1"}, keep_s=60.0)
     async with asyncio.timeout(WAIT_S), server:
         yield client, raw
         client.close()
 
 
-async def whole(client: Client, body: bytes = b"{}") -> bytes:
-    answer = await client.ask("POST", "/v1/x", body, 5.0)
+async def whole(client: HttpClient, body: bytes = b"{}") -> bytes:
+    answer = await client.send("POST", "/v1/x", body, 5.0)
     return await answer.read_whole(1 << 20)
 
 
-async def test_answer_does_not_depend_on_where_its_bytes_are_cut() -> None:
-    for at in range(1, len(SAID)):
-        async with asked([SAID[:at], SAID[at:]]) as (client, _):
-            assert await whole(client) == b"Hello, world"
+# --- the same bytes, cut anywhere -------------------------------------------------------------------
+
+CLOSES = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nHello"
+RESPONSES = {
+    "chunked": SAID,
+    "with a length": MEASURED,
+    "without a length": b"HTTP/1.0 200 OK\r\n\r\nHello",
+    "empty": b"HTTP/1.1 204 No Content\r\n\r\n",
+    "after 100 Continue": b"HTTP/1.1 100 Continue\r\n\r\n" + MEASURED,
+    "refused": b"HTTP/1.1 429 No\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy",
+    "last on its connection": CLOSES,
+    "broken off": CHUNKED + b"5\r\nHel",
+    "with a wrong chunk": CHUNKED + b"5\r\nHello\r\nzz\r\n",
+    "not HTTP": b"SSH-2.0-OpenSSH\r\n",
+    "with too long headers": b"HTTP/1.1 200 OK\r\nx: " + b"y" * HEAD_BYTES_MAX + b"\r\n\r\n",
+    "followed by another": MEASURED + MEASURED,
+}
+
+
+class Transport(asyncio.Transport):
+    """A connection to nobody."""
+
+    is_aborted = False
+
+    def writelines(self, list_of_data: object) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def outcome(pieces: Sequence[bytes]) -> tuple[object, ...]:
+    """What becomes of a response that arrives in these pieces, after which the engine hangs up."""
+    client, transport = HttpClient("http://127.0.0.1:1", {}, 60.0), Transport()
+    connection = HttpConnection(client)
+    connection.connection_made(transport)
+    sending = asyncio.ensure_future(connection.send(b"", b""))
+    await asyncio.sleep(0)
+    for piece in pieces:
+        if not transport.is_aborted:
+            connection.data_received(piece)
+    is_kept = connection in client._idle
+    connection.connection_lost(None)
+    body = b""
+    try:
+        response = await sending
+        while part := await response.read():
+            body += part
+    except ConnectionBroken:
+        return "broken", body, is_kept
+    return response.status, response.content_type, response.retry_after, body, is_kept
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+async def test_response_does_not_depend_on_where_its_bytes_are_cut(name: str) -> None:
+    raw = RESPONSES[name]
+    expected = await outcome([raw])
+    for at in range(min(len(raw), 400)):
+        assert await outcome([raw[:at], raw[at:]] if at else [raw]) == expected
+    assert await outcome([raw[n : n + 1] for n in range(len(raw))]) == expected
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    raw=st.sampled_from(list(RESPONSES.values())), cuts=st.lists(st.integers(1, 300), max_size=8)
+)
+def test_response_does_not_depend_on_how_often_its_bytes_are_cut(
+    raw: bytes, cuts: list[int]
+) -> None:
+    ends = [0, *sorted({cut for cut in cuts if cut < len(raw)}), len(raw)]
+    pieces = [raw[a:b] for a, b in itertools.pairwise(ends)]
+
+    async def both() -> tuple[object, object]:
+        return await outcome([raw]), await outcome(pieces)
+
+    whole, cut = asyncio.run(both())
+    assert cut == whole
+
+
+# --- over a real socket -------------------------------------------------------------------------------
+
+
+async def test_response_in_single_bytes_is_read_whole() -> None:
     async with asked([SAID[n : n + 1] for n in range(len(SAID))]) as (client, _):
         assert await whole(client) == b"Hello, world"
 
@@ -100,7 +189,7 @@ async def test_answer_is_heard_as_it_comes_and_the_connection_serves_the_next() 
 async def test_next_request_does_not_touch_what_is_still_unread() -> None:
     """The connection is free as soon as the answer is whole, and its reader may be slow."""
     async with asked([SAID], [MEASURED]) as (client, raw):
-        first = await client.ask("POST", "/v1/x", b"{}", 5.0)
+        first = await client.send("POST", "/v1/x", b"{}", 5.0)
         begun = await first.read()
         await until(lambda: client._idle)
         assert await whole(client) == b"Hello"
@@ -132,7 +221,7 @@ async def test_word_to_go_on_is_no_answer() -> None:
 )
 async def test_answer_that_is_not_whole_is_broken(said: bytes) -> None:
     async with asked([said], hangs_up=True) as (client, _):
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await whole(client)
         assert not client._idle
         assert not client._busy
@@ -140,17 +229,17 @@ async def test_answer_that_is_not_whole_is_broken(said: bytes) -> None:
 
 async def test_leaving_an_answer_closes_its_connection() -> None:
     async with asked([CHUNKED + b"5\r\nHello\r\n"]) as (client, raw):
-        answer = await client.ask("POST", "/v1/x", b"{}", 5.0)
+        answer = await client.send("POST", "/v1/x", b"{}", 5.0)
         assert await answer.read() == b"Hello"
         answer.close()
         await raw.lost.wait()
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             await answer.read()
 
 
 async def test_cancelled_request_closes_its_connection() -> None:
     async with asked([b"HTTP/1.1 2"]) as (client, raw):
-        task = asyncio.create_task(client.ask("POST", "/v1/x", b"{}", 5.0))
+        task = asyncio.create_task(client.send("POST", "/v1/x", b"{}", 5.0))
         await until(lambda: raw.bodies)
         task.cancel()
         await raw.lost.wait()
@@ -178,7 +267,7 @@ async def test_slow_reader_slows_the_engine() -> None:
     part = b"x" * 65_536
     chunks = [b"10000\r\n" + part + b"\r\n"] * 100
     async with asked([CHUNKED, *chunks, b"0\r\n\r\n"]) as (client, _):
-        answer: Answer = await client.ask("POST", "/v1/x", b"{}", 5.0)
+        answer: HttpResponse = await client.send("POST", "/v1/x", b"{}", 5.0)
         await until(lambda: answer.is_full)
         for _ in range(100):
             await asyncio.sleep(0)
@@ -192,4 +281,4 @@ async def test_nobody_there_is_an_ordinary_error() -> None:
     server.close()
     await server.wait_closed()
     with pytest.raises(ConnectionRefusedError):
-        await Client(f"http://127.0.0.1:{port}", {}, 1.0).ask("GET", "/", b"", 5.0)
+        await HttpClient(f"http://127.0.0.1:{port}", {}, 1.0).send("GET", "/", b"", 5.0)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
-from segue.engines.hidden_tokens import Spelling
-from segue.engines.llamacpp import LlamacppEngine
+from segue.engines.hidden_tokens import HiddenTokens
+from segue.engines.llamacpp import LLAMACPP, KnownGrammars
+from segue.engines.token_engine import TokenEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
 from segue.turn.values import (
     Finish,
@@ -40,14 +41,14 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
-    odds_of,
+    logprobs_of,
     tokens,
     upstream,
 )
 from tests.engines.fakes.server import Fake
 from tests.engines.llama_listener import CONTEXT_TOKENS, KEY, Listener, llama_server
 
-SPELLING = Spelling(smollm2())
+HIDDEN_TOKENS = HiddenTokens(smollm2())
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,9 @@ def listener() -> Iterator[Listener]:
 
 
 @pytest.fixture
-async def engine(listener: Listener) -> AsyncIterator[LlamacppEngine]:
+async def engine(listener: Listener) -> AsyncIterator[TokenEngine[KnownGrammars]]:
     async with upstream(listener.url, KEY) as address:
-        yield LlamacppEngine(address, spelling=SPELLING)
+        yield TokenEngine(LLAMACPP, address, hidden_tokens=HIDDEN_TOKENS)
 
 
 def text_of(pieces: Sequence[Piece]) -> str:
@@ -75,11 +76,15 @@ DETERMINISTIC = [one for one in PROMISES if one is not contract.serves_jobs_besi
 
 
 @pytest.mark.parametrize("promise", DETERMINISTIC, ids=lambda promise: promise.__name__)
-async def test_engine_keeps_its_promise(promise: Promise, engine: LlamacppEngine) -> None:
+async def test_engine_keeps_its_promise(
+    promise: Promise, engine: TokenEngine[KnownGrammars]
+) -> None:
     await promise(Greedy(engine, chatml()))
 
 
-async def test_jobs_beside_each_other_get_their_own_answers(engine: LlamacppEngine) -> None:
+async def test_jobs_beside_each_other_get_their_own_answers(
+    engine: TokenEngine[KnownGrammars],
+) -> None:
     jobs = [
         job(tokens([1, 4093, 198, 100 + n]), 20, schema=b'{"const":"answer %d"}' % n)
         for n in range(4)
@@ -88,7 +93,7 @@ async def test_jobs_beside_each_other_get_their_own_answers(engine: LlamacppEngi
     assert [text_of(pieces) for pieces in answers] == [f'"answer {n}"' for n in range(4)]
 
 
-async def test_next_turn_finds_its_prefix_kept(engine: LlamacppEngine) -> None:
+async def test_next_turn_finds_its_prefix_kept(engine: TokenEngine[KnownGrammars]) -> None:
     """Prompt and sampled ids of the turn before are all reused, but for the last one, which was never computed."""
     first = Greedy(engine, chatml()).job(said("Hello there"))
     ids = ids_of(await heard(engine, first))
@@ -104,7 +109,7 @@ async def test_next_turn_finds_its_prefix_kept(engine: LlamacppEngine) -> None:
     assert pieces[0] == JobStarted(again.cached_tokens)
 
 
-async def test_warm_up_prefills_and_says_nothing(engine: LlamacppEngine) -> None:
+async def test_warm_up_prefills_and_says_nothing(engine: TokenEngine[KnownGrammars]) -> None:
     prompt = Greedy(engine, chatml()).job(said("What do bees eat in winter?")).prompt
     assert isinstance(prompt, Tokens)
 
@@ -114,7 +119,7 @@ async def test_warm_up_prefills_and_says_nothing(engine: LlamacppEngine) -> None
     assert finish_of(await heard(engine, job(prompt, 2))).cached_tokens == prompt.length - 1
 
 
-async def test_answer_follows_the_schema(engine: LlamacppEngine) -> None:
+async def test_answer_follows_the_schema(engine: TokenEngine[KnownGrammars]) -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 10}, "hot": {"type": "boolean"}},
@@ -130,14 +135,18 @@ async def test_answer_follows_the_schema(engine: LlamacppEngine) -> None:
     assert isinstance(value["hot"], bool)
 
 
-async def test_prompt_that_does_not_fit_is_the_clients_error(engine: LlamacppEngine) -> None:
+async def test_prompt_that_does_not_fit_is_the_clients_error(
+    engine: TokenEngine[KnownGrammars],
+) -> None:
     with pytest.raises(InvalidRequest) as raised:
         await heard(engine, job(tokens([28] * (CONTEXT_TOKENS + 1))))
     assert raised.value.code == "context_length_exceeded"
     assert str(CONTEXT_TOKENS) in raised.value.message
 
 
-async def test_stop_that_the_server_does_not_know_is_kept_by_us(engine: LlamacppEngine) -> None:
+async def test_stop_that_the_server_does_not_know_is_kept_by_us(
+    engine: TokenEngine[KnownGrammars],
+) -> None:
     prompt = Greedy(engine, chatml()).job(said("Count to five.")).prompt
     assert isinstance(prompt, Tokens)
     whole = ids_of(await heard(engine, job(prompt, 12)))
@@ -152,10 +161,10 @@ async def test_stop_that_the_server_does_not_know_is_kept_by_us(engine: Llamacpp
 async def test_wrong_key_is_the_operators_fault(listener: Listener) -> None:
     async with upstream(listener.url, "wrong") as address:
         with pytest.raises(EngineFailed, match="key"):
-            await heard(LlamacppEngine(address), job(tokens([1])))
+            await heard(TokenEngine(LLAMACPP, address), job(tokens([1])))
 
 
-async def test_cancelled_prefill_frees_the_server(engine: LlamacppEngine) -> None:
+async def test_cancelled_prefill_frees_the_server(engine: TokenEngine[KnownGrammars]) -> None:
     """The next job is answered, though the one before would have read its prompt for seconds."""
     asking = asyncio.create_task(heard(engine, job(tokens(range(100, 1_000)), 100)))
     await asyncio.sleep(0)
@@ -165,7 +174,9 @@ async def test_cancelled_prefill_frees_the_server(engine: LlamacppEngine) -> Non
         assert finish_of(await heard(engine, job(tokens([1, 4093, 198]), 1))).reason == "length"
 
 
-async def test_characters_of_several_tokens_arrive_whole(engine: LlamacppEngine) -> None:
+async def test_characters_of_several_tokens_arrive_whole(
+    engine: TokenEngine[KnownGrammars],
+) -> None:
     prompt = Greedy(engine, chatml()).job(said("Repeat exactly: 🎉🎉🦜 日本語 ☃")).prompt
 
     text = text_of(await heard(engine, job(prompt, 24)))
@@ -177,7 +188,7 @@ async def test_characters_of_several_tokens_arrive_whole(engine: LlamacppEngine)
 async def test_server_that_is_killed_in_the_middle_is_a_failure_and_then_unavailable() -> None:
     with llama_server(slots=1) as victim:
         async with upstream(victim.url, KEY) as address:
-            engine = LlamacppEngine(address)
+            engine = TokenEngine(LLAMACPP, address)
             assert await engine.is_ready()
             pieces = engine.sample(job(tokens([1, 4093, 198]), 500, stops=frozenset()))
             async with aclosing(pieces):
@@ -193,13 +204,13 @@ async def test_server_that_is_killed_in_the_middle_is_a_failure_and_then_unavail
             assert not await engine.is_ready()
 
 
-async def test_engine_says_how_likely_its_tokens_were(engine: LlamacppEngine) -> None:
+async def test_engine_says_how_likely_its_tokens_were(engine: TokenEngine[KnownGrammars]) -> None:
     prompt = Greedy(engine, chatml()).job(said("What is 2+2?")).prompt
     asked = Sampling(temperature=0, top_logprobs=3, wants_logprobs=True)
 
     pieces = await heard(engine, job(prompt, 6, sampling=asked))
 
-    for id, one in zip(ids_of(pieces), odds_of(pieces), strict=True):
+    for id, one in zip(ids_of(pieces), logprobs_of(pieces), strict=True):
         assert one is not None
         assert one.top[0] == (id, one.logprob), "the greedy take the likeliest"
         assert [value for _, value in one.top] == sorted((v for _, v in one.top), reverse=True)
@@ -207,7 +218,7 @@ async def test_engine_says_how_likely_its_tokens_were(engine: LlamacppEngine) ->
 
 
 async def test_grammar_is_kept_and_a_broken_one_is_the_clients_error(
-    engine: LlamacppEngine,
+    engine: TokenEngine[KnownGrammars],
 ) -> None:
     prompt = Greedy(engine, chatml()).job(said("Name a number.")).prompt
     lark = Grammar("lark", 'start: "n=" /[0-9]{3}/')
@@ -223,7 +234,9 @@ async def test_server_without_llguidance_is_never_given_a_grammar() -> None:
     """It would end its process. A FAKE: the one in the wheel has llguidance."""
     async with FakeLlama() as fake, upstream(fake.url) as address:
         with pytest.raises(InvalidRequest, match="without llguidance") as raised:
-            await heard(LlamacppEngine(address), job(tokens([1]), schema=Grammar("regex", "a")))
+            await heard(
+                TokenEngine(LLAMACPP, address), job(tokens([1]), schema=Grammar("regex", "a"))
+            )
         assert raised.value.code == "unsupported_grammar"
         assert not any("grammar" in one for one in fake.requests)
 

@@ -8,9 +8,11 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
-from segue.engines.routes import FairQueue, Health, RoutedEngine
-from segue.engines.vllm import VllmEngine
+from segue.engines.routes import FairQueue, ReplicaHealth, RoutedEngine
+from segue.engines.token_engine import TokenEngine
+from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
+from segue.turn.seams import Engine
 from segue.turn.values import Finish, Job, Piece
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
@@ -34,29 +36,29 @@ JOB = job(tokens([1]))
 class Pair:
     """Two FAKE replicas, `a` and `b`, and the engine in front of them."""
 
-    def __init__(self, parallel_max: int = 4, patience_s: float = 0.0) -> None:
+    def __init__(self, parallel_max: int = 4, all_down_s: float = 0.0) -> None:
         self._stack = AsyncExitStack()
         self._parallel_max = parallel_max
-        self._patience_s = patience_s
+        self._all_down_s = all_down_s
         self.a = FakeVllm(lambda ids: [10, 11, 12])
         self.b = FakeVllm(lambda ids: [20, 21, 22])
         self.engine: RoutedEngine
 
     async def __aenter__(self) -> Pair:
-        engines: dict[str, VllmEngine] = {}
+        engines: dict[str, Engine] = {}
         for name, fake in {"a": self.a, "b": self.b}.items():
             await self._stack.enter_async_context(fake)
             address = await self._stack.enter_async_context(upstream(fake.url))
-            engines[name] = VllmEngine(address, "fake")
+            engines[name] = TokenEngine(VLLM, address, "fake")
         self.engine = RoutedEngine(
-            engines, parallel_max=self._parallel_max, patience_s=self._patience_s
+            engines, parallel_max=self._parallel_max, all_down_s=self._all_down_s
         )
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
-    def health(self, name: str) -> Health:
+    def health(self, name: str) -> ReplicaHealth:
         return next(one for one in self.engine.replicas() if one.name == name)
 
 
@@ -70,7 +72,10 @@ async def test_engine_keeps_its_promise(promise: Promise) -> None:
     with remote(lambda: FakeVllm(reply)) as one, remote(lambda: FakeVllm(reply)) as other:
         async with upstream(one.url) as first, upstream(other.url) as second:
             engine = RoutedEngine(
-                {"one": VllmEngine(first, "fake"), "other": VllmEngine(second, "fake")}
+                {
+                    "one": TokenEngine(VLLM, first, "fake"),
+                    "other": TokenEngine(VLLM, second, "fake"),
+                }
             )
             await promise(Bench(engine, chatml()))
 
@@ -94,7 +99,7 @@ async def test_first_turn_goes_to_the_replica_with_the_fewest_jobs() -> None:
 
         pair.a.gate.set()
         assert route_of(await first) == "a"
-        assert pair.health("a") == Health("a", True, 0, 0)
+        assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
 
 
 async def test_unknown_route_is_a_first_turn() -> None:
@@ -170,7 +175,7 @@ async def test_job_is_refused_with_a_time_to_wait_when_no_replica_answers() -> N
 
 
 async def test_job_waits_a_moment_for_a_replica_to_come_back() -> None:
-    async with Pair(patience_s=10) as pair:
+    async with Pair(all_down_s=10) as pair:
         await pair.a.stop()
         await pair.b.stop()
         assert not await pair.engine.is_ready()
@@ -215,7 +220,7 @@ async def test_clients_error_is_not_the_replicas() -> None:
         with pytest.raises(InvalidRequest):
             await heard(pair.engine, job(tokens([1]), route="a"))
         assert pair.b.requests == []
-        assert pair.health("a") == Health("a", True, 0, 0)
+        assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
 
 
 async def test_replica_gets_only_so_many_jobs_at_a_time() -> None:
@@ -224,11 +229,11 @@ async def test_replica_gets_only_so_many_jobs_at_a_time() -> None:
         wanted = job(tokens([1]), route="a")
         jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(8)]
         await is_held(pair.a)
-        assert pair.health("a") == Health("a", True, 2, 6)
+        assert pair.health("a") == ReplicaHealth("a", True, 2, 6)
         pair.a.gate.set()
         await asyncio.gather(*jobs)
         assert pair.a.running_max == 2
-        assert pair.health("a") == Health("a", True, 0, 0)
+        assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
 
 
 async def test_job_that_leaves_the_queue_gives_its_place_on() -> None:
@@ -244,7 +249,7 @@ async def test_job_that_leaves_the_queue_gives_its_place_on() -> None:
         jobs[0].cancel()
         pair.a.gate.set()
         assert ids_of(await jobs[2]) == [10, 11, 12]
-        assert pair.health("a") == Health("a", True, 0, 0)
+        assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
 
 
 async def test_jobs_that_wait_for_a_replica_that_dies_go_elsewhere() -> None:
@@ -260,24 +265,24 @@ async def test_jobs_that_wait_for_a_replica_that_dies_go_elsewhere() -> None:
 # --- fairness -------------------------------------------------------------------------------------
 
 
-async def order_of(askers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """In which order these get the one place that there is."""
-    turnstile = FairQueue(1)
-    await turnstile.enter(("first", ""))
+async def order_of(callers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """In which order these owners and lanes get the one slot that there is."""
+    queue = FairQueue(1)
+    await queue.enter("first", "")
     served: list[tuple[str, str]] = []
 
-    async def ask(caller: tuple[str, str]) -> None:
-        await turnstile.enter(caller)
-        served.append(caller)
-        turnstile.leave()
+    async def run(owner: str, lane: str) -> None:
+        await queue.enter(owner, lane)
+        served.append((owner, lane))
+        queue.leave()
 
-    tasks = [asyncio.create_task(ask(caller)) for caller in askers]
+    tasks = [asyncio.create_task(run(*caller)) for caller in callers]
     await asyncio.sleep(0)
-    assert turnstile.waiting == len(askers)
-    turnstile.leave()
+    assert queue.waiting == len(callers)
+    queue.leave()
     async with asyncio.timeout(5):
         await asyncio.gather(*tasks)
-    assert (turnstile.running, turnstile.waiting) == (0, 0)
+    assert (queue.running, queue.waiting) == (0, 0)
     return served
 
 
@@ -287,8 +292,8 @@ async def test_owner_with_one_job_does_not_wait_for_anothers_hundred() -> None:
 
 
 async def test_places_go_round_between_lanes_within_an_owners_share() -> None:
-    askers = [("ada", "x")] * 3 + [("ada", "y")] * 2 + [("bob", "z")] * 4
-    assert await order_of(askers) == [
+    callers = [("ada", "x")] * 3 + [("ada", "y")] * 2 + [("bob", "z")] * 4
+    assert await order_of(callers) == [
         ("ada", "x"),
         ("bob", "z"),
         ("ada", "y"),

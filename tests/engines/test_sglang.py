@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from segue.engines.sglang import SglangEngine
+from segue.engines.sglang import SGLANG
+from segue.engines.token_engine import TokenEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
 from segue.turn.values import Finish, Grammar, JobStarted, Sampling, TokenLogprob
 from tests.contracts.engine import Bench, chatml
@@ -19,7 +20,7 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
-    odds_of,
+    logprobs_of,
     reply,
     tokens,
     upstream,
@@ -35,7 +36,7 @@ WAYS = pytest.mark.parametrize("is_incremental", [False, True])
 async def test_engine_keeps_its_promise(promise: Promise, is_incremental: bool) -> None:
     with remote(lambda: FakeSglang(reply, is_incremental=is_incremental)) as fake:
         async with upstream(fake.url) as address:
-            await promise(Bench(SglangEngine(address), chatml()))
+            await promise(Bench(TokenEngine(SGLANG, address), chatml()))
 
 
 @WAYS
@@ -45,7 +46,7 @@ async def test_every_id_is_heard_once_however_they_are_repeated(
 ) -> None:
     fake = FakeSglang(reply, is_incremental=is_incremental, interval=interval)
     async with fake, upstream(fake.url) as address:
-        pieces = await heard(SglangEngine(address), job(tokens([1, 3])))
+        pieces = await heard(TokenEngine(SGLANG, address), job(tokens([1, 3])))
         assert ids_of(pieces) == reply([1, 3])
 
 
@@ -57,7 +58,7 @@ async def test_request_has_the_fields_that_sglang_knows() -> None:
             sampling=Sampling(0.5, 0, 0.25, -0.5, seed=7),
             schema=b'{"type":"object"}',
         )
-        await heard(SglangEngine(address), wanted)
+        await heard(TokenEngine(SGLANG, address), wanted)
         sent = fake.requests[-1]
         assert sent["input_ids"] == [1, 3]
         assert sent["stream"] is True
@@ -73,7 +74,7 @@ async def test_request_has_the_fields_that_sglang_knows() -> None:
 
 async def test_engine_says_how_much_of_the_prompt_it_kept() -> None:
     async with FakeSglang(block=1) as fake, upstream(fake.url) as address:
-        engine = SglangEngine(address)
+        engine = TokenEngine(SGLANG, address)
         assert await heard(engine, job(tokens([1] * 40), 0)) == [JobStarted(), Finish("length")]
         assert finish_of(await heard(engine, job(tokens([1] * 60)))).cached_tokens == 40
 
@@ -81,7 +82,7 @@ async def test_engine_says_how_much_of_the_prompt_it_kept() -> None:
 @pytest.mark.parametrize("hold_at", [0, 1])
 async def test_cancelled_turn_is_aborted_by_name_within_a_second(hold_at: int) -> None:
     async with FakeSglang(hold_at=hold_at) as fake, upstream(fake.url) as address:
-        asking = asyncio.create_task(heard(SglangEngine(address), job(tokens([1]))))
+        asking = asyncio.create_task(heard(TokenEngine(SGLANG, address), job(tokens([1]))))
         async with asyncio.timeout(5):
             await fake.held.wait()
         asking.cancel()
@@ -94,46 +95,48 @@ async def test_cancelled_turn_is_aborted_by_name_within_a_second(hold_at: int) -
 
 async def test_answer_that_was_heard_out_is_not_aborted() -> None:
     async with FakeSglang() as fake, upstream(fake.url) as address:
-        await heard(SglangEngine(address), job(tokens([1])))
+        await heard(TokenEngine(SGLANG, address), job(tokens([1])))
         assert fake.aborted == []
 
 
 async def test_prompt_that_does_not_fit_is_the_clients_error() -> None:
     async with FakeSglang(context_tokens=50) as fake, upstream(fake.url) as address:
         with pytest.raises(InvalidRequest) as raised:
-            await heard(SglangEngine(address), job(tokens([1] * 60)))
+            await heard(TokenEngine(SGLANG, address), job(tokens([1] * 60)))
         assert raised.value.code == "context_length_exceeded"
 
 
 async def test_request_that_the_server_aborts_is_not_taken_for_an_answer() -> None:
     async with FakeSglang(fault_at=2) as fake, upstream(fake.url) as address:
         with pytest.raises(Unavailable):
-            await heard(SglangEngine(address), job(tokens([1])))
+            await heard(TokenEngine(SGLANG, address), job(tokens([1])))
 
 
 async def test_server_that_dies_in_the_middle_is_a_failure() -> None:
     async with FakeSglang(break_at=1) as fake, upstream(fake.url) as address:
         with pytest.raises(EngineFailed):
-            await heard(SglangEngine(address), job(tokens([1])))
+            await heard(TokenEngine(SGLANG, address), job(tokens([1])))
 
 
 @WAYS
 @pytest.mark.parametrize("interval", [1, 3])
-async def test_odds_stand_beside_their_ids(is_incremental: bool, interval: int) -> None:
+async def test_logprobs_belong_to_their_ids(is_incremental: bool, interval: int) -> None:
     fake = FakeSglang(reply, is_incremental=is_incremental, interval=interval)
     async with fake, upstream(fake.url) as address:
         asked = Sampling(top_logprobs=2, wants_logprobs=True)
-        pieces = await heard(SglangEngine(address), job(tokens([1, 3]), sampling=asked))
+        pieces = await heard(TokenEngine(SGLANG, address), job(tokens([1, 3]), sampling=asked))
         alone = Sampling(wants_logprobs=True)
-        bare = await heard(SglangEngine(address), job(tokens([1, 3]), sampling=alone))
+        bare = await heard(TokenEngine(SGLANG, address), job(tokens([1, 3]), sampling=alone))
     ids = ids_of(pieces)
-    assert odds_of(pieces) == [TokenLogprob(-id / 8, ((1, -1 / 64), (2, -2 / 64))) for id in ids]
-    assert odds_of(bare) == [TokenLogprob(-id / 8) for id in ids]
+    assert logprobs_of(pieces) == [
+        TokenLogprob(-id / 8, ((1, -1 / 64), (2, -2 / 64))) for id in ids
+    ]
+    assert logprobs_of(bare) == [TokenLogprob(-id / 8) for id in ids]
 
 
 async def test_regular_expression_is_handed_on() -> None:
     async with FakeSglang() as fake, upstream(fake.url) as address:
-        engine = SglangEngine(address)
+        engine = TokenEngine(SGLANG, address)
         assert engine.grammars == {"regex"}
         await heard(engine, job(tokens([1]), schema=Grammar("regex", "[0-9]+")))
         settings = fake.requests[-1]["sampling_params"]

@@ -25,7 +25,7 @@ from segue.turn.values import (
 )
 
 WAIT_S = 10
-ODDS = [TokenLogprob(-0.25, ((5, -0.25), (6, -2.0))), None]
+LOGPROBS = [TokenLogprob(-0.25, ((5, -0.25), (6, -2.0))), None]
 
 
 def job(*, schema: bytes | None = None) -> Job:
@@ -59,7 +59,7 @@ class Recorder:
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         self.jobs.append(job)
         try:
-            yield Ids([5, 100_000], ODDS)
+            yield Ids([5, 100_000], LOGPROBS)
             if self._end is not None:
                 raise self._end
             yield Finish("stop", cached_tokens=3, output_tokens=2)
@@ -76,7 +76,7 @@ async def test_job_and_answer_arrive_as_they_are(tmp_path: Path) -> None:
     ids, finish = pieces
     assert isinstance(ids, Ids)
     assert list(ids.ids) == [5, 100_000]
-    assert list(ids.logprobs) == ODDS
+    assert list(ids.logprobs) == LOGPROBS
     assert finish == Finish("stop", cached_tokens=3, output_tokens=2)
     (heard,) = engine.jobs
     assert isinstance(heard.prompt, Tokens)

@@ -8,11 +8,11 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.engines.token_json import KEPT_IDS_MIN, TokenJson
+from segue.engines.token_json import CACHED_IDS_MIN, TokenJson
 from segue.turn.values import NO_TOKENS, Tokens, id_array
 from tests.engines.asking import tokens
 
-LONG = range(1_000, 1_000 + 4 * KEPT_IDS_MIN)
+LONG = range(1_000, 1_000 + 4 * CACHED_IDS_MIN)
 
 
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=80), max_size=8))
@@ -28,22 +28,27 @@ def test_text_is_the_ids_in_order_however_they_are_chunked(chunks: list[list[int
 def test_turn_writes_only_its_new_ids() -> None:
     token_json = TokenJson()
     prompt = NO_TOKENS
-    for turn in range(20):
+    texts: list[bytes] = []
+    for _ in range(20):
         prompt = prompt.plus(id_array(LONG))
-        before = token_json.ids_written
         token_json.text(prompt.plus(id_array([1, 2, 3])))
-        assert token_json.ids_written - before == len(LONG) + 3, turn
+        now = [token_json.chunk_text(chunk) for chunk in prompt.chunks()]
+        assert all(new is old for new, old in zip(now, texts, strict=False))
+        texts = now
 
 
 def test_fork_shares_the_text_of_its_past() -> None:
     token_json = TokenJson()
     trunk = tokens(LONG)
     token_json.text(trunk.plus(id_array(LONG)))
-    before = token_json.ids_written
+    chunk = trunk.chunks()[-1]
+    text = token_json.chunk_text(chunk)
+    size = token_json.bytes
 
     token_json.text(trunk.plus(id_array([4])))
 
-    assert token_json.ids_written - before == 1
+    assert token_json.chunk_text(chunk) is text
+    assert token_json.bytes == size
 
 
 def test_text_goes_with_its_history() -> None:

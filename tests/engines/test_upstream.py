@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from contextlib import aclosing
-from typing import cast
 
 import pytest
 
-from segue.engines import client
-from segue.engines.llamacpp import LlamacppEngine
-from segue.engines.upstream import Patience, Stream, Upstream, refusal, told
-from segue.engines.vllm import VllmEngine
+from segue.engines.llamacpp import LLAMACPP
+from segue.engines.token_engine import TokenEngine
+from segue.engines.upstream import (
+    Timeouts,
+    Upstream,
+    error_for_status,
+    error_in_stream,
+)
+from segue.engines.vllm import VLLM
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable
-from tests.engines.asking import PATIENCE, finish_of, heard, ids_of, job, tokens, upstream
+from tests.engines.asking import finish_of, heard, ids_of, job, played, tokens, upstream
 from tests.engines.fakes.vllm import FakeVllm
 
 LLAMA_OVERFLOW = (
@@ -56,14 +59,14 @@ OPENAI_OVERFLOW = (
 def test_refusal_becomes_our_own_error(
     status: int, body: bytes, kind: type[ApiError], code: str
 ) -> None:
-    error = refusal(status, body)
+    error = error_for_status(status, body)
 
     assert type(error) is kind
     assert error.code == code
 
 
 def test_overflow_tells_both_figures_where_the_engine_does() -> None:
-    assert "5000 tokens, at most 2048 fit" in refusal(400, LLAMA_OVERFLOW).message
+    assert "5000 tokens, at most 2048 fit" in error_for_status(400, LLAMA_OVERFLOW).message
 
 
 @pytest.mark.parametrize(
@@ -76,11 +79,11 @@ def test_overflow_tells_both_figures_where_the_engine_does() -> None:
     ],
 )
 def test_error_inside_a_stream_becomes_our_own(raw: bytes, kind: type[ApiError]) -> None:
-    assert type(told(raw)) is kind
+    assert type(error_in_stream(raw)) is kind
 
 
 def test_client_hears_no_more_of_an_engines_words_than_a_bound() -> None:
-    assert len(refusal(400, b'{"message":"%s"}' % (b"x" * 10_000)).message) < 1_000
+    assert len(error_for_status(400, b'{"message":"%s"}' % (b"x" * 10_000)).message) < 1_000
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -91,21 +94,8 @@ RAW = (
 EVENTS = [b'{"a": 1}', b'{"b": 2}', b"[DONE]", b'{"error": {"c": 3}}']
 
 
-class Answer:
-    """An answer whose bytes arrive in these pieces."""
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = deque(pieces)
-
-    async def read(self) -> bytes:
-        return self._pieces.popleft() if self._pieces else b""
-
-    def close(self) -> None:
-        pass
-
-
 async def events_of(pieces: list[bytes]) -> list[bytes]:
-    async with Stream(cast(client.Answer, Answer(pieces)), PATIENCE) as stream:
+    async with played(pieces) as stream:
         return [event async for batch in stream for event in batch]
 
 
@@ -125,14 +115,14 @@ async def test_refused_connection_is_unavailable() -> None:
 
     async with upstream(fake.url) as address:
         with pytest.raises(Unavailable):
-            await heard(LlamacppEngine(address), job(tokens([1])))
-        assert not await LlamacppEngine(address).is_ready()
+            await heard(TokenEngine(LLAMACPP, address), job(tokens([1])))
+        assert not await TokenEngine(LLAMACPP, address).is_ready()
 
 
 async def test_engine_that_dies_in_the_middle_is_a_failure_after_what_it_said() -> None:
     async with FakeVllm(break_at=2, hold_at=2) as fake, upstream(fake.url) as address:
         said: list[int] = []
-        async with aclosing(VllmEngine(address, "fake").sample(job(tokens([1])))) as pieces:
+        async with aclosing(TokenEngine(VLLM, address, "fake").sample(job(tokens([1])))) as pieces:
             with pytest.raises(EngineFailed):
                 async for piece in pieces:
                     said += ids_of([piece])
@@ -143,26 +133,26 @@ async def test_engine_that_dies_in_the_middle_is_a_failure_after_what_it_said() 
 
 async def test_silence_in_the_middle_is_a_failure() -> None:
     """The wait for a first event is long, the one between events is not."""
-    patience = Patience(connect_s=2, first_s=20, silence_s=0.1, probe_s=2)
-    async with FakeVllm(hold_at=1) as fake, upstream(fake.url, patience=patience) as address:
-        with pytest.raises(EngineFailed, match=r"said nothing for 0\.1 seconds"):
-            await heard(VllmEngine(address, "fake"), job(tokens([1])))
+    timeouts = Timeouts(connect_s=2, first_s=20, silence_s=0.1, probe_s=2)
+    async with FakeVllm(hold_at=1) as fake, upstream(fake.url, timeouts=timeouts) as address:
+        with pytest.raises(EngineFailed, match=r"sent nothing for 0\.1 seconds"):
+            await heard(TokenEngine(VLLM, address, "fake"), job(tokens([1])))
         async with asyncio.timeout(1):
             await fake.left.wait()
 
 
 async def test_engine_that_reads_its_prompt_for_too_long_is_given_up() -> None:
-    patience = Patience(connect_s=2, first_s=0.1, silence_s=20, probe_s=2)
-    async with FakeVllm(hold_at=0) as fake, upstream(fake.url, patience=patience) as address:
+    timeouts = Timeouts(connect_s=2, first_s=0.1, silence_s=20, probe_s=2)
+    async with FakeVllm(hold_at=0) as fake, upstream(fake.url, timeouts=timeouts) as address:
         with pytest.raises((EngineFailed, Unavailable)):
-            await heard(VllmEngine(address, "fake"), job(tokens([1])))
+            await heard(TokenEngine(VLLM, address, "fake"), job(tokens([1])))
 
 
 @pytest.mark.parametrize("hold_at", [0, 1])
 async def test_cancelled_turn_closes_the_connection_within_a_second(hold_at: int) -> None:
     """While the prompt is read, and in the middle of the answer."""
     async with FakeVllm(hold_at=hold_at) as fake, upstream(fake.url) as address:
-        asking = asyncio.create_task(heard(VllmEngine(address, "fake"), job(tokens([1]))))
+        asking = asyncio.create_task(heard(TokenEngine(VLLM, address, "fake"), job(tokens([1]))))
         async with asyncio.timeout(5):
             await fake.held.wait()
         asking.cancel()
@@ -174,7 +164,7 @@ async def test_cancelled_turn_closes_the_connection_within_a_second(hold_at: int
 
 async def test_connection_serves_the_next_job() -> None:
     async with FakeVllm() as fake, upstream(fake.url) as address:
-        engine = VllmEngine(address, "fake")
+        engine = TokenEngine(VLLM, address, "fake")
         for _ in range(6):
             assert finish_of(await heard(engine, job(tokens([1])))).reason == "stop"
             assert await engine.is_ready()
@@ -184,7 +174,7 @@ async def test_connection_serves_the_next_job() -> None:
 
 async def test_engine_that_was_restarted_is_asked_on_a_new_connection() -> None:
     async with FakeVllm() as fake, upstream(fake.url) as address:
-        engine = VllmEngine(address, "fake")
+        engine = TokenEngine(VLLM, address, "fake")
         assert ids_of(await heard(engine, job(tokens([1])))) == [7, 8, 9]
         await fake.stop()
         await fake.start()
@@ -194,17 +184,17 @@ async def test_engine_that_was_restarted_is_asked_on_a_new_connection() -> None:
 async def test_prompt_of_megabytes_arrives_whole() -> None:
     prompt = tokens(*[range(100_000, 140_000)] * 8)
     async with FakeVllm(context_tokens=1_000_000) as fake, upstream(fake.url) as address:
-        await heard(VllmEngine(address, "fake"), job(prompt))
+        await heard(TokenEngine(VLLM, address, "fake"), job(prompt))
         assert fake.requests[-1]["prompt"] == prompt.flat().tolist()
 
 
 async def test_key_is_sent_and_a_wrong_one_is_the_operators_fault() -> None:
     async with FakeVllm(key="secret") as fake:
         async with upstream(fake.url, "secret") as address:
-            assert ids_of(await heard(VllmEngine(address, "fake"), job(tokens([1]))))
+            assert ids_of(await heard(TokenEngine(VLLM, address, "fake"), job(tokens([1]))))
         async with upstream(fake.url, "wrong") as address:
             with pytest.raises(EngineFailed, match="key"):
-                await heard(VllmEngine(address, "fake"), job(tokens([1])))
+                await heard(TokenEngine(VLLM, address, "fake"), job(tokens([1])))
 
 
 def test_address_may_end_with_the_version() -> None:

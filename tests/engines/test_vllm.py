@@ -1,10 +1,11 @@
-"""Does the vLLM engine speak vLLM's two ways? Against a FAKE; its shapes were recorded from vLLM 0.32."""
+"""Does the vLLM codec use both of vLLM's endpoints? Against a FAKE; its shapes were recorded from vLLM 0.32."""
 
 from __future__ import annotations
 
 import pytest
 
-from segue.engines.vllm import VllmEngine
+from segue.engines.token_engine import TokenEngine
+from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest
 from segue.turn.values import Finish, Grammar, Sampling, TokenLogprob
 from tests.contracts.engine import Bench, chatml
@@ -16,7 +17,7 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
-    odds_of,
+    logprobs_of,
     reply,
     tokens,
     upstream,
@@ -33,7 +34,7 @@ PATHS = {False: "/v1/completions", True: "/inference/v1/generate"}
 async def test_engine_keeps_its_promise(promise: Promise, is_scaled_out: bool) -> None:
     with remote(lambda: FakeVllm(reply, is_scaled_out=is_scaled_out)) as fake:
         async with upstream(fake.url) as address:
-            engine = VllmEngine(address, "fake")
+            engine = TokenEngine(VLLM, address, "fake")
             await heard(engine, job(tokens([1])))
             await promise(Bench(engine, chatml()))
 
@@ -41,7 +42,7 @@ async def test_engine_keeps_its_promise(promise: Promise, is_scaled_out: bool) -
 @BOTH
 async def test_job_goes_the_way_that_is_offered_and_asks_once(is_scaled_out: bool) -> None:
     async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
-        engine = VllmEngine(address, "fake")
+        engine = TokenEngine(VLLM, address, "fake")
         for _ in range(2):
             assert ids_of(await heard(engine, job(tokens([1, 3], [4])))) == [7, 8, 9]
         way = PATHS[is_scaled_out]
@@ -55,7 +56,7 @@ async def test_job_goes_the_way_that_is_offered_and_asks_once(is_scaled_out: boo
 async def test_sampling_and_stops_are_handed_on(is_scaled_out: bool) -> None:
     async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
         sampling = Sampling(0.5, 0, 0.25, -0.5, seed=7)
-        await heard(VllmEngine(address, "fake"), job(tokens([1]), 5, sampling=sampling))
+        await heard(TokenEngine(VLLM, address, "fake"), job(tokens([1]), 5, sampling=sampling))
         sent = fake.requests[-1]
         settings = sent["sampling_params"] if is_scaled_out else sent
         assert isinstance(settings, dict)
@@ -82,7 +83,7 @@ async def test_schema_has_the_name_that_this_version_knows(
 ) -> None:
     fake = FakeVllm(is_scaled_out=is_scaled_out, version=version)
     async with fake, upstream(fake.url) as address:
-        engine = VllmEngine(address, "fake")
+        engine = TokenEngine(VLLM, address, "fake")
         assert engine.can_constrain
         await heard(engine, job(tokens([1]), schema=b'{"type":"object"}'))
         sent = fake.requests[-1]
@@ -94,7 +95,7 @@ async def test_schema_has_the_name_that_this_version_knows(
 @BOTH
 async def test_engine_says_how_much_of_the_prompt_it_kept(is_scaled_out: bool) -> None:
     async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
-        engine = VllmEngine(address, "fake")
+        engine = TokenEngine(VLLM, address, "fake")
         first = await heard(engine, job(tokens(range(100, 140))))
         assert finish_of(first).cached_tokens == 0
         second = await heard(engine, job(tokens(range(100, 140), ids_of(first), [5] * 20)))
@@ -104,14 +105,16 @@ async def test_engine_says_how_much_of_the_prompt_it_kept(is_scaled_out: bool) -
 @BOTH
 async def test_warm_up_reads_the_prompt_and_says_nothing(is_scaled_out: bool) -> None:
     async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
-        engine = VllmEngine(address, "fake")
+        engine = TokenEngine(VLLM, address, "fake")
         assert await heard(engine, job(tokens([1] * 40), 0)) == [Finish("length")]
         assert finish_of(await heard(engine, job(tokens([1] * 60)))).cached_tokens == 32
 
 
 async def test_warm_up_of_nothing_asks_nobody() -> None:
     async with FakeVllm() as fake, upstream(fake.url) as address:
-        assert await heard(VllmEngine(address, "fake"), job(tokens(), 0)) == [Finish("length")]
+        assert await heard(TokenEngine(VLLM, address, "fake"), job(tokens(), 0)) == [
+            Finish("length")
+        ]
         assert fake.paths == []
 
 
@@ -120,31 +123,31 @@ async def test_prompt_that_does_not_fit_is_the_clients_error(is_scaled_out: bool
     fake = FakeVllm(is_scaled_out=is_scaled_out, context_tokens=50)
     async with fake, upstream(fake.url) as address:
         with pytest.raises(InvalidRequest) as raised:
-            await heard(VllmEngine(address, "fake"), job(tokens([1] * 60)))
+            await heard(TokenEngine(VLLM, address, "fake"), job(tokens([1] * 60)))
         assert raised.value.code == "context_length_exceeded"
 
 
 async def test_error_inside_the_stream_is_a_failure_of_the_engine() -> None:
     async with FakeVllm(fault_at=1) as fake, upstream(fake.url) as address:
         with pytest.raises(EngineFailed):
-            await heard(VllmEngine(address, "fake"), job(tokens([1])))
+            await heard(TokenEngine(VLLM, address, "fake"), job(tokens([1])))
 
 
 async def test_server_without_token_ids_is_said_to_be_too_old() -> None:
     async with FakeVllm(gives_ids=False) as fake, upstream(fake.url) as address:
         with pytest.raises(EngineFailed, match="newer"):
-            await heard(VllmEngine(address, "fake"), job(tokens([1])))
+            await heard(TokenEngine(VLLM, address, "fake"), job(tokens([1])))
 
 
 async def test_model_that_is_not_served_is_a_failure_of_the_engine() -> None:
     async with FakeVllm(model="other") as fake, upstream(fake.url) as address:
         with pytest.raises(EngineFailed, match="model"):
-            await heard(VllmEngine(address, "fake"), job(tokens([1])))
+            await heard(TokenEngine(VLLM, address, "fake"), job(tokens([1])))
 
 
 async def test_server_that_comes_back_in_another_way_is_asked_again() -> None:
     async with FakeVllm(is_scaled_out=True) as fake, upstream(fake.url) as address:
-        engine = VllmEngine(address, "fake")
+        engine = TokenEngine(VLLM, address, "fake")
         await heard(engine, job(tokens([1])))
         fake.is_scaled_out = False
         with pytest.raises(EngineFailed):
@@ -153,18 +156,18 @@ async def test_server_that_comes_back_in_another_way_is_asked_again() -> None:
 
 
 @BOTH
-async def test_odds_stand_beside_their_ids(is_scaled_out: bool) -> None:
+async def test_logprobs_belong_to_their_ids(is_scaled_out: bool) -> None:
     """The likeliest first, though vLLM puts the sampled one before them."""
     async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
-        engine = VllmEngine(address, "fake")
+        engine = TokenEngine(VLLM, address, "fake")
         asked = Sampling(top_logprobs=3, wants_logprobs=True)
         pieces = await heard(engine, job(tokens([1]), sampling=asked))
         bare = await heard(engine, job(tokens([1]), sampling=Sampling(wants_logprobs=True)))
         plain = await heard(engine, job(tokens([1]), sampling=Sampling(top_logprobs=3)))
-    for id, one in zip(ids_of(pieces), odds_of(pieces), strict=True):
+    for id, one in zip(ids_of(pieces), logprobs_of(pieces), strict=True):
         assert one == TokenLogprob(logprob(id), ((1, -1 / 64), (2, -2 / 64), (id, logprob(id))))
-    assert odds_of(bare) == [TokenLogprob(logprob(id)) for id in ids_of(bare)]
-    assert odds_of(plain) == []
+    assert logprobs_of(bare) == [TokenLogprob(logprob(id)) for id in ids_of(bare)]
+    assert logprobs_of(plain) == []
 
 
 @BOTH
@@ -174,7 +177,7 @@ async def test_grammar_has_the_name_that_this_version_knows(
 ) -> None:
     fake = FakeVllm(is_scaled_out=is_scaled_out, version=version)
     async with fake, upstream(fake.url) as address:
-        engine = VllmEngine(address, "fake")
+        engine = TokenEngine(VLLM, address, "fake")
         for syntax, name in (("lark", "grammar"), ("regex", "regex")):
             assert syntax in engine.grammars
             await heard(engine, job(tokens([1]), schema=Grammar(syntax, 'start: "a"')))

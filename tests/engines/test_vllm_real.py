@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from segue.engines.vllm import VllmEngine, Ways
+from segue.engines.token_engine import TokenEngine
+from segue.engines.vllm import VLLM, VllmOffer
 from segue.errors import InvalidRequest
 from segue.turn.values import (
     Finish,
@@ -37,7 +38,7 @@ from tests.engines.asking import (
     heard,
     ids_of,
     job,
-    odds_of,
+    logprobs_of,
     tokens,
     upstream,
 )
@@ -53,27 +54,27 @@ SCHEMA = (
 
 
 @pytest.fixture(params=["generate", "completions"])
-async def engine(request: pytest.FixtureRequest) -> AsyncIterator[VllmEngine]:
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[TokenEngine[VllmOffer]]:
     async with upstream(URL) as address:
-        made = VllmEngine(address, "smollm2")
+        made = TokenEngine(VLLM, address, "smollm2")
         if request.param == "completions":
-            made._ways = Ways(has_generate=False, has_structured=True)
+            made._known = VllmOffer(has_generate=False, has_structured=True)
         yield made
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
-async def test_engine_keeps_its_promise(promise: Promise, engine: VllmEngine) -> None:
+async def test_engine_keeps_its_promise(promise: Promise, engine: TokenEngine[VllmOffer]) -> None:
     await promise(Greedy(engine, chatml()))
 
 
 async def test_server_offers_the_way_of_ids() -> None:
     async with upstream(URL) as address:
-        made = VllmEngine(address, "smollm2")
+        made = TokenEngine(VLLM, address, "smollm2")
         await heard(made, job(tokens([1]), 1))
-        assert made._ways == Ways(has_generate=True, has_structured=True)
+        assert made._known == VllmOffer(has_generate=True, has_structured=True)
 
 
-async def test_next_turn_finds_its_prefix_kept(engine: VllmEngine) -> None:
+async def test_next_turn_finds_its_prefix_kept(engine: TokenEngine[VllmOffer]) -> None:
     """In whole blocks, which are of 128 tokens on a CPU."""
     first = (
         Greedy(engine, chatml()).job(said("Name a colour and say why you like it. " * 20)).prompt
@@ -84,14 +85,14 @@ async def test_next_turn_finds_its_prefix_kept(engine: VllmEngine) -> None:
     assert again.cached_tokens == first.length // 128 * 128 > 0
 
 
-async def test_warm_up_prefills_and_says_nothing(engine: VllmEngine) -> None:
+async def test_warm_up_prefills_and_says_nothing(engine: TokenEngine[VllmOffer]) -> None:
     prompt = Greedy(engine, chatml()).job(said("What do bees do in winter? " * 20)).prompt
     assert isinstance(prompt, Tokens)
     assert [type(piece) for piece in await heard(engine, job(prompt, 0))] == [Finish]
     assert finish_of(await heard(engine, job(prompt, 2))).cached_tokens >= 128
 
 
-async def test_answer_follows_the_schema(engine: VllmEngine) -> None:
+async def test_answer_follows_the_schema(engine: TokenEngine[VllmOffer]) -> None:
     prompt = Greedy(engine, chatml()).job(said("Paris in summer, as JSON.")).prompt
     reader = chatml().reader(Scene(Head(), None, ()))
     text = ""
@@ -102,17 +103,17 @@ async def test_answer_follows_the_schema(engine: VllmEngine) -> None:
     assert set(json.loads(text)) == {"city"}
 
 
-async def test_engine_says_how_likely_its_tokens_were(engine: VllmEngine) -> None:
+async def test_engine_says_how_likely_its_tokens_were(engine: TokenEngine[VllmOffer]) -> None:
     prompt = Greedy(engine, chatml()).job(said("What is 2+2?")).prompt
     asked = Sampling(temperature=0, top_logprobs=3, wants_logprobs=True)
     pieces = await heard(engine, job(prompt, 6, sampling=asked))
-    for id, one in zip(ids_of(pieces), odds_of(pieces), strict=True):
+    for id, one in zip(ids_of(pieces), logprobs_of(pieces), strict=True):
         assert one is not None
         assert one.top[0] == (id, one.logprob), "the greedy take the likeliest"
         assert len(one.top) == 3
     alone = Sampling(temperature=0, wants_logprobs=True)
     bare = await heard(engine, job(prompt, 6, sampling=alone))
-    assert all(one is not None and not one.top for one in odds_of(bare))
+    assert all(one is not None and not one.top for one in logprobs_of(bare))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ async def test_engine_says_how_likely_its_tokens_were(engine: VllmEngine) -> Non
     ids=["lark", "regex"],
 )
 async def test_answer_follows_the_grammar(
-    engine: VllmEngine, grammar: Grammar, pattern: str
+    engine: TokenEngine[VllmOffer], grammar: Grammar, pattern: str
 ) -> None:
     prompt = Greedy(engine, chatml()).job(said("Name a number.")).prompt
     pieces = await heard(engine, job(prompt, 20, schema=grammar, sampling=Sampling()))
@@ -136,13 +137,15 @@ async def test_answer_follows_the_grammar(
     "grammar", [Grammar("lark", "start: nowhere"), Grammar("regex", "(unbalanced")]
 )
 async def test_grammar_that_cannot_be_read_is_the_clients_error(
-    engine: VllmEngine, grammar: Grammar
+    engine: TokenEngine[VllmOffer], grammar: Grammar
 ) -> None:
     with pytest.raises(InvalidRequest):
         await heard(engine, job(tokens([1, 28]), 5, schema=grammar))
 
 
-async def test_prompt_that_does_not_fit_is_the_clients_error(engine: VllmEngine) -> None:
+async def test_prompt_that_does_not_fit_is_the_clients_error(
+    engine: TokenEngine[VllmOffer],
+) -> None:
     with pytest.raises(InvalidRequest) as raised:
         await heard(engine, job(tokens([28] * 2_100)))
     assert raised.value.code == "context_length_exceeded"

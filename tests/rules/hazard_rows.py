@@ -70,7 +70,7 @@ FAILURES: dict[str, Tests] = {
     "F7 healthy sockets closed by a busy event loop": (
         "transports/socket::test_uploading_peer_is_not_lost_without_pongs",
         LIMITS,
-        "dialects/vocabulary::test_long_text_is_encoded_while_other_threads_run",
+        "vocabularies/vocabulary::test_long_text_is_encoded_while_other_threads_run",
         "tools/pdf_worker::test_others_are_served_while_a_small_file_takes_its_time",
         "process/runner::test_large_input_is_validated_in_slices",
         "stores/sqlite::test_loop_and_readers_go_on_while_a_commit_takes_its_time",
@@ -200,7 +200,7 @@ FAILURES: dict[str, Tests] = {
     ),
     "F30 a store in memory without bounds": (
         "stores/budget::test_whatever_happens_all_limits_hold_and_the_modest_lose_nothing",
-        "stores/memory::test_any_history_keeps_the_books_right",
+        "stores/memory_turns::test_any_history_keeps_the_books_right",
         "keys::test_state_of_a_key_is_bounded_over_its_connections",
         "canaries::test_limits_are_among_the_metrics",
     ),
@@ -319,7 +319,7 @@ THREATS: dict[str, Tests] = {
     # Schemas and grammars are compiled by the engine; an operator's own patterns are the operator's (docs/guards.md).
     "T8 processor time": (
         "transports/protocol::test_flood_of_frames_ends_the_connection_and_no_other",
-        "dialects/vocabulary::test_long_text_is_encoded_while_other_threads_run",
+        "vocabularies/vocabulary::test_long_text_is_encoded_while_other_threads_run",
         "tools/pdf_worker::test_form_that_is_drawn_without_end_is_read_up_to_a_limit",
         "tools/pdf_worker::test_others_are_served_while_a_small_file_takes_its_time",
         "engines/example::test_hopeless_schema_still_gives_something_small",

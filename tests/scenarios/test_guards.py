@@ -381,7 +381,7 @@ async def test_key_has_the_guards_of_its_owner(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         ({"guard": ["rulez"]}, "rulez"),
-        ({"guard": ["no.such:thing"]}, "cannot be had"),
+        ({"guard": ["no.such:thing"]}, "cannot be imported"),
         ({"guard": ["moderation"]}, "guard_url"),
         ({"guard": ["classifier"]}, "guard_classifier"),
     ],

@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 from segue.accounts.quota import KeyQuota, Metering, unlimited
+from segue.accounts.scopes import OPERATOR, SCOPES
 from segue.background import in_background
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
 from segue.turn.seams import Keys
@@ -35,15 +36,7 @@ TellOthers = Callable[[], Awaitable[None]]
 # The owner of every request where no keys are required.
 LOCAL: Owner = "local"
 
-# The scopes of a key. `responses` and `models` are the API. `metrics` and `dashboard` show the process: the first
-# without names of owners, the second what the key's own owner does. An operator sees the figures of all owners on both.
-# The last three let a request run hosted tools: the web search, the operator's MCP servers, and MCP servers that the
-# request names by URL (docs/hazards.md T11).
-OPERATOR = "operator"
-SCOPES = (
-    *("responses", "models", "metrics", "dashboard", OPERATOR),
-    *("web_search", "mcp", "mcp_url"),
-)
+# What an operator's key may see besides its scopes, of all owners.
 OPERATOR_SCOPES = frozenset(("metrics", "dashboard"))
 
 # Cached keys are confirmed this often, and not trusted for longer than TRUST_S without it.

@@ -45,7 +45,7 @@ class Cluster:
 @asynccontextmanager
 async def open_cluster(settings: Settings, place: WorkerPlace) -> AsyncIterator[Cluster | None]:
     """Through the database (PostgreSQL), through the parent's hub (several workers), or None (one process)."""
-    if settings.store.startswith(("postgresql://", "postgres://")):
+    if settings.store_kind == "postgresql":
         from segue.cluster.notify import open_notify_bus
         from segue.cluster.peers import Peers
 

@@ -17,7 +17,7 @@ from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
 from segue.process.afterwards import Afterwards
 from segue.settings import Settings
-from segue.storage import Store
+from segue.storage import ServerStore
 from segue.turn.plan import Model, Models
 
 
@@ -57,7 +57,7 @@ async def open_observers(settings: Settings, state: State) -> AsyncIterator[Obse
 class HealthCheck:
     """Whether the store and the engines answer."""
 
-    def __init__(self, store: Store, models: Models, metrics: Metrics) -> None:
+    def __init__(self, store: ServerStore, models: Models, metrics: Metrics) -> None:
         self._store = store
         self._metrics = metrics
         # By name, without aliases.

@@ -14,11 +14,11 @@ from segue.process.afterwards import EndedTurn
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Runner
 from segue.settings import Settings
-from segue.storage import Store, check_public, check_ring, load_ring
+from segue.storage import ServerStore, check_public, check_ring, load_ring
 from segue.stores.budget import Budget
 from segue.stores.hashes import KeyHashes
 from segue.stores.layered import LayeredTurns
-from segue.stores.memory import MemoryTurns
+from segue.stores.memory_turns import MemoryTurns
 from segue.stores.seals import RingKey
 from segue.transports.services import NearTurns
 from segue.turn.seams import Turns
@@ -32,7 +32,7 @@ class State:
     """The store, the caches in front of it, and who may use them."""
 
     settings: Settings
-    store: Store
+    store: ServerStore
     # The keys that encrypt what clients keep for us, and that hash API keys.
     ring: Sequence[RingKey]
     hashes: KeyHashes
@@ -58,7 +58,7 @@ class State:
             cached.trim(owner, left)
 
 
-async def build_state(settings: Settings, store: Store, cluster: Cluster | None) -> State:
+async def build_state(settings: Settings, store: ServerStore, cluster: Cluster | None) -> State:
     """The store with its keys checked, and empty caches."""
     ring = await load_ring(settings, store)
     hashes = KeyHashes(ring)
@@ -81,7 +81,7 @@ async def build_state(settings: Settings, store: Store, cluster: Cluster | None)
 class Eraser:
     """Deletes a turn everywhere: in the store, in the caches of this process, and in those of other processes."""
 
-    def __init__(self, store: Store, cluster: Cluster | None, runner: Runner) -> None:
+    def __init__(self, store: ServerStore, cluster: Cluster | None, runner: Runner) -> None:
         self._store = store
         self._runner = runner
         self._caches: list[Forget] = []

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
@@ -21,20 +20,17 @@ import msgspec
 from segue.background import in_background
 from segue.cluster.local import TopicListeners
 from segue.errors import Unavailable
+from segue.framing import CONNECTION_LOST, read_frame, write_frame
 from segue.turn.seams import Hear
 
 log = logging.getLogger(__name__)
 
-# One message: the events of a turn that is followed elsewhere are cut far below it.
-FRAME_BYTES_MAX = 64 * 1024 * 1024
 # What may wait for a worker that does not read.
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 # The hub is a local process: a slower answer means that it is broken.
 ANSWER_S = 5.0
 PAUSE_MIN_S = 0.05
 PAUSE_MAX_S = 1.0
-
-_length = struct.Struct("<I")
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -48,21 +44,6 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decode = msgspec.msgpack.Decoder(Frame).decode
-
-
-def _write(writer: asyncio.StreamWriter, frame: Frame) -> None:
-    data = msgspec.msgpack.encode(frame)
-    writer.write(_length.pack(len(data)) + data)
-
-
-async def _read(reader: asyncio.StreamReader) -> Frame:
-    (size,) = _length.unpack(await reader.readexactly(_length.size))
-    if size > FRAME_BYTES_MAX:
-        raise ConnectionError("a message is too long")
-    return _decode(await reader.readexactly(size))
-
-
-LOST = (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError)
 
 
 class Hub:
@@ -86,8 +67,8 @@ class Hub:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                self._take(await _read(reader), writer)
-        except (*LOST, asyncio.CancelledError):
+                self._take(_decode(await read_frame(reader)), writer)
+        except (*CONNECTION_LOST, asyncio.CancelledError):
             # The connection's own task: a cancel means no more than its end.
             pass
         finally:
@@ -99,7 +80,7 @@ class Hub:
         match frame.verb:
             case "listen":
                 self._listeners.setdefault(frame.topic, set()).add(writer)
-                _write(writer, Frame("done", frame.topic, number=frame.number))
+                write_frame(writer, Frame("done", frame.topic, number=frame.number))
             case "leave":
                 self._remove(frame.topic, writer)
             case "say":
@@ -113,7 +94,7 @@ class Hub:
             log.warning("a worker does not read from the hub and is disconnected")
             listener.transport.abort()
         else:
-            _write(listener, frame)
+            write_frame(listener, frame)
 
     def _remove(self, topic: str, writer: asyncio.StreamWriter) -> None:
         listeners = self._listeners.get(topic, set())
@@ -137,7 +118,7 @@ class HubBus:
         writer = self._writer
         if writer is None:
             raise Unavailable("The other workers cannot be reached at the moment.")
-        _write(writer, Frame("say", topic, body))
+        write_frame(writer, Frame("say", topic, body))
         with suppress(OSError):
             await writer.drain()
 
@@ -150,7 +131,7 @@ class HubBus:
             yield
         finally:
             if self._listeners.remove(topic, hear) and self._writer is not None:
-                _write(self._writer, Frame("leave", topic))
+                write_frame(self._writer, Frame("leave", topic))
 
     async def _listen(self, topic: str) -> None:
         """Without a connection to the hub, the next one listens to all topics that are wanted by then."""
@@ -159,7 +140,7 @@ class HubBus:
         self._number += 1
         number = self._number
         done = self._unanswered[number] = asyncio.get_running_loop().create_future()
-        _write(self._writer, Frame("listen", topic, number=number))
+        write_frame(self._writer, Frame("listen", topic, number=number))
         with suppress(TimeoutError):
             await asyncio.wait_for(done, ANSWER_S)
         self._unanswered.pop(number, None)
@@ -182,15 +163,15 @@ class HubBus:
         self._writer = writer
         self.connected.set()
         for topic in self._listeners.topics:
-            _write(writer, Frame("listen", topic))
+            write_frame(writer, Frame("listen", topic))
         try:
             while True:
-                frame = await _read(reader)
+                frame = _decode(await read_frame(reader))
                 if frame.verb == "say":
                     self._listeners.deliver(frame.topic, frame.body)
                 elif (done := self._unanswered.get(frame.number)) is not None and not done.done():
                     done.set_result(None)
-        except LOST:
+        except CONNECTION_LOST:
             log.warning("the connection to the hub was lost; connecting again")
         finally:
             self._writer = None

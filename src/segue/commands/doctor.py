@@ -154,8 +154,8 @@ async def check_store(settings: Settings, *, is_running: bool) -> Check:
         return Check(
             "store", True, f"{settings.shown_store}: the running server reports that it is ready"
         )
-    if settings.store.startswith("sqlite:///"):
-        path = Path(settings.store.removeprefix("sqlite:///"))
+    path = settings.store_path
+    if path is not None:
         verdict = _look_at(path)
         if verdict is not None:
             return verdict

@@ -7,7 +7,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -108,8 +107,8 @@ def _day(seconds: int) -> str:
 
 def _existing(settings: Settings) -> Settings:
     """Refuse a SQLite file that does not exist: opening it would create it."""
-    path = settings.store.removeprefix("sqlite:///")
-    if path != settings.store and not Path(path).exists():
+    path = settings.store_path
+    if path is not None and not path.exists():
         raise Misconfigured(f"store: there is no file {path}.")
     return settings
 

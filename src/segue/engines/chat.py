@@ -1,8 +1,8 @@
 """Who produces tokens? Any endpoint that speaks OpenAI's chat completions: messages in, deltas out.
 
-The endpoint renders, tokenizes and parses. What is kept here is the serialized form: the messages come as a chain of
-bytes that is only joined, the tools are translated once for as long as they stay the same. Calls,
-reasoning and usage come back in the fields that the known servers use for them.
+The endpoint renders, tokenizes and parses. Here the serialized form is cached: the messages come as a chain of bytes
+that is only joined, the tools are translated once for as long as they stay the same. Calls, reasoning and usage are
+read from the fields that the known servers use for them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.upstream import Stream, Upstream, read, told
+from segue.engines.token_engine import DONE, SamplingFields
+from segue.engines.upstream import UNREADABLE, EventStream, Upstream, decode_event
 from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.turn.values import Delta, Deltas, Effects, Finish, Job, Messages, Piece, Sampling, Scene
 from segue.wire.items import Logprob, TopLogprob
@@ -27,10 +28,11 @@ from segue.wire.tools import (
 )
 
 PATH = "/v1/chat/completions"
-DONE = b"[DONE]"
-# What endpoints themselves say of a token that cannot be.
+# Some endpoints know no penalties.
+SAMPLING = SamplingFields(omits_zero_penalties=True)
+# What endpoints themselves send for a token that is impossible.
 LOGPROB_MIN = -9999.0
-# What a function without parameters takes.
+# Of a function without parameters.
 NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
 
 
@@ -44,29 +46,29 @@ class _Call(Struct, frozen=True):
     function: _Function = _Function()
 
 
-class _Words(Struct, frozen=True):
+class _Delta(Struct, frozen=True):
     content: str | None = None
     refusal: str | None = None
-    # The same thing under two names: vLLM, SGLang, llama.cpp and DeepSeek; OpenRouter, Ollama and newer vLLM.
+    # The same under two names: vLLM, SGLang, llama.cpp and DeepSeek; OpenRouter, Ollama and newer vLLM.
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[_Call] | None = None
 
 
-class _Likely(Struct, frozen=True):
+class _TokenLogprob(Struct, frozen=True):
     token: str = ""
     logprob: float | None = None
     # Null where a token has none of its own; some endpoints leave it out.
     bytes: list[int] | None = None
-    top_logprobs: list[_Likely] | None = None
+    top_logprobs: list[_TokenLogprob] | None = None
 
 
 class _Logprobs(Struct, frozen=True):
-    content: list[_Likely] | None = None
+    content: list[_TokenLogprob] | None = None
 
 
 class _Choice(Struct, frozen=True):
-    delta: _Words | None = None
+    delta: _Delta | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
@@ -99,77 +101,62 @@ _events = msgspec.json.Decoder(list[_Event])
 
 
 class ChatEngine:
-    """An `Engine` for messages. `model` is the endpoint's name for it, `context_tokens` what it is said to have."""
+    """An `Engine` for messages. `model` is the endpoint's name for it, `context_tokens` its configured context."""
 
     def __init__(self, upstream: Upstream, model: str, context_tokens: int) -> None:
         self._upstream = upstream
         self._model = model
         self._context_tokens = context_tokens
-        self._limit = "max_tokens"
+        self._limit_field = "max_tokens"
         self._tools: tuple[Tools, Effects, bytes] | None = None
 
     @property
     def can_constrain(self) -> bool:
-        """Yes, by `response_format`."""
         return True
 
     @property
     def grammars(self) -> frozenset[str]:
-        """None: chat endpoints have no common word for it."""
+        # Chat endpoints have no common field for a grammar.
         return frozenset()
 
     async def is_ready(self) -> bool:
-        """Whether the endpoint lists its models, the one question that they all answer."""
+        """Whether the endpoint lists its models, the one request that all of them answer."""
         return await self._upstream.is_up("/v1/models")
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._upstream.close()
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """The deltas as they come, then why it stopped and what the endpoint counted."""
         if job.prompt.length == 0 and job.output_tokens_max == 0:
             yield Finish("length")
             return
-        reason: str | None = None
-        usage = _Usage()
-        must_call = job.output_tokens_max > 0 and _must_call(job.scene)
-        async with await self._ask(job) as stream:
+        answer = _Answer(job)
+        async with await self._send(job) as stream:
             async for batch in stream:
-                deltas: list[Delta] = []
                 if DONE in batch:
                     stream.is_over = True
                     batch = batch[: batch.index(DONE)]
-                events, fault = _heard(batch)
-                for event in events:
-                    usage = event.usage or usage
-                    for choice in event.choices[:1]:
-                        reason = choice.finish_reason or reason
-                        if choice.delta is not None and job.output_tokens_max:
-                            deltas += _deltas(choice)
-                must_call = must_call and all(one.call_index is None for one in deltas)
+                deltas, error = answer.read(batch)
                 if deltas:
                     yield Deltas(tuple(deltas))
-                if fault is not None:
-                    raise fault
+                if error is not None:
+                    raise error
                 if stream.is_over:
                     break
-            if reason == "stop" and must_call:
-                raise ServerFault("The engine did not call a tool, though it had to.")
-            yield _finish(stream, reason, usage)
+            yield answer.finish(stream)
 
-    async def _ask(self, job: Job) -> Stream:
+    async def _send(self, job: Job) -> EventStream:
         try:
-            return await self._upstream.listen(PATH, self._body(job))
-        except InvalidRequest as refused:
-            # OpenAI's newer models want another word for the same limit, and say so.
-            if "max_completion_tokens" not in refused.message or self._limit != "max_tokens":
+            return await self._upstream.stream(PATH, self._body(job))
+        except InvalidRequest as error:
+            # OpenAI's newer models want another name for the same limit, and name it in their refusal.
+            if "max_completion_tokens" not in error.message or self._limit_field != "max_tokens":
                 raise
-        self._limit = "max_completion_tokens"
-        return await self._upstream.listen(PATH, self._body(job))
+        self._limit_field = "max_completion_tokens"
+        return await self._upstream.stream(PATH, self._body(job))
 
     def _body(self, job: Job) -> bytes:
-        """The messages as they were kept, and everything else around them."""
+        """The messages as they were serialized before, and everything else around them."""
         assert isinstance(job.prompt, Messages), "this engine takes messages"
         scene = job.scene
         head = scene.head
@@ -180,9 +167,9 @@ class ChatEngine:
             **_sampling(job.sampling),
             **_format(scene.format),
         }
-        # Who did not ask for a limit gets the endpoint's own, which knows how much room is left.
+        # Where the client set no limit, the endpoint's own is used: it knows how much of the context is left.
         if job.output_tokens_max < self._context_tokens:
-            settings[self._limit] = max(job.output_tokens_max, 1)
+            settings[self._limit_field] = max(job.output_tokens_max, 1)
         if scene.effort is not None:
             settings["reasoning_effort"] = scene.effort
         if head.text.verbosity is not None:
@@ -199,30 +186,24 @@ class ChatEngine:
         return b"".join((b'{"messages":[', messages, b"]", tools, b",", rest))
 
     def _tools_of(self, scene: Scene, offers: tuple[Offer, ...]) -> bytes:
-        """Agents resend the same tools each turn: they are translated once, if all of them are allowed."""
+        """Agents send the same tools each turn: they are translated once, if all of them are allowed."""
         tools, effects = scene.head.tools, scene.effects
         if len(offers) != len(tools.offers) + len(effects.offers):
             return msgspec.json.encode([_function(offer) for offer in offers])
         known = self._tools
         if known is None or known[0] is not tools or known[1] is not effects:
-            told = msgspec.json.encode([_function(offer) for offer in offers])
-            self._tools = known = (tools, effects, told)
+            translated = msgspec.json.encode([_function(offer) for offer in offers])
+            self._tools = known = (tools, effects, translated)
         return known[2]
 
 
-# --- what is asked --------------------------------------------------------------------------------
+# --- the request --------------------------------------------------------------------------------
 
 
 def _sampling(sampling: Sampling) -> dict[str, object]:
-    settings: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-    if sampling.presence_penalty:
-        settings["presence_penalty"] = sampling.presence_penalty
-    if sampling.frequency_penalty:
-        settings["frequency_penalty"] = sampling.frequency_penalty
+    settings = SAMPLING.of(sampling)
     if sampling.stop_strings:
         settings["stop"] = sampling.stop_strings
-    if sampling.seed is not None:
-        settings["seed"] = sampling.seed
     if sampling.wants_logprobs:
         settings["logprobs"] = True
         if sampling.top_logprobs:
@@ -241,15 +222,15 @@ def _format(wanted: TextFormat | None) -> dict[str, object]:
                 "schema": wanted.schema,
                 "strict": wanted.strict,
             }
-            told = {key: value for key, value in fields.items() if value not in (UNSET, None)}
-            return {"response_format": {"type": "json_schema", "json_schema": told}}
+            given = {key: value for key, value in fields.items() if value not in (UNSET, None)}
+            return {"response_format": {"type": "json_schema", "json_schema": given}}
         case _:
             return {}
 
 
 def _allowed(scene: Scene) -> tuple[Offer, ...]:
-    """The tools that the endpoint is told of: a choice among some of them leaves the others out, and one that is
-    deferred is told where the choice names it."""
+    """The tools that the endpoint gets: `allowed_tools` leaves the others out, and a deferred tool is sent only where
+    the choice names it."""
     choice = scene.head.tool_choice
     if not isinstance(choice, ToolChoiceName):
         return scene.offers
@@ -271,7 +252,7 @@ def _choice(scene: Scene) -> object:
 
 
 def _must_call(scene: Scene) -> bool:
-    """Whether an answer without a call would be no answer. Not every endpoint that takes the wish honours it."""
+    """Whether the answer must contain a call. Some endpoints accept this `tool_choice` and ignore it."""
     choice = scene.head.tool_choice
     if isinstance(choice, ToolChoiceName):
         return _choice(scene) != "auto" and bool(_allowed(scene))
@@ -279,7 +260,7 @@ def _must_call(scene: Scene) -> bool:
 
 
 def _function(offer: Offer) -> dict[str, object]:
-    """A tool as a chat function; a custom tool is one that takes a single string."""
+    """A tool as a chat function; a custom tool is a function that takes a single string."""
     tool = offer.tool
     function: dict[str, object] = {"name": plain_name(offer.qualified_name)}
     if isinstance(tool.description, str):
@@ -301,41 +282,78 @@ def _input_of(tool: CustomTool) -> dict[str, object]:
     return {"type": "object", "properties": {"input": shape}, "required": ["input"]}
 
 
-# --- what is heard --------------------------------------------------------------------------------
+# --- the answer --------------------------------------------------------------------------------
 
 
-def _heard(batch: Sequence[bytes]) -> tuple[list[_Event], ApiError | None]:
-    """The events that came together, up to a fault, if there is one: what was said before it counts."""
+class _Answer:
+    """What was read of one answer."""
+
+    def __init__(self, job: Job) -> None:
+        self._is_warm_up = job.output_tokens_max == 0
+        self._must_call = not self._is_warm_up and _must_call(job.scene)
+        self._reason: str | None = None
+        self._usage = _Usage()
+
+    def read(self, batch: Sequence[bytes]) -> tuple[list[Delta], ApiError | None]:
+        """The deltas of events that came together, up to an error, if there is one."""
+        events, error = _events_in(batch)
+        deltas: list[Delta] = []
+        for event in events:
+            self._usage = event.usage or self._usage
+            for choice in event.choices[:1]:
+                self._reason = choice.finish_reason or self._reason
+                if choice.delta is not None and not self._is_warm_up:
+                    deltas += _deltas(choice.delta, choice.logprobs)
+        self._must_call = self._must_call and all(delta.call_index is None for delta in deltas)
+        return deltas, error
+
+    def finish(self, stream: EventStream) -> Finish:
+        """Why it ended, and what the endpoint counted."""
+        if self._reason is None:
+            raise stream.broke_off()
+        if self._reason == "stop" and self._must_call:
+            raise ServerFault("The engine did not call a tool, though it had to.")
+        if self._reason == "content_filter":
+            raise ServerFault("The engine's own content filter ended the answer.")
+        usage = self._usage
+        inputs, outputs = usage.prompt_tokens_details, usage.completion_tokens_details
+        return Finish(
+            "length" if self._reason == "length" else "stop",
+            cached_tokens=(inputs and inputs.cached_tokens) or usage.prompt_cache_hit_tokens or 0,
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            reasoning_tokens=outputs.reasoning_tokens if outputs else None,
+        )
+
+
+def _events_in(batch: Sequence[bytes]) -> tuple[list[_Event], ApiError | None]:
+    """The events that came together, up to an error, if there is one: what was sent before it counts."""
     try:
         events = _events.decode(b"[%b]" % b",".join(batch))
         if all(event.error is UNSET for event in events):
             return events, None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         pass
-    heard: list[_Event] = []
-    for data in batch:
-        try:
-            event = read(_event, data)
-        except ApiError as error:
-            return heard, error
-        if event.error is not UNSET:
-            return heard, told(event.error)
-        heard.append(event)
-    return heard, None
+    events = []
+    try:
+        for data in batch:
+            events.append(decode_event(_event, data))
+    except ApiError as error:
+        return events, error
+    return events, None
 
 
-def _deltas(choice: _Choice) -> list[Delta]:
-    """What one event says, in the order in which a model says it."""
-    words = choice.delta or _Words()
-    found: list[Delta] = []
-    if reasoning := words.reasoning_content or words.reasoning:
-        found.append(Delta(reasoning=reasoning))
-    if text := words.content or words.refusal:
-        likely = (choice.logprobs and choice.logprobs.content) or ()
-        found.append(Delta(text=text, logprobs=tuple(map(_logprob, likely))))
-    for n, call in enumerate(words.tool_calls or ()):
+def _deltas(delta: _Delta, logprobs: _Logprobs | None) -> list[Delta]:
+    """What one event adds, in the order in which a model writes it."""
+    deltas: list[Delta] = []
+    if reasoning := delta.reasoning_content or delta.reasoning:
+        deltas.append(Delta(reasoning=reasoning))
+    if text := delta.content or delta.refusal:
+        tokens = (logprobs and logprobs.content) or ()
+        deltas.append(Delta(text=text, logprobs=tuple(map(_logprob, tokens))))
+    for n, call in enumerate(delta.tool_calls or ()):
         function = call.function
-        found.append(
+        deltas.append(
             Delta(
                 # Some servers leave the index out where they send whole calls.
                 call_index=n if call.index is None else call.index,
@@ -343,36 +361,17 @@ def _deltas(choice: _Choice) -> list[Delta]:
                 call_arguments=function.arguments or "",
             )
         )
-    return found
+    return deltas
 
 
-def _logprob(one: _Likely) -> Logprob:
-    top = [_top(other) for other in one.top_logprobs or ()]
-    return Logprob(one.token, _bytes(one), _known(one), top)
+def _logprob(token: _TokenLogprob) -> Logprob:
+    top = [TopLogprob(one.token, _bytes(one), _value(one)) for one in token.top_logprobs or ()]
+    return Logprob(token.token, _bytes(token), _value(token), top)
 
 
-def _top(one: _Likely) -> TopLogprob:
-    return TopLogprob(one.token, _bytes(one), _known(one))
+def _bytes(token: _TokenLogprob) -> list[int]:
+    return list(token.token.encode()) if token.bytes is None else token.bytes
 
 
-def _bytes(one: _Likely) -> list[int]:
-    return list(one.token.encode()) if one.bytes is None else one.bytes
-
-
-def _known(one: _Likely) -> float:
-    return LOGPROB_MIN if one.logprob is None else one.logprob
-
-
-def _finish(stream: Stream, reason: str | None, usage: _Usage) -> Finish:
-    if reason is None:
-        raise stream.broke_off()
-    if reason == "content_filter":
-        raise ServerFault("The engine's own content filter ended the answer.")
-    given, wrote = usage.prompt_tokens_details, usage.completion_tokens_details
-    return Finish(
-        "length" if reason == "length" else "stop",
-        cached_tokens=(given and given.cached_tokens) or usage.prompt_cache_hit_tokens or 0,
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        reasoning_tokens=wrote.reasoning_tokens if wrote else None,
-    )
+def _value(token: _TokenLogprob) -> float:
+    return LOGPROB_MIN if token.logprob is None else token.logprob

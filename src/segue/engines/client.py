@@ -1,8 +1,8 @@
-"""How do bytes reach an engine behind HTTP/1.1, and come back as they are said?
+"""How do bytes reach an engine over HTTP/1.1, and come back as they arrive?
 
-In: a method, a path, a body. Out: an `Answer` whose body is read as it comes, everything that has arrived at once.
-Connections are kept for the next request. The parser is httptools, which the server's side has too; a client library
-for everything spends more on each small chunk of a stream than we spend on its event (docs/decisions/0007). No
+In: a method, a path, a body. Out: an `HttpResponse` whose body is read as it comes, everything that has arrived at
+once. Connections are kept for the next request. The parser is httptools, which the server's side has too; a general
+client library spends more on each small chunk of a stream than we spend on its event (docs/decisions/0007). No
 redirects, no cookies, no compression, no proxies: an engine needs none.
 """
 
@@ -17,18 +17,18 @@ from urllib.parse import unquote, urlsplit
 
 import httptools
 
-# What may wait for its reader before the engine is slowed down.
+# How much may be unread before the engine is slowed down.
 UNREAD_BYTES_MAX = 256 * 1024
-# What the head of an answer may have.
+# Status line and headers of a response.
 HEAD_BYTES_MAX = 64 * 1024
 
 
-class Broken(ConnectionError):
-    """The connection ended, or stopped making sense, before the answer was whole."""
+class ConnectionBroken(ConnectionError):
+    """The connection ended, or sent something that is not HTTP, before the response was complete."""
 
 
-class Answer:
-    """One answer, from its head on: filled by its connection, until it is whole, and emptied by its reader."""
+class HttpResponse:
+    """One response, from its headers on: filled by its connection until it is complete, and emptied by its reader."""
 
     __slots__ = (
         "_connection",
@@ -41,9 +41,9 @@ class Answer:
         "status",
     )
 
-    def __init__(self, connection: Connection, status: int, headers: dict[str, str]) -> None:
-        # Until it is whole, or broken.
-        self._connection: Connection | None = connection
+    def __init__(self, connection: HttpConnection, status: int, headers: dict[str, str]) -> None:
+        # Until it is complete, or broken.
+        self._connection: HttpConnection | None = connection
         self._error: Exception | None = None
         self._reading: asyncio.Future[None] | None = None
         self._unread: list[bytes] = []
@@ -53,7 +53,7 @@ class Answer:
         self.retry_after = headers.get("retry-after", "")
 
     async def read(self) -> bytes:
-        """What has come, as soon as something has; nothing at the end."""
+        """What has arrived, as soon as there is something; empty at the end."""
         while not self._unread:
             if self._error is not None:
                 raise self._error
@@ -68,7 +68,7 @@ class Answer:
         return data
 
     async def read_whole(self, bytes_max: int) -> bytes:
-        """All of it, or as much as may be, and then no more."""
+        """The whole body, cut at `bytes_max`."""
         parts, size = [], 0
         while size < bytes_max and (part := await self.read()):
             parts.append(part)
@@ -77,23 +77,21 @@ class Answer:
         return b"".join(parts)[:bytes_max]
 
     def close(self) -> None:
-        """Hear no more: an answer that is not whole costs its connection, which every engine takes as a stop."""
+        """Stop reading. If the response is not complete, its connection is closed, which stops the job."""
         if self._connection is not None:
             self._connection.abort()
 
     @property
     def is_full(self) -> bool:
-        """Whether its reader is too far behind."""
         return self._unread_bytes > UNREAD_BYTES_MAX
 
     def feed(self, data: bytes) -> None:
-        """More of its body."""
         self._unread.append(data)
         self._unread_bytes += len(data)
         self._wake()
 
     def end(self, error: Exception | None = None) -> None:
-        """It is whole, or will never be."""
+        """The response is complete, or never will be."""
         if self._connection is not None:
             self._connection, self._error = None, error
             self._wake()
@@ -103,7 +101,7 @@ class Answer:
             self._reading.set_result(None)
 
 
-class Client:
+class HttpClient:
     """One engine's address, and the connections to it."""
 
     def __init__(self, url: str, headers: dict[str, str], keep_s: float) -> None:
@@ -122,169 +120,165 @@ class Client:
         lines = [f"{name}: {value}\r\n" for name, value in {"host": at, **headers}.items()]
         self._head = "".join(lines).encode("latin-1")
         self._tls: ssl.SSLContext | None = None
-        # The one that was used last is asked first.
-        self._idle: deque[Connection] = deque()
-        self._busy: set[Connection] = set()
+        # The one that was used last is used first.
+        self._idle: deque[HttpConnection] = deque()
+        self._busy: set[HttpConnection] = set()
 
-    async def ask(
+    async def send(
         self, method: Literal["GET", "POST"], path: str, body: bytes, connect_s: float
-    ) -> Answer:
-        """Ask, and return when the answer begins. `OSError` where nobody is there, `Broken` where somebody was."""
+    ) -> HttpResponse:
+        """Send a request, and return when its response begins.
+
+        Raises `OSError` where no connection can be made, `ConnectionBroken` where it ends too early.
+        """
         connection = self._take() or await self._connect(connect_s)
         self._busy.add(connection)
         line = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode("latin-1")
         head = b"%b%bcontent-length: %d\r\n\r\n" % (line, self._head, len(body))
         try:
-            return await connection.ask(head, body)
+            return await connection.send(head, body)
         except BaseException:
             connection.abort()
             raise
 
     def close(self) -> None:
-        """Close all connections."""
         for connection in (*self._idle, *self._busy):
             connection.abort()
         self._idle.clear()
 
-    def give_back(self, connection: Connection) -> None:
-        """An answer is whole, and its connection free."""
+    def give_back(self, connection: HttpConnection) -> None:
+        """The connection can serve the next request."""
         self._busy.discard(connection)
         self._idle.append(connection)
 
-    def lose(self, connection: Connection) -> None:
-        """A connection is gone."""
+    def lose(self, connection: HttpConnection) -> None:
+        """The connection has ended."""
         self._busy.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def _take(self) -> Connection | None:
-        """A connection that is free; those that have waited too long are about to be closed by the engine."""
+    def _take(self) -> HttpConnection | None:
+        """An idle connection. After `keep_s` the engine is about to close it, and it is not used again."""
         now = asyncio.get_running_loop().time()
         while self._idle and self._idle[0].idle_since + self._keep_s < now:
             self._idle[0].abort()
         return self._idle.pop() if self._idle else None
 
-    async def _connect(self, connect_s: float) -> Connection:
+    async def _connect(self, connect_s: float) -> HttpConnection:
         if self._is_secure and self._tls is None:
             self._tls = await asyncio.to_thread(ssl.create_default_context)
         async with asyncio.timeout(connect_s):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self), self._host, self._port, ssl=self._tls
+                lambda: HttpConnection(self), self._host, self._port, ssl=self._tls
             )
         return connection
 
 
-class Connection(asyncio.Protocol):
-    """One connection: a request at a time, and its answer."""
+class HttpConnection(asyncio.Protocol):
+    """One connection: one request at a time, and its response."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: HttpClient) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._parser: httptools.HttpResponseParser
         self.idle_since = 0.0
-        self._asked: asyncio.Future[Answer] | None = None
-        self._answer: Answer | None = None
+        # Of the request that was sent, until its headers are here; then the response, until it is complete.
+        self._pending: asyncio.Future[HttpResponse] | None = None
+        self._response: HttpResponse | None = None
         self._headers: dict[str, str] = {}
         self._head_bytes = 0
         self._is_paused = False
         self._error: Exception | None = None
 
-    async def ask(self, head: bytes, body: bytes) -> Answer:
-        """Send a request; its answer, as soon as that begins."""
+    async def send(self, head: bytes, body: bytes) -> HttpResponse:
+        """Send a request; returns when its response begins."""
         if self._error is not None:
             raise self._error
-        # A fresh one each time: it must never go on with what an earlier answer has left.
+        # A new parser each time: it must never go on with the rest of an earlier response.
         self._parser = httptools.HttpResponseParser(self)
         self._headers, self._head_bytes = {}, 0
-        self._asked = self._loop.create_future()
+        self._pending = self._loop.create_future()
         self._transport.writelines([head, body])
-        return await self._asked
+        return await self._pending
 
     def resume(self) -> None:
-        """The reader has caught up."""
         if self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """End it now."""
-        self._end(Broken("the connection was closed"))
+        self._end(ConnectionBroken("the connection was closed"))
         self._transport.abort()
 
-    # What the transport says.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It begins."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of an answer; or nobody's, and then the engine and we do not understand each other."""
-        if self._asked is None and self._answer is None:
+        # Bytes that no request asked for: the engine and we do not understand each other.
+        if self._pending is None and self._response is None:
             self.abort()
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._end(Broken(f"the answer cannot be read: {error}"))
+            self._end(ConnectionBroken(f"the response cannot be read: {error}"))
             self._transport.abort()
             return
-        if self._answer is not None and self._answer.is_full and not self._is_paused:
+        if self._response is not None and self._response.is_full and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is over, which may be how an answer without a length ends."""
+        # A response without a length ends with its connection.
         has_length = {"content-length", "transfer-encoding"} & self._headers.keys()
-        if error is None and self._answer is not None and not has_length:
-            self._answer.end()
-        self._end(Broken("the connection was lost"))
+        if error is None and self._response is not None and not has_length:
+            self._response.end()
+        self._end(ConnectionBroken("the connection was lost"))
 
     def _end(self, error: Exception) -> None:
         self._client.lose(self)
         self._error = self._error or error
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_exception(self._error)
-        if self._answer is not None:
-            self._answer.end(self._error)
-        self._asked = self._answer = None
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_exception(self._error)
+        if self._response is not None:
+            self._response.end(self._error)
+        self._pending = self._response = None
 
-    # What the parser says.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
-        """An answer begins, and it must be one that was asked for."""
-        if self._asked is None:
-            raise ValueError("nobody has asked")
+        if self._pending is None:
+            raise ValueError("a response without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header of the answer."""
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > HEAD_BYTES_MAX:
-            raise ValueError("the head is too long")
+            raise ValueError("the headers are too long")
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The head is whole; one that only says to go on is none."""
         status = self._parser.get_status_code()
         if status < 200:
+            # 100 Continue and the like: the response is still to come.
             self._headers = {}
             return
-        self._answer = Answer(self, status, self._headers)
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(self._answer)
-        self._asked = None
+        self._response = HttpResponse(self, status, self._headers)
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_result(self._response)
+        self._pending = None
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
-        if self._answer is not None:
-            self._answer.feed(data)
+        if self._response is not None:
+            self._response.feed(data)
 
     def on_message_complete(self) -> None:
-        """The answer is whole: the connection may serve the next request."""
-        if self._answer is None:
+        if self._response is None:
             return
-        self._answer.end()
-        self._answer = None
+        self._response.end()
+        self._response = None
         if self._parser.should_keep_alive():
             self.resume()
             self.idle_since = self._loop.time()

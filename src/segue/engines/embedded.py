@@ -6,12 +6,13 @@
         +--- one wake-up for all that waits +<-------------------------------+
 
 The pool of workers is the queue: as many jobs run as there are slots, the others wait in the order in which they came.
-llama.cpp gives a job the slot that shares the longest beginning with its prompt; what a slot held before is
-copied to memory and comes back when that conversation goes on, so conversations may outnumber slots.
+llama.cpp gives a job the slot that shares the longest prefix with its prompt; what a slot held before is
+copied to memory and restored when that conversation goes on, so conversations may outnumber slots.
 
-A job is cancelled by its callback's answer. In a long prompt llama.cpp calls back only between batches, which are
-therefore small. Closing the generator returns at once; the slot is free after the batch that runs. A job that begins as
-one that was just left waits that long, and finds what was read: a client that lost patience comes back with the same.
+A job is cancelled by the return value of its callback. In a long prompt llama.cpp calls back only between batches,
+which are therefore small. Closing the generator returns at once; the slot is free after the batch that runs. A job
+with the same prefix as a job that was just cancelled waits for that, and finds the prefix cached: clients that time
+out retry the same.
 
 Ids wait for a slow loop in an array of at most `output_tokens_max`, four bytes each. The callback does not block: that
 would not slow the model, whose own queue has no limit, and would keep the slot (docs/decisions/0006).
@@ -35,10 +36,15 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from segue.engines.grammars import LLGUIDANCE, forbidden_id, guidance, unreadable
-from segue.engines.hidden_tokens import Spelling, Words
-from segue.engines.llamacpp import SEEDS
-from segue.engines.logprobs import Likely, ids_with, odds_of_likely
+from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
+from segue.engines.llamacpp import (
+    CERTAIN,
+    GRAMMARS,
+    llguidance,
+    sampling_fields,
+    unreadable_grammar,
+)
+from segue.engines.token_engine import TokenLikelihood
 from segue.errors import (
     ApiError,
     EngineFailed,
@@ -51,6 +57,7 @@ from segue.turn.values import (
     Finish,
     Grammar,
     IdArray,
+    Ids,
     Job,
     JobStarted,
     Piece,
@@ -61,28 +68,26 @@ from segue.turn.values import (
 
 log = logging.getLogger(__name__)
 
-# Tokens of a prompt between two callbacks, and so how soon a cancel is heard: about half a second for SmolLM2 on one
+# Tokens of a prompt between two callbacks, and so how soon a cancel is noticed: about half a second for SmolLM2 on one
 # core. It costs about a tenth of the speed that a batch of 512 has.
 BATCH = 32
 # Of a job's JSON, which begins with its prompt: about a hundred tokens.
-BEGINNING_BYTES = 512
-# What a slot may take to be left: a batch, on a busy machine.
-LEAVE_S_MAX = 5.0
-# Prompts that left their slot. SmolLM2 needs 22.5 KiB a token.
-KEPT_MIB = 1_024
-# Jobs that may wait for a slot: what a caller sees as a long wait, not as a queue without end.
+PREFIX_BYTES = 512
+# How long a cancelled job may take to free its slot: a batch, on a busy machine.
+CANCEL_S_MAX = 5.0
+# Cached prompts that have no slot now. SmolLM2 needs 22.5 KiB a token.
+CACHE_MIB = 1_024
+# Jobs that may wait for a slot: a caller waits long, but not for ever.
 WAITING_MAX = 1_000
-# Schemas and grammars that are known to hold; each is asked once.
+# Schemas and grammars that were tried; each is tried once.
 SCHEMAS_MAX = 1_000
-# More than any model's logits differ.
-CERTAIN = 1_000.0
 # What the wheel is compiled for. Without these the first token ends the process.
 X86_FLAGS = ("avx2", "bmi2", "f16c", "fma")
 # JSON as templates and models write it, and no endless white space, which small models like.
-GUIDANCE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-class Server(Protocol):
+class LlamaServer(Protocol):
     """What we use of `xllamacpp.Server`. JSON goes in as bytes and comes back as bytes."""
 
     def handle_completions(self, request: bytes, callback: Callable[[bytes], bool]) -> None:
@@ -95,38 +100,35 @@ class EmbeddedEngine:
     def __init__(
         self,
         path: Path,
-        words: Words,
+        vocabulary: TokenVocabulary,
         *,
         context_tokens: int,
         parallel: int = 4,
         threads: int | None = None,
     ) -> None:
-        """Load the model, which takes a moment, or say what is missing."""
-        self._server: Server | None = load_server(
+        """Load the model, which takes a moment; `Misconfigured` says what is missing."""
+        self._server: LlamaServer | None = load_server(
             path, context_tokens=context_tokens, parallel=parallel, threads=threads or spare_cores()
         )
-        self._words = words
-        self._spelling = Spelling(words)
+        self._vocabulary = vocabulary
+        self._hidden_tokens = HiddenTokens(vocabulary)
         self._parallel = parallel
         self._workers = ThreadPoolExecutor(parallel, thread_name_prefix="segue-embedded")
-        self._answers: set[Answer] = set()
+        self._answers: set[_Answer] = set()
         self._schemas: dict[bytes, bool] = {}
-        # The jobs in llama.cpp's hands, and how they begin.
-        self._inside: dict[Answer, bytes] = {}
-        self._has_left = threading.Condition()
+        # The jobs that llama.cpp works on, and their prefixes.
+        self._running: dict[_Answer, bytes] = {}
+        self._has_ended = threading.Condition()
 
     @property
     def can_constrain(self) -> bool:
-        """Yes: llama.cpp allows only tokens that go on with the schema."""
         return True
 
     @property
     def grammars(self) -> frozenset[str]:
-        """Both: it is built with llguidance."""
-        return LLGUIDANCE
+        return GRAMMARS
 
     async def is_ready(self) -> bool:
-        """Whether a job would be taken now."""
         return self._server is not None and not self._is_full
 
     @property
@@ -134,61 +136,60 @@ class EmbeddedEngine:
         return len(self._answers) >= self._parallel + WAITING_MAX
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """The ids as they are sampled, then the finish. No output tokens means: only read the prompt."""
         answer, work = self._begin(job)
         try:
             while True:
-                begun, ids, logprobs, end = await answer.take()
-                if begun is not None:
-                    yield begun
+                started, ids, logprobs, end = await answer.take()
+                if started is not None:
+                    yield started
                 if ids and job.output_tokens_max:
-                    yield ids_with(ids, logprobs, job)
+                    yield Ids(ids, logprobs)
                 if isinstance(end, Finish):
                     yield end
                     return
                 if end is not None:
                     raise end
         finally:
-            answer.leave()
+            answer.cancel()
             work.cancel()
             self._answers.discard(answer)
 
-    def _begin(self, job: Job) -> tuple[Answer, Future[None]]:
+    def _begin(self, job: Job) -> tuple[_Answer, Future[None]]:
         if self._server is None:
             raise Unavailable("The engine is shutting down. Please retry elsewhere or later.")
         if self._is_full:
             raise Unavailable("Too many requests wait for the engine. Please retry later.")
-        answer = Answer(asyncio.get_running_loop())
+        answer = _Answer(asyncio.get_running_loop())
         work = self._workers.submit(self._work, self._server, job, answer)
         self._answers.add(answer)
         return answer, work
 
     async def close(self) -> None:
-        """End what runs, wait for the threads, unload the model."""
-        # In a list, so that the thread holds the last reference: freeing the model takes a moment.
-        held, self._server = [self._server], None
+        """Stop the jobs, wait for the threads, unload the model."""
+        # In a list, so that the thread has the last reference: freeing the model takes a moment.
+        servers, self._server = [self._server], None
         for answer in tuple(self._answers):
             answer.end(Unavailable("The engine was stopped."))
-            answer.leave()
+            answer.cancel()
 
         def unload() -> None:
             self._workers.shutdown(cancel_futures=True)
-            held.clear()
+            servers.clear()
 
         await asyncio.to_thread(unload)
 
-    # In a worker's thread.
+    # In a worker thread.
 
-    def _work(self, server: Server, job: Job, answer: Answer) -> None:
-        """One job from beginning to end; whatever goes wrong becomes the answer's end."""
-        if answer.is_left:
+    def _work(self, server: LlamaServer, job: Job, answer: _Answer) -> None:
+        """One job from beginning to end; every error becomes the end of the answer."""
+        if answer.is_cancelled:
             return
         try:
-            if job.schema is not None and not self._can_hold(server, job):
-                raise _unheld(job.schema)
-            body = request(job)
-            with self._entered(answer, body[:BEGINNING_BYTES]):
-                server.handle_completions(body, Reading(job, answer, self._spelling))
+            if job.schema is not None and not self._is_followed(server, job):
+                raise _unsupported(job.schema)
+            body = _request(job)
+            with self._registered(answer, body[:PREFIX_BYTES]):
+                server.handle_completions(body, _Callback(job, answer, self._hidden_tokens))
             answer.end(EngineFailed("The engine broke off."))
         except ApiError as error:
             answer.end(error)
@@ -197,112 +198,120 @@ class EmbeddedEngine:
             answer.end(EngineFailed("The engine failed."))
 
     @contextmanager
-    def _entered(self, answer: Answer, beginning: bytes) -> Iterator[None]:
-        """Behind those that begin alike and are being left."""
+    def _registered(self, answer: _Answer, prefix: bytes) -> Iterator[None]:
+        """A running job; it waits for cancelled jobs with the same prefix."""
 
         def is_free() -> bool:
-            return not any(one.is_left and how == beginning for one, how in self._inside.items())
+            jobs = self._running.items()
+            return not any(job.is_cancelled and other == prefix for job, other in jobs)
 
-        with self._has_left:
-            self._has_left.wait_for(is_free, LEAVE_S_MAX)
-            self._inside[answer] = beginning
+        with self._has_ended:
+            self._has_ended.wait_for(is_free, CANCEL_S_MAX)
+            self._running[answer] = prefix
         try:
             yield
         finally:
-            with self._has_left:
-                del self._inside[answer]
-                self._has_left.notify_all()
+            with self._has_ended:
+                del self._running[answer]
+                self._has_ended.notify_all()
 
-    def _can_hold(self, server: Server, job: Job) -> bool:
-        """Whether the schema or grammar binds. llama.cpp drops one that it cannot read, and says so only in its log.
+    def _is_followed(self, server: LlamaServer, job: Job) -> bool:
+        """Whether the schema or grammar is followed: llama.cpp ignores one that it cannot read, with a line in its log.
 
-        So it is asked for one token while a token is made certain that may not come: if it comes, nothing was in its
-        way. For a schema that is a stop; a grammar may allow nothing at all, so that it is a special token there.
+        It is asked for one token while a forbidden token is made certain: that token is sampled only if nothing forbids
+        it. For a schema that is a stop; a grammar may allow the empty text, so there it is a special token.
         """
         assert job.schema is not None
         key = blake2b(msgspec.json.encode(job.schema), digest_size=16).digest()
         if key not in self._schemas:
             likely = sorted(job.stops)
             if isinstance(job.schema, Grammar):
-                id = forbidden_id(job, self._words.bytes_of)
+                id = self._forbidden_id(job)
                 likely = likely if id is None else [id]
-            heard = Answer(None)
-            probe = request(job, likely=likely)
-            server.handle_completions(probe, Reading(job, heard, self._spelling))
+            answer = _Answer(None)
+            probe = _request(job, likely=likely)
+            server.handle_completions(probe, _Callback(job, answer, self._hidden_tokens))
             if len(self._schemas) >= SCHEMAS_MAX:
                 self._schemas.clear()
-            _, ids, _, end = heard.taken()
+            _, ids, _, end = answer.taken()
             if isinstance(end, ApiError):
                 raise end
-            # The first token of a grammar may be part of a character, which llama.cpp does not show yet.
-            is_silent = isinstance(job.schema, Grammar) and not ids
-            self._schemas[key] = is_silent or (bool(ids) and ids[0] not in likely)
+            # The first token of a grammar may be part of a character, which llama.cpp does not send yet.
+            is_hidden = isinstance(job.schema, Grammar) and not ids
+            self._schemas[key] = is_hidden or (bool(ids) and ids[0] not in likely)
         return self._schemas[key]
 
+    def _forbidden_id(self, job: Job) -> int | None:
+        """A token that no grammar allows: a special token that is no stop. The prompt has one, as a rule."""
+        assert isinstance(job.prompt, Tokens)
+        ids = (id for chunk in job.prompt.chunks() for id in chunk)
+        special = (id for id in ids if id not in job.stops and not self._vocabulary.bytes_of(id))
+        return next(special, None)
 
-class Taken(NamedTuple):
-    """How it has begun, ids, their odds where those were asked for, and the last word if it was said."""
 
-    begun: JobStarted | None
+class _Taken(NamedTuple):
+    """The start, ids, their logprobs where the job wants them, and the end if it was reached."""
+
+    started: JobStarted | None
     ids: IdArray[int]
     logprobs: list[TokenLogprob | None]
     end: Finish | ApiError | None
 
 
-class Answer:
-    """What was sampled and not yet taken: filled in a worker's thread, emptied in the loop."""
+class _Answer:
+    """What was sampled and not yet taken: filled in a worker thread, emptied in the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.is_left = False
+        self.is_cancelled = False
         self._loop = loop
         self._lock = threading.Lock()
-        self._begun: JobStarted | None = None
+        self._started: JobStarted | None = None
         self._ids = id_array()
         self._logprobs: list[TokenLogprob | None] = []
         self._end: Finish | ApiError | None = None
         self._is_woken = False
         self._filled = asyncio.Event()
 
-    async def take(self) -> Taken:
+    async def take(self) -> _Taken:
         """Everything that is there, as soon as there is something."""
         await self._filled.wait()
         self._filled.clear()
         return self.taken()
 
-    def taken(self) -> Taken:
+    def taken(self) -> _Taken:
         """Everything that is there."""
         with self._lock:
             ids, self._ids = self._ids, id_array()
             logprobs, self._logprobs = self._logprobs, []
-            begun, self._begun = self._begun, None
+            started, self._started = self._started, None
             self._is_woken = False
-            return Taken(begun, ids, logprobs, self._end)
+            return _Taken(started, ids, logprobs, self._end)
 
-    def leave(self) -> None:
-        """Nobody listens any more."""
-        self.is_left = True
+    def cancel(self) -> None:
+        """Stop the job at its next callback."""
+        self.is_cancelled = True
 
-    def begin(self, begun: JobStarted) -> None:
-        """Say what is known before the first id."""
+    def start(self, started: JobStarted) -> None:
+        """Report what is known before the first id."""
         with self._lock:
-            self._begun = begun
+            self._started = started
         self._wake()
 
     def put(self, ids: list[int], logprobs: list[TokenLogprob | None]) -> None:
-        """Say these ids, and where it was asked for, how likely they were."""
+        """Add sampled ids, and their logprobs where the job wants them."""
         with self._lock:
             self._ids.extend(ids)
             self._logprobs.extend(logprobs)
         self._wake()
 
     def end(self, end: Finish | ApiError) -> None:
-        """Say the last word; only the first one counts."""
+        """End the answer; only the first call counts."""
         with self._lock:
             self._end = self._end or end
         self._wake()
 
     def _wake(self) -> None:
-        """One call into the loop for everything that comes before it looks."""
+        """One call into the event loop for everything that is added before it takes."""
         with self._lock:
             if self._loop is None or self._is_woken:
                 return
@@ -310,79 +319,79 @@ class Answer:
         try:
             self._loop.call_soon_threadsafe(self._filled.set)
         except RuntimeError:
-            # The loop is closed: whoever listened is gone.
-            self.leave()
+            # The event loop is closed.
+            self.cancel()
 
 
-class Logprobs(Struct, frozen=True):
-    content: list[Likely] = []
+class _Logprobs(Struct, frozen=True):
+    content: list[TokenLikelihood] = []
 
 
-class Choice(Struct, frozen=True):
+class _Choice(Struct, frozen=True):
     text: str = ""
-    logprobs: Logprobs | None = None
+    logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
 
-class Sampled(Struct, frozen=True):
+class _Sampled(Struct, frozen=True):
     tokens: list[int] = []
     tokens_predicted: int = 0
 
 
-class Progress(Struct, frozen=True):
+class _Progress(Struct, frozen=True):
     cache: int = 0
 
 
-class Failure(Struct, frozen=True):
+class _Failure(Struct, frozen=True):
     type: str = ""
     message: str = ""
     n_prompt_tokens: int = 0
     n_ctx: int = 0
 
 
-class Chunk(Struct, frozen=True):
-    """One callback: progress of the prompt, or a token, or the last word, or an error."""
+class _Chunk(Struct, frozen=True):
+    """One callback: progress of the prompt, or a token, or the end, or an error."""
 
-    choices: list[Choice] = []
-    sampled: Sampled = msgspec.field(default=Sampled(), name="__verbose")
-    prompt_progress: Progress | None = None
-    error: Failure | None = None
-
-
-decode_chunk = msgspec.json.Decoder(Chunk).decode
+    choices: list[_Choice] = []
+    sampled: _Sampled = msgspec.field(default=_Sampled(), name="__verbose")
+    prompt_progress: _Progress | None = None
+    error: _Failure | None = None
 
 
-class Reading:
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+class _Callback:
     """The callback of one job. Returns True to stop it, and never raises into C++."""
 
-    def __init__(self, job: Job, answer: Answer, spelling: Spelling) -> None:
+    def __init__(self, job: Job, answer: _Answer, hidden_tokens: HiddenTokens) -> None:
         self._stops = job.stops
         self._tokens_max = job.output_tokens_max
         self._sampling = job.sampling
         self._answer = answer
-        self._spelling = spelling
+        self._hidden_tokens = hidden_tokens
         self._count = 0
-        self._begun: JobStarted | None = None
+        self._started: JobStarted | None = None
 
     def __call__(self, data: bytes) -> bool:
-        if self._answer.is_left:
+        if self._answer.is_cancelled:
             return True
         try:
-            return self._read(decode_chunk(data))
+            return self._read(_decode_chunk(data))
         except Exception:
-            log.exception("the embedded engine said something unreadable")
-            self._answer.end(EngineFailed("The engine said something unreadable."))
+            log.exception("the embedded engine sent something that cannot be read")
+            self._answer.end(EngineFailed("The engine sent something that cannot be read."))
             return True
 
-    def _read(self, chunk: Chunk) -> bool:
+    def _read(self, chunk: _Chunk) -> bool:
         if chunk.error is not None:
-            self._answer.end(failed(chunk.error))
+            self._answer.end(_error(chunk.error))
             return True
         if chunk.prompt_progress is not None:
-            begun = JobStarted(chunk.prompt_progress.cache)
-            if begun != self._begun:
-                self._begun = begun
-                self._answer.begin(begun)
+            started = JobStarted(chunk.prompt_progress.cache)
+            if started != self._started:
+                self._started = started
+                self._answer.start(started)
             return False
         count = chunk.sampled.tokens_predicted
         reason = chunk.choices[0].finish_reason
@@ -391,47 +400,43 @@ class Reading:
         ids = self._ids(chunk)
         self._count = count
         self._answer.put(ids, self._logprobs(chunk, len(ids)))
-        # llama.cpp knows stops of its own; the dialect may know more.
+        # llama.cpp has stops of its own; the dialect may have more.
         return ids[-1] in self._stops and self._finish("stop", count)
 
-    def _ids(self, chunk: Chunk) -> list[int]:
-        """The ids of a chunk: one, or those of a character that took several."""
+    def _ids(self, chunk: _Chunk) -> list[int]:
+        """The ids of a chunk: one, or all of a character that took several."""
         sampled = chunk.sampled
         count = sampled.tokens_predicted - self._count
         if count <= len(sampled.tokens):
             return sampled.tokens
-        return self._spelling.find(chunk.choices[0].text, count, sampled.tokens[-1])
+        return self._hidden_tokens.find(chunk.choices[0].text, count, sampled.tokens[-1])
 
-    def _logprobs(self, chunk: Chunk, count: int) -> list[TokenLogprob | None]:
-        """Of a character that took several tokens llama.cpp tells only the last one's."""
-        found = chunk.choices[0].logprobs
-        if not self._sampling.wants_logprobs or found is None:
+    def _logprobs(self, chunk: _Chunk, count: int) -> list[TokenLogprob | None]:
+        """Of a character that took several tokens llama.cpp sends only the last one's."""
+        if not self._sampling.wants_logprobs:
             return []
-        logprobs = [odds_of_likely(one, self._sampling) for one in found.content]
+        content = (chunk.choices[0].logprobs or _Logprobs()).content
+        logprobs = [token.logprobs(self._sampling) for token in content]
         return [*[None] * (count - len(logprobs)), *logprobs]
 
     def _finish(self, reason: Literal["stop", "length"], count: int) -> bool:
-        # Tokens at the very end that make no whole character were never seen; they are counted.
+        # Tokens at the very end that make no whole character were never sent; they are counted.
         count = min(count, self._tokens_max)
-        cached = self._begun.cached_tokens if self._begun else 0
+        cached = self._started.cached_tokens if self._started else 0
         self._answer.end(Finish(reason, cached_tokens=cached, output_tokens=count))
         return True
 
 
-def request(job: Job, *, likely: Sequence[int] = ()) -> bytes:
-    """The job in llama.cpp's words; a probe of its constraint, if there are tokens to be made `likely`."""
+def _request(job: Job, *, likely: Sequence[int] = ()) -> bytes:
+    """The job as llama.cpp takes it; with tokens that are made `likely`, a probe of its constraint."""
     is_probe = bool(likely)
     assert isinstance(job.prompt, Tokens), "this engine takes tokens"
     ids = job.prompt.flat().tolist()
-    sampling = job.sampling
     fields: dict[str, object] = {
         "prompt": ids[:1] if is_probe else ids,
         "max_tokens": 1 if is_probe else job.output_tokens_max,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        # What was not asked for must not bend the distribution.
+        **sampling_fields(job.sampling),
+        # Samplers that the request does not have must not change the distribution.
         "top_k": 0,
         "min_p": 0.0,
         "stream": True,
@@ -441,39 +446,33 @@ def request(job: Job, *, likely: Sequence[int] = ()) -> bytes:
         "verbose": True,
     }
     if isinstance(job.schema, Grammar) and job.output_tokens_max:
-        fields["grammar"] = guidance(job.schema)
+        fields["grammar"] = llguidance(job.schema)
     elif isinstance(job.schema, bytes) and job.output_tokens_max:
-        fields["json_schema"] = constraint(job.schema)
-    if sampling.seed is not None:
-        fields["seed"] = sampling.seed % SEEDS
-    if sampling.wants_logprobs:
-        # None at all would be none of the sampled token either.
-        fields["n_probs"] = max(sampling.top_logprobs, 1)
+        fields["json_schema"] = _spaced(job.schema)
     if is_probe:
         fields["logit_bias"] = [[id, CERTAIN] for id in likely]
     return msgspec.json.encode(fields)
 
 
-def constraint(schema: bytes) -> object:
+def _spaced(schema: bytes) -> object:
     """The schema, with how its JSON is to be spaced."""
     decoded = msgspec.json.decode(schema, type=bool | dict[str, Raw])
     if isinstance(decoded, bool):
         return decoded
-    return {"x-guidance": GUIDANCE} | decoded
+    return {"x-guidance": JSON_STYLE} | decoded
 
 
-def _unheld(schema: bytes | Grammar) -> InvalidRequest:
+def _unsupported(schema: bytes | Grammar) -> InvalidRequest:
     if isinstance(schema, Grammar):
-        return unreadable(schema)
+        return unreadable_grammar(schema)
     return InvalidRequest(
-        "The engine cannot hold an answer to this JSON schema: it uses a keyword that is "
-        "not supported, or it contradicts itself.",
+        "The engine cannot follow this JSON schema: it uses a keyword that is not supported, "
+        "or it contradicts itself.",
         code="unsupported_schema",
     )
 
 
-def failed(failure: Failure) -> ApiError:
-    """The engine's error as ours."""
+def _error(failure: _Failure) -> ApiError:
     if failure.type == "exceed_context_size_error":
         return context_overflow(failure.n_prompt_tokens, failure.n_ctx)
     if failure.type == "unavailable_error":
@@ -486,7 +485,7 @@ def failed(failure: Failure) -> ApiError:
 
 
 def spare_cores() -> int:
-    """The cores that this process may use, but for one: the server and its neighbours need it."""
+    """The cores that this process may use, less one for the server itself."""
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, cores - 1)
@@ -507,12 +506,14 @@ def check_cpu(info: Path = Path("/proc/cpuinfo")) -> None:
         )
 
 
-def load_server(path: Path, *, context_tokens: int, parallel: int, threads: int) -> Server:
-    """A llama.cpp server in this process. Its listener cannot be switched off: it gets loopback and a key."""
+def load_server(path: Path, *, context_tokens: int, parallel: int, threads: int) -> LlamaServer:
+    """A llama.cpp server in this process. Its HTTP port cannot be switched off: it gets loopback and a random key."""
     if not path.is_file():
-        raise Misconfigured(f"engine: there are no weights at {path}.")
+        raise Misconfigured(
+            f"engine: there are no weights at {path}. Name a GGUF file, or run `segue models list`."
+        )
     check_cpu()
-    # Threads that spin while they wait come to a near standstill when somebody else wants their core.
+    # Threads that spin while they wait nearly stop when another process needs their core.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         import xllamacpp  # type: ignore[import-untyped]
@@ -528,7 +529,7 @@ def load_server(path: Path, *, context_tokens: int, parallel: int, threads: int)
     params.n_ctx = context_tokens * parallel
     params.n_parallel = parallel
     params.kv_unified = False
-    params.cache_ram_mib = KEPT_MIB
+    params.cache_ram_mib = CACHE_MIB
     params.n_batch = params.n_ubatch = max(BATCH, parallel)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.fit_params = False
@@ -540,7 +541,7 @@ def load_server(path: Path, *, context_tokens: int, parallel: int, threads: int)
     params.ui = False
     params.endpoint_slots = False
     try:
-        server: Server = xllamacpp.Server(params)
+        server: LlamaServer = xllamacpp.Server(params)
     except RuntimeError:
         raise Misconfigured(
             f"engine: {path.name} cannot be loaded: it is no GGUF file that llama.cpp knows, or the "

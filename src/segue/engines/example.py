@@ -1,24 +1,24 @@
 """What would satisfy this JSON schema? A small, deterministic example, for the engine that plays a script.
 
-Of several alternatives the first that comes to an end is taken. `pattern`, `not` and conditions are not read.
+In: a schema as decoded JSON, from a client: it may be anything. Out: a value, or None for a schema that cannot be
+followed. Types, `required`, `enum`, `const`, `default`, bounds, `format`, local references, `allOf`, `anyOf` and
+`oneOf` are followed; other keywords (`pattern`, `not`, `multipleOf`, `uniqueItems`, …) are ignored.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from math import inf
 
-JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
-Schema = Mapping[str, JsonValue]
+import msgspec
+from msgspec import Struct
 
 # Schemas may refer to themselves, and clients may send anything: no deeper, no more steps, nothing larger than this.
-DEPTH_MAX = 12
+DEPTH_MAX = 24
 STEPS_MAX = 10_000
 ITEMS_MAX = 64
-LETTERS_MAX = 10_000
-
-LOWER = ("minimum", "exclusiveMinimum", "minLength", "minItems")
-UPPER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems")
+CHARS_MAX = 10_000
+# Deeper than this the last alternative is taken instead of the first: as a rule it is `null`, and ends a recursion.
+FIRST_DEPTH_MAX = 6
 
 FORMATS = {
     "date": "2026-01-01",
@@ -30,207 +30,119 @@ FORMATS = {
 }
 
 
-class Endless(Exception):
-    """This way does not end, or not soon enough."""
+class _Schema(Struct, rename="camel"):
+    """A schema without references and alternatives."""
+
+    type: str | list[str] = ""
+    properties: dict[str, object] = {}
+    required: list[str] = []
+    additional_properties: object = None
+    items: object = None
+    min_items: int = 0
+    format: str = ""
+    min_length: int = 0
+    max_length: int = CHARS_MAX
+    minimum: int | float = -inf
+    maximum: int | float = inf
+    exclusive_minimum: int | float = -inf
+    exclusive_maximum: int | float = inf
 
 
-def example(schema: JsonValue, name: str = "value") -> JsonValue:
-    """A value that the schema allows, as short as it can be; None if there is none within reach."""
+def example(schema: object) -> object:
+    """A value that the schema allows, as short as it can be."""
     try:
-        return _Writer(schema).write(schema, name, 0)
-    except (Endless, OverflowError):
+        return _Writer(schema).write(schema, "value", 0)
+    except (OverflowError, msgspec.ValidationError):
         return None
 
 
 class _Writer:
     """Writes values for the parts of one schema."""
 
-    def __init__(self, root: JsonValue) -> None:
+    def __init__(self, root: object) -> None:
         self._root = root
         self._steps = 0
 
-    def write(self, schema: JsonValue, name: str, depth: int) -> JsonValue:
-        """A value for this part; strings take its name."""
+    def write(self, schema: object, name: str, depth: int) -> object:
+        """A value for this part; strings consist of its name."""
         self._steps += 1
         if depth > DEPTH_MAX or self._steps > STEPS_MAX:
-            raise Endless
-        whole = self._resolved(schema)
-        for key in ("const", "default"):
-            if key in whole:
-                return whole[key]
-        match whole:
-            case {"enum": [first, *_]}:
-                return first
-            case {"anyOf": [_, *_] as options}:
-                return self._write_one_of(_without(whole, "anyOf"), options, name, depth)
-            case {"oneOf": [_, *_] as options}:
-                return self._write_one_of(_without(whole, "oneOf"), options, name, depth)
+            return None
+        match schema:
+            case {"$ref": str() as reference, **rest}:
+                return self.write(_merged(self._follow(reference), rest), name, depth + 1)
+            case {"allOf": [first, *others], **rest}:
+                return self.write(_merged(first, {**rest, "allOf": others}), name, depth + 1)
+            case {"const": value} | {"default": value} | {"enum": [value, *_]}:
+                return value
+            case {"anyOf": [_, *_] as options, **rest} | {"oneOf": [_, *_] as options, **rest}:
+                option = options[0 if depth <= FIRST_DEPTH_MAX else -1]
+                return self.write(_merged(option, rest), name, depth + 1)
+            case dict():
+                return self._write_type(msgspec.convert(schema, _Schema), name, depth + 1)
             case _:
-                return self._write_kind(whole, name, depth)
+                return name
 
-    def _write_one_of(
-        self, rest: Schema, options: list[JsonValue], name: str, depth: int
-    ) -> JsonValue:
-        for option in options:
-            try:
-                return self.write(_merged(rest, self._resolved(option)), name, depth + 1)
-            except Endless:
-                continue
-        raise Endless
-
-    def _write_kind(self, schema: Schema, name: str, depth: int) -> JsonValue:
-        match _kind(schema):
+    def _write_type(self, schema: _Schema, name: str, depth: int) -> object:
+        match _type(schema):
             case "object":
-                return self._write_object(schema, depth)
+                known, others = schema.properties, schema.additional_properties
+                return {
+                    key: self.write(known.get(key, others), key, depth) for key in schema.required
+                }
             case "array":
-                return self._write_array(schema, name, depth)
-            case "integer":
-                return _number(schema, is_integer=True)
-            case "number":
-                return _number(schema, is_integer=False)
+                count = min(schema.min_items, ITEMS_MAX)
+                return [self.write(schema.items, name, depth) for _ in range(count)]
+            case "integer" | "number" as kind:
+                return _number(schema, is_integer=kind == "integer")
             case "boolean":
                 return True
             case "null":
                 return None
             case _:
-                return _string(schema, name)
+                text = FORMATS.get(schema.format, name)
+                return text.ljust(min(schema.min_length, CHARS_MAX), "x")[: schema.max_length]
 
-    def _write_object(self, schema: Schema, depth: int) -> JsonValue:
-        properties, required = schema.get("properties"), schema.get("required")
-        known = properties if isinstance(properties, dict) else {}
-        names = required if isinstance(required, list) else []
-        others = schema.get("additionalProperties")
-        return {
-            name: self.write(known.get(name, others), name, depth + 1)
-            for name in names
-            if isinstance(name, str)
-        }
-
-    def _write_array(self, schema: Schema, name: str, depth: int) -> JsonValue:
-        least, first = schema.get("minItems"), schema.get("prefixItems")
-        parts = first if isinstance(first, list) else []
-        count = min(least, ITEMS_MAX) if isinstance(least, int) else 0
-        values: list[JsonValue] = []
-        for index in range(count):
-            part = parts[index] if index < len(parts) else schema.get("items")
-            value = self.write(part, name, depth + 1)
-            if schema.get("uniqueItems") is True and value in values:
-                value = _another(value, self._resolved(part), index)
-            values.append(value)
-        return values
-
-    def _resolved(self, schema: JsonValue, depth: int = 0) -> Schema:
-        """The schema with what it refers to and what it is made of written into it."""
-        whole: Schema = schema if isinstance(schema, dict) else {}
-        for _ in range(DEPTH_MAX):
-            self._steps += 1
-            if depth > DEPTH_MAX or self._steps > STEPS_MAX:
-                raise Endless
-            match whole:
-                case {"$ref": str() as reference}:
-                    whole = _merged(_without(whole, "$ref"), self._follow(reference))
-                case {"allOf": [*parts]}:
-                    whole = _without(whole, "allOf")
-                    for part in parts:
-                        whole = _merged(whole, self._resolved(part, depth + 1))
-                case _:
-                    return whole
-        raise Endless
-
-    def _follow(self, reference: str) -> Schema:
+    def _follow(self, reference: str) -> object:
         """The part of the same document that a local reference names."""
         node = self._root
-        for step in reference.removeprefix("#").strip("/").split("/"):
-            if not step:
-                continue
+        for step in filter(None, reference.removeprefix("#").split("/")):
             key = step.replace("~1", "/").replace("~0", "~")
             node = node.get(key) if isinstance(node, dict) else None
-        return node if isinstance(node, dict) else {}
+        return node
 
 
-def _without(schema: Schema, key: str) -> Schema:
-    return {name: value for name, value in schema.items() if name != key}
-
-
-def _merged(one: Schema, other: Schema) -> dict[str, JsonValue]:
-    """What satisfies both, where that is a matter of properties and bounds."""
-    merged: dict[str, JsonValue] = {**one, **other}
-    for key in one.keys() & other.keys():
-        match one[key], other[key]:
-            case (dict() as mine, dict() as theirs) if key == "properties":
-                merged[key] = mine | theirs
-            case (list() as mine, list() as theirs) if key == "required":
-                merged[key] = mine + [name for name in theirs if name not in mine]
-            case (int() | float() as mine, int() | float() as theirs) if key in LOWER:
-                merged[key] = max(mine, theirs)
-            case (int() | float() as mine, int() | float() as theirs) if key in UPPER:
-                merged[key] = min(mine, theirs)
-            case _:
-                pass
+def _merged(first: object, second: dict[object, object]) -> dict[object, object]:
+    """Both schemas in one: lists and properties are joined, of other keywords the second counts."""
+    if not isinstance(first, dict):
+        return second
+    merged = first | second
+    for key in first.keys() & second.keys():
+        mine, theirs = first[key], second[key]
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            merged[key] = mine | theirs
+        elif isinstance(mine, list) and isinstance(theirs, list):
+            merged[key] = mine + theirs
     return merged
 
 
-def _kind(schema: Schema) -> JsonValue:
-    """The type that the schema names, or that its other words belong to."""
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        return next((one for one in kind if one != "null"), "null")
-    if kind is not None:
-        return kind
-    if schema.keys() & {"properties", "required"}:
+def _type(schema: _Schema) -> str:
+    """The type that the schema names, or that its other keywords belong to."""
+    if isinstance(schema.type, list):
+        return next((kind for kind in schema.type if kind != "null"), "null")
+    if not schema.type and (schema.properties or schema.required):
         return "object"
-    if schema.keys() & {"items", "prefixItems"}:
-        return "array"
-    return "number" if schema.keys() & {*LOWER[:2], *UPPER[:2], "multipleOf"} else "string"
+    return schema.type
 
 
-def _number(schema: Schema, *, is_integer: bool) -> int | float:
-    """One, or what is nearest to it between the bounds."""
-    low, high = _bound(schema, "minimum", 1), _bound(schema, "maximum", -1)
-    if low > high and not is_integer:
-        # The bounds are open and less than one apart on each side.
-        return (_bound(schema, "minimum", 0) + _bound(schema, "maximum", 0)) / 2
-    value = min(max(1, low), high)
-    step = schema.get("multipleOf") or (1 if is_integer else 0)
-    if isinstance(step, int | float) and step > 0:
-        value = -(-value // step) * step
-        value = value if value <= high else high // step * step
-    return int(value) if is_integer and math.isfinite(value) else value
-
-
-def _bound(schema: Schema, name: str, inside: int) -> int | float:
-    """The bound of this name or its exclusive twin, which is passed by `inside`; infinite if there is none."""
-    found: list[int | float] = []
-    closed, opened = schema.get(name), schema.get(f"exclusive{name.capitalize()}")
-    if isinstance(closed, int | float):
-        found.append(closed)
-    if isinstance(opened, int | float):
-        found.append(opened + inside)
-    if name == "minimum":
-        return max(found, default=-math.inf)
-    return min(found, default=math.inf)
-
-
-def _string(schema: Schema, name: str) -> str:
-    wanted = schema.get("format")
-    text = FORMATS.get(wanted, name) if isinstance(wanted, str) else name
-    least, most = schema.get("minLength"), schema.get("maxLength")
-    if isinstance(least, int):
-        text = text.ljust(min(least, LETTERS_MAX), "x")
-    return text[:most] if isinstance(most, int) and most >= 0 else text
-
-
-def _another(value: JsonValue, schema: Schema, index: int) -> JsonValue:
-    """A value beside this one, for lists that want no two alike."""
-    choices, step = schema.get("enum"), schema.get("multipleOf", 1)
-    match value:
-        case _ if isinstance(choices, list):
-            return choices[index % len(choices)]
-        case bool():
-            return not value
-        case int() | float() if isinstance(step, int | float):
-            return value + index * step
-        case str():
-            return f"{value}{index}"
-        case _:
-            return value
+def _number(schema: _Schema, *, is_integer: bool) -> int | float:
+    """One, or a number at a bound, beside an exclusive bound, or halfway."""
+    low = max(schema.minimum, schema.exclusive_minimum)
+    high = min(schema.maximum, schema.exclusive_maximum)
+    if is_integer:
+        low, high = -(-low // 1), high // 1
+    for value in (1, low, low + 1, high, high - 1, (low + high) / 2):
+        is_open = schema.exclusive_minimum < value < schema.exclusive_maximum
+        if is_open and schema.minimum <= value <= schema.maximum:
+            return int(value) if is_integer else value
+    return 1

@@ -1,10 +1,10 @@
-"""Which ids spell this text, when only the last of them is known?
+"""Which token ids made this text, when only the last of them is known?
 
-llama.cpp's server is silent while its text ends in the middle of a character: of the three tokens of an emoji it
-shows the last one, with the whole text and with how many there were. The others are found again from their bytes.
-Mostly there is one way only. Where there are several, the one that the vocabulary itself would write is taken; where
-there is none, because the model wrote bytes that are no text, the text is written anew. Then the words are the same,
-and the engine's next prefix is shorter than it could be: never wrong, only slower.
+llama.cpp's server sends nothing while its text ends in the middle of a character: of the three tokens of an emoji it
+sends the last one, with the whole text and with how many there were. The others are found from their bytes. Mostly
+there is only one solution. Where there are several, the one that the vocabulary itself would write is taken; where
+there is none, because the model wrote bytes that are not text, the text is encoded again. Then the text is the same,
+and the engine finds a shorter prefix in its cache: never wrong, only slower.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-# A character has four bytes at most. More silent tokens than this are bytes that are no text.
-SILENT_MAX = 8
+# A character has four bytes at most. More hidden tokens than this are bytes that are not text.
+HIDDEN_MAX = 8
 
 
-class Words(Protocol):
-    """The vocabulary of the model, as far as it is needed here."""
+class TokenVocabulary(Protocol):
+    """What engines need of the model's vocabulary."""
 
     @property
     def size(self) -> int:
@@ -30,29 +30,29 @@ class Words(Protocol):
         """The ids with which the vocabulary itself would write this text."""
 
 
-class Spelling:
+class HiddenTokens:
     """Finds tokens by their bytes."""
 
-    def __init__(self, words: Words) -> None:
-        self._words = words
-        # Only a token that is no text by itself can be silent. They are few: SmolLM2 has about 400.
-        pieces = ((words.bytes_of(id), id) for id in range(words.size))
+    def __init__(self, vocabulary: TokenVocabulary) -> None:
+        self._vocabulary = vocabulary
+        # Only a token that is not text by itself can be hidden. They are few: SmolLM2 has about 400.
+        pieces = ((vocabulary.bytes_of(id), id) for id in range(vocabulary.size))
         self._parts = {piece: id for piece, id in pieces if not _is_text(piece)}
 
     def find(self, text: str, count: int, last: int) -> list[int]:
         """The `count` ids that made this text, the last of which is given."""
-        written = list(self._words.encode(text))
-        if len(written) == count and written[-1] == last:
-            return written
-        whole, end = text.encode(), self._words.bytes_of(last)
-        if count <= SILENT_MAX and whole.endswith(end):
-            found = self._split(whole[: len(whole) - len(end)], count - 1)
-            if found is not None:
-                return [*found, last]
-        return written
+        encoded = list(self._vocabulary.encode(text))
+        if len(encoded) == count and encoded[-1] == last:
+            return encoded
+        whole, end = text.encode(), self._vocabulary.bytes_of(last)
+        if count <= HIDDEN_MAX and whole.endswith(end):
+            hidden = self._split(whole[: len(whole) - len(end)], count - 1)
+            if hidden is not None:
+                return [*hidden, last]
+        return encoded
 
     def _split(self, data: bytes, count: int) -> list[int] | None:
-        """The data as so many parts of characters, long ones first; None if that cannot be."""
+        """The bytes as `count` tokens, long ones first; None if there are no such tokens."""
         if count == 0:
             return None if data else []
         for size in range(len(data) - count + 1, 0, -1):

@@ -1,37 +1,50 @@
-"""Who produces tokens? A llama.cpp server: ids in, ids out, through its own `/completion`.
+"""How is a llama.cpp server asked for tokens? Through its own `/completion`.
 
 The server keeps the prefix of each slot and chooses the slot itself. It ends its turn at the model's own end marks and
-sends the mark's id; closing the connection frees the slot. Which other samplers it uses (top_k, min_p) is the
-choice of whoever started it.
+sends the mark's id; closing the connection frees the slot. Other samplers (top_k, min_p) are as the operator of the
+server set them.
 
-A server that was built without llguidance ends its process when it is given a Lark grammar. Whether it was is asked
-first: one that has it shows a JSON schema back as such a grammar.
+Grammars are Lark, or a regular expression as one terminal of a Lark grammar, and need llguidance: llama.cpp reads a
+grammar that begins with `%llguidance` that way, in the dialect that OpenAI's own documentation describes. A server
+that was built without it ends its process when it gets such a grammar, so it is asked first: a server that has it
+shows a JSON schema back as such a grammar. And a grammar that cannot be read is ignored without an error, so each
+grammar is tried first.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.grammars import GUIDANCE, LLGUIDANCE, guidance, unreadable
-from segue.engines.hidden_tokens import Spelling
-from segue.engines.logprobs import Likely, ids_with, odds_of_likely
-from segue.engines.token_json import TokenJson
-from segue.engines.upstream import Upstream, read, told
-from segue.errors import ApiError, EngineFailed, InvalidRequest
-from segue.turn.values import Finish, Grammar, Job, JobStarted, Piece, TokenLogprob, Tokens
+from segue.engines.token_engine import (
+    SamplingFields,
+    TokenAnswer,
+    TokenCodec,
+    TokenLikelihood,
+    TokenRequest,
+)
+from segue.engines.upstream import UNREADABLE, Upstream, decode_event, unreadable
+from segue.errors import EngineFailed, InvalidRequest
+from segue.turn.values import Grammar, Job, Sampling, TokenLogprob, Tokens
 
 PATH = "/completion"
 # The last event would otherwise repeat the whole prompt as text.
 LAST_FIELDS = ["stop", "stop_type", "tokens", "timings"]
-# As many as llama.cpp has: one more would mean a random one.
-SEEDS = 2**32 - 1
-# More than any model's logits differ.
+# As many seeds as llama.cpp has: one more would mean a random one.
+SAMPLING = SamplingFields(seed_values=2**32 - 1)
+# A bias that makes a token certain: more than any model's logits differ.
 CERTAIN = 1_000.0
-# Grammars that are known to hold; each is asked once.
+# Grammars that were tried; each is tried once.
 GRAMMARS_MAX = 1_000
+
+GRAMMARS = frozenset({"lark", "regex"})
+LLGUIDANCE = "%llguidance"
+# What may not stand in a terminal as it is. A backslash keeps what follows it.
+IN_REGEX = re.compile(r"(\\.)|([/\n\r])", re.DOTALL)
+ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
 
 
 class _Timings(Struct, frozen=True):
@@ -45,13 +58,13 @@ class _Progress(Struct, frozen=True):
 class _Event(Struct, frozen=True):
     content: str = ""
     tokens: list[int] = []
-    # How many by now; of a character that took several only the last one is shown.
+    # How many by now; of a character that took several tokens only the last one is shown.
     tokens_predicted: int = 0
     stop: bool = False
     stop_type: str = ""
     timings: _Timings = _Timings()
     prompt_progress: _Progress | None = None
-    completion_probabilities: list[Likely] = []
+    completion_probabilities: list[TokenLikelihood] = []
     error: Raw | UnsetType = UNSET
 
 
@@ -68,170 +81,165 @@ _probe = msgspec.json.Decoder(_Probe)
 _event = msgspec.json.Decoder(_Event)
 
 
-class LlamacppEngine:
-    """An `Engine` for token prompts. Without `spelling`, characters of several tokens do not arrive whole."""
+# --- request and answer -----------------------------------------------------------------------------
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        token_json: TokenJson | None = None,
-        spelling: Spelling | None = None,
-    ) -> None:
-        self._upstream = upstream
-        self._spelling = spelling
-        # Shared by all replicas of a model, where there are several.
-        self._token_json = token_json or TokenJson()
-        self._has_guidance: bool | None = None
-        self._grammars: dict[Grammar, bool] = {}
 
-    @property
-    def can_constrain(self) -> bool:
-        """Yes: it turns a JSON schema into a grammar."""
-        return True
+def _request(job: Job, model: str, known: KnownGrammars) -> TokenRequest:
+    fields: dict[str, object] = {
+        "stream": True,
+        "cache_prompt": True,
+        "return_tokens": True,
+        # Reports early how much of the prompt was cached. A server that does not know this field reports it at the end.
+        "return_progress": True,
+        "response_fields": LAST_FIELDS,
+        # With 0 it still samples one token.
+        "n_predict": job.output_tokens_max,
+        **sampling_fields(job.sampling),
+    }
+    if isinstance(job.schema, Grammar) and job.output_tokens_max:
+        _check_grammar(job.schema, known)
+        fields["grammar"] = llguidance(job.schema)
+    elif isinstance(job.schema, bytes) and job.output_tokens_max:
+        fields["json_schema"] = Raw(job.schema)
+    return TokenRequest(PATH, "prompt", fields)
 
-    @property
-    def grammars(self) -> frozenset[str]:
-        """Both, if it was built with llguidance; that is asked when it is needed."""
-        return LLGUIDANCE
 
-    async def is_ready(self) -> bool:
-        """Whether the model is loaded."""
-        return await self._upstream.is_up("/health")
+def sampling_fields(sampling: Sampling) -> dict[str, object]:
+    """How to sample, and how many logprobs to return."""
+    fields = SAMPLING.of(sampling)
+    if sampling.wants_logprobs:
+        # With 0 the logprob of the sampled token would be missing too.
+        fields["n_probs"] = max(sampling.top_logprobs, 1)
+    return fields
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._upstream.close()
 
-    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """The ids as they are sampled, then why it stopped and how much of the prompt was kept from before."""
-        if job.prompt.length == 0:
-            yield Finish("length")
-            return
-        is_warm_up = job.output_tokens_max == 0
-        has_stopped = False
-        begun: JobStarted | None = None
-        heard = 0
-        if isinstance(job.schema, Grammar) and not is_warm_up:
-            await self._check_grammar(job, job.schema)
-        async with await self._upstream.listen(PATH, self._body(job)) as stream:
-            async for batch in stream:
-                ids: list[int] = []
-                logprobs: list[TokenLogprob | None] = []
-                end: _Event | None = None
-                fault: ApiError | None = None
-                for data in batch:
-                    event = read(_event, data)
-                    if event.error is not UNSET:
-                        # What was said before it counts.
-                        fault = told(event.error)
-                        break
-                    if event.prompt_progress is not None:
-                        # It still reads the prompt, and shows an id that was never sampled.
-                        stream.wait_on()
-                        if begun is None:
-                            begun = JobStarted(event.prompt_progress.cache)
-                            yield begun
-                        continue
-                    ids += self._ids(event, heard)
-                    heard = event.tokens_predicted or heard
-                    likely = event.completion_probabilities[: len(ids) - len(logprobs)]
-                    logprobs += [None] * (len(ids) - len(logprobs) - len(likely))
-                    logprobs += [odds_of_likely(one, job.sampling) for one in likely]
-                    if event.stop:
-                        end = event
-                        stream.is_over = True
-                if has_stopped and ids:
-                    # It does not know this end mark and talks on.
-                    end, ids = _Event(), []
-                for n, id in enumerate(ids):
-                    if id in job.stops:
-                        has_stopped, ids = True, ids[: n + 1]
-                        break
-                if ids and not is_warm_up:
-                    yield ids_with(ids, logprobs, job)
-                if fault is not None:
-                    raise fault
-                if end is not None:
-                    is_stop = has_stopped or end.stop_type in ("eos", "word")
-                    yield Finish("stop" if is_stop else "length", end.timings.cache_n)
-                    return
-            raise stream.broke_off()
+def _read(data: bytes, answer: TokenAnswer) -> None:
+    event = decode_event(_event, data)
+    answer.is_reading_prompt = event.prompt_progress is not None
+    if event.prompt_progress is not None:
+        # The id in this event was never sampled.
+        answer.start(event.prompt_progress.cache)
+        return
+    if event.stop:
+        answer.is_over = True
+        answer.reason = "stop" if event.stop_type in ("eos", "word") else "length"
+        answer.cached_tokens = event.timings.cache_n
+    ids = _ids(event, answer)
+    answer.count = event.tokens_predicted or answer.count
+    if not ids:
+        return
+    stops = answer.job.stops
+    if answer.last_id in stops:
+        # The server does not know this end mark and goes on after it.
+        answer.reason, answer.is_over, answer.is_still_sampling = "stop", True, not event.stop
+        return
+    logprobs = _logprobs(event, len(ids), answer.job)
+    if not stops.isdisjoint(ids):
+        ids = ids[: 1 + next(n for n, id in enumerate(ids) if id in stops)]
+    answer.add(ids, logprobs)
 
-    def _ids(self, event: _Event, heard: int) -> list[int]:
-        """The ids of an event: one, or those of a character that took several."""
-        count = event.tokens_predicted - heard
-        if self._spelling is None or not event.tokens or count <= len(event.tokens):
-            return event.tokens
-        return self._spelling.find(event.content, count, event.tokens[-1])
 
-    async def _check_grammar(self, job: Job, grammar: Grammar) -> None:
-        """Refuse a grammar that this server cannot be held to."""
-        if self._has_guidance is None:
-            asked = await self._ask({"prompt": [0], "n_predict": 1, "json_schema": {}})
-            self._has_guidance = asked.generation_settings.grammar.startswith(GUIDANCE)
-        if not self._has_guidance:
-            raise InvalidRequest(
-                "The engine cannot be held to a grammar: its llama.cpp was built without llguidance.",
-                code="unsupported_grammar",
-                param="tool_choice",
-            )
-        if grammar not in self._grammars:
-            if len(self._grammars) >= GRAMMARS_MAX:
-                self._grammars.clear()
-            self._grammars[grammar] = await self._can_hold(job, grammar)
-        if not self._grammars[grammar]:
-            raise unreadable(grammar)
+def _ids(event: _Event, answer: TokenAnswer) -> list[int]:
+    """The ids of an event: one, or all of a character that took several."""
+    count = event.tokens_predicted - answer.count
+    if answer.hidden_tokens is None or not event.tokens or count <= len(event.tokens):
+        return event.tokens
+    return answer.hidden_tokens.find(event.content, count, event.tokens[-1])
 
-    async def _can_hold(self, job: Job, grammar: Grammar) -> bool:
-        """Whether the grammar binds: one that it cannot read is dropped in silence.
 
-        So it is asked for one token while the first of the prompt, a special one, is made certain: that comes only if
-        nothing is in its way.
-        """
-        assert isinstance(job.prompt, Tokens)
-        first = next(id for chunk in job.prompt.chunks() for id in chunk)
-        asked = await self._ask(
-            {
-                "prompt": [first],
-                "n_predict": 1,
-                "grammar": guidance(grammar),
-                "logit_bias": [[first, CERTAIN]],
-            }
+def _logprobs(event: _Event, count: int, job: Job) -> Sequence[TokenLogprob | None]:
+    """Of a character that took several tokens, only the last one's are sent."""
+    if not job.sampling.wants_logprobs:
+        return ()
+    known = event.completion_probabilities[:count]
+    logprobs: list[TokenLogprob | None] = [None] * (count - len(known))
+    return logprobs + [token.logprobs(job.sampling) for token in known]
+
+
+# --- grammars -----------------------------------------------------------------------------------------
+
+
+class KnownGrammars(Struct):
+    """What was found out about one server."""
+
+    has_llguidance: bool | None = None
+    # Whether the server follows it.
+    followed: dict[Grammar, bool] = {}
+
+
+async def _prepare(upstream: Upstream, job: Job, known: KnownGrammars | None) -> KnownGrammars:
+    """Find out whether this server follows the grammar of the job."""
+    known = known or KnownGrammars()
+    grammar = job.schema
+    if not isinstance(grammar, Grammar) or job.output_tokens_max == 0:
+        return known
+    if known.has_llguidance is None:
+        probe = await _ask(upstream, {"prompt": [0], "n_predict": 1, "json_schema": {}})
+        known.has_llguidance = probe.generation_settings.grammar.startswith(LLGUIDANCE)
+    if known.has_llguidance and grammar not in known.followed:
+        if len(known.followed) >= GRAMMARS_MAX:
+            known.followed.clear()
+        known.followed[grammar] = await _is_followed(upstream, job, grammar)
+    return known
+
+
+def _check_grammar(grammar: Grammar, known: KnownGrammars) -> None:
+    if not known.has_llguidance:
+        raise InvalidRequest(
+            "The engine cannot follow a grammar: its llama.cpp was built without llguidance.",
+            code="unsupported_grammar",
+            param="tool_choice",
         )
-        return first not in asked.tokens
+    if not known.followed[grammar]:
+        raise unreadable_grammar(grammar)
 
-    async def _ask(self, settings: dict[str, object]) -> _Probe:
-        body = msgspec.json.encode(settings | {"return_tokens": True, "cache_prompt": False})
-        status, answer = await self._upstream.call("POST", PATH, body)
-        if status != 200:
-            raise EngineFailed("The engine could not be asked about grammars.")
-        return read(_probe, answer)
 
-    def _body(self, job: Job) -> bytes:
-        assert isinstance(job.prompt, Tokens), "this engine takes tokens"
-        sampling = job.sampling
-        settings: dict[str, object] = {
-            "stream": True,
-            "cache_prompt": True,
-            "return_tokens": True,
-            # Says early how much of the prompt it has kept. A server that does not know it yet says so at the end.
-            "return_progress": True,
-            "response_fields": LAST_FIELDS,
-            # A warm-up still gives one token, which nobody hears.
-            "n_predict": job.output_tokens_max,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-        }
-        if sampling.seed is not None:
-            settings["seed"] = sampling.seed % SEEDS
-        if sampling.wants_logprobs:
-            # None at all would be none of the sampled token either.
-            settings["n_probs"] = max(sampling.top_logprobs, 1)
-        if isinstance(job.schema, Grammar):
-            settings["grammar"] = guidance(job.schema)
-        elif job.schema is not None:
-            settings["json_schema"] = Raw(job.schema)
-        ids = self._token_json.text(job.prompt)
-        return b"".join((b'{"prompt":[', ids, b"],", msgspec.json.encode(settings)[1:]))
+async def _is_followed(upstream: Upstream, job: Job, grammar: Grammar) -> bool:
+    """Whether the grammar is followed: a grammar that llama.cpp cannot read is ignored without an error.
+
+    It is asked for one token while the first token of the prompt, a special one, is made certain: that token is
+    sampled only if no grammar forbids it.
+    """
+    assert isinstance(job.prompt, Tokens)
+    first = next(id for chunk in job.prompt.chunks() for id in chunk)
+    fields = {
+        "prompt": [first],
+        "n_predict": 1,
+        "grammar": llguidance(grammar),
+        "logit_bias": [[first, CERTAIN]],
+    }
+    return first not in (await _ask(upstream, fields)).tokens
+
+
+async def _ask(upstream: Upstream, fields: dict[str, object]) -> _Probe:
+    body = msgspec.json.encode(fields | {"return_tokens": True, "cache_prompt": False})
+    status, answer = await upstream.call("POST", PATH, body)
+    if status != 200:
+        raise EngineFailed("The engine could not be asked about grammars.")
+    try:
+        return _probe.decode(answer)
+    except UNREADABLE as error:
+        raise unreadable(error) from None
+
+
+def llguidance(grammar: Grammar) -> str:
+    """The grammar as llama.cpp takes it."""
+    definition = grammar.definition
+    if grammar.syntax == "regex":
+        escaped = IN_REGEX.sub(lambda found: found[1] or ESCAPES[found[2]], definition)
+        return f"{LLGUIDANCE} {{}}\nstart: /{escaped}/\n"
+    return definition if definition.startswith(LLGUIDANCE) else f"{LLGUIDANCE} {{}}\n{definition}\n"
+
+
+def unreadable_grammar(grammar: Grammar) -> InvalidRequest:
+    """The refusal of a grammar that the engine cannot read."""
+    return InvalidRequest(
+        f"The engine cannot read the {grammar.syntax} grammar of this tool, or supports it only in part.",
+        code="unsupported_grammar",
+        param="tools",
+    )
+
+
+LLAMACPP = TokenCodec(
+    prepare=_prepare, request=_request, read=_read, grammars=GRAMMARS, hides_tokens=True
+)

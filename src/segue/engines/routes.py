@@ -1,17 +1,18 @@
 """Which replica of an engine takes a job?
 
-The one that served the parent, because it holds the prefix, as long as it is healthy; else the one with the fewest
-jobs. A replica takes so many jobs at a time; the others wait in front of it, and places go round between owners, and
-within an owner between its lanes, so that nobody's hundred jobs stand before somebody's one.
+The replica that served the parent, because it has the prefix cached, as long as it is healthy; else the replica with
+the fewest jobs. Each replica runs a limited number of jobs; the others wait in a queue in front of it that is fair
+between owners, and for each owner between its lanes, so that a hundred jobs of one owner do not delay the one job of
+another.
 
-A replica that cannot be reached, breaks off, or gives nothing but errors is left alone for a while, longer each time:
+A replica that cannot be reached, breaks off, or returns only errors is not used for a while, longer each time:
 
     up        takes jobs                                 fails: down
     down      takes none until its time is over          then: on trial
-    on trial  takes one job, the others stay away        answers: up; fails: down, for twice as long
+    on trial  takes one job, no others                   answers: up; fails: down, for twice as long
 
-Nothing runs in the background. Health is learnt from jobs, and from `is_ready`, which asks every replica. A job moves
-to another replica only before its first token; where no replica is up it waits a moment for one, then it is refused.
+There is no background task: health is learnt from jobs, and from `is_ready`, which asks every replica. A job moves to
+another replica only before its first token; where no replica is up, it waits a moment and is then refused.
 """
 
 from __future__ import annotations
@@ -20,36 +21,33 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 
 import msgspec
 from msgspec import Struct
 
-from segue.engines.upstream import Lost
-from segue.errors import CallerError, EngineFailed, Unavailable
+from segue.engines.upstream import EngineLost
+from segue.errors import ApiError, CallerError, EngineFailed, Unavailable
 from segue.turn.seams import Engine
 from segue.turn.values import Job, JobStarted, Piece
 
 log = logging.getLogger(__name__)
 
-# How long a replica is left alone after its first failure, and at most.
+# How long a replica is not used after its first failure, and at most.
 PAUSE_S = 0.5
 PAUSE_S_MAX = 15.0
-# How long a job waits for a replica when none is up: a restart behind a load balancer, not an outage.
-PATIENCE_S = 2.0
-# So many errors in a row are the replica's fault; one may be the job's, and must not cost the others a replica.
+# How long a job waits for a replica when none is up: for a restart behind a load balancer, not for an outage.
+ALL_DOWN_S = 2.0
+# So many errors in a row are the replica's fault; a single error may be the job's.
 ERRORS_MAX = 3
-# How many replicas may break while they work on one job: it may be the job that breaks them.
-BREAKS_MAX = 2
-# What may wait in front of one replica. At one job a second this is already minutes of waiting.
+# How many replicas may fail with one job: it may be the job that breaks them.
+FAILURES_MAX = 2
+# Jobs that wait for one replica. At one job a second this is already minutes of waiting.
 WAITING_MAX = 1024
 
-# Who asks: an owner, and one of its lanes.
-Waiting = tuple[str, str]
 
-
-class Health(Struct, frozen=True):
+class ReplicaHealth(Struct, frozen=True):
     """What an operator sees of a replica."""
 
     name: str
@@ -59,65 +57,64 @@ class Health(Struct, frozen=True):
 
 
 class FairQueue:
-    """So many at a time; places go round between owners, and within each between its lanes."""
+    """A limited number of slots; they go round between owners, and for each owner between its lanes."""
 
-    def __init__(self, places: int) -> None:
-        self._places = places
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
         self.running = 0
         self.waiting = 0
-        # Those at the front have waited longest for a turn of their own.
+        # By owner, then by lane. The first owner, and its first lane, get the next slot.
         self._owners: dict[str, dict[str, deque[asyncio.Future[None]]]] = {}
 
-    async def enter(self, caller: Waiting) -> None:
-        """Wait for a place."""
-        if self.running < self._places:
+    async def enter(self, owner: str, lane: str) -> None:
+        """Wait for a slot."""
+        if self.running < self._slots:
             self.running += 1
             return
         if self.waiting >= WAITING_MAX:
             raise Unavailable("Too many requests wait for this model. Please retry later.")
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        owner, lane = caller
-        self._owners.setdefault(owner, {}).setdefault(lane, deque()).append(place)
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owners.setdefault(owner, {}).setdefault(lane, deque()).append(slot)
         self.waiting += 1
         try:
-            await place
+            await slot
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
+            if slot.done() and not slot.cancelled():
                 self.leave()
             raise
         finally:
             self.waiting -= 1
 
     def leave(self) -> None:
-        """Give the place to the next one, if somebody waits."""
+        """Give the slot to the next job, if one waits."""
         while self._owners:
-            place = self._next()
-            if not place.done():
-                place.set_result(None)
+            slot = self._next()
+            if not slot.done():
+                slot.set_result(None)
                 return
         self.running -= 1
 
     def _next(self) -> asyncio.Future[None]:
-        """The first of the lane whose turn it is, of the owner whose turn it is; both go to the end of their row."""
+        """The first job of the first lane of the first owner; lane and owner go to the end of their queues."""
         owner = next(iter(self._owners))
         lanes = self._owners.pop(owner)
         lane = next(iter(lanes))
-        places = lanes.pop(lane)
-        place = places.popleft()
-        if places:
-            lanes[lane] = places
+        slots = lanes.pop(lane)
+        slot = slots.popleft()
+        if slots:
+            lanes[lane] = slots
         if lanes:
             self._owners[owner] = lanes
-        return place
+        return slot
 
 
-class Replica:
-    """One engine, its turnstile and what is known of its health."""
+class _Replica:
+    """One engine, its queue and what is known of its health."""
 
-    def __init__(self, name: str, engine: Engine, places: int) -> None:
+    def __init__(self, name: str, engine: Engine, slots: int) -> None:
         self.name = name
         self.engine = engine
-        self.turnstile = FairQueue(places)
+        self.queue = FairQueue(slots)
         # In a row, without an answer in between.
         self.failures = 0
         self._errors = 0
@@ -125,79 +122,85 @@ class Replica:
 
     @property
     def load(self) -> int:
-        """How many jobs it has, at work or waiting."""
-        return self.turnstile.running + self.turnstile.waiting
+        """How many jobs it has, running or waiting."""
+        return self.queue.running + self.queue.waiting
 
     def is_up(self, now: float) -> bool:
-        """Whether it may be given a job."""
         return now >= self._down_until
 
     def wait_s(self, now: float) -> float:
-        """How long until it may be tried again."""
+        """How long until it can be tried again."""
         return max(0.0, self._down_until - now)
 
-    def try_out(self, now: float) -> None:
-        """A job goes to it. If it has failed before, the others stay away until it has answered."""
+    def start_trial(self, now: float) -> None:
+        """A job goes to it. If it has failed before, it gets no other job until it has answered."""
         if self.failures:
             self._down_until = now + self._pause_s()
 
-    def failed(self, now: float, wait_s: float | None = None) -> None:
-        """It did not answer, or broke off; it may have said how long it wants to be left alone."""
+    def failed(self, now: float, reason: str, wait_s: float | None = None) -> None:
+        """It did not answer, or broke off; `wait_s` is the `Retry-After` that it sent."""
         self.failures = min(self.failures + 1, 20)
         pause = max(self._pause_s(), min(wait_s or 0.0, PAUSE_S_MAX))
         self._down_until = now + pause
-        log.warning("engine %s failed, left alone for %.1f s", self.name, pause)
+        log.warning("engine %s failed (%s); not retried for %.1f s", self.name, reason, pause)
 
-    def erred(self, now: float) -> None:
-        """It answered, with an error."""
+    def returned_error(self, now: float, reason: str) -> None:
+        """It answered, but with an error."""
         self._errors += 1
         if self._errors >= ERRORS_MAX:
-            self.failed(now)
+            self.failed(now, reason)
 
     def answered(self) -> None:
-        """It works."""
         if self.failures:
-            log.info("engine %s is back", self.name)
+            log.info("engine %s works again", self.name)
         self.failures = 0
         self._errors = 0
         self._down_until = 0.0
 
     def _pause_s(self) -> float:
-        """Twice as long each time, and never the same for all who wait."""
+        """Twice as long each time, and not the same for all processes that wait."""
         pause = min(PAUSE_S * 2.0 ** (self.failures - 1), PAUSE_S_MAX)
         return pause * random.uniform(0.8, 1.2)
 
 
+class _Attempts:
+    """What one job has tried so far."""
+
+    def __init__(self, give_up_at: float) -> None:
+        self.give_up_at = give_up_at
+        # Replicas that failed with this job: they do not get it again.
+        self.failed: set[_Replica] = set()
+        # Whether the client has a piece of the answer, so that no other replica can begin again.
+        self.has_pieces = False
+        self.is_done = False
+
+
 class RoutedEngine:
-    """An `Engine` in front of its replicas. `asker` says for whom a job is."""
+    """An `Engine` in front of its replicas."""
 
     def __init__(
         self,
         replicas: Mapping[str, Engine],
         *,
         parallel_max: int = 64,
-        caller: Callable[[Job], Waiting] = lambda job: ("", ""),
-        patience_s: float = PATIENCE_S,
+        all_down_s: float = ALL_DOWN_S,
     ) -> None:
         assert replicas, "at least one replica"
         self._replicas = {
-            name: Replica(name, engine, parallel_max) for name, engine in replicas.items()
+            name: _Replica(name, engine, parallel_max) for name, engine in replicas.items()
         }
-        self._asker = caller
-        self._patience_s = patience_s
+        self._all_down_s = all_down_s
 
     @property
     def can_constrain(self) -> bool:
-        """Whether every replica can be held to a JSON schema."""
         return all(one.engine.can_constrain for one in self._replicas.values())
 
     @property
     def grammars(self) -> frozenset[str]:
-        """What every replica can be held to."""
         return frozenset.intersection(*(one.engine.grammars for one in self._replicas.values()))
 
     async def is_ready(self) -> bool:
-        """Ask all of them; one is enough. What they answer is remembered."""
+        """Ask all replicas; one is enough. What they answer counts as their health."""
         loop = asyncio.get_running_loop()
         replicas = self._replicas.values()
         answers = await asyncio.gather(*(one.engine.is_ready() for one in replicas))
@@ -205,85 +208,100 @@ class RoutedEngine:
             if is_up:
                 replica.answered()
             elif replica.is_up(loop.time()):
-                replica.failed(loop.time())
+                replica.failed(loop.time(), "not ready")
         return any(answers)
 
-    def replicas(self) -> list[Health]:
-        """How they are, for metrics."""
+    def replicas(self) -> list[ReplicaHealth]:
+        """The health of all replicas, for metrics."""
         now = asyncio.get_running_loop().time()
         return [
-            Health(one.name, one.is_up(now), one.turnstile.running, one.turnstile.waiting)
+            ReplicaHealth(one.name, one.is_up(now), one.queue.running, one.queue.waiting)
             for one in self._replicas.values()
         ]
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """The name of the chosen replica, so that the next turn may come back to it, and then what it says."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._patience_s
-        # Replicas that broke on this job: it is not given to them again.
-        broken: set[Replica] = set()
-        while True:
-            replica = await self._enter(job, give_up_at, broken)
-            has_spoken = False
-            try:
+        """The name of the chosen replica, so that the next turn may come back to it, and then its pieces."""
+        attempts = _Attempts(asyncio.get_running_loop().time() + self._all_down_s)
+        while not attempts.is_done:
+            async with self._attempt(job, attempts) as (replica, pieces):
                 yield JobStarted(route=replica.name)
-                async with aclosing(replica.engine.sample(job)) as pieces:
-                    async for piece in pieces:
-                        if isinstance(piece, JobStarted):
-                            yield msgspec.structs.replace(piece, route=replica.name)
-                            continue
-                        if not has_spoken:
-                            has_spoken = True
-                            replica.answered()
-                        yield piece
-                return
-            except Unavailable as error:
-                replica.failed(loop.time(), error.wait_s)
-                if has_spoken:
-                    raise
-            except EngineFailed as error:
-                if isinstance(error, Lost):
-                    replica.failed(loop.time())
-                else:
-                    replica.erred(loop.time())
-                broken.add(replica)
-                is_enough = len(broken) >= BREAKS_MAX
-                if has_spoken or is_enough or self._choose(None, loop.time(), broken) is None:
-                    raise
-            except CallerError:
-                replica.answered()
-                raise
-            finally:
-                replica.turnstile.leave()
+                async for piece in pieces:
+                    if isinstance(piece, JobStarted):
+                        yield msgspec.structs.replace(piece, route=replica.name)
+                        continue
+                    if not attempts.has_pieces:
+                        attempts.has_pieces = True
+                        replica.answered()
+                    yield piece
 
-    async def _enter(self, job: Job, give_up_at: float, broken: set[Replica]) -> Replica:
-        """A place at a replica that is up."""
+    @asynccontextmanager
+    async def _attempt(
+        self, job: Job, attempts: _Attempts
+    ) -> AsyncIterator[tuple[_Replica, AsyncGenerator[Piece, None]]]:
+        """The job at one replica. An error after which another replica may be tried is not raised."""
+        replica = await self._enter(job, attempts)
+        try:
+            async with aclosing(replica.engine.sample(job)) as pieces:
+                yield replica, pieces
+            attempts.is_done = True
+        except ApiError as error:
+            self._note(error, replica, attempts)
+            if attempts.has_pieces or not self._may_retry(error, attempts):
+                raise
+        finally:
+            replica.queue.leave()
+
+    def _note(self, error: ApiError, replica: _Replica, attempts: _Attempts) -> None:
+        """What an error means for the health of the replica, and for where the job may go next."""
+        now = asyncio.get_running_loop().time()
+        # The first sentence; the others are for the client.
+        reason = error.message.partition(".")[0]
+        if isinstance(error, CallerError):
+            replica.answered()
+        elif isinstance(error, Unavailable):
+            replica.failed(now, reason, error.wait_s)
+        elif isinstance(error, EngineFailed):
+            attempts.failed.add(replica)
+            if isinstance(error, EngineLost):
+                replica.failed(now, reason)
+            else:
+                replica.returned_error(now, reason)
+
+    def _may_retry(self, error: ApiError, attempts: _Attempts) -> bool:
+        if not isinstance(error, EngineFailed):
+            return isinstance(error, Unavailable)
+        now = asyncio.get_running_loop().time()
+        is_any_left = self._choose(None, now, attempts.failed) is not None
+        return is_any_left and len(attempts.failed) < FAILURES_MAX
+
+    async def _enter(self, job: Job, attempts: _Attempts) -> _Replica:
+        """A replica that is up, and a slot in it."""
         loop = asyncio.get_running_loop()
         while True:
             now = loop.time()
-            replica = self._choose(job.route, now, broken)
+            replica = self._choose(job.route, now, attempts.failed)
             if replica is None:
-                await self._wait(now, give_up_at, broken)
+                await self._wait(now, attempts)
                 continue
-            replica.try_out(now)
+            replica.start_trial(now)
             failures = replica.failures
-            await replica.turnstile.enter(self._asker(job))
+            await replica.queue.enter(job.owner, job.lane)
             if replica.failures <= failures:
                 return replica
-            # It went down while we waited in front of it.
-            replica.turnstile.leave()
+            # It went down while this job waited for a slot.
+            replica.queue.leave()
 
-    def _choose(self, route: str | None, now: float, broken: set[Replica]) -> Replica | None:
-        up = [one for one in self._replicas.values() if one.is_up(now) and one not in broken]
+    def _choose(self, route: str | None, now: float, failed: set[_Replica]) -> _Replica | None:
+        up = [one for one in self._replicas.values() if one.is_up(now) and one not in failed]
         same = self._replicas.get(route) if route is not None else None
         if same is not None and same in up:
             return same
         return min(up, key=lambda one: one.load, default=None)
 
-    async def _wait(self, now: float, give_up_at: float, broken: set[Replica]) -> None:
-        """Until the first of the others may be tried again, if that is soon."""
-        others = [one for one in self._replicas.values() if one not in broken]
+    async def _wait(self, now: float, attempts: _Attempts) -> None:
+        """Wait until a replica can be tried again, if that is soon."""
+        others = [one for one in self._replicas.values() if one not in attempts.failed]
         wait_s = min((one.wait_s(now) for one in others), default=PAUSE_S_MAX)
-        if now + wait_s > give_up_at:
+        if now + wait_s > attempts.give_up_at:
             raise Unavailable("No engine answers. Please retry later.", wait_s=max(1.0, wait_s))
         await asyncio.sleep(wait_s)

@@ -1,8 +1,8 @@
-"""An engine that plays a script: real token ids, at a given speed, with no model behind them.
+"""Who produces tokens without a model? An engine that plays a script: real token ids, at a given speed.
 
-It ships, and says what it is. Tests and benchmarks use it, because everything around an engine (rendering, tokenizing,
-reading, streaming, saving) is then as real as with a model. It never stands in for
-a claim about a model.
+It ships, and says in its answers what it is. Tests and benchmarks use it, because everything around an engine
+(rendering, tokenizing, reading, streaming, saving) is then as real as with a model. It never stands in for a claim
+about a model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from segue.engines.example import JsonValue, example
+from segue.engines.example import example
 from segue.errors import InvalidRequest
 from segue.turn.seams import Dialect
 from segue.turn.values import Finish, Head, Ids, Job, Piece, Scene, TokenLogprob
@@ -42,15 +42,15 @@ from segue.wire.tools import CustomTool, Offer, chosen_offers, offer_named
 
 # How many tokens leave together when there is no speed limit: enough to amortise, few enough to stay fair.
 BURST = 32
-# How likely its own tokens are: from this to nearly certain, in so many steps.
+# The probability of its tokens: from this to nearly 1, in so many steps.
 SURE, CHANCES = 0.6, 97
-# The loop's timers count whole milliseconds: a shorter sleep would return at once, and we would spin until it is time.
+# The loop's timers count whole milliseconds: a shorter sleep would return at once, and we would spin.
 TICK_S = 0.001
 # One token in every vocabulary that we know.
 FILLER = " the"
-# Entries of a script that are kept as ids, for each set of tools; a script has tens of turns.
+# Entries of a script that are cached as ids, for each set of tools; a script has tens of turns.
 WRITTEN_MAX = 1_000
-# How much of what it was told the engine repeats.
+# How much of the input the engine repeats.
 ECHO_CHARS = 200
 
 
@@ -74,7 +74,7 @@ class Script(Struct, frozen=True):
 
 
 def load_script(path: Path) -> Script:
-    """Read a script from a file, or say what is wrong with it."""
+    """Read a script from a file; `InvalidRequest` names what is wrong with it."""
     try:
         script = msgspec.json.decode(path.read_bytes(), type=Script)
     except OSError as error:
@@ -99,27 +99,23 @@ class ScriptedEngine:
 
     @property
     def can_constrain(self) -> bool:
-        """No: it reads the request and answers as asked."""
         return False
 
     @property
     def grammars(self) -> frozenset[str]:
-        """None: it plays its script."""
         return frozenset()
 
     async def is_ready(self) -> bool:
-        """Always: there is nothing to wait for."""
         return True
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """The ids of the answer, at the speed that was asked for."""
         ids = self._answer(job)
         allowed = ids[: job.output_tokens_max]
         sent = 0
         began = time.perf_counter()
         while sent < len(allowed):
             if self._tokens_per_s:
-                # By the clock, not by adding up sleeps, so that the speed holds however coarse a sleep is.
+                # By the clock, not by adding up sleeps, so that the speed is right however coarse a sleep is.
                 passed = time.perf_counter() - began
                 due = int(passed * self._tokens_per_s)
                 if due <= sent:
@@ -133,14 +129,14 @@ class ScriptedEngine:
         yield Finish("stop" if len(allowed) == len(ids) else "length")
 
     def _logprobs(self, job: Job, ids: Sequence[int]) -> Sequence[TokenLogprob]:
-        """Where it is asked for, a distribution made from the id alone: the same ids have the same odds."""
+        """Where the job wants logprobs, a distribution made from the id alone: the same ids have the same ones."""
         sampling = job.sampling
         return (
             [_logprobs(id, sampling.top_logprobs) for id in ids] if sampling.wants_logprobs else ()
         )
 
     def _answer(self, job: Job) -> tuple[int, ...]:
-        """All ids of this model turn; those of a script's entry are written once."""
+        """All ids of this model turn; those of a script's entry are cached."""
         if self._script is None:
             return tuple(self._dialect.write([as_item(one) for one in improvise(job)]))
         entry = min(job.model_turns, len(self._script.turns) - 1)
@@ -208,7 +204,7 @@ def improvise(job: Job) -> list[ItemValue]:
 
 
 def _last(scene: Scene) -> ItemValue | None:
-    """The last item of the conversation; behind a warm-up, or where all was recalled, nothing is given now."""
+    """The last item of the conversation, which may be part of the history: after a warm-up nothing is given."""
     if scene.given:
         return scene.given[-1].value
     for one in reversed(list(scene.history())):
@@ -240,14 +236,14 @@ def _example_call(offer: Offer) -> ItemValue:
     tool, namespace = offer.tool, offer.namespace or UNSET
     if isinstance(tool, CustomTool):
         return CustomToolCall(call_id="", name=tool.name, input="example", namespace=namespace)
-    arguments = {} if tool.parameters is UNSET else example(_json(tool.parameters))
+    arguments = {} if tool.parameters is UNSET else example(msgspec.json.decode(tool.parameters))
     text = encode(arguments if isinstance(arguments, dict) else {}).decode()
     return FunctionCall(call_id="", name=tool.name, arguments=text, namespace=namespace)
 
 
 def _reply(last: ItemValue | None, wanted: TextFormat | None) -> str:
     if wanted is not None and wanted.type == "json_schema" and wanted.schema is not UNSET:
-        return encode(example(_json(wanted.schema))).decode()
+        return encode(example(msgspec.json.decode(wanted.schema))).decode()
     if wanted is not None and wanted.type == "json_object":
         return "{}"
     match last:
@@ -270,8 +266,3 @@ def _text(content: object) -> str:
     assert isinstance(content, list)
     parts = (part.text for part in content if isinstance(part, InputText | OutputText))
     return " ".join(parts)[:ECHO_CHARS]
-
-
-def _json(raw: Raw) -> JsonValue:
-    decoded: JsonValue = msgspec.json.decode(raw)
-    return decoded

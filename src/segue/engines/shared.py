@@ -1,17 +1,17 @@
-"""How do several workers share one engine inside?
+"""How do several workers share one embedded engine?
 
     worker: SharedEngine.sample(job) --- unix socket, one connection a job ---> engine's process: EmbeddedEngine
                     ids, ids, …, the finish or an error  <---
 
-In: jobs. Out: what the engine in the other process says, to the id. Closing a connection is the cancel, as closing the
-generator is. A long answer waits in the socket where its reader is slow; the model itself is not slowed, as without us.
+In: jobs. Out: the pieces of the engine in the other process, to the id. Closing the connection cancels the job, as
+closing the generator does. A long answer waits in the socket if its reader is slow; the model itself is not slowed
+down.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
@@ -19,13 +19,15 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from segue.engines.grammars import LLGUIDANCE
+from segue.engines.llamacpp import GRAMMARS
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable
+from segue.framing import CONNECTION_LOST, read_frame, write_frame
 from segue.turn.seams import Engine
 from segue.turn.values import (
     Finish,
     Grammar,
     Head,
+    IdArray,
     Ids,
     Job,
     JobStarted,
@@ -39,9 +41,7 @@ from segue.turn.values import (
 
 log = logging.getLogger(__name__)
 
-# A prompt of sixteen million tokens.
-FRAME_BYTES_MAX = 64 * 1024 * 1024
-# The engine's process is on this machine: it takes a connection at once, or is not there.
+# The engine's process is on this machine: it takes a connection at once, or is not running.
 CONNECT_S = 5.0
 READY_S = 2.0
 
@@ -50,11 +50,9 @@ KINDS: dict[str, type[ApiError]] = {
 }
 NO_SCENE = Scene(Head(), None, ())
 
-_length = struct.Struct("<I")
 
-
-class Asked(Struct, frozen=True):
-    """A job on its way to the engine; without one, the question whether it would be taken."""
+class _JobFrame(Struct, frozen=True):
+    """A job on its way to the engine; without `ids`, the question whether the engine is ready."""
 
     ids: bytes | None = None
     sampling: Sampling = Sampling()
@@ -65,8 +63,8 @@ class Asked(Struct, frozen=True):
     lane: str = ""
 
 
-class Wrong(Struct, frozen=True):
-    """An error of ours on its way back."""
+class _ErrorFrame(Struct, frozen=True):
+    """One of our errors on its way back."""
 
     kind: str
     message: str
@@ -75,32 +73,19 @@ class Wrong(Struct, frozen=True):
     wait_s: float | None = None
 
 
-class Told(Struct, frozen=True):
-    """What the engine says: where it begins, ids, or its last word."""
+class _PieceFrame(Struct, frozen=True):
+    """A piece of the answer: the start, ids, the finish, or an error."""
 
-    begun: JobStarted | None = None
+    started: JobStarted | None = None
     ids: bytes = b""
     logprobs: list[TokenLogprob | None] = []
     finish: Finish | None = None
-    error: Wrong | None = None
+    error: _ErrorFrame | None = None
     is_ready: bool = False
 
 
-_asked = msgspec.msgpack.Decoder(Asked).decode
-_told = msgspec.msgpack.Decoder(Told).decode
-LOST = (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError)
-
-
-def _write(writer: asyncio.StreamWriter, value: Asked | Told) -> None:
-    data = msgspec.msgpack.encode(value)
-    writer.write(_length.pack(len(data)) + data)
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    (size,) = _length.unpack(await reader.readexactly(_length.size))
-    if size > FRAME_BYTES_MAX:
-        raise ConnectionError("a message is too long")
-    return await reader.readexactly(size)
+_decode_job = msgspec.msgpack.Decoder(_JobFrame).decode
+_decode_piece = msgspec.msgpack.Decoder(_PieceFrame).decode
 
 
 class SharedEngine:
@@ -111,26 +96,22 @@ class SharedEngine:
 
     @property
     def can_constrain(self) -> bool:
-        """Yes: the engine inside can."""
         return True
 
     @property
     def grammars(self) -> frozenset[str]:
-        """Those of the engine inside."""
-        return LLGUIDANCE
+        return GRAMMARS
 
     async def is_ready(self) -> bool:
-        """Whether a job would be taken now."""
         try:
-            async with asyncio.timeout(READY_S), self._asking(Asked()) as reader:
-                return _told(await _read(reader)).is_ready
-        except (*LOST, TimeoutError, Unavailable):
+            async with asyncio.timeout(READY_S), self._sent(_JobFrame()) as reader:
+                return _decode_piece(await read_frame(reader)).is_ready
+        except (*CONNECTION_LOST, TimeoutError, Unavailable):
             return False
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """The ids as they are sampled, then the finish."""
         assert isinstance(job.prompt, Tokens), "this engine takes tokens"
-        asked = Asked(
+        frame = _JobFrame(
             ids=job.prompt.flat().tobytes(),
             sampling=job.sampling,
             stops=sorted(job.stops),
@@ -139,52 +120,56 @@ class SharedEngine:
             owner=job.owner,
             lane=job.lane,
         )
-        async with self._asking(asked) as reader:
+        async with self._sent(frame) as reader:
             while True:
                 try:
-                    told = _told(await _read(reader))
-                except LOST:
+                    piece = _decode_piece(await read_frame(reader))
+                except CONNECTION_LOST:
                     raise EngineFailed("The engine broke off.") from None
-                if told.begun is not None:
-                    yield told.begun
-                if told.ids:
-                    ids = id_array()
-                    ids.frombytes(told.ids)
-                    yield Ids(ids, told.logprobs)
-                if told.error is not None:
-                    raise _raised(told.error)
-                if told.finish is not None:
-                    yield told.finish
+                if piece.started is not None:
+                    yield piece.started
+                if piece.ids:
+                    yield Ids(_ids(piece.ids), piece.logprobs)
+                if piece.error is not None:
+                    raise _error(piece.error)
+                if piece.finish is not None:
+                    yield piece.finish
                     return
 
     @asynccontextmanager
-    async def _asking(self, asked: Asked) -> AsyncIterator[asyncio.StreamReader]:
+    async def _sent(self, frame: _JobFrame) -> AsyncIterator[asyncio.StreamReader]:
         try:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_unix_connection(str(self._path))
         except (OSError, TimeoutError):
             raise Unavailable("The engine is not ready. Please retry later.") from None
         try:
-            _write(writer, asked)
+            write_frame(writer, frame)
             yield reader
         finally:
             writer.transport.abort()
 
 
-def _raised(wrong: Wrong) -> ApiError:
-    kind = KINDS.get(wrong.kind, EngineFailed)
-    return kind(wrong.message, code=wrong.code, param=wrong.param, wait_s=wrong.wait_s)
+def _ids(data: bytes) -> IdArray[int]:
+    ids = id_array()
+    ids.frombytes(data)
+    return ids
+
+
+def _error(frame: _ErrorFrame) -> ApiError:
+    kind = KINDS.get(frame.kind, EngineFailed)
+    return kind(frame.message, code=frame.code, param=frame.param, wait_s=frame.wait_s)
 
 
 @asynccontextmanager
 async def sharing(engine: Engine, path: Path) -> AsyncIterator[None]:
-    """Let others ask this engine here while inside."""
+    """While inside, other processes can use this engine by way of the socket at `path`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await _serve(engine, _asked(await _read(reader)), reader, writer)
-        except (*LOST, asyncio.CancelledError):
-            # A connection's own task: whoever cancels it wants no more than its end.
+            await _serve(engine, _decode_job(await read_frame(reader)), reader, writer)
+        except (*CONNECTION_LOST, asyncio.CancelledError):
+            # This task serves one connection: when it is cancelled, the connection is simply closed.
             pass
         finally:
             writer.close()
@@ -197,60 +182,65 @@ async def sharing(engine: Engine, path: Path) -> AsyncIterator[None]:
 
 
 async def _serve(
-    engine: Engine, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    engine: Engine, frame: _JobFrame, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    if asked.ids is None:
-        _write(writer, Told(is_ready=await engine.is_ready()))
+    if frame.ids is None:
+        write_frame(writer, _PieceFrame(is_ready=await engine.is_ready()))
         await writer.drain()
         return
-    saying = asyncio.create_task(_say(engine, asked, writer))
-    leaving = asyncio.create_task(reader.read(1))
+    # The worker sends nothing after its job: a read returns when it has closed the connection.
+    answering = asyncio.create_task(_answer(engine, _job(frame, frame.ids), writer))
+    closing = asyncio.create_task(reader.read(1))
     try:
-        await asyncio.wait([saying, leaving], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([answering, closing], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (saying, leaving):
+        for task in (answering, closing):
             task.cancel()
-        await asyncio.gather(saying, leaving, return_exceptions=True)
+        await asyncio.gather(answering, closing, return_exceptions=True)
 
 
-async def _say(engine: Engine, asked: Asked, writer: asyncio.StreamWriter) -> None:
-    assert asked.ids is not None
-    ids = id_array()
-    ids.frombytes(asked.ids)
-    job = Job(
+def _job(frame: _JobFrame, prompt: bytes) -> Job:
+    ids = _ids(prompt)
+    return Job(
         prompt=Tokens(None, ids, len(ids)),
         scene=NO_SCENE,
-        sampling=asked.sampling,
-        stops=frozenset(asked.stops),
-        output_tokens_max=asked.output_tokens_max,
-        schema=asked.schema,
-        owner=asked.owner,
-        lane=asked.lane,
+        sampling=frame.sampling,
+        stops=frozenset(frame.stops),
+        output_tokens_max=frame.output_tokens_max,
+        schema=frame.schema,
+        owner=frame.owner,
+        lane=frame.lane,
     )
+
+
+async def _answer(engine: Engine, job: Job, writer: asyncio.StreamWriter) -> None:
     with suppress(OSError):
         try:
             async with aclosing(engine.sample(job)) as pieces:
                 async for piece in pieces:
-                    _write(writer, _as_told(piece))
+                    write_frame(writer, _piece_frame(piece))
                     await writer.drain()
         except ApiError as error:
-            _write(writer, Told(error=_as_wrong(error)))
+            write_frame(writer, _error_frame(error))
         except OSError:
             raise
         except Exception:
             log.exception("the shared engine failed")
-            _write(writer, Told(error=_as_wrong(EngineFailed("The engine failed."))))
+            write_frame(writer, _error_frame(EngineFailed("The engine failed.")))
         await writer.drain()
 
 
-def _as_told(piece: Piece) -> Told:
+def _piece_frame(piece: Piece) -> _PieceFrame:
     if isinstance(piece, Finish):
-        return Told(finish=piece)
+        return _PieceFrame(finish=piece)
     if isinstance(piece, JobStarted):
-        return Told(begun=piece)
+        return _PieceFrame(started=piece)
     assert isinstance(piece, Ids), "this engine gives ids"
-    return Told(ids=id_array(piece.ids).tobytes(), logprobs=list(piece.logprobs))
+    return _PieceFrame(ids=id_array(piece.ids).tobytes(), logprobs=list(piece.logprobs))
 
 
-def _as_wrong(error: ApiError) -> Wrong:
-    return Wrong(type(error).__name__, error.message, error.code, error.param, error.wait_s)
+def _error_frame(error: ApiError) -> _PieceFrame:
+    kind = type(error).__name__
+    return _PieceFrame(
+        error=_ErrorFrame(kind, error.message, error.code, error.param, error.wait_s)
+    )

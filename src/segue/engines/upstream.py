@@ -1,9 +1,9 @@
-"""How is an engine behind HTTP asked, and what does it mean when that goes wrong?
+"""How is an engine asked over HTTP, and what does each failure mean?
 
 In: a path and a body. Out: the data of server-sent events, as many together as have arrived together, or one of our own
-errors; nothing foreign crosses this border. One pool of connections for each engine. An answer is awaited patiently,
-because reading a long prompt may take minutes, but silence in the middle of one is a fault. Leaving a stream before its
-end closes the connection, which every engine takes as the wish to stop.
+errors; no foreign exception leaves this file. One pool of connections for each engine. The first event may take long,
+because reading a long prompt takes minutes, but silence in the middle of an answer is a failure. Leaving a stream
+before its end closes the connection, which stops the job in every engine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import asyncio
 import logging
 import re
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.client import Answer, Broken, Client
+from segue.engines.client import ConnectionBroken, HttpClient, HttpResponse
 from segue.errors import (
     ApiError,
     EngineFailed,
@@ -26,156 +26,149 @@ from segue.errors import (
     context_overflow,
 )
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 
 # Shorter than the five seconds after which llama.cpp's server and uvicorn (vLLM, SGLang) drop an idle connection, so
 # that we seldom write into one that is being closed.
 KEEP_S = 4.0
-# One event. The longest is a last one that repeats the whole prompt.
+# One event. The longest is a last event that repeats the whole prompt.
 LINE_BYTES_MAX = 64 * 1024 * 1024
-# How much of a refusal is read.
+# How much of an error or of a short answer is read.
 REFUSAL_BYTES_MAX = 64 * 1024
-# How much of an engine's own words a client is told.
-WORDS_MAX = 500
-# After the last event the connection goes back to the pool; one that does not end by then is closed.
+# How many characters of an engine's error message are passed on to the client.
+MESSAGE_CHARS_MAX = 500
+# After the last event the connection goes back to the pool; if the response does not end by then, it is closed.
 LINGER_S = 2.0
-# A job on a connection that was closed meanwhile fails sooner than this, one that the engine had begun later.
+# A job on a connection that was closed meanwhile fails sooner than this; a job that the engine has begun fails later.
 STALE_S = 1.0
 
 
-class Lost(EngineFailed):
-    """The connection broke or fell silent: the engine itself may be gone, which a mere error does not say."""
+class EngineLost(EngineFailed):
+    """The connection broke or fell silent: the engine itself may be gone, unlike after an error that it sent."""
 
 
-class Patience(Struct, frozen=True):
-    """How long an engine may take, in seconds."""
+class Timeouts(Struct, frozen=True):
+    """How long an engine may take."""
 
     connect_s: float = 5.0
     # To the first event. Nothing may come while a prompt is read: 100,000 tokens take minutes on a CPU.
     first_s: float = 1800.0
-    # Between events, once it speaks.
+    # Between events.
     silence_s: float = 120.0
-    # For small questions: is it up, which version is it.
+    # For short requests: is it up, which version is it.
     probe_s: float = 5.0
 
 
-ORDINARY_PATIENCE = Patience()
+DEFAULT_TIMEOUTS = Timeouts()
 
 
 class Upstream:
     """One engine's address, with its key and its connections."""
 
     def __init__(
-        self, url: str, key: str | None = None, patience: Patience = ORDINARY_PATIENCE
+        self, url: str, key: str | None = None, timeouts: Timeouts = DEFAULT_TIMEOUTS
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._patience = patience
+        self._timeouts = timeouts
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key:
             headers["authorization"] = f"Bearer {key}"
-        # How many jobs run at a time is decided where routes are chosen.
-        self._client = Client(self.url, headers, KEEP_S)
+        # How many jobs run at a time is decided in `routes.py`.
+        self._client = HttpClient(self.url, headers, KEEP_S)
 
     async def close(self) -> None:
-        """Close all connections."""
         self._client.close()
 
-    async def listen(self, path: str, body: bytes) -> Stream:
-        """Ask, and return when the answer begins; a refusal is raised."""
-        return Stream(await self._post(path, body), self._patience)
+    async def stream(self, path: str, body: bytes) -> EventStream:
+        """Send a job, and return when its answer begins; a refusal is raised."""
+        return EventStream(await self._post(path, body), self._timeouts)
 
     async def call(
         self, method: Literal["GET", "POST"], path: str, body: bytes = b""
     ) -> tuple[int, bytes]:
-        """A small question: status and body of the answer. As for a job, a stale connection is no answer."""
+        """A short request: status and body. As for a job, it is sent again if the engine had closed the connection."""
         try:
-            return await self._call_once(method, path, body)
-        except Broken:
-            log.debug("asked once more, because the connection was closed meanwhile")
-        except OSError as error:
-            raise _unreachable(error) from error
-        try:
-            return await self._call_once(method, path, body)
+            try:
+                return await self._call_once(method, path, body)
+            except ConnectionBroken:
+                return await self._call_once(method, path, body)
         except OSError as error:
             raise _unreachable(error) from error
 
     async def _call_once(
         self, method: Literal["GET", "POST"], path: str, body: bytes
     ) -> tuple[int, bytes]:
-        patience = self._patience
-        async with asyncio.timeout(patience.probe_s):
-            answer = await self._client.ask(method, path, body, patience.connect_s)
+        async with asyncio.timeout(self._timeouts.probe_s):
+            response = await self._client.send(method, path, body, self._timeouts.connect_s)
             try:
-                return answer.status, await answer.read_whole(REFUSAL_BYTES_MAX)
+                return response.status, await response.read_whole(REFUSAL_BYTES_MAX)
             finally:
-                answer.close()
+                response.close()
 
     async def is_up(self, path: str) -> bool:
-        """Whether it answers, and well."""
+        """Whether it answers with status 200."""
         try:
             status, _ = await self.call("GET", path)
         except ApiError:
             return False
         return status == 200
 
-    async def _post(self, path: str, body: bytes) -> Answer:
-        """The answer to a job, as soon as it begins.
+    async def _post(self, path: str, body: bytes) -> HttpResponse:
+        """The response to a job, as soon as it begins.
 
-        A kept connection that the engine has closed in the meantime fails at once and says nothing about the engine:
-        once more, then. A job changes nothing in an engine, so asking twice is safe.
+        A kept connection that the engine has closed in the meantime fails at once, which does not mean that the engine
+        is down: the job is sent once more. A job changes nothing in an engine, so sending it twice is safe.
         """
         began = asyncio.get_running_loop().time()
         try:
-            answer = await self._post_once(path, body)
-        except Lost:
+            response = await self._post_once(path, body)
+        except EngineLost:
             if asyncio.get_running_loop().time() - began > STALE_S:
                 raise
-            answer = await self._post_once(path, body)
-        if answer.status == 200 and answer.content_type == "text/event-stream":
-            return answer
-        raise await _read_refusal(answer)
+            response = await self._post_once(path, body)
+        if response.status == 200 and response.content_type == "text/event-stream":
+            return response
+        raise await _read_refusal(response)
 
-    async def _post_once(self, path: str, body: bytes) -> Answer:
+    async def _post_once(self, path: str, body: bytes) -> HttpResponse:
         try:
-            async with asyncio.timeout(self._patience.first_s):
-                return await self._client.ask("POST", path, body, self._patience.connect_s)
-        except Broken as error:
-            raise Lost("The engine broke off before its answer.") from error
+            async with asyncio.timeout(self._timeouts.first_s):
+                return await self._client.send("POST", path, body, self._timeouts.connect_s)
+        except ConnectionBroken as error:
+            raise EngineLost("The engine broke off before its answer.") from error
         except OSError as error:
             raise _unreachable(error) from error
 
 
-class Stream:
-    """One answer as it comes. Iterate it under `async with`; each step gives the events that came together."""
+class EventStream:
+    """The events of one answer. Iterate it under `async with`; each step gives the events that came together."""
 
     __slots__ = (
-        "_answer",
-        "_heard_at",
-        "_is_cut",
+        "_is_timed_out",
         "_loop",
         "_parts",
-        "_patience",
+        "_received_at",
+        "_response",
         "_silent_s",
+        "_timeouts",
         "_timer",
         "is_over",
     )
 
-    def __init__(self, answer: Answer, patience: Patience) -> None:
-        self._answer = answer
-        self._patience = patience
+    def __init__(self, response: HttpResponse, timeouts: Timeouts) -> None:
+        self._response = response
+        self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
         # The beginning of a line that is not whole yet.
         self._parts: list[bytes] = []
-        self._silent_s = patience.first_s
-        self._heard_at = self._loop.time()
-        self._is_cut = False
+        self._silent_s = timeouts.first_s
+        self._received_at = self._loop.time()
+        self._is_timed_out = False
         self._timer = self._watch()
-        # Set by the engine when it has heard the last event: what is left on the wire is only the end.
+        # Set by the engine when it has read the last event: only the end of the response is still to come.
         self.is_over = False
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> EventStream:
         return self
 
     async def __aexit__(
@@ -186,24 +179,24 @@ class Stream:
     ) -> None:
         self._timer.cancel()
         if self.is_over and kind in (None, GeneratorExit):
-            # Its end is on the way, and then the connection serves the next job. Nobody waits for that.
-            self._loop.call_later(LINGER_S, self._answer.close)
+            # When its end has arrived, the connection serves the next job; this job does not wait for that.
+            self._loop.call_later(LINGER_S, self._response.close)
         else:
-            self._answer.close()
+            self._response.close()
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> EventStream:
         return self
 
     async def __anext__(self) -> list[bytes]:
         while True:
             try:
-                chunk = await self._answer.read()
+                chunk = await self._response.read()
             except OSError as error:
                 raise self.broke_off() from error
             if not chunk:
                 # The engines that we know end every event with an empty line, so that nothing is left over here.
                 raise StopAsyncIteration
-            self._heard_at = self._loop.time()
+            self._received_at = self._loop.time()
             self._parts.append(chunk)
             if b"\n" not in chunk:
                 self._check_length()
@@ -212,12 +205,12 @@ class Stream:
             self._parts = [lines.pop()]
             events = [data for line in lines if line and (data := _data(line))]
             if events:
-                self._allow(self._patience.silence_s)
+                self._allow(self._timeouts.silence_s)
                 return events
 
     def wait_on(self) -> None:
-        """What was heard is not the first word yet: that is awaited as patiently as before."""
-        self._allow(self._patience.first_s)
+        """The prompt is still being read: allow the long silence before a first event again."""
+        self._allow(self._timeouts.first_s)
 
     def _allow(self, silent_s: float) -> None:
         if self._silent_s != silent_s:
@@ -225,36 +218,36 @@ class Stream:
             self._timer.cancel()
             self._timer = self._watch()
 
-    def broke_off(self) -> Lost:
+    def broke_off(self) -> EngineLost:
         """What to raise when the events end before the answer does."""
-        if self._is_cut:
-            return Lost(f"The engine said nothing for {self._silent_s:g} seconds.")
-        return Lost("The engine broke off in the middle of its answer.")
+        if self._is_timed_out:
+            return EngineLost(f"The engine sent nothing for {self._silent_s:g} seconds.")
+        return EngineLost("The engine broke off in the middle of its answer.")
 
     def _check_length(self) -> None:
         if sum(map(len, self._parts)) > LINE_BYTES_MAX:
             raise EngineFailed("The engine sent an event without an end.")
 
     def _watch(self) -> asyncio.TimerHandle:
-        """Look when the silence would be too long. Events do not touch the timer, it looks again at need."""
-        return self._loop.call_at(self._heard_at + self._silent_s, self._check)
+        """Check when the silence would be too long. Events do not touch the timer: it is set again when it fires."""
+        return self._loop.call_at(self._received_at + self._silent_s, self._check)
 
     def _check(self) -> None:
-        if self._heard_at + self._silent_s <= self._loop.time():
-            self._is_cut = True
-            self._answer.close()
+        if self._received_at + self._silent_s <= self._loop.time():
+            self._is_timed_out = True
+            self._response.close()
         else:
             self._timer = self._watch()
 
 
 def _data(line: bytes) -> bytes:
-    """The data of one line, if it has any. Older llama.cpp servers give an error a line of its own kind."""
+    """The data of one line, if it has any. Older llama.cpp servers send an error as a line `error: …`."""
     if line.startswith(b"data:"):
         return line[5:].strip()
     return b'{"error":' + line[6:] + b"}" if line.startswith(b"error:") else b""
 
 
-# --- what an engine's words mean ------------------------------------------------------------------
+# --- what an engine's errors mean ------------------------------------------------------------------
 
 
 class _Fault(Struct):
@@ -266,7 +259,7 @@ class _Fault(Struct):
 
 
 class _Refusal(Struct):
-    """The shapes in which engines refuse: an `error` (object or words), a bare `message`, FastAPI's `detail`."""
+    """The shapes in which engines refuse: an `error` (object or string), a bare `message`, FastAPI's `detail`."""
 
     error: _Fault | str | UnsetType = UNSET
     message: str = ""
@@ -274,6 +267,8 @@ class _Refusal(Struct):
 
 
 _refusal = msgspec.json.Decoder(_Refusal)
+# What a decoder raises.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 _CONTEXT = re.compile(
     r"context[ _](?:length|size|window)|maximum (?:input|model) length|exceed_context_size"
     r"|longer than the (?:maximum )?model|input (?:is|length).*too long|max_model_len",
@@ -281,33 +276,33 @@ _CONTEXT = re.compile(
 )
 
 
-async def _read_refusal(answer: Answer) -> ApiError:
+async def _read_refusal(response: HttpResponse) -> ApiError:
     try:
         async with asyncio.timeout(LINGER_S):
-            body = await answer.read_whole(REFUSAL_BYTES_MAX)
+            body = await response.read_whole(REFUSAL_BYTES_MAX)
     except OSError:
         body = b""
     finally:
-        answer.close()
-    after = answer.retry_after
-    return refusal(answer.status, body, float(after) if after.isdigit() else None)
+        response.close()
+    after = response.retry_after
+    return error_for_status(response.status, body, float(after) if after.isdigit() else None)
 
 
-def refusal(status: int, body: bytes, wait_s: float | None = None) -> ApiError:
-    """Our error for an engine's refusal: by its status, and by its words where only they tell."""
+def error_for_status(status: int, body: bytes, wait_s: float | None = None) -> ApiError:
+    """Our error for an engine's refusal: by its status, and by its message where the status is not enough."""
     fault = _fault(body)
-    words = fault.message[:WORDS_MAX]
-    log.warning("an engine answered %d: %s", status, fault.type or fault.code)
+    message = fault.message[:MESSAGE_CHARS_MAX]
+    log.warning("engine answered with status %d (%s)", status, fault.type or fault.code)
     if status in (400, 413, 422):
         if fault.n_prompt_tokens is not None and fault.n_ctx is not None:
             return context_overflow(fault.n_prompt_tokens, fault.n_ctx)
-        if _CONTEXT.search(f"{fault.type} {fault.code} {words}"):
+        if _CONTEXT.search(f"{fault.type} {fault.code} {message}"):
             return InvalidRequest(
-                f"Your input exceeds the context window of this model. {words}".rstrip(),
+                f"Your input exceeds the context window of this model. {message}".rstrip(),
                 code="context_length_exceeded",
                 param="input",
             )
-        return InvalidRequest(f"The engine refused this request. {words}".rstrip())
+        return InvalidRequest(f"The engine refused this request. {message}".rstrip())
     if status in (401, 403):
         return EngineFailed("The engine does not accept the server's key.")
     if status == 404:
@@ -319,40 +314,57 @@ def refusal(status: int, body: bytes, wait_s: float | None = None) -> ApiError:
 
 def _fault(body: bytes) -> _Fault:
     try:
-        found = _refusal.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        refusal = _refusal.decode(body)
+    except UNREADABLE:
         return _Fault()
-    match found.error:
+    match refusal.error:
         case _Fault() as fault:
             return fault
-        case str() as words:
-            return _Fault(words)
+        case str() as message:
+            return _Fault(message)
         case _:
             pass
-    told = bytes(found.detail).decode(errors="replace") if isinstance(found.detail, Raw) else ""
-    return _Fault(found.message or told.strip('"'))
+    if refusal.message or refusal.detail is UNSET:
+        return _Fault(refusal.message)
+    return _Fault(bytes(refusal.detail).decode(errors="replace").strip('"'))
 
 
-def told(raw: Raw | bytes) -> ApiError:
-    """Our error for one that came inside a stream; its code is a status, where it has one."""
+def error_in_stream(raw: Raw | bytes) -> ApiError:
+    """Our error for an error that came as an event; its code is a status, where it has one."""
     fault = _fault(b'{"error":' + bytes(raw) + b"}")
     status = fault.code if isinstance(fault.code, int) else 500
     if isinstance(fault.code, str) and fault.code.isdigit():
         status = int(fault.code)
     if status == 500 and _CONTEXT.search(f"{fault.type} {fault.code} {fault.message}"):
         status = 400
-    return refusal(status, b'{"error":' + bytes(raw) + b"}")
+    return error_for_status(status, b'{"error":' + bytes(raw) + b"}")
 
 
-def read(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
-    """What an event says, or a fault of the engine."""
+class _WithError(Protocol):
+    @property
+    def error(self) -> Raw | UnsetType: ...
+
+
+EventT = TypeVar("EventT", bound=_WithError)
+
+
+def decode_event(decoder: msgspec.json.Decoder[EventT], data: bytes) -> EventT:
+    """An event of a stream; raises the error that it reports, if it is one."""
     try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        log.warning("an engine said something that cannot be read: %s", error)
-        raise EngineFailed("The engine said something that cannot be read.") from None
+        event = decoder.decode(data)
+    except UNREADABLE as error:
+        raise unreadable(error) from None
+    if event.error is not UNSET:
+        raise error_in_stream(event.error)
+    return event
+
+
+def unreadable(error: Exception) -> EngineFailed:
+    """What to raise for JSON that an engine sent and that cannot be decoded."""
+    log.warning("engine sent JSON that cannot be read: %s", error)
+    return EngineFailed("The engine sent something that cannot be read.")
 
 
 def _unreachable(error: BaseException) -> Unavailable:
-    log.warning("an engine does not answer: %s", type(error).__name__)
+    log.warning("engine cannot be reached: %s", type(error).__name__)
     return Unavailable("The engine does not answer. Please retry later.")

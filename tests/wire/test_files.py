@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from segue.dialects.files import FILE_CHARS_MAX, text_of_file
 from segue.dialects.parts import part_of
 from segue.wire.codec import decode_item
+from segue.wire.files import FILE_CHARS_MAX, text_of_file
 from segue.wire.items import InputFile
 from tests.support import MODEL, fetch, metric, serving
 

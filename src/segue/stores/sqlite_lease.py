@@ -1,9 +1,9 @@
 """Which processes that share a SQLite file are alive?
 
-In: the path of the file. Out: a lease for this process, and whether another one's still holds. A
-lease is an empty file beside the database that its process keeps locked. The kernel lets go of the
-lock when the process ends, however it ends, so a dead process is known at once, and one that is
-merely slow or stopped is never taken for dead. SQLite's own files must lie on one machine as well.
+In: the path of the file. Out: a lease for this process, and whether the lease of another process is
+still held. A lease is an empty file beside the database that its process keeps locked. The kernel
+frees the lock when the process ends, however it ends, so a dead process is known at once, and one
+that is only slow or stopped is never taken for dead. SQLite's own files must be on one machine too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What this process holds while it lives."""
+    """What this process holds while it is alive."""
 
     database: Path
     worker: str
@@ -26,20 +26,19 @@ class Lease:
 
     @classmethod
     def take(cls, database: Path, worker: str) -> Self:
-        """Make the file and lock it."""
         path = lease_path(database, worker)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return cls(database, worker, descriptor)
 
     def end(self) -> None:
-        """Say that this process no longer uses the database."""
+        """This process no longer uses the database."""
         with suppress(OSError):
             lease_path(self.database, self.worker).unlink()
         os.close(self.descriptor)
 
     def is_alive(self, worker: str) -> bool:
-        """Whether that process lives."""
+        """Whether that process is alive."""
         if worker == self.worker:
             return True
         try:
@@ -49,18 +48,18 @@ class Lease:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # It lives, or somebody asks this very question at this moment and will act on the answer.
+            # It is alive, or another process checks it at this moment and will act on the result.
             return True
         finally:
             os.close(descriptor)
         return False
 
-    def bury(self, worker: str) -> None:
-        """Remove the file of a dead process, once nothing of it is left."""
+    def remove(self, worker: str) -> None:
+        """Remove the lease of a dead process, once its turns have ended."""
         lease_path(self.database, worker).unlink(missing_ok=True)
 
     def others(self) -> set[str]:
-        """Everybody who has left a file here, dead or alive."""
+        """Every other process with a lease here, dead or alive."""
         prefix = lease_path(self.database, "").name
         return {
             path.name.removeprefix(prefix)
@@ -70,5 +69,5 @@ class Lease:
 
 
 def lease_path(database: Path, worker: str) -> Path:
-    """Where a worker's lease lies: beside the database, as its log does."""
+    """The file of a worker's lease: beside the database, like its log."""
     return database.with_name(f"{database.name}-lease-{worker}")

@@ -1,7 +1,8 @@
-"""What does the agent say? The texts, tools, history and script of one agent loop.
+"""What is sent in one agent loop? Its texts, tools, history, and the script of the model.
 
 A shape and a seed in, JSON values out; the same seed on the same Python gives the same bytes. The texts are source code
-of the standard library, because a tokenizer's speed depends on what it reads. Nothing here knows a socket.
+of the standard library, because a tokenizer's speed depends on what it reads. Nothing here
+uses a socket.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ Item = dict[str, object]
 # More than the longest history needs; files are taken in the order of their names.
 CORPUS_CHARS = 4_000_000
 TOOL_NAME = "read_file"
-# What the call and the words before it take of an answer, in SmolLM2's vocabulary: the rest is padding.
+# Tokens of the call and of the words before it in an answer, in SmolLM2's vocabulary: the rest is padding.
 CALL_TOKENS = 46
 WORDS_TOKENS = 8
-# Source code in SmolLM2's vocabulary, and what a call is beside its output. Only a first guess: a probe corrects it.
+# Source code in SmolLM2's vocabulary, and a call without its output. Only a first guess: a probe corrects it.
 BYTES_PER_TOKEN = 3.1
 CALL_BYTES = 200
 WORDS = "I will look at the next file"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkloadShape:
     """The sizes of an agent session."""
 
     instructions_bytes: int
@@ -40,59 +41,61 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """One session up to the loop: what stands first, what happened so far, what the next tools will say."""
+class Workload:
+    """One session: the tools, the input before the loop, and the tool outputs of the loop."""
 
     tools: bytes
     opening: tuple[bytes, ...]
     outputs: tuple[str, ...]
 
 
-class Teller:
-    """Makes stories of one shape."""
+class WorkloadMaker:
+    """Makes workloads of one shape."""
 
-    def __init__(self, shape: Shape, seed: int) -> None:
+    def __init__(self, shape: WorkloadShape, seed: int) -> None:
         self.shape = shape
         self._seed = seed
         self.tools = encoded_tools(shape.tools_bytes)
 
     def calls_before(self, context_tokens: int) -> int:
-        """How many tool calls a history of about so many tokens has."""
+        """How many tool calls a history of about this many tokens has."""
         head_bytes = self.shape.instructions_bytes + len(self.tools)
         history_bytes = context_tokens * BYTES_PER_TOKEN - head_bytes
         return max(0, round(history_bytes / (self.shape.tool_output_bytes + CALL_BYTES)))
 
-    def story(self, calls: int, scale: float, turns: int) -> Story:
-        """A session with so many tool calls behind it, their outputs scaled, and outputs for the turns to come."""
+    def workload(self, calls: int, scale: float, turns: int) -> Workload:
+        """A session after this many tool calls, their outputs scaled, and the outputs for the turns to come."""
         source = random.Random(self._seed)
-        opening = [_message("developer", _text(source, self.shape.instructions_bytes))]
-        opening.append(_message("user", "Find the fault and mend it."))
+        opening = [
+            _message("developer", _text(source, self.shape.instructions_bytes)),
+            _message("user", "Find the fault and mend it."),
+        ]
         for number in range(calls):
             opening += _exchange(source, number, round(self.shape.tool_output_bytes * scale))
         if calls:
             opening.append(_message("user", "Go on."))
         outputs = tuple(_text(source, self.shape.tool_output_bytes) for _ in range(turns))
-        return Story(self.tools, tuple(map(msgspec.json.encode, opening)), outputs)
+        return Workload(self.tools, tuple(map(msgspec.json.encode, opening)), outputs)
 
     def script(self, calls: int, turns: int) -> bytes:
-        """What the scripted engine answers to such a story: a call each turn, and at the end only words."""
+        """What the scripted engine answers to such a workload: a call each turn, and at the end only words."""
         pad = max(0, self.shape.output_tokens - CALL_TOKENS)
         call = {"name": TOOL_NAME, "arguments": {"path": "src/main.py", "line": 20}}
         going = {"text": WORDS, "pad_tokens": pad, "calls": [call]}
         last = {"text": WORDS, "pad_tokens": max(0, self.shape.output_tokens - WORDS_TOKENS)}
-        # The opening is answered by the first entry behind the history, the last turn by the last.
+        # The opening is answered by the first entry after the history, the last turn by the last.
         return msgspec.json.encode({"turns": [going] * (calls + turns) + [last]})
 
 
-def answer(call_id: str, output: str) -> bytes:
+def tool_output(call_id: str, output: str) -> bytes:
     """A tool's output, as an item."""
     return msgspec.json.encode(
         {"type": "function_call_output", "call_id": call_id, "output": output}
     )
 
 
-def go_on(text: str) -> bytes:
-    """Where the model called no tool: a user's message with the same amount of text."""
+def user_message(text: str) -> bytes:
+    """A user's message with this text, for a model that called no tool."""
     return msgspec.json.encode(_message("user", text))
 
 
@@ -125,9 +128,9 @@ def _message(role: str, text: str) -> Item:
 
 
 def _exchange(source: random.Random, number: int, size: int) -> Iterator[Item]:
-    """What the model said and called, and what the tool said."""
-    said = {"type": "output_text", "text": WORDS + f", number {number}."}
-    yield {"type": "message", "role": "assistant", "content": [said]}
+    """Words and a call of the model, and the output of the tool."""
+    words = {"type": "output_text", "text": WORDS + f", number {number}."}
+    yield {"type": "message", "role": "assistant", "content": [words]}
     yield {
         "type": "function_call",
         "call_id": f"call_before_{number}",
@@ -142,7 +145,7 @@ def _exchange(source: random.Random, number: int, size: int) -> Iterator[Item]:
 
 
 def _text(source: random.Random, size: int) -> str:
-    """So many characters of source code, from somewhere."""
+    """This many characters of source code, from a random place."""
     corpus = _corpus()
     start = source.randrange(max(1, len(corpus) - size))
     return corpus[start : start + size]
@@ -150,7 +153,7 @@ def _text(source: random.Random, size: int) -> str:
 
 @cache
 def _corpus() -> str:
-    """The standard library's own source, or ours where it is not installed as text."""
+    """The source of the standard library, or ours where it is not installed as text."""
     library = Path(sysconfig.get_paths()["stdlib"])
     found, size = [], 0
     for path in sorted(library.glob("*.py")) or sorted(Path(__file__).parents[1].rglob("*.py")):

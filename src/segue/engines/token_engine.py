@@ -1,0 +1,295 @@
+"""Who produces tokens? A server that takes token ids and streams token ids back over HTTP.
+
+One engine for all servers of this shape; what differs between them is a `TokenCodec`, one value in one file:
+
+    prepare   asks the server what it offers, where the request depends on that; the result is kept for the next job
+    request   a job becomes a path and JSON fields; the prompt's ids are added here, from a cache of their text
+    read      one event of the stream is added to a `TokenAnswer`
+
+In: a job. Out: a `JobStarted` if the server reports cached tokens early, `Ids` as many together as arrived together,
+one `Finish`. What was sampled before an error is still yielded. Here are also the parts that more engines share: the
+fields of a request that choose how to sample, and the order of logprobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from segue.engines.hidden_tokens import HiddenTokens
+from segue.engines.token_json import TokenJson
+from segue.engines.upstream import EventStream, Upstream
+from segue.errors import ApiError, EngineFailed
+from segue.turn.values import Finish, Ids, Job, JobStarted, Piece, Sampling, TokenLogprob, Tokens
+
+# The event that ends a stream. Servers that have an event of their own for that do not send it.
+DONE = b"[DONE]"
+
+# What a codec remembers about one server.
+S = TypeVar("S")
+
+
+class TokenRequest(Struct, frozen=True):
+    """A job as one server takes it."""
+
+    path: str
+    # The field that gets the ids of the prompt, and all other fields.
+    prompt_field: str
+    fields: dict[str, object]
+    # Path and body that stop the job, for a server that notices a closed connection late.
+    abort: tuple[str, bytes] | None = None
+
+
+class TokenCodec(Struct, Generic[S], frozen=True):
+    """How one kind of server is asked for tokens, and how its events are read."""
+
+    prepare: Callable[[Upstream, Job, S | None], Awaitable[S]]
+    # The string is the name under which the server knows the model.
+    request: Callable[[Job, str, S], TokenRequest]
+    # Raises one of our errors where the event reports a failure.
+    read: Callable[[bytes, TokenAnswer], None]
+    grammars: frozenset[str] = frozenset()
+    can_constrain: bool = True
+    health_path: str = "/health"
+    # Whether only the last token of a character is sent, so that the others must be found (`HiddenTokens`).
+    hides_tokens: bool = False
+
+
+async def no_preparation(upstream: Upstream, job: Job, known: None) -> None:
+    """For a server whose requests always look the same."""
+
+
+@dataclass(slots=True)
+class TokenAnswer:
+    """What was read of one answer: the codec adds events, the engine takes what came together."""
+
+    job: Job
+    hidden_tokens: HiddenTokens | None = None
+    # Not yet taken.
+    ids: Sequence[int] = ()
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    # How many tokens the server has reported by now, for codecs that need it.
+    count: int = 0
+    last_id: int | None = None
+    started: JobStarted | None = None
+    cached_tokens: int = 0
+    reason: Literal["stop", "length"] | None = None
+    # The server still reads the prompt: the first token may take as long as before.
+    is_reading_prompt: bool = False
+    # No more events are needed.
+    is_over: bool = False
+    # The server goes on though the answer is over: it stops when the connection is closed.
+    is_still_sampling: bool = False
+
+    def start(self, cached_tokens: int) -> None:
+        """Report once, before the first token, how much of the prompt was cached."""
+        if self.started is None:
+            self.cached_tokens = cached_tokens
+            self.started = JobStarted(cached_tokens)
+
+    def add(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> None:
+        """Add sampled ids. `logprobs` count only where the job wants them; the last ids may have none."""
+        if not ids:
+            return
+        self.last_id = ids[-1]
+        # The one token of a warm-up is sampled only because servers refuse to sample none.
+        if not self.job.output_tokens_max:
+            return
+        self.ids = [*self.ids, *ids] if self.ids else ids
+        if self.job.sampling.wants_logprobs:
+            self.logprobs += logprobs[: len(ids)]
+            self.logprobs += [None] * (len(self.ids) - len(self.logprobs))
+
+    def take(self) -> Ids:
+        """What was added since the last call."""
+        ids, self.ids = self.ids, ()
+        if not self.logprobs:
+            return Ids(ids)
+        logprobs, self.logprobs = self.logprobs, []
+        return Ids(ids, logprobs)
+
+    def finish(self) -> Finish | None:
+        """Why it ended; None where the server has not reported that."""
+        if self.reason is None:
+            return None
+        is_stop = self.reason == "stop" or self.last_id in self.job.stops
+        return Finish("stop" if is_stop else "length", self.cached_tokens)
+
+
+class TokenEngine(Generic[S]):
+    """An `Engine` for token prompts; `model` is the name under which the server knows the model."""
+
+    def __init__(
+        self,
+        codec: TokenCodec[S],
+        upstream: Upstream,
+        model: str = "",
+        token_json: TokenJson | None = None,
+        hidden_tokens: HiddenTokens | None = None,
+    ) -> None:
+        self._codec = codec
+        self._upstream = upstream
+        self._model = model
+        # Shared by all replicas of a model.
+        self._token_json = token_json or TokenJson()
+        self._hidden_tokens = hidden_tokens
+        self._known: S | None = None
+
+    @property
+    def can_constrain(self) -> bool:
+        return self._codec.can_constrain
+
+    @property
+    def grammars(self) -> frozenset[str]:
+        return self._codec.grammars
+
+    async def is_ready(self) -> bool:
+        return await self._upstream.is_up(self._codec.health_path)
+
+    async def close(self) -> None:
+        await self._upstream.close()
+
+    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        if job.prompt.length == 0:
+            yield Finish("length")
+            return
+        answer = TokenAnswer(job, self._hidden_tokens)
+        has_started = False
+        async with self._opened(job, answer) as stream:
+            async for events in stream:
+                error = self._read(events, answer, stream)
+                if answer.started is not None and not has_started:
+                    has_started = True
+                    yield answer.started
+                if answer.ids:
+                    yield answer.take()
+                if error is not None:
+                    raise error
+                if answer.is_over:
+                    break
+            finish = answer.finish()
+            if finish is None:
+                raise stream.broke_off()
+            yield finish
+
+    def _read(
+        self, events: list[bytes], answer: TokenAnswer, stream: EventStream
+    ) -> ApiError | None:
+        """Add what came together; an error is returned, because what was sampled before it counts."""
+        read = self._codec.read
+        try:
+            for data in events:
+                if data == DONE:
+                    answer.is_over = True
+                else:
+                    read(data, answer)
+                if answer.is_over:
+                    # The end of the response is on the way: the connection can serve the next job.
+                    stream.is_over = not answer.is_still_sampling
+                    break
+        except ApiError as error:
+            return error
+        if answer.is_reading_prompt:
+            stream.wait_on()
+        return None
+
+    @asynccontextmanager
+    async def _opened(self, job: Job, answer: TokenAnswer) -> AsyncIterator[EventStream]:
+        """The stream of a job. If it is left before the model has stopped, the job is aborted."""
+        self._known = known = await self._codec.prepare(self._upstream, job, self._known)
+        request = self._codec.request(job, self._model, known)
+        try:
+            async with await self._send(job, request) as stream:
+                yield stream
+        finally:
+            if request.abort is not None and answer.reason is None:
+                with suppress(ApiError):
+                    await self._upstream.call("POST", *request.abort)
+
+    async def _send(self, job: Job, request: TokenRequest) -> EventStream:
+        assert isinstance(job.prompt, Tokens), "this engine takes tokens"
+        ids = self._token_json.text(job.prompt)
+        rest = msgspec.json.encode(request.fields)[1:]
+        body = b'{"%b":[%b],%b' % (request.prompt_field.encode(), ids, rest)
+        try:
+            return await self._upstream.stream(request.path, body)
+        except EngineFailed:
+            # The server may have been restarted with other options: ask again what it offers.
+            self._known = None
+            raise
+
+
+# --- what requests have in common -------------------------------------------------------------------
+
+
+class SamplingFields(Struct, frozen=True):
+    """The fields of a request that choose how to sample. Engines agree on most names; here is what differs."""
+
+    # Some refuse a plain zero.
+    top_p_min: float = 0.0
+    seed: str = "seed"
+    # How many seeds there are; 0: no limit.
+    seed_values: int = 0
+    # Whether a penalty of zero is left out, for endpoints that know none.
+    omits_zero_penalties: bool = False
+
+    def of(self, sampling: Sampling) -> dict[str, object]:
+        fields: dict[str, object] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p or self.top_p_min,
+        }
+        if sampling.presence_penalty or not self.omits_zero_penalties:
+            fields["presence_penalty"] = sampling.presence_penalty
+        if sampling.frequency_penalty or not self.omits_zero_penalties:
+            fields["frequency_penalty"] = sampling.frequency_penalty
+        if sampling.seed is not None:
+            seed = sampling.seed
+            fields[self.seed] = seed % self.seed_values if self.seed_values else seed
+        return fields
+
+
+# --- logprobs -----------------------------------------------------------------------------------------
+
+
+class TokenLikelihood(Struct, frozen=True):
+    """A token and its logprob, as llama.cpp and vLLM's own endpoint write it."""
+
+    id: int | None = None
+    token_id: int | None = None
+    token: str = ""
+    logprob: float | None = None
+    top_logprobs: list[TokenLikelihood] = []
+
+    @property
+    def number(self) -> int:
+        """The id, whichever field it is in."""
+        known = self.id if self.token_id is None else self.token_id
+        return id_in(self.token) if known is None else known
+
+    def logprobs(self, sampling: Sampling) -> TokenLogprob | None:
+        top = ((one.number, one.logprob) for one in self.top_logprobs if one.logprob is not None)
+        return token_logprob(self.logprob, top, sampling)
+
+
+def id_in(token: str) -> int:
+    """vLLM's way to write an id where a text is expected: `token_id:42`."""
+    return int(token.rpartition(":")[2])
+
+
+def token_logprob(
+    logprob: float | None, top: Iterable[tuple[int, float]], sampling: Sampling
+) -> TokenLogprob | None:
+    """The likeliest first, as many as were asked for; None if the engine does not know.
+
+    Each server has its own order, and some put the sampled token among the likeliest whether it belongs there or not.
+    """
+    if logprob is None:
+        return None
+    count = sampling.top_logprobs
+    likeliest = sorted(dict(top).items(), key=lambda pair: -pair[1])[:count] if count else ()
+    return TokenLogprob(logprob, tuple(likeliest))

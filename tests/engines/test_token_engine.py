@@ -1,0 +1,245 @@
+"""Does the one engine for token ids read every codec's stream, wherever the bytes are cut and whatever goes wrong?"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import aclosing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from segue.engines.llamacpp import LLAMACPP
+from segue.engines.sglang import SGLANG
+from segue.engines.token_engine import (
+    SamplingFields,
+    TokenAnswer,
+    TokenCodec,
+    TokenEngine,
+    TokenRequest,
+    no_preparation,
+)
+from segue.engines.upstream import EventStream, Upstream, decode_event
+from segue.engines.vllm import VLLM
+from segue.errors import ApiError, EngineFailed
+from segue.turn.seams import Engine
+from segue.turn.values import Finish, Ids, Job, JobStarted, Sampling, TokenLogprob
+from tests.engines.asking import STOP, job, played, tokens
+from tests.engines.fakes.server import DONE, event
+
+WANTED = Sampling(wants_logprobs=True)
+
+
+class Played(Upstream):
+    """An engine that sends these bytes, in these pieces, and keeps what it was sent."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+        self.sent: list[tuple[str, bytes]] = []
+
+    async def stream(self, path: str, body: bytes) -> EventStream:
+        self.sent.append((path, body))
+        return played(self._pieces)
+
+    async def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        self.sent.append((path, body))
+        return 404, b"{}"
+
+
+# --- an engine that does not exist, as short as a codec can be --------------------------------------
+
+
+class _Event(Struct):
+    new: list[int] = []
+    end: bool = False
+    error: Raw | UnsetType = UNSET
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+def _request(job: Job, model: str, known: None) -> TokenRequest:
+    fields = {"model": model, "limit": job.output_tokens_max, **SamplingFields().of(job.sampling)}
+    return TokenRequest("/sample", "ids", fields, abort=("/abort", b'{"all":true}'))
+
+
+def _read(data: bytes, answer: TokenAnswer) -> None:
+    found = decode_event(_event, data)
+    answer.add(found.new, [TokenLogprob(-id / 8) for id in found.new])
+    if found.end:
+        answer.reason, answer.is_over = "length", True
+
+
+SHORTEST = TokenCodec(prepare=no_preparation, request=_request, read=_read)
+
+# --- the same answer from every kind of server: 7, 8 and a stop -------------------------------------
+
+
+def _vllm(id: int, reason: str | None = None) -> bytes:
+    logprobs = {"token_logprobs": [-id / 8], "top_logprobs": None}
+    choice = {"token_ids": [id], "logprobs": logprobs, "finish_reason": reason}
+    return event({"choices": [choice]})
+
+
+def _sglang(*ids: int, reason: str | None = None) -> bytes:
+    meta = {
+        "completion_tokens": len(ids),
+        "cached_tokens": 3,
+        "output_token_logprobs": [[-id / 8, id, None] for id in ids],
+        "finish_reason": reason and {"type": reason},
+    }
+    return event({"output_ids": ids, "meta_info": meta})
+
+
+def _llamacpp(id: int, count: int) -> bytes:
+    likely = [{"id": id, "logprob": -id / 8}]
+    body = {"tokens": [id], "tokens_predicted": count, "completion_probabilities": likely}
+    return event({"content": "…", **body})
+
+
+STREAMS: dict[str, bytes] = {
+    "shortest": event({"new": [7, 8]}) + event({"new": [STOP], "end": True}),
+    "vllm": b"".join(
+        [
+            *(_vllm(7), _vllm(8), _vllm(STOP, "stop")),
+            event({"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 3}}}),
+            DONE,
+        ]
+    ),
+    "sglang": _sglang(7) + _sglang(7, 8) + _sglang(7, 8, STOP, reason="stop") + DONE,
+    "llamacpp": b"".join(
+        [
+            event({"tokens": [99], "prompt_progress": {"cache": 3}}),
+            *(_llamacpp(7, 1), _llamacpp(8, 2), _llamacpp(STOP, 3)),
+            event({"stop": True, "stop_type": "eos", "timings": {"cache_n": 3}}),
+        ]
+    ),
+}
+
+
+def engine(name: str, upstream: Upstream) -> Engine:
+    match name:
+        case "vllm":
+            return TokenEngine(VLLM, upstream)
+        case "sglang":
+            return TokenEngine(SGLANG, upstream)
+        case "llamacpp":
+            return TokenEngine(LLAMACPP, upstream)
+        case _:
+            return TokenEngine(SHORTEST, upstream, "toy")
+
+
+class Outcome(Struct):
+    """What came of a job, whatever it was cut into."""
+
+    started: JobStarted | None = None
+    ids: list[int] = []
+    logprobs: list[TokenLogprob | None] = []
+    finish: Finish | None = None
+    error: type[ApiError] | None = None
+
+
+async def outcome(name: str, pieces: list[bytes], wanted: Job) -> Outcome:
+    found = Outcome()
+    try:
+        async with aclosing(engine(name, Played(pieces)).sample(wanted)) as answer:
+            async for piece in answer:
+                match piece:
+                    case JobStarted():
+                        found.started = piece
+                    case Ids():
+                        found.ids += piece.ids
+                        found.logprobs += piece.logprobs
+                    case Finish():
+                        found.finish = piece
+    except ApiError as error:
+        found.error = type(error)
+    return found
+
+
+def pieces_of(raw: bytes, cuts: list[int]) -> list[bytes]:
+    ends = [0, *sorted(set(cuts)), len(raw)]
+    parts = [raw[a:b] for a, b in itertools.pairwise(ends)]
+    return [part for part in parts if part]
+
+
+JOB = job(tokens([1, 3]), sampling=WANTED)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_every_kind_of_server_gives_the_same_answer(name: str) -> None:
+    found = await outcome(name, [STREAMS[name]], JOB)
+
+    assert found.ids == [7, 8, STOP]
+    assert found.logprobs == [TokenLogprob(-id / 8) for id in (7, 8, STOP)]
+    cached = 0 if name == "shortest" else 3
+    assert found.finish == Finish("stop", cached)
+    assert found.started == (JobStarted(3) if name in ("sglang", "llamacpp") else None)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_answer_does_not_depend_on_where_its_bytes_are_cut(name: str, data: st.DataObject) -> None:
+    """Whole answers, answers that break off, and answers that end in an error or in bytes that are no JSON."""
+    raw = STREAMS[name]
+    raw = raw[: data.draw(st.integers(0, len(raw)), "breaks off at")]
+    raw += data.draw(
+        st.sampled_from([b"", b'\n\ndata: {"error":{"code":503}}\n\n', b"\n\ndata: x\n\n"])
+    )
+    cuts = data.draw(st.lists(st.integers(0, len(raw)), max_size=6), "cuts")
+
+    async def both() -> tuple[Outcome, Outcome]:
+        return await outcome(name, [raw], JOB), await outcome(name, pieces_of(raw, cuts), JOB)
+
+    whole, cut = asyncio.run(both())
+    assert cut == whole
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_warm_up_yields_no_ids(name: str) -> None:
+    found = await outcome(name, [STREAMS[name]], job(tokens([1]), 0))
+    assert found.ids == []
+    assert found.finish is not None
+
+
+async def test_request_is_what_the_codec_says_and_the_ids_of_the_prompt() -> None:
+    played = Played([STREAMS["shortest"]])
+    async for _ in engine("shortest", played).sample(job(tokens([1, 3], [4]), 5)):
+        pass
+    ((path, body),) = played.sent
+    assert path == "/sample"
+    sent = msgspec.json.decode(body)
+    assert (sent["ids"], sent["model"], sent["limit"]) == ([1, 3, 4], "toy", 5)
+    assert sent["temperature"] == 0
+
+
+async def test_answer_that_is_left_is_aborted_where_the_codec_says_how() -> None:
+    played = Played([event({"new": [7]}), event({"new": [8], "end": True})])
+    answer = engine("shortest", played).sample(JOB)
+    await anext(answer)
+    await answer.aclose()
+    assert played.sent[-1] == ("/abort", b'{"all":true}')
+
+
+async def test_what_came_before_an_error_counts() -> None:
+    raw = event({"new": [7]}) + event({"error": {"message": "out of memory", "code": 500}})
+    found = await outcome("shortest", [raw], JOB)
+    assert found.ids == [7]
+    assert found.error is EngineFailed
+
+
+def test_sampling_fields_are_the_same_for_all_but_for_what_a_server_is_known_to_need() -> None:
+    sampling = Sampling(0.5, 0, 0.25, 0, seed=2**32)
+    assert SamplingFields().of(sampling) == {
+        "temperature": 0.5,
+        "top_p": 0,
+        "presence_penalty": 0.25,
+        "frequency_penalty": 0,
+        "seed": 2**32,
+    }
+    odd = SamplingFields(top_p_min=0.1, seed="s", seed_values=2**32 - 1, omits_zero_penalties=True)
+    assert odd.of(sampling) == {"temperature": 0.5, "top_p": 0.1, "presence_penalty": 0.25, "s": 1}
