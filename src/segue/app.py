@@ -52,7 +52,7 @@ from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
 from segue.traces import Traces
 from segue.transports.http import HttpApp
-from segue.transports.origin import gate
+from segue.transports.origin import origin_policy
 from segue.transports.services import Limits, NearTurns, Services
 from segue.transports.upgrades import Upgrades
 from segue.turn.commit import Afterwards, EndedTurn
@@ -190,7 +190,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
         feed = Feed(
             Sources(
                 models=list(models),
-                sessions=lambda: (one.glance() for one in upgrades.sessions),
+                sessions=lambda: (one.status() for one in upgrades.sessions),
                 runnings=lambda: runner.runnings,
                 memory=memory,
                 probe=lambda: is_ready(),
@@ -299,7 +299,7 @@ async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[Ap
             services = Services(
                 runner=runner,
                 accounts=accounts,
-                gate=gate(
+                origin_policy=origin_policy(
                     settings.host,
                     settings.allowed_hosts,
                     settings.cors_origins,

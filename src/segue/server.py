@@ -18,11 +18,11 @@ from msgspec import structs
 from segue import __version__
 from segue.app import ALONE, App, Place, open_app
 from segue.errors import Misconfigured
+from segue.listener.fd_limit import fit_connections
+from segue.listener.protocol import HttpLimits, http_class
+from segue.listener.tls import Certificate
 from segue.settings import Settings
-from segue.transports.fd_limit import fit_connections
-from segue.transports.protocol import HttpLimits, http_class
 from segue.transports.socket import SocketLimits, socket_class
-from segue.transports.tls import Certificate
 
 log = logging.getLogger(__name__)
 

@@ -55,7 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"turn", "session", "process", "accounts", "cluster", "transports"}
     | {"metrics", "traces", "audit", "models", "storage", "dashboard"}
     | ADAPTERS,
-    "server": INNER | {"app", "transports"},
+    "listener": INNER | {"transports"},
+    "server": INNER | {"app", "listener", "transports"},
     # 5: how does a person start it, connect to it, look at it?
     "connect": GROUND,
     "chat": GROUND | {"connect"},

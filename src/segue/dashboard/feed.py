@@ -37,7 +37,7 @@ from segue.dashboard.views import (
     turn_row,
 )
 from segue.errors import TooMany
-from segue.transports.websocket import Glance
+from segue.transports.websocket import SessionStatus
 from segue.turn.commit import EndedTurn
 from segue.turn.running import Running
 from segue.turn.values import Owner
@@ -77,7 +77,7 @@ class Sources:
     """Where the present is read: each value where it lives."""
 
     models: Sequence[str]
-    sessions: Callable[[], Iterable[Glance]]
+    sessions: Callable[[], Iterable[SessionStatus]]
     runnings: Callable[[], Iterable[Running]]
     memory: Callable[[], Sequence[Memory]]
     # Asks all engines; then `replicas` knows how they are.
