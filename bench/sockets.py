@@ -88,7 +88,7 @@ async def asgi(scope: Any, receive: Any, send: Any) -> None:
 
 
 def segue_class(size_max: int) -> type[asyncio.Protocol]:
-    from segue.transports.socket import Closed, Socket, SocketLimits, socket_class
+    from segue.transports.socket import Socket, SocketClosed, SocketLimits, socket_class
 
     class Bench:
         __slots__ = ("resumption", "socket")
@@ -120,7 +120,7 @@ def segue_class(size_max: int) -> type[asyncio.Protocol]:
             if self.resumption is not None:
                 self.resumption.set()
 
-        def closed(self, how: Closed) -> None:
+        def closed(self, how: SocketClosed) -> None:
             report({"ended": {"code": how.code, "is_lost": how.is_lost}})
 
     limits = SocketLimits(message_bytes_max=size_max, ping_s=3600)

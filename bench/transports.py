@@ -60,7 +60,7 @@ def listening(port: int) -> None:
 async def serve_segue() -> None:
     import uvicorn
 
-    from segue.transports.socket import Closed, Socket, SocketLimits, socket_class
+    from segue.transports.socket import Socket, SocketClosed, SocketLimits, socket_class
 
     tasks: set[asyncio.Task[None]] = set()
 
@@ -82,7 +82,7 @@ async def serve_segue() -> None:
 
         def resumed(self) -> None: ...
 
-        def closed(self, how: Closed) -> None: ...
+        def closed(self, how: SocketClosed) -> None: ...
 
     ws = socket_class(lambda request: Session(), SocketLimits(ping_s=3600))
     await run_uvicorn(uvicorn.Config(no_http, port=0, ws=ws, lifespan="off", log_config=None))

@@ -50,7 +50,7 @@ BUT_SCHEMA = [
 
 def document() -> dict[str, Any]:
     """Our own, as it is served."""
-    routes = HttpApp(SimpleNamespace(conversations=None)).routes  # type: ignore[arg-type]
+    routes = HttpApp(SimpleNamespace(conversations=None, runner=None)).routes  # type: ignore[arg-type]
     told: dict[str, Any] = json.loads(openapi(routes))
     return told
 

@@ -29,7 +29,7 @@ import uvloop
 from segue.app import App
 from segue.server import build_server
 from segue.settings import load_settings
-from segue.transports.socket import Closed, Refused, Socket
+from segue.transports.socket import MessageFault, Socket, SocketClosed
 
 SECTIONS = ("1", "2", "3", "4", "5", "6", "7", "9", "10", "12", "13")
 # What release 25.10.1 has in them; fewer would be a run that ended early.
@@ -55,13 +55,13 @@ class Echo:
     def received(self, text: bytes) -> None:
         self.socket.send([text])
 
-    def refused(self, kind: Refused, size: int) -> bytes | None:
+    def refused(self, kind: MessageFault, size: int) -> bytes | None:
         """Autobahn takes nothing but the close frame here; that an event goes first is tested elsewhere."""
         return None
 
     def resumed(self) -> None: ...
 
-    def closed(self, how: Closed) -> None: ...
+    def closed(self, how: SocketClosed) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from segue.turn.commit import EndedTurn
+    from segue.process.afterwards import EndedTurn
 
 # What is remembered, and what is printed: the section stays within a screen or two.
 KEPT_MAX = 400

@@ -26,7 +26,7 @@ from segue.stores.hashes import KeyHashes
 from segue.stores.maintenance import kept_up
 from segue.stores.seals import RingSeals
 from segue.transports.http import HttpApp
-from segue.transports.origin import gate
+from segue.transports.origin import origin_policy
 from segue.transports.services import Limits, Services
 from segue.transports.upgrades import Upgrades
 from segue.turn.plan import Plan, Resources
@@ -179,7 +179,7 @@ def build_services(
     return Services(
         runner=runner,
         accounts=accounts,
-        gate=gate(
+        origin_policy=origin_policy(
             settings.host,
             settings.allowed_hosts,
             settings.cors_origins,
@@ -216,7 +216,7 @@ def build_feed(
     """What the dashboard shows of this process and of its siblings."""
     sources = Sources(
         models=list(runner.models),
-        sessions=lambda: (session.glance() for session in upgrades.sessions),
+        sessions=lambda: (session.status() for session in upgrades.sessions),
         runnings=lambda: runner.registry.running,
         memory=lambda: _cache_uses(state, upgrades),
         probe=health.check,
@@ -262,8 +262,8 @@ def watch_gauges(
     shared = (store.state, *store.beside, state.render_cache, served, upgrades.lost, toolbox.papers)
 
     def state_bytes() -> int:
-        connections = sum(session.state_bytes for session in upgrades.sessions)
-        return connections + sum(cache.bytes for cache in shared) + runner.registry.ended_bytes
+        held: int = sum(cache.bytes for cache in shared) + runner.registry.ended_bytes
+        return held + sum(session.state_bytes for session in upgrades.sessions)
 
     watch = observers.metrics.watch
     watch("segue_connections", lambda: len(upgrades.sessions))

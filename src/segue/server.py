@@ -20,11 +20,11 @@ from segue import __version__
 from segue.app import ALONE, App, WorkerPlace, open_app
 from segue.background import in_background
 from segue.errors import Misconfigured
+from segue.listener.fd_limit import fit_connections
+from segue.listener.protocol import HttpLimits, http_class
+from segue.listener.tls import Certificate
 from segue.settings import Settings
-from segue.transports.fd_limit import fit_connections
-from segue.transports.protocol import HttpLimits, http_class
 from segue.transports.socket import SocketLimits, socket_class
-from segue.transports.tls import Certificate
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """What a watcher sees is its own; an operator sees totals, and nobody's conversations."""
 
 from segue.dashboard.views import CELLS_MAX, CONNECTIONS_LISTED_MAX, Viewer, connections, turn_row
-from segue.transports.websocket import Glance
+from segue.transports.websocket import SessionStatus
 from tests.dashboard.made import settled
 
 SALT = b"salt"
@@ -9,8 +9,8 @@ ANNA = Viewer("anna", is_operator=False)
 OPERATOR = Viewer("operator", is_operator=True)
 
 
-def glance(number: int, owner: str = "anna", running: int = 0) -> Glance:
-    return Glance(
+def glance(number: int, owner: str = "anna", running: int = 0) -> SessionStatus:
+    return SessionStatus(
         key=str(number),
         owner=owner,
         opened_at=float(number),

@@ -65,7 +65,7 @@ FAILURES: dict[str, Tests] = {
         "connections::test_mistake_of_ours_is_told_and_does_not_block_the_lane",
         "bad_input::test_socket_client_is_told_what_is_wrong",
         "protocol_endpoints::test_frames_that_are_no_create_are_told_so_and_the_socket_stays",
-        "transports/protocol::test_offer_of_another_protocol_is_passed_over",
+        "listener/protocol::test_offer_of_another_protocol_is_passed_over",
     ),
     "F7 healthy sockets closed by a busy event loop": (
         "transports/socket::test_uploading_peer_is_not_lost_without_pongs",
@@ -221,7 +221,7 @@ FAILURES: dict[str, Tests] = {
         UNREAD,
         "connections::test_dropped_sse_request_cancels_its_turn",
         "connections::test_dropped_plain_request_cancels_its_turn",
-        "transports/protocol::test_turn_ends_when_a_client_leaves_that_has_asked_for_more",
+        "listener/protocol::test_turn_ends_when_a_client_leaves_that_has_asked_for_more",
         "background::test_unstored_response_of_a_lost_socket_stops_costing_the_engine",
         "reliability/lost_clients::test_unstored_responses_stop_within_a_second",
     ),
@@ -244,7 +244,7 @@ FAILURES: dict[str, Tests] = {
     "F37 other keys read, cancel and continue": MATRIX,
     "F38 sockets outlive their key": (
         *REVOKED,
-        "transports/auth::test_revoked_key_is_gone_after_the_next_confirmation",
+        "accounts/account::test_revoked_key_is_gone_after_the_next_confirmation",
         "contracts/keys::test_other_processes_see_keys_come_and_go",
     ),
     "F39 deep JSON ends the process": (
@@ -274,7 +274,7 @@ THREATS: dict[str, Tests] = {
     "T2 around or through the check of keys": (
         KEYLESS,
         "commands/keys::test_key_is_printed_once_and_stored_nowhere",
-        "transports/auth::test_made_up_secrets_never_reach_the_store",
+        "accounts/account::test_made_up_secrets_never_reach_the_store",
         "transports/auth::test_any_header_is_read_without_complaint",
         "contracts/turns::test_odd_names_are_absent_and_harmless",
         "rules/queries::test_no_query_is_put_together_from_parts",
@@ -306,10 +306,10 @@ THREATS: dict[str, Tests] = {
     # Pictures are never unpacked here, and no request fans out: there is no `n`.
     "T7 memory": (
         "transports/socket::test_client_that_offers_compression_gets_none",
-        "transports/protocol::test_endless_head_is_refused",
-        "transports/protocol::test_endless_bytes_that_are_no_body_are_refused",
+        "listener/protocol::test_endless_head_is_refused",
+        "listener/protocol::test_endless_bytes_that_are_no_body_are_refused",
         "transports/inflate::test_bomb_is_refused",
-        "transports/protocol::test_flood_of_frames_ends_the_connection_and_no_other",
+        "listener/protocol::test_flood_of_frames_ends_the_connection_and_no_other",
         "transports/socket::test_flood_of_pings_from_a_peer_that_does_not_read_takes_no_memory",
         "transports/socket::test_upgrade_may_be_decided_later",
         "tools/pdf_worker::test_page_that_unfolds_to_megabytes_is_told_and_not_read",
@@ -318,7 +318,7 @@ THREATS: dict[str, Tests] = {
     ),
     # Schemas and grammars are compiled by the engine; an operator's own patterns are the operator's (docs/guards.md).
     "T8 processor time": (
-        "transports/protocol::test_flood_of_frames_ends_the_connection_and_no_other",
+        "listener/protocol::test_flood_of_frames_ends_the_connection_and_no_other",
         "vocabularies/vocabulary::test_long_text_is_encoded_while_other_threads_run",
         "tools/pdf_worker::test_form_that_is_drawn_without_end_is_read_up_to_a_limit",
         "tools/pdf_worker::test_others_are_served_while_a_small_file_takes_its_time",
@@ -327,12 +327,12 @@ THREATS: dict[str, Tests] = {
     ),
     # There is no limit on the time to a socket's first message: an idle one costs little, and agents keep them ready.
     "T9 slow peers": (
-        "transports/protocol::test_head_that_does_not_come_is_not_waited_for",
-        "transports/protocol::test_head_of_a_second_request_is_not_waited_for_either",
-        "transports/protocol::test_empty_lines_between_requests_do_not_keep_a_connection",
-        "transports/protocol::test_rest_of_a_request_that_is_answered_is_not_waited_for",
-        "transports/protocol::test_body_that_trickles_is_not_waited_for",
-        "transports/protocol::test_client_that_asks_and_does_not_read_is_cut",
+        "listener/protocol::test_head_that_does_not_come_is_not_waited_for",
+        "listener/protocol::test_head_of_a_second_request_is_not_waited_for_either",
+        "listener/protocol::test_empty_lines_between_requests_do_not_keep_a_connection",
+        "listener/protocol::test_rest_of_a_request_that_is_answered_is_not_waited_for",
+        "listener/protocol::test_body_that_trickles_is_not_waited_for",
+        "listener/protocol::test_client_that_asks_and_does_not_read_is_cut",
         "transports/socket::test_message_that_is_never_whole_is_not_waited_for",
         "transports/socket::test_peer_that_never_reads_is_cut_and_logged",
         UNREAD,
@@ -367,7 +367,7 @@ THREATS: dict[str, Tests] = {
     "T13 two requests mixed up in one process": (
         STORM,
         "contracts/turns::test_many_owners_at_once_never_see_one_another",
-        "transports/protocol::test_trailer_is_no_header",
+        "listener/protocol::test_trailer_is_no_header",
     ),
     "T14 data that is kept against the promise": (
         CANARIES,
@@ -378,12 +378,12 @@ THREATS: dict[str, Tests] = {
     ),
     "T15 everybody comes back at once": (
         "keys::test_process_has_a_limit_of_connections",
-        "transports/protocol::test_one_connection_too_many_is_told_so_in_a_few_bytes",
+        "listener/protocol::test_one_connection_too_many_is_told_so_in_a_few_bytes",
         "hazards::test_connections_of_one_hour_do_not_all_end_together",
     ),
     "T16 requests smuggled past the parser": (
-        "transports/protocol::test_request_whose_end_is_in_doubt_is_refused_with_all_behind_it",
-        "transports/protocol::test_trailer_is_no_header",
+        "listener/protocol::test_request_whose_end_is_in_doubt_is_refused_with_all_behind_it",
+        "listener/protocol::test_trailer_is_no_header",
         "transports/socket::test_violation_is_closed_with_its_code",
         "rules/floors::test_no_lock_file_holds_a_version_with_a_known_hole",
         "balanced::test_chain_cancel_and_follow_cross_two_servers",

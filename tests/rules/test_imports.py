@@ -57,7 +57,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"turn", "session", "process", "accounts", "cluster", "transports"}
     | {"observe", "models", "storage", "dashboard", "builders"}
     | ADAPTERS,
-    "server": INNER | {"app", "transports"},
+    "listener": INNER | {"transports"},
+    "server": INNER | {"app", "listener", "transports"},
     # 5: how does a person start it, connect to it, look at it?
     "commands": GROUND | {"server", "models", "storage", "turn", "accounts"},
     "workers": GROUND | {"app", "cluster", "observe", "models", "server"},

@@ -17,12 +17,12 @@ import websockets
 
 from segue.ids import new_id
 from segue.limits import KeyLimits
+from segue.listener.protocol import HttpProtocol
 from segue.settings import load_settings
 from segue.storage import give_out
 from segue.transports import websocket
-from segue.transports.protocol import HttpProtocol
 from segue.transports.socket import Socket, SocketLimits
-from segue.transports.websocket import Session
+from segue.transports.websocket import SocketSession
 from segue.turn.plan import Plan
 from segue.turn.running import Running
 from tests.engines.fakes.chat import FakeChat
@@ -293,7 +293,7 @@ async def test_all_is_as_before_once_everybody_has_left(tmp_path: Path) -> None:
 
     def counts() -> tuple[int, int, int]:
         gc.collect()
-        kept = sum(issubclass(type(one), Session | Socket | Plan) for one in gc.get_objects())
+        kept = sum(issubclass(type(one), SocketSession | Socket | Plan) for one in gc.get_objects())
         return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")), kept
 
     async with serving(script=script, tps=1_000, reconnect_s=0) as served:

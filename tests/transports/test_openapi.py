@@ -63,7 +63,7 @@ ASYNCAPI = NODE_MODULES / "@asyncapi" / "specs" / "schemas" / "3.0.0.json"
 @pytest.fixture(scope="module")
 def routes() -> tuple[tuple[str, str], ...]:
     """The table that the router uses; it needs no real desk to be read."""
-    return HttpApp(SimpleNamespace(conversations=None)).routes  # type: ignore[arg-type]
+    return HttpApp(SimpleNamespace(conversations=None, runner=None)).routes  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import websockets
 
 from segue.errors import Forbidden
-from segue.transports.origin import gate
+from segue.transports.origin import origin_policy
 from tests.support import MODEL, fetch, serving, wire
 
 PAGE = "https://app.example"
@@ -22,7 +22,7 @@ def code_of(
     is_open: bool = True,
 ) -> str | None:
     try:
-        gate(listens, allowed, origins, lambda: is_open).check(host, origin)
+        origin_policy(listens, allowed, origins, lambda: is_open).check(host, origin)
     except Forbidden as error:
         return error.code
     return None

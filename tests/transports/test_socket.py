@@ -21,7 +21,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request
 
-from segue.transports.socket import Closed, Listener, Refusal, Socket, SocketLimits, socket_class
+from segue.errors import ApiError, Unavailable
+from segue.transports.socket import Socket, SocketClosed, SocketLimits, SocketListener, socket_class
+from segue.wire.codec import encode_error_body
 
 TEXT, BINARY, CONT, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 WAIT_S = 10  # longer than any story takes; only a broken one waits that long
@@ -49,7 +51,7 @@ class Heard:
     def __init__(self) -> None:
         self.texts: list[bytes] = []
         self.refusals: list[tuple[str, int]] = []
-        self.ends: list[Closed] = []
+        self.ends: list[SocketClosed] = []
         self.resumed_count = 0
         self.opened_count = 0
         self.answer: Callable[[Socket, bytes], None] = lambda socket, text: None
@@ -81,7 +83,7 @@ class Heard:
         self.resumed_count += 1
         self.changed.set()
 
-    def closed(self, how: Closed) -> None:
+    def closed(self, how: SocketClosed) -> None:
         self.ends.append(how)
         self._socket = None
         self.changed.set()
@@ -92,7 +94,7 @@ class Heard:
                 self.changed.clear()
                 await self.changed.wait()
 
-    async def end(self) -> Closed:
+    async def end(self) -> SocketClosed:
         await self.until(lambda: self.ends)
         return self.ends[0]
 
@@ -144,7 +146,7 @@ class Peer:
             (size,) = struct.unpack("!Q", await self.read(8))
         return first & 0x0F, await self.read(size)
 
-    async def release(self) -> list[tuple[int, bytes]]:
+    async def rest(self) -> list[tuple[int, bytes]]:
         """All frames up to the end of the stream."""
         frames = []
         with contextlib.suppress(EOFError):
@@ -207,7 +209,7 @@ async def no_app(scope: Any, receive: Any, send: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(
-    accept: Callable[[Request], Listener | Refusal] | None = None,
+    accept: Callable[[Request], SocketListener | ApiError] | None = None,
     *,
     send_bytes: int | None = None,
     **limits: Any,
@@ -269,16 +271,15 @@ def close_code(payload: bytes) -> int:
 
 @on_both_loops
 async def test_refused_upgrade_is_plain_http_with_json() -> None:
-    body = json.dumps({"error": {"code": "websocket_disabled"}}).encode()
-    refusal = Refusal(426, (("retry-after", "1"),), body)
+    refusal = Unavailable("Too many connections.", wait_s=0.5)
     async with serving(lambda request: refusal) as running:
         with pytest.raises(InvalidStatus) as caught:
             await connect(running.url)
-        assert caught.value.response.status_code == 426
+        assert caught.value.response.status_code == 503
         assert caught.value.response.headers["retry-after"] == "1"
         assert caught.value.response.headers["x-request-id"].startswith("req_")
         assert caught.value.response.headers["content-type"] == "application/json"
-        assert caught.value.response.body == body
+        assert caught.value.response.body == encode_error_body(refusal)
 
 
 @on_both_loops
@@ -332,7 +333,7 @@ async def test_broken_accept_is_an_internal_error() -> None:
         async with serving(accept) as running, running.dial() as peer:
             head = await peer.upgrade()
             assert head.startswith(b"HTTP/1.1 500 ")
-    assert lines.messages == ["an upgrade could not be decided"]
+    assert lines.messages == ["a WebSocket upgrade could not be decided"]
 
 
 # Messages.
@@ -400,7 +401,7 @@ async def test_nothing_is_delivered_after_our_close() -> None:
         await peer.send(frame(TEXT, b"1") + frame(TEXT, b"2") + frame(BINARY, b"3"))
         assert await peer.frame() == (CLOSE, struct.pack("!H", 1000))
         await peer.send(frame(TEXT, b"4") + close(1000))
-        assert await running.heard.end() == Closed(1000, False, "")
+        assert await running.heard.end() == SocketClosed(1000, False, "")
         assert running.heard.texts == [b"1"]
         assert running.heard.refusals == []
 
@@ -411,15 +412,15 @@ async def test_nothing_is_delivered_after_our_close() -> None:
 @pytest.mark.parametrize(
     "last, how",
     [
-        (close(1000, b"bye"), Closed(1000, False, "bye")),
-        (close(4000), Closed(4000, False, "")),
-        (frame(CLOSE), Closed(1005, False, "")),
-        (frame(TEXT, b"half", fin=False) + close(1001), Closed(1001, False, "")),
-        (frame(TEXT, b"half", fin=False) + frame(CLOSE), Closed(1005, False, "")),
+        (close(1000, b"bye"), SocketClosed(1000, False, "bye")),
+        (close(4000), SocketClosed(4000, False, "")),
+        (frame(CLOSE), SocketClosed(1005, False, "")),
+        (frame(TEXT, b"half", fin=False) + close(1001), SocketClosed(1001, False, "")),
+        (frame(TEXT, b"half", fin=False) + frame(CLOSE), SocketClosed(1005, False, "")),
     ],
 )
 @on_both_loops
-async def test_close_frame_is_a_close_and_is_echoed(last: bytes, how: Closed) -> None:
+async def test_close_frame_is_a_close_and_is_echoed(last: bytes, how: SocketClosed) -> None:
     async with serving() as running, running.peer() as peer:
         await peer.send(last)
         opcode, payload = await peer.frame()
@@ -469,7 +470,7 @@ async def test_close_frames_that_cross_are_both_sent() -> None:
         opcode, payload = await peer.frame()
         assert opcode == CLOSE
         assert close_code(payload) == 1001
-        assert await running.heard.end() == Closed(1000, False, "")
+        assert await running.heard.end() == SocketClosed(1000, False, "")
 
 
 @on_both_loops
@@ -477,7 +478,7 @@ async def test_peer_that_never_answers_our_close_is_lost() -> None:
     async with serving(close_s_max=0.05) as running, running.peer() as peer:
         running.heard.socket.close(1000)
         how = await running.heard.end()
-        assert how == Closed(None, True, "no close frame within 0.05 s of ours")
+        assert how == SocketClosed(None, True, "no close frame within 0.05 s of ours")
         assert await peer.frame() == (CLOSE, struct.pack("!H", 1000))
 
 
@@ -490,7 +491,7 @@ async def test_server_that_stops_closes_with_1012() -> None:
             await client.recv()
         assert caught.value.rcvd is not None
         assert caught.value.rcvd.code == 1012
-        assert await running.heard.end() == Closed(1012, False, "the server is restarting")
+        assert await running.heard.end() == SocketClosed(1012, False, "the server is restarting")
 
 
 # Refused messages.
@@ -631,7 +632,7 @@ async def test_valid_close_codes_are_echoed(code: int) -> None:
     async with serving() as running, running.peer() as peer:
         await peer.send(close(code))
         assert await peer.rest() == [(CLOSE, struct.pack("!H", code))]
-        assert await running.heard.end() == Closed(code, False, "")
+        assert await running.heard.end() == SocketClosed(code, False, "")
 
 
 # Back-pressure and time.
@@ -694,12 +695,12 @@ async def test_peer_that_never_reads_is_cut_and_logged() -> None:
             await stuff(running.heard)
             socket = running.heard.socket
             how = await running.heard.end()
-            assert how == Closed(None, True, "the peer has not read for 0.1 s")
+            assert how == SocketClosed(None, True, "the peer has not read for 0.1 s")
             assert not socket.is_full
             socket.send([b"into the void"])
             socket.close(1000)
             del socket
-    assert lines.messages == ["socket cut: the peer has not read for 0.1 s"]
+    assert lines.messages == ["WebSocket connection cut: the peer has not read for 0.1 s"]
 
 
 @on_both_loops
@@ -708,9 +709,9 @@ async def test_silent_peer_is_lost_after_its_pongs_are_missed() -> None:
     with lines.kept():
         async with serving(ping_s=0.02, pong_s_max=0.05) as running, running.peer() as peer:
             how = await running.heard.end()
-            assert how == Closed(None, True, "no bytes for 0.05 s after a ping")
+            assert how == SocketClosed(None, True, "no bytes for 0.05 s after a ping")
             assert await peer.frame() == (PING, b"")
-    assert lines.messages == ["socket cut: no bytes for 0.05 s after a ping"]
+    assert lines.messages == ["WebSocket connection cut: no bytes for 0.05 s after a ping"]
 
 
 @on_both_loops
@@ -736,7 +737,7 @@ async def test_message_that_is_never_whole_is_not_waited_for() -> None:
                 await peer.frame()
                 await peer.send(b"a")
         how = await running.heard.end()
-        assert how == Closed(None, True, "a message was not whole after 0.1 s")
+        assert how == SocketClosed(None, True, "a message was not complete after 0.1 s")
 
 
 @on_both_loops
@@ -744,7 +745,7 @@ async def test_upgrade_may_be_decided_later() -> None:
     """Nothing is read meanwhile, and nothing that was sent meanwhile is lost."""
     heard, decided = Heard(), asyncio.Event()
 
-    async def decide() -> Heard | Refusal:
+    async def decide() -> Heard | ApiError:
         await decided.wait()
         return heard
 

@@ -35,7 +35,7 @@ from segue.dashboard.views import (
     turn_row,
 )
 from segue.errors import TooMany
-from segue.transports.websocket import Glance
+from segue.transports.websocket import SessionStatus
 from segue.turn.running import Running
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Sources:
     """Where the present is read: each value where it lives."""
 
     models: Sequence[str]
-    sessions: Callable[[], Iterable[Glance]]
+    sessions: Callable[[], Iterable[SessionStatus]]
     runnings: Callable[[], Iterable[Running]]
     memory: Callable[[], Sequence[CacheUse]]
     # Checks all engines; `replicas` turns the result into rows.

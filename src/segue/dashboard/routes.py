@@ -17,8 +17,9 @@ from segue.dashboard.feed import Feed, Watcher
 from segue.dashboard.views import Viewer
 from segue.errors import NotFound, Unavailable
 from segue.transports.exchange import ClientGone, Exchange
-from segue.transports.http import SSE_HEADERS, Route
+from segue.transports.http import Route
 from segue.transports.services import Services
+from segue.transports.subscribers import SSE_HEADERS
 
 KINDS = {
     ".html": b"text/html; charset=utf-8",
@@ -124,7 +125,7 @@ class Dashboard:
             await exchange.answer(200, b"", SSE_HEADERS)
             return
         with self._feed.watching(viewer) as watcher:
-            leaving = asyncio.create_task(exchange.left())
+            leaving = asyncio.create_task(exchange.disconnected())
             try:
                 await self._send_updates(exchange, watcher, leaving)
             except TimeoutError:

@@ -14,7 +14,7 @@ from heapq import nlargest
 from msgspec import Struct
 
 from segue.process.afterwards import EndedTurn
-from segue.transports.websocket import Glance
+from segue.transports.websocket import SessionStatus
 from segue.turn.running import Running
 from segue.turn.values import Owner
 
@@ -243,7 +243,7 @@ def running_rows(runnings: Iterable[Running], viewer: Viewer) -> tuple[int, list
 
 
 def connections(
-    glances: Iterable[Glance], viewer: Viewer, wall_ms: float, salt: bytes
+    glances: Iterable[SessionStatus], viewer: Viewer, wall_ms: float, salt: bytes
 ) -> Connections:
     """The connections that this viewer may count, and the busiest of its own."""
     seen = [one for one in glances if viewer.is_operator or one.owner == viewer.owner]

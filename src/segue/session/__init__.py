@@ -1,1 +1,1 @@
-"""The room that answers: whose turn is it on this connection, and what may be forgotten?"""
+"""Which request runs next on a connection, and what may be forgotten?"""

@@ -1,21 +1,22 @@
-"""Whose turn is it on this connection, and what may be forgotten? Pure: no socket, no clock, no turn runs here.
+"""Which request runs next on this connection, and what may be forgotten? Pure: no socket, no clock, no turn runs here.
 
 Theory of operation. A connection has lanes, named by `stream_id`; the default lane has no name. Requests of one lane
-run one after the other, lanes run beside each other (docs/protocol.md 6.2). A request becomes a `Ticket`:
+run one after the other, lanes run in parallel (docs/protocol.md 6.2). A request becomes a `Ticket`:
 
     event                      ticket                    the lane
     add()                      waits in its lane         gets a queue if it had none
     start()                    runs                      busy until done()
-    pause(ticket)              waits for its client      busy, but its place is another's
+    pause(ticket)              waits for its client      busy, but another lane may have its place
     resume(ticket)             runs as soon as it may    busy
     done(ticket, failed)       is over                   free; the next one may start
     drop_waiting()             all waiting are dropped   keeps what runs
 
-`start` hands out what may run now: one for each free lane, 16 on the connection, lanes in the order in which they
-became ready, so that none starves. A create that waits is silent.
+`start` returns what may run now: one request for each free lane, 16 on the connection, lanes in the order in which they
+became ready, so that none starves. A create that waits has no events yet.
 
-A steer that outlives its response (6.10) waits with `hold` for the create that continues it on the same lane. Where
-nobody is owed anything the server goes on by itself: `put_first` places that create before all that wait in the lane.
+A steer that its response has not applied (6.10) waits with `hold` for the create that continues the response on the
+same lane. If the client owes nothing, the server makes that create itself: `put_first` places it before all that wait
+in the lane.
 
 What may be forgotten: a continuation that fails makes its own lane forget the parent; a fork that fails does not,
 because the parent belongs to another lane (6.4). A fork that waits keeps its parent alive by pinning it (6.5).
@@ -31,19 +32,19 @@ from segue.errors import InvalidRequest, TooMany
 
 Request = TypeVar("Request")
 Pin = TypeVar("Pin")
-Held = TypeVar("Held")
+Kept = TypeVar("Kept")
 
 Lane = str | None
 
-# The limits of the contract (6.2), and of our own for what waits.
+# The limits of the protocol (6.2), and our own for waiting requests.
 IN_FLIGHT_MAX = 16
 NAMES_MAX = 32
 WAITING_MAX = 64
 # As much as the largest request alone.
 WAITING_BYTES_MAX = 64 * 1024 * 1024
-# Responses whose steers wait for a create that may never come.
+# Responses whose steers wait for a create; it may never come.
 HELD_MAX = 32
-# More than a cache holds of real turns; a parent older than that counts as its continuer's own.
+# More turns than a cache holds; an older parent counts as made by the lane that continues it.
 MADE_MAX = 10_000
 
 
@@ -55,12 +56,12 @@ class Ticket(Generic[Request, Pin]):
     request: Request
     parent_id: str | None
     pin: Pin | None = None
-    # The bytes that it came in.
+    # The bytes of its frame.
     size: int = 0
 
 
 @dataclass(slots=True)
-class Lanes(Generic[Request, Pin, Held]):
+class Lanes(Generic[Request, Pin, Kept]):
     """The lanes of one connection."""
 
     in_flight_max: int = IN_FLIGHT_MAX
@@ -75,11 +76,11 @@ class Lanes(Generic[Request, Pin, Held]):
     _ready: list[Lane] = field(default_factory=list)
     # Which lane made a response that this connection still remembers.
     _made_by: dict[str, Lane] = field(default_factory=dict)
-    # Lanes whose request waits for its client, and those of them that may go on once there is a place.
+    # Lanes whose request waits for its client, and those of them that go on once there is a place.
     _paused: list[Lane] = field(default_factory=list)
     _resuming: list[Lane] = field(default_factory=list)
     # Steers that wait for the next create with this parent, by lane and parent.
-    _held: dict[tuple[Lane, str], list[Held]] = field(default_factory=dict)
+    _held: dict[tuple[Lane, str], list[Kept]] = field(default_factory=dict)
 
     @property
     def is_idle(self) -> bool:
@@ -127,14 +128,14 @@ class Lanes(Generic[Request, Pin, Held]):
         *,
         size: int = 0,
     ) -> None:
-        """Put a request at the end of its lane."""
+        """Put a request at the end of its lane; only a fork keeps its `pin`."""
         if self.waiting >= self.waiting_max:
             raise TooMany(
                 f"Too many requests wait on this connection (at most {self.waiting_max})."
             )
         if self._waiting and self._waiting_bytes + size > self.waiting_bytes_max:
             raise TooMany(
-                f"The requests that wait on this connection may have {self.waiting_bytes_max} bytes together."
+                f"The requests that wait on this connection may have {self.waiting_bytes_max} bytes in total."
             )
         pinned = pin if self.is_fork(lane, parent_id) else None
         ticket = Ticket(lane, request, parent_id, pinned, size)
@@ -150,19 +151,19 @@ class Lanes(Generic[Request, Pin, Held]):
 
     def has_waiting(self, lane: Lane, parent_id: str) -> bool:
         """Whether a create that continues this response on this lane waits already."""
-        return any(one.parent_id == parent_id for one in self._waiting.get(lane, ()))
+        return any(ticket.parent_id == parent_id for ticket in self._waiting.get(lane, ()))
 
-    def hold(self, lane: Lane, parent_id: str, held: list[Held]) -> tuple[Lane, list[Held]] | None:
-        """Keep steers for the create that will continue this response. Returns those that have waited longest, with
-        their lane, if there are too many."""
-        self._held[lane, parent_id] = held
+    def hold(self, lane: Lane, parent_id: str, kept: list[Kept]) -> tuple[Lane, list[Kept]] | None:
+        """Keep steers for the create that will continue this response. If there are too many, returns the oldest with
+        their lane."""
+        self._held[lane, parent_id] = kept
         if len(self._held) <= HELD_MAX:
             return None
         oldest = next(iter(self._held))
         return oldest[0], self._held.pop(oldest)
 
-    def take_held(self, ticket: Ticket[Request, Pin]) -> list[Held]:
-        """The steers that this create brings along; they are its own from here on."""
+    def take_held(self, ticket: Ticket[Request, Pin]) -> list[Kept]:
+        """Remove and return the steers that wait for this create."""
         if ticket.parent_id is None:
             return []
         return self._held.pop((ticket.lane, ticket.parent_id), [])
@@ -172,11 +173,11 @@ class Lanes(Generic[Request, Pin, Held]):
         return parent_id in self._made_by and self._made_by[parent_id] != lane
 
     def start(self) -> list[Ticket[Request, Pin]]:
-        """The requests that may run now, or go on; they count as running from here on."""
+        """The requests that may run now, or go on; they count as running from now on."""
         started: list[Ticket[Request, Pin]] = []
         while self._resuming and self._in_flight < self.in_flight_max:
             lane = self._resuming.pop(0)
-            _take_out(lane, self._paused)
+            _remove(lane, self._paused)
             started.append(self._running[lane])
         while self._ready and self._in_flight < self.in_flight_max:
             lane = self._ready.pop(0)
@@ -193,21 +194,21 @@ class Lanes(Generic[Request, Pin, Held]):
         return len(self._running) - len(self._paused)
 
     def pause(self, ticket: Ticket[Request, Pin]) -> None:
-        """A request waits for its client: its place may be another's."""
+        """A request waits for its client: another lane may have its place."""
         if ticket.lane not in self._paused:
             self._paused.append(ticket.lane)
 
     def resume(self, ticket: Ticket[Request, Pin]) -> None:
-        """Its client has answered: it goes on once there is a place, before any that has not begun."""
+        """Its client has answered: it goes on once there is a place, before requests that have not started."""
         self._resuming.append(ticket.lane)
 
     def done(
         self, ticket: Ticket[Request, Pin], *, made: str | None = None, has_failed: bool = False
     ) -> str | None:
-        """A request is over. `made` is the response that can now be continued. Returns what is to be forgotten."""
+        """A request is over. `made` is the response that can now be continued. Returns the parent to be forgotten."""
         del self._running[ticket.lane]
-        _take_out(ticket.lane, self._paused)
-        _take_out(ticket.lane, self._resuming)
+        _remove(ticket.lane, self._paused)
+        _remove(ticket.lane, self._resuming)
         if ticket.lane in self._waiting:
             self._ready.append(ticket.lane)
         if made is not None:
@@ -221,7 +222,7 @@ class Lanes(Generic[Request, Pin, Held]):
         return parent_id
 
     def unpin(self, parent_id: str) -> None:
-        """A parent was deleted: forks that wait for their start must not keep it."""
+        """A parent was deleted: waiting forks must not keep it."""
         for queue in self._waiting.values():
             for ticket in queue:
                 if ticket.parent_id == parent_id:
@@ -234,13 +235,13 @@ class Lanes(Generic[Request, Pin, Held]):
         return [ticket.lane for ticket in (*self._running.values(), *waiting)]
 
     def drop_waiting(self) -> int:
-        """Forget everything that has not started; says how many that were."""
+        """Forget everything that has not started; returns how many that were."""
         dropped = self.waiting
         self._waiting.clear()
         self._ready.clear()
         return dropped
 
 
-def _take_out(lane: Lane, lanes: list[Lane]) -> None:
+def _remove(lane: Lane, lanes: list[Lane]) -> None:
     if lane in lanes:
         lanes.remove(lane)

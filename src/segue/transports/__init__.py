@@ -1,1 +1,1 @@
-"""The room that answers: how do bytes arrive and leave?"""
+"""How do bytes arrive and leave?"""

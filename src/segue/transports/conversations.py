@@ -1,4 +1,4 @@
-"""How are conversations made, read and changed by HTTP? The routes of `/v1/conversations` (docs/protocol.md 1)."""
+"""How are conversations created, read and changed by HTTP? The handlers of `/v1/conversations` (docs/protocol.md 1)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Sequence
 
 from msgspec import Raw, structs
 
-from segue.errors import Conflict, InvalidRequest, NotFound, conversation_not_found
+from segue.errors import InvalidRequest, NotFound, conversation_not_found
 from segue.ids import new_id
+from segue.process.conversations import too_many_writers
 from segue.transports.exchange import Exchange
-from segue.transports.paging import distinct, page_of
+from segue.transports.paging import NamedItems, distinct, page_of
 from segue.transports.services import Services
 from segue.turn.plan import Tally
 from segue.turn.prepare import decode_items
-from segue.turn.values import Conversation, ConversationItem, Owner
+from segue.turn.values import Conversation, ConversationItem
 from segue.wire.codec import decode_added, decode_conversation, encode, list_object, listed_item
 from segue.wire.items import CompactionTrigger, ItemReference
 from segue.wire.response import ConversationDeleted, ConversationObject
 
-# What one request may bring (docs/protocol.md 1).
+# Items in one request (docs/protocol.md 1).
 ADDED_MAX = 20
-# How often a change is tried again that another one has overtaken.
+# How often a change is tried again after a concurrent one.
 ATTEMPTS_MAX = 5
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
@@ -35,11 +36,11 @@ class ConversationRoutes:
 
     async def create(self, exchange: Exchange) -> None:
         """A new conversation, with its first items."""
-        asked = decode_conversation(await exchange.text(self._services.limits.body_bytes_max))
+        request = decode_conversation(await exchange.text(self._services.limits.body_bytes_max))
         conversation = Conversation(
-            new_id("conv"), exchange.owner, int(time.time()), asked.metadata or {}
+            new_id("conv"), exchange.owner, int(time.time()), request.metadata or {}
         )
-        added = await _shelved(asked.items or [])
+        added = await _decode_items(request.items or [])
         await self._conversations.save(conversation, added)
         await exchange.answer(200, _object(conversation))
 
@@ -48,15 +49,15 @@ class ConversationRoutes:
         await exchange.answer(200, _object(await self._find(exchange)))
 
     async def update(self, exchange: Exchange) -> None:
-        """New metadata."""
-        asked = decode_conversation(await exchange.text(self._services.limits.body_bytes_max))
+        """Replace its metadata."""
+        request = decode_conversation(await exchange.text(self._services.limits.body_bytes_max))
         for _ in range(ATTEMPTS_MAX):
-            found = await self._find(exchange)
-            changed = structs.replace(found, metadata=asked.metadata or {})
+            conversation = await self._find(exchange)
+            changed = structs.replace(conversation, metadata=request.metadata or {})
             if await self._conversations.save(changed):
                 await exchange.answer(200, _object(changed))
                 return
-        raise _crowded(exchange.arguments["id"])
+        raise too_many_writers(exchange.arguments["id"])
 
     async def delete(self, exchange: Exchange) -> None:
         """Erase it; responses that were made in it stay."""
@@ -67,48 +68,51 @@ class ConversationRoutes:
 
     async def list_items(self, exchange: Exchange) -> None:
         """A page of its items."""
-        found = await self._find(exchange)
-        items = await self._conversations.read(found.owner, found.id)
-        await exchange.answer(200, page_of([(one.id, one.item) for one in items], exchange.query))
+        items = await self._items(await self._find(exchange))
+        await exchange.answer(200, page_of(items, exchange.query))
 
     async def add_items(self, exchange: Exchange) -> None:
         """More items at its end."""
-        asked = decode_added(await exchange.text(self._services.limits.body_bytes_max))
-        added = await _shelved(asked.items)
+        request = decode_added(await exchange.text(self._services.limits.body_bytes_max))
+        added = await _decode_items(request.items)
         for _ in range(ATTEMPTS_MAX):
             if await self._conversations.save(await self._find(exchange), added):
-                listed = [listed_item(one.item, one.id) for one in added]
-                ids = [one.id for one in added]
+                listed = [listed_item(entry.item, entry.id) for entry in added]
+                ids = [entry.id for entry in added]
                 await exchange.answer(200, list_object(listed, ids, has_more=False))
                 return
-        raise _crowded(exchange.arguments["id"])
+        raise too_many_writers(exchange.arguments["id"])
 
     async def get_item(self, exchange: Exchange) -> None:
-        """One item."""
-        found, name = await self._find(exchange), exchange.arguments["item_id"]
-        items = await self._conversations.read(found.owner, found.id)
-        one = dict(distinct([(one.id, one.item) for one in items])).get(name)
-        if one is None:
+        """One item of it."""
+        items = await self._items(await self._find(exchange))
+        name = exchange.arguments["item_id"]
+        item = dict(distinct(items)).get(name)
+        if item is None:
             raise _item_not_found(name)
-        await exchange.answer(200, listed_item(one, name))
+        await exchange.answer(200, listed_item(item, name))
 
     async def delete_item(self, exchange: Exchange) -> None:
         """Erase one item; the next response reads the conversation anew."""
-        found, name = await self._find(exchange), exchange.arguments["item_id"]
-        if not await self._conversations.delete(found.owner, found.id, name):
+        conversation, name = await self._find(exchange), exchange.arguments["item_id"]
+        if not await self._conversations.delete(conversation.owner, conversation.id, name):
             raise _item_not_found(name)
-        await exchange.answer(200, _object(found))
+        await exchange.answer(200, _object(conversation))
 
     async def _find(self, exchange: Exchange) -> Conversation:
-        owner: Owner = exchange.owner
-        found = await self._conversations.find(owner, exchange.arguments["id"])
-        if found is None:
-            raise conversation_not_found(exchange.arguments["id"])
-        return found
+        name = exchange.arguments["id"]
+        conversation = await self._conversations.find(exchange.owner, name)
+        if conversation is None:
+            raise conversation_not_found(name)
+        return conversation
+
+    async def _items(self, conversation: Conversation) -> NamedItems:
+        entries = await self._conversations.read(conversation.owner, conversation.id)
+        return [(entry.id, entry.item) for entry in entries]
 
 
-async def _shelved(raws: Sequence[Raw]) -> list[ConversationItem]:
-    """Items for a conversation, each under a name."""
+async def _decode_items(raws: Sequence[Raw]) -> list[ConversationItem]:
+    """Items for a conversation, each with an id."""
     if len(raws) > ADDED_MAX:
         raise InvalidRequest(
             f"Too many items: {len(raws)}, at most {ADDED_MAX} at once.", param="items"
@@ -118,7 +122,7 @@ async def _shelved(raws: Sequence[Raw]) -> list[ConversationItem]:
         if isinstance(item.value, ItemReference | CompactionTrigger):
             kind = str(item.value.__struct_config__.tag)
             raise InvalidRequest(
-                f"'{kind}' is nothing that a conversation could hold.",
+                f"Items of type '{kind}' are not allowed in a conversation.",
                 code="unsupported_value",
                 param=f"items[{index}].type",
             )
@@ -141,12 +145,4 @@ def _object(conversation: Conversation) -> bytes:
 def _item_not_found(item_id: str) -> NotFound:
     return NotFound(
         f"Item with id '{item_id[:256]}' not found.", code="item_not_found", param="item_id"
-    )
-
-
-def _crowded(conversation_id: str) -> Conflict:
-    return Conflict(
-        f"Conversation with id '{conversation_id}' is written by too many at once.",
-        code="conversation_locked",
-        param="conversation",
     )

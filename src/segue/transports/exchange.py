@@ -1,7 +1,7 @@
-"""What is one HTTP request and its answer? The ASGI messages of it, as calls that say what they do.
+"""What is one HTTP request and its answer? Its ASGI messages as methods.
 
-A body is read within a limit and decompressed; an answer carries `x-request-id`; an error becomes its one body. Whether
-the client is still there is known here, and nowhere else in the HTTP transport.
+A body is read within limits and decompressed; an answer carries `x-request-id`; an error becomes a status, headers and
+one JSON body. Only this file of the HTTP transport knows whether the client is still connected.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from segue.wire.codec import encode_error_body
 
 log = logging.getLogger(__name__)
 
-# The three words of ASGI, which is untyped by design.
+# The three parts of ASGI, which is untyped by design.
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+Headers = Sequence[tuple[bytes, bytes]]
+
 JSON = (b"content-type", b"application/json")
-# A refused upload that takes longer than this is cut off instead.
+# A refused upload that takes longer than this is cut off.
 DISCARD_S_MAX = 10.0
-# Our extension of ASGI, which has no word for it.
+# Our extension of ASGI, which has no message for aborting a connection.
 CUT = "segue.cut"
 
 
@@ -54,21 +56,21 @@ class Exchange:
         self.request_id = new_id("req")
         self.has_started = False
         self._is_read = False
-        # Whose request it is, and for what it stands.
+        # Who sent it, once that is known.
         self.owner: Owner = ""
         self.account: Account
-        # What the browser of a page of another origin is told.
-        self.origin_headers: Sequence[tuple[bytes, bytes]] = ()
+        # CORS headers for the page that sent it.
+        self.origin_headers: Headers = ()
         self.arguments: dict[str, str] = {}
 
     @property
     def query(self) -> dict[str, str]:
-        """The query's parameters, the last of each name."""
+        """The parameters of the query, the last one of each name."""
         pairs = parse_qs(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         return {name: values[-1] for name, values in pairs.items()}
 
     def header(self, name: bytes) -> str:
-        """A header's value, or nothing; one that is there twice is both, and so none that we know."""
+        """The value of a header, or ""; a repeated header is both values joined, which no check accepts."""
         return ", ".join(v.decode("latin-1") for k, v in self.scope["headers"] if k == name)
 
     async def body(self, bytes_max: int) -> bytes:
@@ -77,7 +79,7 @@ class Exchange:
             async with asyncio.timeout(self._body_s_max):
                 body = await self._receive_all(bytes_max)
         except TimeoutError:
-            # Whatever still comes is not waited for.
+            # The rest is not waited for.
             self._is_read = True
             raise Refused(
                 f"The request body took longer than {self._body_s_max:g} s.",
@@ -99,8 +101,8 @@ class Exchange:
         return b"".join(chunks)
 
     async def text(self, bytes_max: int) -> bytes:
-        """The whole body, if it is text at all."""
-        return checked(await self.body(bytes_max))
+        """The whole body, if it is UTF-8."""
+        return check_utf8(await self.body(bytes_max))
 
     @property
     def _declared_bytes(self) -> int:
@@ -115,57 +117,49 @@ class Exchange:
         return part
 
     async def _discard_rest(self) -> None:
-        """Read the rest of the body: to close on unread bytes would reset the connection, and our answer with it."""
+        """Read the rest of the body: closing with unread bytes would reset the connection and lose our answer."""
         with suppress(TimeoutError, ClientGone):
             async with asyncio.timeout(DISCARD_S_MAX):
                 while not self._is_read:
                     await self._receive_part()
 
-    async def left(self) -> None:
+    async def disconnected(self) -> None:
         """Wait until the client is gone."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
     async def cut(self) -> None:
-        """Break the connection off: a close would wait for a peer that does not read."""
+        """Abort the connection: a close would wait for a client that does not read."""
         self.scope["extensions"][CUT]["call"]()
-        await self.left()
+        await self.disconnected()
 
-    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Status and headers; they leave together with the first bytes of the body."""
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send status and headers; they leave together with the first bytes of the body."""
         self.has_started = True
         named = [*headers, *self.origin_headers, (b"x-request-id", self.request_id.encode())]
         await self.send({"type": "http.response.start", "status": status, "headers": named})
 
     async def write(self, data: bytes, *, is_last: bool) -> None:
-        """A part of the body."""
+        """Send a part of the body."""
         await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
-    async def answer(
-        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (JSON,)
-    ) -> None:
-        """A whole answer."""
+    async def answer(self, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
+        """Send a whole answer."""
         length = (b"content-length", str(len(body)).encode())
         await self.start(status, [*headers, length])
         await self.write(body, is_last=True)
 
     async def refuse(self, error: ApiError) -> None:
-        """An error as a status and its one body."""
-        headers = [JSON]
-        if isinstance(error, Refused) and error.allow is not None:
-            headers.append((b"allow", error.allow.encode()))
-        if isinstance(error, Unauthenticated):
-            headers.append((b"www-authenticate", error.challenge.encode()))
-        if error.wait_s is not None:
-            headers.append((b"retry-after", str(math.ceil(error.wait_s)).encode()))
+        """Send an error as a status, headers and a body."""
+        headers = [JSON, *_error_headers(error)]
         if error.status == HTTPStatus.REQUEST_TIMEOUT:
             headers.append((b"connection", b"close"))
         await self._discard_rest()
         await self.answer(error.status, encode_error_body(error), headers)
 
 
-def checked(body: bytes) -> bytes:
-    """The body, if it is text at all: undecoded parts of it are kept as bytes."""
+def check_utf8(body: bytes) -> bytes:
+    """The body, if it is UTF-8: parts of it are kept as bytes and never decoded."""
     try:
         codecs.utf_8_decode(body, "strict", True)
     except UnicodeDecodeError as error:
@@ -176,14 +170,41 @@ def checked(body: bytes) -> bytes:
     return body
 
 
+def _error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
+    headers: list[tuple[bytes, bytes]] = []
+    if isinstance(error, Refused) and error.allow is not None:
+        headers.append((b"allow", error.allow.encode()))
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", error.challenge.encode()))
+    if error.wait_s is not None:
+        headers.append((b"retry-after", str(math.ceil(error.wait_s)).encode()))
+    return headers
+
+
+def raw_refusal(error: ApiError, headers: Headers = ()) -> bytes:
+    """An error as the bytes of a whole HTTP answer, where no ASGI request exists: a bad head, a refused upgrade."""
+    body = encode_error_body(error)
+    every = (
+        *headers,
+        *_error_headers(error),
+        JSON,
+        (b"content-length", str(len(body)).encode()),
+        (b"x-request-id", new_id("req").encode()),
+        (b"connection", b"close"),
+    )
+    phrase = HTTPStatus(error.status).phrase
+    lines = [f"HTTP/1.1 {error.status} {phrase}".encode(), *(b"%b: %b" % pair for pair in every)]
+    return b"\r\n".join([*lines, b"", body])
+
+
 @asynccontextmanager
 async def listening(exchange: Exchange) -> AsyncIterator[None]:
-    """While inside, the client is there; if it leaves, or does not read, this ends with `ClientGone`."""
+    """Watch the client while inside; if it leaves or does not read, this ends with `ClientGone`."""
     listener = asyncio.current_task()
     assert listener is not None
 
     async def watch() -> None:
-        await exchange.left()
+        await exchange.disconnected()
         is_gone.append(True)
         listener.cancel()
 
@@ -197,7 +218,7 @@ async def listening(exchange: Exchange) -> AsyncIterator[None]:
         listener.uncancel()
         raise ClientGone from None
     except TimeoutError:
-        log.warning("request %s: cut, because the client does not read", exchange.request_id)
+        log.warning("request %s: connection cut, the client does not read", exchange.request_id)
         watcher.cancel()
         await exchange.cut()
         raise ClientGone from None
@@ -206,11 +227,11 @@ async def listening(exchange: Exchange) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def heard_by(
+async def subscribed(
     exchange: Exchange, running: Running, subscriber: Subscriber
 ) -> AsyncIterator[None]:
-    """While inside, the client hears this turn; if it leaves an unfinished one that nobody else hears, that is a
-    cancel, unless the turn runs in the background."""
+    """Watch the client of a turn while inside; if it leaves before the end, that is a cancel, unless the turn has other
+    subscribers or runs in the background."""
     try:
         async with listening(exchange):
             yield

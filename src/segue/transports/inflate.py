@@ -1,4 +1,4 @@
-"""What was the body before it was compressed? gzip, deflate and zstd, never more than the limit comes out."""
+"""What was the body before it was compressed? gzip, deflate and zstd, never more than the limit."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import zstandard
 
 from segue.errors import InvalidRequest, Refused, too_large
 
-# Below this a thread costs more than the work.
+# Below this size a thread costs more than the work.
 INLINE_BYTES = 16 * 1024
-# A window that no real client exceeds; the frame header would otherwise name its own memory use.
+# A window that no real client exceeds; otherwise the frame header would choose our memory use.
 ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 
-# Members in a row are one body (RFC 1952, 2.2). Clients send one; each more copies what is left.
+# Several gzip members are one body (RFC 1952, 2.2). Clients send one; each further one copies the rest.
 MEMBERS_MAX = 16
 
-# Four bytes may say 128 KiB: taken in small steps, a bomb is noticed before it has filled memory.
+# Four bytes may expand to 128 KiB: in small steps a bomb is noticed before it has filled memory.
 ZSTD_STEP_BYTES = 1024
 
 
@@ -49,7 +49,7 @@ async def inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:
 def _inflate_zlib(body: bytes, bytes_max: int) -> bytes:
     plain = b""
     for _ in range(MEMBERS_MAX):
-        # 32 lets zlib see for itself whether this is gzip or deflate.
+        # 32: zlib detects whether this is gzip or deflate.
         stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
         plain += stream.decompress(body, bytes_max + 1 - len(plain))
         if len(plain) > bytes_max:
@@ -74,5 +74,5 @@ def _inflate_zstd(body: bytes, bytes_max: int) -> bytes:
         if stream.eof and not stream.unused_data and start + ZSTD_STEP_BYTES >= len(body):
             return b"".join(chunks)
         if stream.eof:
-            raise zstandard.ZstdError("bytes behind the end")
+            raise zstandard.ZstdError("bytes after the end")
     raise zstandard.ZstdError("truncated")

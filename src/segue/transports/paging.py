@@ -9,15 +9,15 @@ from segue.errors import InvalidRequest
 from segue.wire.codec import list_object, listed_item
 from segue.wire.items import Item
 
-Rows = Sequence[tuple[str, Item]]
+NamedItems = Sequence[tuple[str, Item]]
 
 PAGE_MAX = 100
 PAGE_DEFAULT = 20
 
 
-def distinct(named: Rows) -> Rows:
-    """These items, each under a name that no other has: a client may send the same one twice, and a page that ends with
-    it must have a next one. The second is `msg_1~2`."""
+def distinct(named: NamedItems) -> NamedItems:
+    """These items with unique names: a client may send the same id twice, and the page after such an item must be
+    found. The second one is `msg_1~2`."""
     taken = {name for name, _ in named}
     times: dict[str, int] = {}
     rows: list[tuple[str, Item]] = []
@@ -30,8 +30,8 @@ def distinct(named: Rows) -> Rows:
     return rows
 
 
-def page_of(named: Rows, query: Mapping[str, str]) -> bytes:
-    """The page of these items, oldest first and each under its name, that the query asks for."""
+def page_of(named: NamedItems, query: Mapping[str, str]) -> bytes:
+    """The page of these items (oldest first) that the query asks for."""
     limit = query.get("limit", str(PAGE_DEFAULT))
     order = query.get("order", "desc")
     if not re.fullmatch("[0-9]{1,3}", limit) or not 1 <= int(limit) <= PAGE_MAX:

@@ -1,4 +1,4 @@
-"""Who comes back after a loss? What the connections remembered that were lost a moment ago."""
+"""What did a connection remember that was lost a moment ago? Its cache, for the client that reconnects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOST_MAX = 256
 
 
 class LostCaches:
-    """What connections remembered that were lost a moment ago, for whoever comes back (off by default).
+    """The caches of lost connections, kept for a moment (off by default).
 
     In memory only, and only for the same owner.
     """
@@ -24,34 +24,34 @@ class LostCaches:
 
     @property
     def bytes(self) -> int:
-        """What is held."""
+        """What they hold."""
         return sum(cache.bytes for _, cache in self._caches)
 
     def keep(self, owner: Owner, cache: NearTurns) -> bool:
-        """Keep a lost connection's cache for a moment; False if it is not worth it."""
+        """Keep the cache of a lost connection; False if it is not kept: switched off, or empty."""
         if self._keep_s <= 0 or not cache.bytes:
             return False
         if len(self._caches) >= LOST_MAX:
             self._drop(self._caches[0])
-        kept = (owner, cache)
-        self._caches.append(kept)
-        asyncio.get_running_loop().call_later(self._keep_s, self._drop, kept)
+        entry = (owner, cache)
+        self._caches.append(entry)
+        asyncio.get_running_loop().call_later(self._keep_s, self._drop, entry)
         return True
 
     def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        """A turn that a lost connection of this owner remembered."""
-        for whose, cache in self._caches:
-            if whose == owner and (turn := cache.held(owner, turn_id)) is not None:
+        """A turn in the cache of a lost connection of this owner."""
+        for cache_owner, cache in self._caches:
+            if cache_owner == owner and (turn := cache.held(owner, turn_id)) is not None:
                 return turn
         return None
 
     async def erase(self, owner: Owner, turn_id: str) -> None:
-        """A turn was deleted."""
-        for whose, cache in tuple(self._caches):
-            if whose == owner:
+        """Forget a deleted turn."""
+        for cache_owner, cache in tuple(self._caches):
+            if cache_owner == owner:
                 await cache.delete(owner, turn_id)
 
-    def _drop(self, kept: tuple[Owner, NearTurns]) -> None:
-        if kept in self._caches:
-            self._caches.remove(kept)
-            kept[1].leave()
+    def _drop(self, entry: tuple[Owner, NearTurns]) -> None:
+        if entry in self._caches:
+            self._caches.remove(entry)
+            entry[1].leave()

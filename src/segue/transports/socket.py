@@ -1,22 +1,22 @@
 """How do the bytes of one WebSocket connection arrive and leave, and how did it end?
 
 In come the upgrade request and the frames of a peer, from uvicorn's `ws=` hook; out go whole text
-messages to a `Listener`, and the listener's messages as frames, joined into one write a tick.
-It never looks into a message, never logs one, and never holds more than its limits say.
+messages to a `SocketListener`, and the listener's messages as frames, joined into one write a tick.
+It never parses a message, never logs one, and never holds more than its limits.
 
 The parser, the handshake and the answers to control frames are those of websockets' sans-I/O
 `ServerProtocol`. Outgoing text is framed here: that is the hot path. docs/decisions/0002 says why.
 
     state     entered by             what comes in                 left by
     NEW       uvicorn's upgrade      the upgrade request           101: OPEN; a refusal: ENDED
-                                     nothing while it is decided
+                                     nothing during the decision
     OPEN      101                    messages go to the listener   `close`: CLOSING; otherwise ENDED
     CLOSING   `close`                only a close frame counts     close frame, loss, close_s_max
-    ENDED     `Listener.closed`      dropped unread                the transport's end
+    ENDED     `closed` was called    dropped unread                the transport's end
 
-ENDED is what the listener knows. The transport may outlive it by a few seconds, so that a peer
-that is still sending can read why it was closed: to close on unread bytes would reset the
-connection and take our last event with it.
+ENDED is the listener's view. The transport may outlive it by a few seconds, so that a peer that is
+still sending can read why it was closed: closing with unread bytes would reset the connection and
+lose our last event.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from __future__ import annotations
 import asyncio
 import codecs
 import enum
-import json
 import logging
 import socket as net
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal, Protocol, cast
 
@@ -42,8 +41,10 @@ from websockets.protocol import State as ParserState
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from segue.errors import ApiError, Refused, ServerFault
 from segue.ids import new_id
 from segue.transports.auth import PROTOCOL
+from segue.transports.exchange import raw_refusal
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ _PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class SocketClosed:
     """How the connection ended: by the peer's close frame, or lost without one."""
 
     code: int | None  # the peer's code, 1005 when its close frame had none; None without a frame
@@ -75,38 +76,29 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """An upgrade that is answered with plain HTTP."""
-
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    body: bytes  # JSON
-
-
-@dataclass(frozen=True, slots=True)
 class SocketLimits:
     """What one connection may take, in bytes and in time."""
 
     message_bytes_max: int = 64 * 1024 * 1024  # agents resend whole histories with images in them
-    outbox_bytes_max: int = 1024 * 1024  # seconds of tokens; more only hides that nobody reads
+    outbox_bytes_max: int = (
+        1024 * 1024
+    )  # seconds of tokens; more only hides a reader that has stopped
     write_s_max: float = 30  # a stalled reader holds an engine's slot; longer than a radio gap
     ping_s: float = 20  # proxies cut silent connections, the strictest known after 60 s
     pong_s_max: float = 60  # a peer that uploads a large frame over a thin line is late, not dead
-    message_s_max: float = (
-        120  # bytes that trickle keep a connection alive, and what they are part of in memory
-    )
+    message_s_max: float = 120  # a message that trickles in stays in memory for as long
     handshake_s_max: float = 10  # for an upgrade to be decided, and for the answer to leave
     close_s_max: float = 5  # a live peer answers a close frame within a round trip
-    frames_per_s: float = 0  # what each costs adds up, however small it is; 0: no limit
+    frames_per_s: float = 0  # small frames cost time too; 0: no limit
     frames_burst_max: int = 10_000  # a large message in fragments of 16 KiB comes at once
 
 
-# What a peer may send that is not taken; of a flood the size is the number of frames a second.
-Refused = Literal["binary", "too_big", "invalid", "flood", "violation"]
+# Why a message is not accepted. The size that comes with "flood" is the number of frames a second.
+MessageFault = Literal["binary", "too_big", "invalid", "flood", "violation"]
 
 
-class Listener(Protocol):
-    """What the session does with a connection: called on the loop, must neither block nor raise."""
+class SocketListener(Protocol):
+    """The user of a connection: called on the loop, must neither block nor raise."""
 
     def opened(self, socket: Socket) -> None:
         """The upgrade was answered; messages may be sent."""
@@ -114,19 +106,20 @@ class Listener(Protocol):
     def received(self, text: bytes) -> None:
         """One whole text message, valid UTF-8."""
 
-    def refused(self, kind: Refused, size: int) -> bytes | None:
+    def refused(self, fault: MessageFault, size: int) -> bytes | None:
         """The event to send before the connection closes with 1003, 1009, 1007, 1008 or 1002."""
 
     def resumed(self) -> None:
         """The outbox was full and has drained to half of its limit."""
 
-    def closed(self, how: Closed) -> None:
+    def closed(self, how: SocketClosed) -> None:
         """The last call, exactly once for each opened socket."""
 
 
-Answer = Listener | Refusal
+# An error refuses the upgrade with a plain HTTP answer.
+UpgradeAnswer = SocketListener | ApiError
 # Decides an upgrade, at once where that is possible.
-Accept = Callable[[Request], Answer | Awaitable[Answer]]
+AcceptUpgrade = Callable[[Request], UpgradeAnswer | Awaitable[UpgradeAnswer]]
 
 
 class _State(enum.Enum):
@@ -166,12 +159,12 @@ class Socket(asyncio.Protocol):
         "_write_timer",
     )
 
-    _listener: Listener
+    _listener: SocketListener
     _transport: asyncio.Transport
 
     def __init__(
         self,
-        accept: Accept,
+        accept: AcceptUpgrade,
         limits: SocketLimits,
         connections: set[asyncio.Protocol],
     ) -> None:
@@ -199,7 +192,7 @@ class Socket(asyncio.Protocol):
         self._is_paused = False
         self._paused_bytes = 0
         self._silent_s = 0.0
-        # How long the same message has been on its way, in beats.
+        # How long the same message has been on its way, counted in pings.
         self._unfinished_s = 0.0
         # The heartbeat while OPEN, afterwards the limit of the ending.
         self._timer: asyncio.TimerHandle | None = None
@@ -229,7 +222,7 @@ class Socket(asyncio.Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether to wait for `Listener.resumed` before sending more."""
+        """Whether to wait for `SocketListener.resumed` before sending more."""
         return self._backlog_bytes() > self._limits.outbox_bytes_max
 
     def close(self, code: int, reason: str = "") -> None:
@@ -268,7 +261,7 @@ class Socket(asyncio.Protocol):
         parser = self._parser
         parser.receive_data(data)
         if self._state is _State.NEW:
-            self._shake_hands()
+            self._decide_upgrade()
             return
         frames = parser.events_received()
         if self._is_flood(len(frames)):
@@ -288,7 +281,7 @@ class Socket(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deciding is not None:
             self._deciding.cancel()
-        self._end(Closed(None, True, f"connection lost: {exc or 'end of stream'}"))
+        self._end(SocketClosed(None, True, f"connection lost: {exc or 'end of stream'}"))
         self._set_timer(None)
         self._set_write_timer(None)
         self._connections.discard(self)
@@ -311,78 +304,83 @@ class Socket(asyncio.Protocol):
 
     # The upgrade.
 
-    def _shake_hands(self) -> None:
+    def _decide_upgrade(self) -> None:
         match self._parser.events_received():
             case [Request() as request]:
                 response = self._parser.accept(request)
             case _:
-                problem = str(self._parser.handshake_exc)
-                self._turn_down(_bad_upgrade(HTTPStatus.BAD_REQUEST, problem))
+                self._refuse_handshake(HTTPStatus.BAD_REQUEST)
                 return
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-            problem = str(self._parser.handshake_exc)
-            self._turn_down(_bad_upgrade(response.status_code, problem))
+            self._refuse_handshake(response.status_code)
             return
-        answer = self._ask(request)
+        answer = self._ask_listener(request)
         if isinstance(answer, Awaitable):
-            # Nothing is read meanwhile: a stranger holds no more of our memory than its request.
+            # Nothing is read meanwhile: an unknown peer holds no more of our memory than its request.
             self._transport.pause_reading()
             self._set_timer(self._limits.handshake_s_max, self._transport.abort)
-            self._deciding = self._loop.create_task(self._wait_for(answer, request, response))
+            self._deciding = self._loop.create_task(
+                self._wait_for_answer(answer, request, response)
+            )
         else:
-            self._greet(answer, request, response)
+            self._answer_upgrade(answer, request, response)
 
-    def _ask(self, request: Request) -> Answer | Awaitable[Answer]:
+    def _ask_listener(self, request: Request) -> UpgradeAnswer | Awaitable[UpgradeAnswer]:
         try:
             return self._accept(request)
         except Exception:
             return _undecided()
 
-    async def _wait_for(
-        self, awaited: Awaitable[Answer], request: Request, response: Response
+    async def _wait_for_answer(
+        self, awaited: Awaitable[UpgradeAnswer], request: Request, response: Response
     ) -> None:
-        """Greet as soon as somebody has decided, unless the peer has left meanwhile."""
+        """Answer the upgrade once it is decided, unless the peer has left meanwhile."""
         try:
             answer = await awaited
         except Exception:
             answer = _undecided()
         self._deciding = None
         if self._state is _State.NEW:
-            self._greet(answer, request, response)
+            self._answer_upgrade(answer, request, response)
             self._transport.resume_reading()
 
-    def _greet(self, answer: Answer, request: Request, response: Response) -> None:
-        # A secret is kept no longer than it takes to look at it. The parser holds on to the request, of which nobody
-        # asks for the rest either.
+    def _answer_upgrade(self, answer: UpgradeAnswer, request: Request, response: Response) -> None:
+        # The parser keeps the request, and its headers may hold a secret.
         request.headers.clear()
-        if isinstance(answer, Refusal):
-            self._turn_down(answer)
+        if isinstance(answer, ApiError):
+            self._refuse_upgrade(raw_refusal(answer))
             return
         response.headers["x-request-id"] = new_id("req")
         self._parser.send_response(response)
         self._transport.write(b"".join(self._parser.data_to_send()))
         self._listener = answer
         self._state = _State.OPEN
-        self._set_timer(self._limits.ping_s, self._beat)
+        self._set_timer(self._limits.ping_s, self._ping)
         answer.opened(self)
 
-    def _turn_down(self, refusal: Refusal) -> None:
+    def _refuse_handshake(self, status: int) -> None:
+        message = f"Invalid WebSocket upgrade: {self._parser.handshake_exc}."
+        error = Refused(message, status=status, code="invalid_upgrade")
+        # RFC 6455, 4.4: a client of another version must learn ours.
+        self._refuse_upgrade(raw_refusal(error, ((b"Sec-WebSocket-Version", b"13"),)))
+
+    def _refuse_upgrade(self, answer: bytes) -> None:
         self._state = _State.ENDED
-        self._transport.write(_plain_http(refusal))
+        self._transport.write(answer)
         self._transport.close()
         self._set_timer(self._limits.handshake_s_max, self._transport.abort)
 
     # What comes in.
 
     def _is_flood(self, count: int) -> bool:
-        """Whether these frames are more than the peer may send; pings and fragments count like any other."""
+        """Whether the peer sends too many frames; pings and fragments count too."""
         limits = self._limits
         if not limits.frames_per_s or self._state is not _State.OPEN:
             return False
         self._frames_left -= count
         if self._frames_left >= 0:
             return False
-        # The clock is asked only when the burst seems used up.
+        # The clock is read only when the burst seems used up.
         now = self._loop.time()
         gained = (now - self._frames_at) * limits.frames_per_s
         self._frames_left = min(limits.frames_burst_max, self._frames_left + gained)
@@ -394,7 +392,7 @@ class Socket(asyncio.Protocol):
         if self._state is not _State.OPEN or frame.opcode not in _DATA:
             return
         if frame.opcode is Opcode.BINARY:
-            reason = "binary messages are not understood"
+            reason = "binary messages are not supported"
             self._refuse("binary", len(frame.data), CloseCode.UNSUPPORTED_DATA, reason)
             return
         try:
@@ -408,7 +406,7 @@ class Socket(asyncio.Protocol):
             self._listener.received(text)
 
     def _join(self, frame: Frame) -> bytes | None:
-        """Give the whole message if this frame completes one.
+        """The whole message, if this frame completes one.
 
         Each fragment is checked as it comes: a bad byte must not wait for the last fragment.
         """
@@ -434,7 +432,7 @@ class Socket(asyncio.Protocol):
         if self._state is _State.ENDED:
             return
         if parser.close_rcvd is not None:
-            self._part(parser.close_rcvd.reason)
+            self._finish(parser.close_rcvd.reason)
             self._hang_up()
         elif isinstance(exc, PayloadTooBig) and self._state is _State.OPEN:
             size = (exc.size or 0) + (exc.current_size or 0)
@@ -446,8 +444,8 @@ class Socket(asyncio.Protocol):
         elif (replies := parser.data_to_send()) and self._state is _State.OPEN:
             self._answer(replies)
 
-    def _refuse(self, kind: Refused, size: int, code: CloseCode, reason: str) -> None:
-        event = self._listener.refused(kind, size)
+    def _refuse(self, fault: MessageFault, size: int, code: CloseCode, reason: str) -> None:
+        event = self._listener.refused(fault, size)
         if event is not None:
             self.send([event])
         if self._parser.state is ParserState.OPEN:
@@ -497,15 +495,15 @@ class Socket(asyncio.Protocol):
 
     # Time.
 
-    def _beat(self) -> None:
-        """Ping, and give the peer up when nothing at all has come since pings went out."""
-        # Silence is counted in beats, not read from a clock: if our own loop stood still, the
-        # peer's bytes are waiting to be read and a clock would blame it.
+    def _ping(self) -> None:
+        """Ping, and cut a peer from which nothing has come since the last pings."""
+        # Silence is counted in pings, not read from a clock: if our own loop stood still, the
+        # peer's bytes are waiting to be read and a clock would blame the peer.
         if self._silent_s >= self._limits.pong_s_max:
             self._cut(f"no bytes for {self._limits.pong_s_max:g} s after a ping")
             return
         if self._unfinished_s > self._limits.message_s_max:
-            self._cut(f"a message was not whole after {self._limits.message_s_max:g} s")
+            self._cut(f"a message was not complete after {self._limits.message_s_max:g} s")
             return
         wait_s = self._limits.ping_s
         if not self._is_paused:  # else the ping would wait, and the write timer watches already
@@ -514,7 +512,7 @@ class Socket(asyncio.Protocol):
             self._silent_s += wait_s
         is_on_its_way = self._partial is not None or bool(self._parser.reader.buffer)
         self._unfinished_s = self._unfinished_s + wait_s if is_on_its_way else 0.0
-        self._set_timer(wait_s, self._beat)
+        self._set_timer(wait_s, self._ping)
 
     def _write_is_late(self) -> None:
         """Cut a peer that does not read; a slow one that takes 64 KiB each time may go on."""
@@ -548,14 +546,14 @@ class Socket(asyncio.Protocol):
     # The end.
 
     def _turn_away(self, reason: str) -> None:
-        """End a connection that broke the rules, once the peer has had time to read why."""
-        self._part(reason)
+        """End a connection that broke the rules, after the peer has had time to read why."""
+        self._finish(reason)
         self._linger(self._limits.close_s_max)
 
     def _linger(self, left_s: float) -> None:
-        """Drop what the peer is still sending; close when it pauses.
+        """Drop what the peer is still sending, and close when it pauses.
 
-        To end our half of the stream earlier would be legal, but asyncio's own client transport
+        Ending our half of the stream earlier would be legal, but asyncio's own client transport
         fails on an end of stream that arrives while it has bytes to send.
         """
         if self._silent_s > 0 or left_s <= 0:
@@ -568,12 +566,16 @@ class Socket(asyncio.Protocol):
         self._transport.close()
         self._set_timer(self._limits.close_s_max, self._transport.abort)
 
-    def _part(self, reason: str) -> None:
-        """Send the last frames and tell the listener."""
+    def _finish(self, reason: str) -> None:
+        """Send the last frames and call the listener."""
         self._queue += self._last_replies()
         self._write_all()
         close = self._parser.close_rcvd
-        self._end(Closed(close.code, False, close.reason) if close else Closed(None, True, reason))
+        self._end(
+            SocketClosed(close.code, False, close.reason)
+            if close
+            else SocketClosed(None, True, reason)
+        )
 
     def _last_replies(self) -> list[bytes]:
         replies = self._parser.data_to_send()
@@ -586,24 +588,24 @@ class Socket(asyncio.Protocol):
         return replies
 
     def _cut(self, reason: str) -> None:
-        _log.warning("socket cut: %s", reason)
+        _log.warning("WebSocket connection cut: %s", reason)
         self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        self._end(Closed(None, True, reason))
+        self._end(SocketClosed(None, True, reason))
         self._transport.abort()
 
-    def _end(self, how: Closed) -> None:
+    def _end(self, how: SocketClosed) -> None:
         state, self._state = self._state, _State.ENDED
         self._queue, self._queued_bytes, self._pong = [], 0, None
         self._partial = self._decoder = None
-        self._is_paused = False  # uvloop forbids questions to a transport that has ended
+        self._is_paused = False  # uvloop raises on a transport that has ended
         if state in (_State.OPEN, _State.CLOSING):
             self._listener.closed(how)
 
 
-def socket_class(accept: Accept, limits: SocketLimits) -> type[asyncio.Protocol]:
-    """Give the class for uvicorn's `ws=`; `accept` decides each upgrade, its path included."""
+def socket_class(accept: AcceptUpgrade, limits: SocketLimits) -> type[asyncio.Protocol]:
+    """The class for uvicorn's `ws=`; `accept` decides each upgrade, its path included."""
 
     class ServedSocket(Socket):
         __slots__ = ()
@@ -618,7 +620,7 @@ def socket_class(accept: Accept, limits: SocketLimits) -> type[asyncio.Protocol]
 
 
 def _select_protocol(parser: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    """Ours, where it is offered. What else is offered may be a key, and is not answered."""
+    """Our protocol, where it is offered. Another offer may be a key, and is never answered."""
     return _PROTOCOL if _PROTOCOL in offered else None
 
 
@@ -632,37 +634,6 @@ def _short_reason(reason: str) -> str:
     return reason.encode()[:_REASON_BYTES_MAX].decode(errors="ignore")
 
 
-def _undecided() -> Refusal:
-    _log.exception("an upgrade could not be decided")
-    return _refusal(
-        HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "server_error", "Internal error."
-    )
-
-
-def _bad_upgrade(status: int, message: str) -> Refusal:
-    refusal = _refusal(
-        status, "invalid_request_error", "invalid_upgrade", f"Invalid WebSocket upgrade: {message}."
-    )
-    # RFC 6455, 4.4: a client of another version must learn ours.
-    return replace(refusal, headers=(("Sec-WebSocket-Version", "13"),))
-
-
-def _refusal(status: int, kind: str, code: str, message: str) -> Refusal:
-    error = {"message": message, "type": kind, "param": None, "code": code}
-    return Refusal(status, (), json.dumps({"error": error}).encode())
-
-
-def _plain_http(refusal: Refusal) -> bytes:
-    headers = (
-        *refusal.headers,
-        ("Content-Type", "application/json"),
-        ("Content-Length", str(len(refusal.body))),
-        ("x-request-id", new_id("req")),
-        ("Connection", "close"),
-    )
-    phrase = HTTPStatus(refusal.status).phrase
-    lines = [
-        f"HTTP/1.1 {refusal.status} {phrase}",
-        *(f"{name}: {value}" for name, value in headers),
-    ]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + refusal.body
+def _undecided() -> ServerFault:
+    _log.exception("a WebSocket upgrade could not be decided")
+    return ServerFault("Internal error.")

@@ -1,12 +1,13 @@
 """What becomes of a connection's steers (docs/protocol.md 6.10)?
 
-Each is taken on by its turn, or goes back with the reason. One that outlives its turn is held for the create that
-continues it; the session knows which that is.
+Each steer is accepted by its turn, or sent back with the reason. A steer that was not applied before its turn ended is
+held for the create that continues the turn; the session knows which one that is. A connection without steers has no
+`Steering`. This is the only file of the transports that reads a turn's assembler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET, Raw
@@ -31,19 +32,19 @@ from segue.wire.events import Event, SteerRef
 from segue.wire.items import Item, Required
 from segue.wire.requests import SteerFrame
 
-# What one steer may bring; a steer is a remark, not a history.
+# The size of one steer: a remark, not a history.
 STEER_BYTES_MAX = 1024 * 1024
 # Steers that may wait for one response (docs/protocol.md 9 row 11).
 STEERS_MAX = 16
-# Turns that are over and still known by name to those who would steer them.
-OVER_MAX = 32
 
-Send = Callable[[Sequence[Event], Lane], None]
+SendToLane = Callable[[Sequence[Event], Lane], None]
+# The last turns of a connection by id, for steers that come too late.
+EndedTurns = dict[str, tuple[Assembler, Lane]]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSteer:
-    """A steer that has outlived its response, and who numbers what is said of it."""
+    """A steer that was not applied before its response ended, with the assembler that numbers its events."""
 
     steer: Steer
     assembler: Assembler
@@ -52,17 +53,16 @@ class HeldSteer:
 class Steering:
     """The steers of one connection."""
 
-    __slots__ = ("_over", "_send", "_waiting")
+    __slots__ = ("_ended", "_send", "_waiting")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: SendToLane, ended: Mapping[str, tuple[Assembler, Lane]]) -> None:
         self._send = send
-        # Turns that are over, for those who would still steer them.
-        self._over: dict[str, tuple[Assembler, Lane]] = {}
-        # Steers that came by this connection and wait for their response to end.
+        self._ended = ended
+        # Ids of steers of this connection that wait for their response to end.
         self._waiting: list[str] = []
 
     def take(self, frame: SteerFrame, running: Running | None) -> None:
-        """A steer: taken on by the turn that it is for, or given back with the reason."""
+        """Hand a steer to its turn, or send it back with the reason."""
         target = frame.previous_response_id
         given = Raw(b"null") if frame.input is UNSET else frame.input
         try:
@@ -82,33 +82,29 @@ class Steering:
         except ApiError as error:
             self._refuse(running, target, given, error)
 
-    def end(self, running: Running, lane: Lane) -> list[HeldSteer]:
-        """A turn of this connection is over: the steers that came by it and were not applied."""
-        self._over[running.id] = (running.assembler, lane)
-        if len(self._over) > OVER_MAX:
-            del self._over[next(iter(self._over))]
+    def unapplied(self, running: Running) -> list[HeldSteer]:
+        """The steers of this connection that an ended turn has not applied."""
         own = [steer for steer in running.steers if steer.id in self._waiting]
         for steer in own:
             self._waiting.remove(steer.id)
         return [HeldSteer(steer, running.assembler) for steer in own]
 
-    def pend(self, held: Sequence[HeldSteer], required: Sequence[Required], lane: Lane) -> None:
-        """These steers wait for what the client owes."""
-        self._send([one.assembler.pend(one.steer, required) for one in held], lane)
+    def report_pending(
+        self, held: Sequence[HeldSteer], required: Sequence[Required], lane: Lane
+    ) -> None:
+        """These steers wait until the client has sent what it owes."""
+        self._send([each.assembler.pend(each.steer, required) for each in held], lane)
 
     def give_back(self, held: Sequence[HeldSteer], lane: Lane) -> None:
         """These steers could not be applied."""
         error = ServerFault("The steer could not be applied.", code="successor_creation_failed")
-        self._send([one.assembler.fail(error, one.steer.input, one.steer) for one in held], lane)
-
-    def clear(self) -> None:
-        """The connection is over."""
-        self._over.clear()
+        events = [each.assembler.fail(error, each.steer.input, each.steer) for each in held]
+        self._send(events, lane)
 
     def _check(self, running: Running | None, target: str) -> Running:
-        """The turn that a steer is for, if it can still be steered."""
-        if running is None and target in self._over:
-            status = self._over[target][0].response.status
+        """The turn of a steer, if it can still be steered."""
+        if running is None and target in self._ended:
+            status = self._ended[target][0].response.status
             message = f"Response with id '{target}' is {status}."
             if status == "completed":
                 raise Conflict(message, code="response_already_completed")
@@ -132,8 +128,8 @@ class Steering:
     def _refuse(self, running: Running | None, target: str, given: Raw, error: ApiError) -> None:
         if running is not None:
             running.publish([running.assembler.fail(error, given)])
-        elif target in self._over:
-            assembler, lane = self._over[target]
+        elif target in self._ended:
+            assembler, lane = self._ended[target]
             self._send([assembler.fail(error, given)], lane)
         else:
             ref = SteerRef(previous_response_id=target[:ID_CHARS_MAX], input=given)
@@ -141,10 +137,10 @@ class Steering:
 
 
 def _items(given: Raw, running: Running) -> tuple[Item, ...]:
-    """What a steer says, if the create that will bring it may: once it is taken on, the answer stops for it."""
+    """The items of a steer, checked now as the turn's own input: once accepted, a steer stops the answer."""
     try:
         items = decode_steered(given)
-        # The successor counts for itself.
+        # The create that brings them counts them for itself.
         running.check(items, Tally())
     except InvalidRequest as error:
         error.code = "invalid_input"

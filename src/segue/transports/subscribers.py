@@ -1,6 +1,6 @@
-"""How does one stream of events leave by HTTP? As SSE, event by event, or as JSON, the last event alone.
+"""How does a stream of events leave by HTTP? As SSE, event by event, or as JSON, after the last event.
 
-Both are subscribers of a running turn; the stream is the same. A sink takes events at once and wakes whoever writes.
+Both are subscribers of a running turn and get the same events. A subscriber takes events at once and wakes its writer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from collections.abc import Sequence
 from segue.turn.running import Running
 from segue.wire.events import Event
 
+SSE_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # nginx buffers a stream without this.
+    (b"x-accel-buffering", b"no"),
+)
 DONE = b"data: [DONE]\n\n"
 
 
@@ -33,16 +39,13 @@ class SseSubscriber:
         self._running: Running | None = None
 
     def attached(self, running: Running) -> None:
-        """It may be slowed down."""
         self._running = running
 
     @property
     def is_full(self) -> bool:
-        """Whether the reader is too far behind."""
         return self._bytes > self._bytes_max
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Buffer these events."""
         chunks = [sse(event) for event in events]
         self._bytes += sum(map(len, chunks))
         self._chunks += chunks
@@ -51,7 +54,7 @@ class SseSubscriber:
         self._wake.set()
 
     def end(self) -> None:
-        """Nothing follows."""
+        """No event follows."""
         if not self._is_ended:
             self._chunks.append(DONE)
             self._is_ended = True
@@ -79,10 +82,9 @@ class LastSubscriber:
         self._end = asyncio.Event()
 
     def attached(self, running: Running) -> None:
-        """Whoever waits knows it already."""
+        """Nothing to do: its user knows the turn."""
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Look only for the last one."""
         if events[-1].is_terminal:
             self._end.set()
 

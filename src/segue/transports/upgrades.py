@@ -1,8 +1,7 @@
-"""Who may come in? Accepts upgrades, and knows every WebSocket session of the process."""
+"""Which WebSocket upgrades are accepted? Knows every WebSocket session of the process."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Awaitable
 
@@ -10,30 +9,28 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request
 
 from segue.accounts.account import Account
-from segue.errors import ApiError, Refused, Unauthenticated, Unavailable
+from segue.errors import ApiError, Refused, Unavailable
 from segue.transports.auth import bearer, offered
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
-from segue.transports.socket import Refusal
-from segue.transports.websocket import Session
+from segue.transports.websocket import SocketSession
 from segue.turn.values import Owner
-from segue.wire.codec import encode_error_body
 
-# Agents leave the version out, or name their own product.
+# Agents leave the version out, or use the path of their own product.
 PATHS = frozenset(
     f"{prefix}/responses{end}" for prefix in ("/v1", "", "/v1/codex") for end in ("", "/")
 )
-# Over how many seconds those who were turned away come back.
-CROWDED_S = 4.0
+# Refused clients are told to retry over this many seconds, not all at once (docs/hazards.md T15).
+RETRY_S = 4.0
 
 
 def _header(headers: Headers, name: str) -> str:
-    """A header's value, or nothing; one that is there twice is both, and so none that we know."""
+    """The value of a header, or ""; a repeated header is both values joined, which no check accepts."""
     return ", ".join(headers.get_all(name))
 
 
 def _secret_in(headers: Headers) -> str | None:
-    """The secret that an upgrade presents: in its Authorization header, or, from a browser, among its subprotocols."""
+    """The API key of an upgrade: in its Authorization header or, from a browser, among its subprotocols."""
     secret = bearer(_header(headers, "Authorization"))
     return offered(headers.get_all("Sec-WebSocket-Protocol")) if secret is None else secret
 
@@ -43,12 +40,14 @@ class Upgrades:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self.sessions: set[Session] = set()
+        self.sessions: set[SocketSession] = set()
         self.lost = LostCaches(services.limits.reconnect_s)
 
-    def accept(self, request: Request) -> Session | Refusal | Awaitable[Session | Refusal]:
-        """A session for this upgrade, or the status that refuses it before the handshake; at once where the key is
-        known and has a place for it."""
+    def accept(
+        self, request: Request
+    ) -> SocketSession | ApiError | Awaitable[SocketSession | ApiError]:
+        """A session for this upgrade, or the error that refuses it; at once where the key is cached and has a place for
+        one more connection."""
         try:
             self._check(request)
             secret = _secret_in(request.headers)
@@ -60,10 +59,10 @@ class Upgrades:
             return self._refuse(error)
 
     def _check(self, request: Request) -> None:
-        """All that can be refused without asking who it is."""
+        """Everything that can be refused without the key."""
         path = request.path.partition("?")[0]
         headers, limits = request.headers, self._services.limits
-        self._services.gate.check(_header(headers, "Host"), _header(headers, "Origin"))
+        self._services.origin_policy.check(_header(headers, "Host"), _header(headers, "Origin"))
         if path not in PATHS:
             raise Refused(f"Unknown request URL: {path[:256]}.", status=404, code="unknown_url")
         if not limits.is_websocket_on:
@@ -75,11 +74,10 @@ class Upgrades:
         if self._services.runner.is_draining:
             raise Unavailable("The server is shutting down. Please retry.")
         if len(self.sessions) >= limits.connections_max:
-            # Not all at the same time: those who were turned away come back over a few seconds.
-            wait_s = 1 + CROWDED_S * random.random()
+            wait_s = 1 + RETRY_S * random.random()
             raise Unavailable("Too many connections. Please retry.", wait_s=wait_s)
 
-    async def _look_up(self, secret: str | None) -> Session | Refusal:
+    async def _look_up(self, secret: str | None) -> SocketSession | ApiError:
         try:
             account = await self._services.accounts.find(secret)
             account.check_scope("responses")
@@ -88,21 +86,16 @@ class Upgrades:
         except ApiError as error:
             return self._refuse(error)
 
-    def _open(self, account: Account) -> Session:
+    def _open(self, account: Account) -> SocketSession:
         account.check_scope("responses")
-        return Session(self._services, account, self.sessions, self.lost)
+        return SocketSession(self._services, account, self.sessions, self.lost)
 
-    def _refuse(self, error: ApiError) -> Refusal:
+    def _refuse(self, error: ApiError) -> ApiError:
         self._services.note_refusal("websocket", error.code)
-        headers: tuple[tuple[str, str], ...] = ()
-        if error.wait_s is not None:
-            headers += (("retry-after", str(math.ceil(error.wait_s))),)
-        if isinstance(error, Unauthenticated):
-            headers += (("www-authenticate", error.challenge),)
-        return Refusal(error.status, headers, encode_error_body(error))
+        return error
 
     def dismiss(self, account: Account) -> None:
-        """Whoever came in with this key may not stay."""
+        """The key of this account was revoked: its sessions end."""
         for session in tuple(self.sessions):
             if session.account is account:
                 session.dismiss()
@@ -114,11 +107,11 @@ class Upgrades:
         await self.lost.erase(owner, turn_id)
 
     def leave_idle(self) -> None:
-        """Close the sockets that wait; the others close behind their last turn, in the same breath."""
+        """Close the idle sockets; the others close right after their last turn."""
         for session in tuple(self.sessions):
             session.leave_if_idle()
 
     def leave(self) -> None:
-        """Close all sockets: the process is going away."""
+        """Close all sockets: the process is stopping."""
         for session in tuple(self.sessions):
             session.leave()

@@ -260,7 +260,7 @@ async def test_one_connection_too_many_is_told_so_in_a_few_bytes(
         for _ in range(20):
             answer = await read_all(served)
             assert answer.startswith(b"HTTP/1.1 503 ")
-            waits.add(int(answer.partition(b"Retry-After: ")[2][:1]))
+            waits.add(int(answer.partition(b"retry-after: ")[2][:1]))
         # They do not all come back at once (docs/hazards.md T15).
         assert len(waits) > 1
         assert waits <= {1, 2, 3, 4, 5}

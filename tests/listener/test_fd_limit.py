@@ -6,7 +6,7 @@ import pytest
 import websockets
 from websockets.exceptions import InvalidStatus
 
-from segue.transports.fd_limit import RESERVED
+from segue.listener.fd_limit import RESERVED
 from tests.support import ServedProcess, fetch, metric, served_process, wire
 
 
@@ -49,4 +49,4 @@ async def test_connection_that_no_file_is_left_for_is_refused_in_words(tmp_path:
             await one.close()
         told = [line for line in served.printed if "may open" in line]
         assert len(told) == 1
-        assert f"takes {fitting} connections" in told[0]
+        assert f"accepts {fitting} connections" in told[0]

@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 from websockets.asyncio.client import connect
 
 from segue.errors import Misconfigured
-from segue.transports.tls import Certificate
+from segue.listener.tls import Certificate
 from tests.support import WAIT_S, Wire, served_process
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -1,0 +1,1 @@
+"""How is the port guarded: TLS, limits of HTTP connections, open files?"""
