@@ -80,7 +80,7 @@ from segue.wire.items import (
     SummaryText,
 )
 from segue.wire.kinds import (
-    AnyKind,
+    AnyItemKind,
     hosted_work,
     kind_named,
     kind_of,
@@ -104,7 +104,7 @@ class _OpenItem:
 
     __slots__ = ("commands", "delta", "draft", "index", "kind", "logprobs", "pieces", "streamed")
 
-    def __init__(self, kind: AnyKind, streamed: Streamed, draft: Draft, index: int) -> None:
+    def __init__(self, kind: AnyItemKind, streamed: Streamed, draft: Draft, index: int) -> None:
         self.kind = kind
         self.streamed = streamed
         self.draft = draft
@@ -278,11 +278,10 @@ class Assembler:
         item_id = _id_of(value)
         index = self._pending.pop(item_id)
         self.items[index] = done
-        ended = [] if kind.hosted is None else [kind.hosted.ended(value)]
-        return [
-            *(self._inside(event, item_id, index) for event in ended),
-            self._done_event(done, index),
-        ]
+        events: list[Event] = []
+        if kind.hosted is not None:
+            events.append(self._inside(kind.hosted.ended(value), item_id, index))
+        return [*events, self._done_event(done, index)]
 
     def abandon(self) -> list[Event]:
         """End what is pending: no tool will answer it any more."""
@@ -292,7 +291,7 @@ class Assembler:
             events += self.finish(as_item(hosted_work(value).stopped(value)))
         return events
 
-    def _begun_events(self, kind: AnyKind, item_id: str, index: int) -> list[Event]:
+    def _begun_events(self, kind: AnyItemKind, item_id: str, index: int) -> list[Event]:
         begun = () if kind.hosted is None else kind.hosted.begun
         return [self._inside(event, item_id, index) for event in begun]
 
@@ -386,13 +385,9 @@ class Assembler:
         events.extend(self._begun_events(kind, draft.id, item.index))
 
     def _added_event(self, value: ItemValue) -> Event:
-        return encode_event(
-            OutputItemAdded(
-                sequence_number=self._next(),
-                output_index=len(self.items),
-                item=Raw(encode(value)),
-            )
-        )
+        number, index = self._next(), len(self.items)
+        added = OutputItemAdded(sequence_number=number, output_index=index, item=Raw(encode(value)))
+        return encode_event(added)
 
     def _done_event(self, done: Item, index: int) -> Event:
         return encode_event(
@@ -420,16 +415,9 @@ class Assembler:
         item.pieces.append(wrote.text)
         logprobs = [Raw(encode(one)) for one in wrote.logprobs]
         item.logprobs.extend(logprobs)
-        events.append(
-            encode_event(
-                OutputTextDelta(
-                    **self._where(item.draft.id, item.index),
-                    content_index=0,
-                    delta=wrote.text,
-                    logprobs=logprobs,
-                )
-            )
-        )
+        at = self._where(item.draft.id, item.index)
+        delta = OutputTextDelta(**at, content_index=0, delta=wrote.text, logprobs=logprobs)
+        events.append(encode_event(delta))
 
     def _close_item(self, closed: ItemClosed, events: list[Event]) -> None:
         item = self._open
@@ -451,11 +439,7 @@ class Assembler:
             logprobs=item.logprobs,
         )
         if isinstance(item.streamed.progress, TextEvents):
-            if item.delta is not None and not item.pieces:
-                # Strict clients want one delta at least, even for an empty text (docs/protocol.md 5.2 rule 5).
-                events.append(item.delta.event(self._next(), ""))
-            draft = self._cited(item, draft, events)
-            events.extend(self._text_done(item.streamed.progress, draft, item.index))
+            draft = self._end_text(item, item.streamed.progress, draft, events)
         if item.streamed.progress == "held":
             added = msgspec.structs.replace(draft, is_added=True, status="in_progress")
             events.append(self._added_event(item.streamed.build(added)))
@@ -472,23 +456,25 @@ class Assembler:
         else:
             events.append(self._done_event(done, item.index))
 
-    def _cited(self, item: _OpenItem, draft: Draft, events: list[Event]) -> Draft:
-        """The draft of a message that is whole with what it cites."""
-        if self.cite is None or item.kind.struct is not Message:
-            return draft
-        annotations = self.cite(draft.text)
-        events.extend(
-            encode_event(
-                AnnotationAdded(
-                    **self._where(draft.id, item.index),
-                    content_index=0,
-                    annotation_index=index,
-                    annotation=annotation,
-                )
+    def _end_text(
+        self, item: _OpenItem, text: TextEvents, draft: Draft, events: list[Event]
+    ) -> Draft:
+        """The text is whole; the draft has what it cites."""
+        if item.delta is not None and not item.pieces:
+            # Strict clients want one delta at least, even for an empty text (docs/protocol.md 5.2 rule 5).
+            events.append(item.delta.event(self._next(), ""))
+        if self.cite is not None and item.kind.struct is Message:
+            draft = msgspec.structs.replace(draft, annotations=self.cite(draft.text))
+        for number, annotation in enumerate(draft.annotations):
+            added = AnnotationAdded(
+                **self._where(draft.id, item.index),
+                content_index=0,
+                annotation_index=number,
+                annotation=annotation,
             )
-            for index, annotation in enumerate(annotations)
-        )
-        return msgspec.structs.replace(draft, annotations=annotations)
+            events.append(encode_event(added))
+        events.extend(self._text_done(text, draft, item.index))
+        return draft
 
     def _command_events(self, item: _OpenItem, parsed: Sequence[CommandPiece]) -> list[Event]:
         """The commands of a shell call one by one, by their index and without the id of the item."""
@@ -513,7 +499,7 @@ class Assembler:
                     assert_never(what)
         return events
 
-    def _whole_text(self, kind: AnyKind, draft: Draft, index: int) -> list[Event]:
+    def _whole_text(self, kind: AnyItemKind, draft: Draft, index: int) -> list[Event]:
         """A text that no model wrote, in one delta."""
         text = kind.streamed.progress if kind.streamed is not None else None
         assert isinstance(text, TextEvents), f"a {kind.type} has no text"

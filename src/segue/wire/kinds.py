@@ -95,7 +95,7 @@ class OutputPairing(Generic[V]):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[V]):
+class ItemKind(Generic[V]):
     """One item type."""
 
     struct: type[V]
@@ -120,7 +120,7 @@ class Kind(Generic[V]):
         return self.type.replace("_", " ").replace("mcp", "MCP")
 
 
-AnyKind = Kind[ItemValue]
+AnyItemKind = ItemKind[ItemValue]
 
 
 def _tag(struct: type[Struct]) -> str:
@@ -152,10 +152,10 @@ def _row(
     shown: Callable[[V], Shown],
     streamed: drafts.Streamed | None,
     hosted: HostedWork[V] | None,
-) -> AnyKind:
+) -> AnyItemKind:
     """The type checker has seen that a row fits its struct; from here on the look-up by struct sees to it."""
-    row = Kind(struct, name, prefix, pairing, is_model_written, shown, streamed, hosted)
-    return cast("AnyKind", row)
+    row = ItemKind(struct, name, prefix, pairing, is_model_written, shown, streamed, hosted)
+    return cast("AnyItemKind", row)
 
 
 def _client_call(
@@ -164,7 +164,7 @@ def _client_call(
     prefix: str | None,
     called: Callable[[C], str],
     streamed: drafts.Streamed | None,
-) -> AnyKind:
+) -> AnyItemKind:
     """A call that the client answers, by its call_id."""
 
     def required(value: C) -> Required:
@@ -183,7 +183,7 @@ def _client_call(
     )
 
 
-def _foreign_call(struct: type[V], call_id: Callable[[V], str | None]) -> AnyKind:
+def _foreign_call(struct: type[V], call_id: Callable[[V], str | None]) -> AnyItemKind:
     """A call that another server made and answered: it is accepted and shown."""
     return _row(
         struct,
@@ -197,7 +197,7 @@ def _foreign_call(struct: type[V], call_id: Callable[[V], str | None]) -> AnyKin
     )
 
 
-def _given(struct: type[V], prefix: str | None, shown: Callable[[V], Shown]) -> AnyKind:
+def _given(struct: type[V], prefix: str | None, shown: Callable[[V], Shown]) -> AnyItemKind:
     """An item that is neither a call nor an output, and that no model writes."""
     return _row(
         struct,
@@ -219,7 +219,7 @@ def _output(
     prefix: str | None = None,
     is_from_client: Callable[[V], bool] = YES,
     shown: Callable[[V], Shown] = RESPONSE,
-) -> AnyKind:
+) -> AnyItemKind:
     return _row(
         struct,
         _tag(struct),
@@ -297,7 +297,7 @@ def _search_id(value: items.ToolSearchCall | items.ToolSearchOutput) -> str | No
     return f"search_{value.id.rpartition('_')[2]}"
 
 
-ROWS: tuple[AnyKind, ...] = (
+ROWS: tuple[AnyItemKind, ...] = (
     _row(
         items.Message,
         "message",
@@ -444,7 +444,7 @@ ROWS: tuple[AnyKind, ...] = (
 )
 
 
-def table(rows: Iterable[AnyKind], structs: Iterable[type[Struct]]) -> dict[type, AnyKind]:
+def table(rows: Iterable[AnyItemKind], structs: Iterable[type[Struct]]) -> dict[type, AnyItemKind]:
     """The rows by their structs, if there is exactly one for each and they agree with one another."""
     kinds = {kind.struct: kind for kind in rows}
     names = [kind.name for kind in kinds.values()]
@@ -465,7 +465,7 @@ def table(rows: Iterable[AnyKind], structs: Iterable[type[Struct]]) -> dict[type
     return {**kinds}
 
 
-def _is_owed(kind: AnyKind) -> bool:
+def _is_owed(kind: AnyItemKind) -> bool:
     return isinstance(kind.pairing, CallPairing) and kind.pairing.required is not None
 
 
@@ -484,12 +484,12 @@ CALL_WORDS = {
 # --- look-ups -------------------------------------------------------------------------------------
 
 
-def kind_of(value: ItemValue) -> AnyKind:
+def kind_of(value: ItemValue) -> AnyItemKind:
     """The row of an item."""
     return _kinds[type(value)]
 
 
-def kind_named(name: Literal["message", "reasoning"] | CallKind) -> AnyKind:
+def kind_named(name: Literal["message", "reasoning"] | CallKind) -> AnyItemKind:
     """The row of an item that the model opens."""
     return _named[name]
 
