@@ -28,7 +28,7 @@ from segue.wire.kinds import (
     ROWS,
     CallPairing,
     HostedWork,
-    Kind,
+    ItemKind,
     OutputPairing,
     call_id_of,
     called,
@@ -64,18 +64,18 @@ def test_every_item_type_has_one_row() -> None:
     assert Counter(kind.struct for kind in ROWS) == Counter(STRUCTS)
 
 
-@pytest.mark.parametrize("record", [Kind, CallPairing, OutputPairing, HostedWork, Streamed])
+@pytest.mark.parametrize("record", [ItemKind, CallPairing, OutputPairing, HostedWork, Streamed])
 def test_no_fact_of_a_row_has_a_default(record: Any) -> None:
     assert all(one.default is one.default_factory is MISSING for one in fields(record))
 
 
 def test_row_that_lacks_a_fact_cannot_be_made() -> None:
-    whole: dict[str, Any] = {one.name: getattr(ROWS[0], one.name) for one in fields(Kind)}
+    whole: dict[str, Any] = {one.name: getattr(ROWS[0], one.name) for one in fields(ItemKind)}
 
-    assert Kind(**whole) == ROWS[0]
+    assert ItemKind(**whole) == ROWS[0]
     for name in whole:
         with pytest.raises(TypeError, match=name):
-            Kind(**{key: fact for key, fact in whole.items() if key != name})
+            ItemKind(**{key: fact for key, fact in whole.items() if key != name})
 
 
 def test_item_type_without_a_row_is_an_error_at_import() -> None:

@@ -1,8 +1,8 @@
 """What does an item say to a model that reads only text?
 
 In: an item of any type. Out: a `Part`: what it is to the model, and its words, before any family has put its marks
-around them. Nothing is left out without a word: a picture, a file or a sound is told in words, and an item that no
-family has a place for is told as JSON.
+around them. Nothing is left out silently: a picture, a file or a sound becomes words, and an item that no
+family has a place for becomes JSON.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from segue.wire.items import (
 from segue.wire.kinds import Shown, call_id_of, called, kind_of, shown_as
 from segue.wire.web import as_call
 
-# Fields of a call or an output that say nothing to the model, or that stand elsewhere.
-UNTOLD = {"type", "id", "call_id"}
+# Fields of a call or an output that the model does not need, or that are part of every call.
+NOT_SHOWN = {"type", "id", "call_id"}
 NOTHING_FOUND = "No tool was found."
 
 
@@ -123,7 +123,7 @@ def _arguments(item: Item) -> str:
         case WebSearchCall(action=Raw() as action):
             return as_call(action)[1]
         case _:
-            return dumps(_fields(item, but={*UNTOLD, "status"}))
+            return dumps(_fields(item, but={*NOT_SHOWN, "status"}))
 
 
 def _output(item: Item) -> str:
@@ -141,7 +141,7 @@ def _output(item: Item) -> str:
         case McpApprovalResponse(reason=reason):
             return f"{DECLINED} {reason}" if reason else DECLINED
         case _:
-            return dumps(_fields(item, but=UNTOLD))
+            return dumps(_fields(item, but=NOT_SHOWN))
 
 
 def _said(item: Item) -> str:
@@ -152,7 +152,7 @@ def _said(item: Item) -> str:
         case ConfigurationUpdate() as update:
             return _updated(update)
         case _:
-            return dumps(_told(msgspec.json.decode(item.raw)))
+            return dumps(_without_bytes(msgspec.json.decode(item.raw)))
 
 
 def text_of(value: Message) -> str:
@@ -228,15 +228,15 @@ def _without_data(text: str) -> str:
     return f"{text[5:].partition(',')[0].partition(';')[0] or 'data'} sent as data"
 
 
-def _told(value: object) -> object:
-    """JSON for the model's eyes: the same, with words in place of embedded data."""
+def _without_bytes(value: object) -> object:
+    """JSON as the model reads it: the same, with words in place of embedded data."""
     match value:
         case str():
             return _without_data(value)
         case list():
-            return [_told(inner) for inner in value]
+            return [_without_bytes(inner) for inner in value]
         case dict():
-            return {key: _told(inner) for key, inner in value.items()}
+            return {key: _without_bytes(inner) for key, inner in value.items()}
         case _:
             return value
 
@@ -246,11 +246,11 @@ def _fields(item: Item, but: set[str]) -> object:
     fields = msgspec.json.decode(item.raw, type=dict[str, object])
     if isinstance(item.value, ImageGenerationCall) and "result" in fields:
         fields["result"] = "[image, which this model cannot see]"
-    return _told({key: value for key, value in fields.items() if key not in but})
+    return _without_bytes({key: value for key, value in fields.items() if key not in but})
 
 
 def _printed(output: ShellOutput) -> dict[str, object]:
-    """What one command printed, as the model is told."""
+    """What one command printed, as the model reads it."""
     outcome = output.outcome
     ended: dict[str, object] = (
         {"exit_code": outcome.exit_code} if isinstance(outcome, ShellExit) else {"timed_out": True}
@@ -260,18 +260,18 @@ def _printed(output: ShellOutput) -> dict[str, object]:
 
 def _updated(value: ConfigurationUpdate) -> str:
     """New settings in words; that they are kept is not up to the words."""
-    parsed: list[str] = []
+    lines: list[str] = []
     if value.reasoning and value.reasoning.effort:
-        parsed.append(f"From here on the effort of reasoning is: {value.reasoning.effort}.")
+        lines.append(f"From here on the effort of reasoning is: {value.reasoning.effort}.")
     wanted = value.text.format if value.text else None
     if wanted is not None and isinstance(wanted.schema, Raw):
         schema = dumps(msgspec.json.decode(wanted.schema))
-        parsed.append(f"From here on answers are JSON of this schema: {schema}")
+        lines.append(f"From here on answers are JSON of this schema: {schema}")
     elif wanted is not None:
-        parsed.append(
+        lines.append(
             f"From here on answers are {'plain text' if wanted.type == 'text' else 'JSON'}."
         )
-    return " ".join(parsed) or "The settings stay as they are."
+    return " ".join(lines) or "The settings stay as they are."
 
 
 def _bare_type(item: Item) -> str:

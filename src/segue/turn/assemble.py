@@ -1,6 +1,6 @@
 """The order and the numbers of events: the only place that knows them. Pure.
 
-Theory of operation. An `Assembler` is the writer of one response. What the model said goes in, in order; events
+Theory of operation. An `Assembler` is the writer of one response. What the model wrote goes in, in order; events
 come out, numbered from 0 without a gap. It has three states, and every call is legal in exactly one of them:
 
     state      start()   feed()      heartbeat()   end()      accept()   pend(), fail()
@@ -8,7 +8,7 @@ come out, numbered from 0 without a gap. It has three states, and every call is 
     open       refused   stays       stays         -> ended   stays      stays
     ended      refused   refused     refused       refused    refused    stays
 
-The last three tell what becomes of a steer; of them alone some may follow the terminal event (docs/protocol.md 6.10).
+The last three report on a steer; only their events may follow the terminal event (docs/protocol.md 6.10).
 
 Inside `open` at most one item is open. An item is `added`, then its inner events, then `done`; what is still open at
 the end is closed first, as incomplete, so that the terminal event always repeats finished items only
@@ -39,7 +39,7 @@ from segue.turn.values import (
     Steer,
     TurnClosed,
 )
-from segue.wire.calls import CommandSaid, CommandScanner
+from segue.wire.calls import CommandPiece, CommandScanner
 from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, encode_response
 from segue.wire.drafts import REASONING, Draft, Streamed, TextEvents, Where
 from segue.wire.events import (
@@ -80,7 +80,7 @@ from segue.wire.items import (
     SummaryText,
 )
 from segue.wire.kinds import (
-    AnyKind,
+    AnyItemKind,
     hosted_work,
     kind_named,
     kind_of,
@@ -95,7 +95,7 @@ Seal = Callable[[bytes], str]
 
 # Failures of a response that its caller must mend.
 CALLERS_FAULTS = ("context_length_exceeded", "invalid_prompt")
-# Where a text may be cut so that it reads as finished: behind a sentence or a line.
+# Where a text may be cut so that it reads as finished: after a sentence or a line.
 SENTENCE_ENDS = (".", "!", "?", "\n", ":", "。", "！", "？")
 
 
@@ -104,7 +104,7 @@ class _OpenItem:
 
     __slots__ = ("commands", "delta", "draft", "index", "kind", "logprobs", "pieces", "streamed")
 
-    def __init__(self, kind: AnyKind, streamed: Streamed, draft: Draft, index: int) -> None:
+    def __init__(self, kind: AnyItemKind, streamed: Streamed, draft: Draft, index: int) -> None:
         self.kind = kind
         self.streamed = streamed
         self.draft = draft
@@ -138,7 +138,7 @@ class Assembler:
         self._open: _OpenItem | None = None
         self._snapshot = Raw(b"")
         self._compaction_id = ""
-        # Where the items stand that our own tools are at work on.
+        # The places of the items that our own tools work on.
         self._pending: dict[str, int] = {}
         # Finds what the text of a whole message cites; set where our own tools have found sources.
         self.cite: Callable[[str], list[Raw]] | None = None
@@ -166,7 +166,7 @@ class Assembler:
 
     @property
     def visible(self) -> Response:
-        """The response as anybody may hear of it: how it ends is told after it is saved, with the terminal event."""
+        """The response as clients may see it: its end is published after it is saved, with the terminal event."""
         return self._response if self._state == "ended" else self._begun
 
     def start(self) -> list[Event]:
@@ -187,8 +187,8 @@ class Assembler:
 
     @property
     def is_at_boundary(self) -> bool:
-        """Whether the model may be stopped here: between items, or in a text behind a sentence; never in a call, and
-        never behind one that the client must answer, because then it is about to finish anyway."""
+        """Whether the model may be stopped here: between items, or in a text after a sentence; never in a call, and
+        never after a call that the client must answer, because then it is about to finish anyway."""
         item = self._open
         if item is None:
             return not self._pending and not any(required_by(one.value) for one in self.items)
@@ -202,7 +202,7 @@ class Assembler:
         return self._open is not None and self._open.kind.pairing is None
 
     def accept(self, steer: Steer) -> Event:
-        """A steer is ours now; it is not applied yet."""
+        """A steer is accepted; it is not applied yet."""
         self._require("open")
         ref = SteerRef(previous_response_id=self._response.id, id=steer.id)
         return encode_event(SteerAccepted(sequence_number=self._next(), steer=ref))
@@ -225,7 +225,7 @@ class Assembler:
         return steer_failed(ref, error, self._next())
 
     def wait_for(self, required: Sequence[Required]) -> Event:
-        """A rollout stops for its client: these are owed, and nothing is over."""
+        """A rollout waits for these outputs of its client; the response goes on."""
         self._require("open")
         return encode_event(
             Done(
@@ -243,7 +243,7 @@ class Assembler:
         return [added, self._inside(Compacting, item_id, len(self.items))]
 
     def compacted(self, body: bytes) -> list[Event]:
-        """The compaction is done: this is what it holds, and nobody but us is to read it."""
+        """The compaction is done: its content is sealed, so that only this server can read it."""
         self._require("open")
         assert self._seal is not None, "nothing is compacted where nothing can be sealed"
         done = as_item(Compaction(id=self._compaction_id, encrypted_content=self._seal(body)))
@@ -257,7 +257,7 @@ class Assembler:
         return self._new_id(prefix_of(struct))
 
     def begin(self, begun: Item) -> list[Event]:
-        """One of our own tools goes to work on an item that no model wrote."""
+        """One of our own tools begins to work on an item that no model wrote."""
         self._require("open")
         value, index = begun.value, len(self.items)
         kind, item_id = kind_of(value), _id_of(value)
@@ -278,11 +278,10 @@ class Assembler:
         item_id = _id_of(value)
         index = self._pending.pop(item_id)
         self.items[index] = done
-        ended = [] if kind.hosted is None else [kind.hosted.ended(value)]
-        return [
-            *(self._inside(event, item_id, index) for event in ended),
-            self._done_event(done, index),
-        ]
+        events: list[Event] = []
+        if kind.hosted is not None:
+            events.append(self._inside(kind.hosted.ended(value), item_id, index))
+        return [*events, self._done_event(done, index)]
 
     def abandon(self) -> list[Event]:
         """End what is pending: no tool will answer it any more."""
@@ -292,7 +291,7 @@ class Assembler:
             events += self.finish(as_item(hosted_work(value).stopped(value)))
         return events
 
-    def _begun_events(self, kind: AnyKind, item_id: str, index: int) -> list[Event]:
+    def _begun_events(self, kind: AnyItemKind, item_id: str, index: int) -> list[Event]:
         begun = () if kind.hosted is None else kind.hosted.begun
         return [self._inside(event, item_id, index) for event in begun]
 
@@ -308,7 +307,7 @@ class Assembler:
         return encode_event(InProgress(sequence_number=self._next(), response=self._snapshot))
 
     def feed(self, parsed: Sequence[Parsed]) -> list[Event]:
-        """The events for what the model has said."""
+        """The events for what the model wrote."""
         self._require("open")
         events: list[Event] = []
         for one in parsed:
@@ -328,7 +327,7 @@ class Assembler:
         return events
 
     def conclude(self, end: End, usage: Usage, now: int) -> Response:
-        """The response as it will be told and saved. Only a failure may leave an item unfinished behind."""
+        """The response as it will be saved and sent. Only a failure may leave an item unfinished."""
         self._require("open")
         if self._open is not None and end.status != "failed":
             raise AssertionError("an item is open at the end of a turn")
@@ -386,13 +385,9 @@ class Assembler:
         events.extend(self._begun_events(kind, draft.id, item.index))
 
     def _added_event(self, value: ItemValue) -> Event:
-        return encode_event(
-            OutputItemAdded(
-                sequence_number=self._next(),
-                output_index=len(self.items),
-                item=Raw(encode(value)),
-            )
-        )
+        number, index = self._next(), len(self.items)
+        added = OutputItemAdded(sequence_number=number, output_index=index, item=Raw(encode(value)))
+        return encode_event(added)
 
     def _done_event(self, done: Item, index: int) -> Event:
         return encode_event(
@@ -420,16 +415,9 @@ class Assembler:
         item.pieces.append(wrote.text)
         logprobs = [Raw(encode(one)) for one in wrote.logprobs]
         item.logprobs.extend(logprobs)
-        events.append(
-            encode_event(
-                OutputTextDelta(
-                    **self._where(item.draft.id, item.index),
-                    content_index=0,
-                    delta=wrote.text,
-                    logprobs=logprobs,
-                )
-            )
-        )
+        at = self._where(item.draft.id, item.index)
+        delta = OutputTextDelta(**at, content_index=0, delta=wrote.text, logprobs=logprobs)
+        events.append(encode_event(delta))
 
     def _close_item(self, closed: ItemClosed, events: list[Event]) -> None:
         item = self._open
@@ -451,11 +439,7 @@ class Assembler:
             logprobs=item.logprobs,
         )
         if isinstance(item.streamed.progress, TextEvents):
-            if item.delta is not None and not item.pieces:
-                # Strict clients want one delta at least, even for an empty text (docs/protocol.md 5.2 rule 5).
-                events.append(item.delta.event(self._next(), ""))
-            draft = self._cited(item, draft, events)
-            events.extend(self._text_done(item.streamed.progress, draft, item.index))
+            draft = self._end_text(item, item.streamed.progress, draft, events)
         if item.streamed.progress == "held":
             added = msgspec.structs.replace(draft, is_added=True, status="in_progress")
             events.append(self._added_event(item.streamed.build(added)))
@@ -472,26 +456,28 @@ class Assembler:
         else:
             events.append(self._done_event(done, item.index))
 
-    def _cited(self, item: _OpenItem, draft: Draft, events: list[Event]) -> Draft:
-        """The draft of a message that is whole with what it cites."""
-        if self.cite is None or item.kind.struct is not Message:
-            return draft
-        annotations = self.cite(draft.text)
-        events.extend(
-            encode_event(
-                AnnotationAdded(
-                    **self._where(draft.id, item.index),
-                    content_index=0,
-                    annotation_index=index,
-                    annotation=annotation,
-                )
+    def _end_text(
+        self, item: _OpenItem, text: TextEvents, draft: Draft, events: list[Event]
+    ) -> Draft:
+        """The text is whole; the draft has what it cites."""
+        if item.delta is not None and not item.pieces:
+            # Strict clients want one delta at least, even for an empty text (docs/protocol.md 5.2 rule 5).
+            events.append(item.delta.event(self._next(), ""))
+        if self.cite is not None and item.kind.struct is Message:
+            draft = msgspec.structs.replace(draft, annotations=self.cite(draft.text))
+        for number, annotation in enumerate(draft.annotations):
+            added = AnnotationAdded(
+                **self._where(draft.id, item.index),
+                content_index=0,
+                annotation_index=number,
+                annotation=annotation,
             )
-            for index, annotation in enumerate(annotations)
-        )
-        return msgspec.structs.replace(draft, annotations=annotations)
+            events.append(encode_event(added))
+        events.extend(self._text_done(text, draft, item.index))
+        return draft
 
-    def _command_events(self, item: _OpenItem, parsed: Sequence[CommandSaid]) -> list[Event]:
-        """A shell call tells its commands one by one, by their index and without the id of the item."""
+    def _command_events(self, item: _OpenItem, parsed: Sequence[CommandPiece]) -> list[Event]:
+        """The commands of a shell call one by one, by their index and without the id of the item."""
         events: list[Event] = []
         for what, index, text in parsed:
             place = {"output_index": item.index, "command_index": index}
@@ -513,7 +499,7 @@ class Assembler:
                     assert_never(what)
         return events
 
-    def _whole_text(self, kind: AnyKind, draft: Draft, index: int) -> list[Event]:
+    def _whole_text(self, kind: AnyItemKind, draft: Draft, index: int) -> list[Event]:
         """A text that no model wrote, in one delta."""
         text = kind.streamed.progress if kind.streamed is not None else None
         assert isinstance(text, TextEvents), f"a {kind.type} has no text"
@@ -548,5 +534,5 @@ def _delta(events: TextEvents, item_id: str, index: int) -> DeltaTemplate:
 
 def steer_failed(ref: SteerRef, error: ApiError, number: int = 0) -> Event:
     """A steer failed; one whose target is unknown belongs to no response and is numbered 0."""
-    told = SteerError(type=error.type, code=error.code, message=error.message)
-    return encode_event(SteerFailed(sequence_number=number, steer=ref, error=told))
+    detail = SteerError(type=error.type, code=error.code, message=error.message)
+    return encode_event(SteerFailed(sequence_number=number, steer=ref, error=detail))

@@ -1,8 +1,8 @@
 """How are the call of a built-in tool and the arguments that a model writes for it made from each other?
 
-The model is told of a shell, of patches and of a search for tools as functions, and writes JSON arguments. The client
-gets an item with typed fields instead. Both directions stand here, so that a call that a client sends back reads as
-the model wrote it. What cannot be read never breaks an item: it holds as much as could be understood, and a
+To the model a shell, patches and a search for tools are functions, whose arguments it writes as JSON. The client gets
+an item with typed fields instead. Both directions are here, so that a call that a client sends back reads as the model
+wrote it. Arguments that cannot be parsed never break an item: it has the fields that could be understood, and a
 command is never made up. Nothing here knows a model family or the order of events.
 """
 
@@ -46,7 +46,7 @@ CLOSING = {"{": "}", "[": "]"}
 # --- from what the model wrote --------------------------------------------------------------------
 
 
-class CommandSaid(NamedTuple):
+class CommandPiece(NamedTuple):
     """A command begins, goes on, or is whole."""
 
     what: Literal["begun", "more", "whole"]
@@ -71,33 +71,37 @@ class CommandScanner:
         self._inside: Literal["", "command", "other"] = ""
         self._other = ""
 
-    def feed(self, text: str) -> list[CommandSaid]:
+    def feed(self, text: str) -> list[CommandPiece]:
         """What has become certain with this text."""
         text = self._held + text
         self._held = ""
-        said: list[CommandSaid] = []
+        pieces: list[CommandPiece] = []
         at = 0
         while at < len(text):
-            at = self._take_string(text, at, said) if self._inside else self._take(text, at, said)
-        return said
+            at = (
+                self._take_string(text, at, pieces)
+                if self._inside
+                else self._take(text, at, pieces)
+            )
+        return pieces
 
-    def close(self, arguments: str) -> list[CommandSaid]:
+    def close(self, arguments: str) -> list[CommandPiece]:
         """The arguments are over: a command that was begun ends here, and commands in other words are found."""
         if self.commands:
             return [self._whole()] if self._inside == "command" else []
         self.commands = _other_commands(arguments)
         return [
-            CommandSaid(what, index, "" if what == "begun" else command)
+            CommandPiece(what, index, "" if what == "begun" else command)
             for index, command in enumerate(self.commands)
             for what in ("begun", "more", "whole")
         ]
 
-    def _take(self, text: str, at: int, said: list[CommandSaid]) -> int:
+    def _take(self, text: str, at: int, pieces: list[CommandPiece]) -> int:
         match text[at]:
             case '"' if self._key == "commands" and (self._depth == 1 or self._is_listing):
                 self._inside = "command"
                 self.commands.append("")
-                said.append(CommandSaid("begun", len(self.commands) - 1, ""))
+                pieces.append(CommandPiece("begun", len(self.commands) - 1, ""))
             case '"':
                 self._inside, self._other = "other", ""
             case "{" | "[" as brace:
@@ -114,33 +118,33 @@ class CommandScanner:
                 pass
         return at + 1
 
-    def _take_string(self, text: str, at: int, said: list[CommandSaid]) -> int:
+    def _take_string(self, text: str, at: int, pieces: list[CommandPiece]) -> int:
         if text[at] == '"':
             if self._inside == "command":
-                said.append(self._whole())
+                pieces.append(self._whole())
             self._inside = ""
             return at + 1
         found = IN_STRING.match(text, at)
         if found is not None:
-            self._say(found[0], said)
+            self._add(found[0], pieces)
             return found.end()
         if ESCAPE_BEGUN.match(text, at):
             self._held = text[at:]
             return len(text)
         escape = ESCAPE.match(text, at)
         letters = text[at] if escape is None else _unescaped(escape[0])
-        self._say(letters, said)
+        self._add(letters, pieces)
         return at + 1 if escape is None else escape.end()
 
-    def _say(self, text: str, said: list[CommandSaid]) -> None:
+    def _add(self, text: str, pieces: list[CommandPiece]) -> None:
         if self._inside == "command":
             self.commands[-1] += text
-            said.append(CommandSaid("more", len(self.commands) - 1, text))
+            pieces.append(CommandPiece("more", len(self.commands) - 1, text))
         else:
             self._other += text
 
-    def _whole(self) -> CommandSaid:
-        return CommandSaid("whole", len(self.commands) - 1, self.commands[-1])
+    def _whole(self) -> CommandPiece:
+        return CommandPiece("whole", len(self.commands) - 1, self.commands[-1])
 
 
 def _unescaped(escape: str) -> str:
@@ -153,7 +157,7 @@ def _unescaped(escape: str) -> str:
 
 
 def shell_action(arguments: str, commands: list[str]) -> ShellAction:
-    """What a shell is to do: these commands, and what else the arguments say."""
+    """What a shell is to do: these commands, and the limits that the arguments set."""
     fields = _fields(arguments, "action")
     return ShellAction(
         commands=commands,
@@ -195,8 +199,8 @@ def local_shell_action(arguments: str) -> LocalShellAction:
 
 
 def patch_operation(arguments: str) -> PatchOperation:
-    """What is to become of a file. What cannot be read is an update of no file, which nobody can apply: it names no
-    path, and its diff is what the model wrote."""
+    """What to do with a file. Arguments that cannot be parsed become an update without a path, which no client can
+    apply; its diff is what the model wrote."""
     fields = _fields(arguments, "operation")
     path, diff = fields.get("path"), fields.get("diff")
     if not isinstance(path, str):
@@ -244,7 +248,7 @@ def _read(text: str) -> object:
 
 
 class _Ends(NamedTuple):
-    """Up to where a text can be used, what closes it there, and where its last comma stands that is no letter."""
+    """Up to where a text can be parsed, what closes it there, and where its last comma outside of a string is."""
 
     end: int
     closing: str

@@ -1,7 +1,8 @@
 """JSON, and nothing else: bytes to requests, items and tools; events and responses to bytes.
 
 In: bytes from a client, already whole and valid UTF-8. Out: values, or an `InvalidRequest` that names the path
-at fault in `param`. This is the only file that talks to the JSON library about requests and events.
+at fault in `param`. Requests are decoded and events encoded only here; a field that is kept raw is decoded by the file
+that reads it.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ def decode_envelope(frame: bytes) -> tuple[str | None, str | None]:
 
 
 def _skim(frame: bytes) -> Envelope:
-    """The two fields of a frame that is nested too deeply to decode, if they stand near its beginning."""
+    """The two fields of a frame that is nested too deeply to decode, if they are near its beginning."""
     fields: dict[bytes, Raw] = {}
     depth = 0
     key = last = b""
@@ -255,7 +256,7 @@ def decode_lane(create: Create) -> str | None:
 
 
 def decode_item(raw: Raw | bytes, path: str) -> Item:
-    """One item; those without a type are messages if they have a role, references if they have an id."""
+    """One item. Without a type it is a message if it has a role, a reference if it has an id."""
     data = bytes(raw)  # A copy of its own: a slice would keep the whole request in memory.
     peek = _decode(_peek, data, path)
     value: ItemValue
@@ -280,7 +281,7 @@ def decode_item(raw: Raw | bytes, path: str) -> Item:
 
 
 def _checked(data: bytes, value: ItemValue, path: str) -> bytes:
-    """The bytes of an item, of which that was checked too which is kept raw in its value."""
+    """The bytes of an item, after the fields that are kept raw were checked."""
     match value:
         case Message():
             _check_parts(value, path)
@@ -308,7 +309,7 @@ def _checked(data: bytes, value: ItemValue, path: str) -> bytes:
 
 
 def _check_parts(message: Message, path: str) -> None:
-    """Marks and odds of a text are kept raw; they are objects, and readable."""
+    """Annotations and logprobs of a text are kept raw; they must be objects that can be parsed."""
     if isinstance(message.content, str):
         return
     for number, part in enumerate(message.content):
@@ -319,8 +320,8 @@ def _check_parts(message: Message, path: str) -> None:
 
 
 def _check_readable(data: Raw | bytes, path: str) -> None:
-    """What we keep unread is read by others: models are told of it, guards look at it. No number may be beyond all
-    measure, and nothing nested deeper than they can follow."""
+    """Fields that are kept raw are parsed later, for models and guards: every number must be in range, and nothing
+    nested deeper than a recursive renderer can go."""
     value = _decode(_any_object, data, path)
     # Without so many brackets it cannot be so deep; real ones stop here.
     brackets = bytes(data)
@@ -401,8 +402,8 @@ def _key(data: bytes, definitions: Sequence[ToolDefinition]) -> bytes:
 
 
 def definitions_in(create: Create) -> list[tuple[ToolDefinition, Raw]]:
-    """The tools of a request that was taken, each beside its own bytes, secrets included: those that its items bring,
-    and then those that it lists."""
+    """The tools of an accepted request, each with its own bytes, secrets included: first the tools that its items
+    bring, then the listed ones."""
     raws = create.input if isinstance(create.input, list) else []
     lists = [_object.decode(raw)["tools"] for raw in raws if _brings_tools(raw)]
     if isinstance(create.tools, Raw) and bytes(create.tools) != b"null":
@@ -580,7 +581,7 @@ def _is_null(raw: Raw | None) -> bool:
 
 
 def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes, path: str) -> T:
-    """Decode, or say in our words what is wrong and where."""
+    """Decode, or refuse with the reason and the path."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""How does an item come about that the model writes, and what does the client read meanwhile?
+"""How is an item built from what the model writes, and what does the client read meanwhile?
 
 In: a `Draft`, what the model has written so far. Out: the item as it is added, empty, and as it is done, whole; and the
 events of its text. Which type is written how is one `Streamed` for each; the table of `kinds` refers to them. The order
@@ -42,7 +42,7 @@ class Draft(Struct, frozen=True, kw_only=True):
 
 
 class Where(TypedDict):
-    """What every event inside an item says."""
+    """The fields of every event inside an item."""
 
     sequence_number: int
     item_id: str
@@ -54,7 +54,7 @@ class TextEvents:
     """The events of a text that the client reads as it is written."""
 
     delta: type[events.Numbered]
-    # What every delta says beside its item and its text.
+    # The fields of every delta beside its item and its text.
     place: Mapping[str, int | list[Raw]]
     done: Callable[[Where, Draft], events.Numbered]
     # The content part around the text.
@@ -63,7 +63,7 @@ class TextEvents:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """How an item comes about that the model writes."""
+    """How an item is built that the model writes."""
 
     # What the client reads meanwhile: the text, the commands of a shell one by one, or nothing until it is done. An
     # item that is held is not even added before its arguments are whole, because its fields are made of them.

@@ -1,4 +1,4 @@
-"""What do the bytes of a file say? Text of any kind, Markdown and source code, as words; a PDF is only known as one.
+"""What text is in the bytes of a file? Any kind of text, Markdown and source code included; a PDF is only recognized.
 
 In: bytes, or an `input_file` part of a request. Out: text, or None where there is none to be had. Nothing is fetched
 here, and no PDF is parsed: its text was read before and stands beside its bytes. Long texts are cut, and say so.

@@ -38,7 +38,7 @@ class InputFile(_Part, tag="input_file", frozen=True, kw_only=True):
     file_data: MaybeText = UNSET
     filename: MaybeText = UNSET
     detail: MaybeText = UNSET
-    # What a PDF says, once the server has read it.
+    # The text of a PDF, once the server has read it.
     text: MaybeText = msgspec.field(name="segue:text", default=UNSET)
 
 
@@ -184,7 +184,7 @@ class ComputerCallOutput(Body, tag="computer_call_output", frozen=True, kw_only=
 
 
 class Hints(Struct, frozen=True, rename={"read_only": "readOnlyHint"}):
-    """What a server says of a tool; only one of these words counts here."""
+    """Hints of a server about a tool; only this one is used."""
 
     read_only: bool | None = None
 
@@ -374,7 +374,7 @@ class ItemReference(Body, tag="item_reference", frozen=True, kw_only=True):
 
 
 class HostedOutput(Body, tag="segue:tool_output", frozen=True, kw_only=True):
-    """What one of our own tools told the model. It stands behind the call in the history, and no client sees it: the
+    """The output of one of our own tools, for the model. It follows the call in the history, and no client sees it: the
     client has the call's own item. `call_id` is the id of the item in which the model made the call."""
 
     call_id: str
@@ -426,7 +426,7 @@ class Item(Struct, frozen=True):
 
 
 class Call(NamedTuple):
-    """A piece of work that the client owes an answer for."""
+    """A call that the client must answer."""
 
     call_id: str
     kind: str
@@ -434,7 +434,7 @@ class Call(NamedTuple):
 
 
 class CallOutput(NamedTuple):
-    """What pays such a debt: `call_id` is None where the type allows leaving it out."""
+    """The call that an output answers: `call_id` is None where the type allows leaving it out."""
 
     call_id: str | None
     kind: str

@@ -1,12 +1,12 @@
-"""What kind of item is this? One row for each item type, and all that the server knows of the type stands in it.
+"""What kind of item is this? One row for each item type, with everything that the server knows about the type.
 
-A row says: the prefix of its ids; whether it is a call or an output, who answers it and in which words an error speaks
-of it; whether the model writes it and how it is shown to the model; how it is built from what the model wrote and which
-events say so; what our own tools do with it. Whoever needs one of these facts looks it up here, by the struct
-(`kind_of`) or by the name that a reader gives to an item (`kind_named`).
+A row has: the prefix of its ids; whether it is a call or an output, and who answers it; whether the model writes it and
+how it is shown to a model; how it is built from what the model wrote; what our own tools do with it. All other files
+look these facts up here, by the item (`kind_of`) or by the name under which a reader opens it (`kind_named`).
 
-A new item type is a struct in `items`, its events in `events`, and a row here. No field of a row has a default; a
-struct without a row, two rows of one name or prefix, and an output without its call are errors at import.
+A new item type is a struct in `items`, its events in `events`, its draft in `drafts` if the model writes it, and a row
+here. No field of a row has a default; a struct without a row, two rows with one name or prefix, and an output without
+its call are errors at import.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ C = TypeVar(
 )
 R = TypeVar("R")
 
-# What an item is to a model; "nothing" where it says what the model knows already.
+# What an item is to a model; "nothing" where the model knows it from elsewhere.
 Shown = Literal["nothing", "think", "talk", "call", "response", "user", "system", "tools"]
 # Whose output a call waits for. "both": the client approves, and then our own tool answers.
 AnsweredBy = Literal["client", "server", "both", "nobody"]
@@ -80,7 +80,7 @@ class CallPairing(Generic[V]):
     answered_by: Callable[[V], AnsweredBy]
     # The outline of the output that the client owes; None where it never owes one.
     required: Callable[[V], Required] | None
-    # Which function it calls, by the one name that the model sees; empty where the type of the item says it.
+    # Which function it calls, by the one name that the model sees; empty where the type of the item is the name.
     called: Callable[[V], str]
 
 
@@ -95,7 +95,7 @@ class OutputPairing(Generic[V]):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[V]):
+class ItemKind(Generic[V]):
     """One item type."""
 
     struct: type[V]
@@ -120,7 +120,7 @@ class Kind(Generic[V]):
         return self.type.replace("_", " ").replace("mcp", "MCP")
 
 
-AnyKind = Kind[ItemValue]
+AnyItemKind = ItemKind[ItemValue]
 
 
 def _tag(struct: type[Struct]) -> str:
@@ -152,10 +152,10 @@ def _row(
     shown: Callable[[V], Shown],
     streamed: drafts.Streamed | None,
     hosted: HostedWork[V] | None,
-) -> AnyKind:
+) -> AnyItemKind:
     """The type checker has seen that a row fits its struct; from here on the look-up by struct sees to it."""
-    row = Kind(struct, name, prefix, pairing, is_model_written, shown, streamed, hosted)
-    return cast("AnyKind", row)
+    row = ItemKind(struct, name, prefix, pairing, is_model_written, shown, streamed, hosted)
+    return cast("AnyItemKind", row)
 
 
 def _client_call(
@@ -164,7 +164,7 @@ def _client_call(
     prefix: str | None,
     called: Callable[[C], str],
     streamed: drafts.Streamed | None,
-) -> AnyKind:
+) -> AnyItemKind:
     """A call that the client answers, by its call_id."""
 
     def required(value: C) -> Required:
@@ -183,7 +183,7 @@ def _client_call(
     )
 
 
-def _foreign_call(struct: type[V], call_id: Callable[[V], str | None]) -> AnyKind:
+def _foreign_call(struct: type[V], call_id: Callable[[V], str | None]) -> AnyItemKind:
     """A call that another server made and answered: it is accepted and shown."""
     return _row(
         struct,
@@ -197,7 +197,7 @@ def _foreign_call(struct: type[V], call_id: Callable[[V], str | None]) -> AnyKin
     )
 
 
-def _given(struct: type[V], prefix: str | None, shown: Callable[[V], Shown]) -> AnyKind:
+def _given(struct: type[V], prefix: str | None, shown: Callable[[V], Shown]) -> AnyItemKind:
     """An item that is neither a call nor an output, and that no model writes."""
     return _row(
         struct,
@@ -219,7 +219,7 @@ def _output(
     prefix: str | None = None,
     is_from_client: Callable[[V], bool] = YES,
     shown: Callable[[V], Shown] = RESPONSE,
-) -> AnyKind:
+) -> AnyItemKind:
     return _row(
         struct,
         _tag(struct),
@@ -297,7 +297,7 @@ def _search_id(value: items.ToolSearchCall | items.ToolSearchOutput) -> str | No
     return f"search_{value.id.rpartition('_')[2]}"
 
 
-ROWS: tuple[AnyKind, ...] = (
+ROWS: tuple[AnyItemKind, ...] = (
     _row(
         items.Message,
         "message",
@@ -444,7 +444,7 @@ ROWS: tuple[AnyKind, ...] = (
 )
 
 
-def table(rows: Iterable[AnyKind], structs: Iterable[type[Struct]]) -> dict[type, AnyKind]:
+def table(rows: Iterable[AnyItemKind], structs: Iterable[type[Struct]]) -> dict[type, AnyItemKind]:
     """The rows by their structs, if there is exactly one for each and they agree with one another."""
     kinds = {kind.struct: kind for kind in rows}
     names = [kind.name for kind in kinds.values()]
@@ -465,7 +465,7 @@ def table(rows: Iterable[AnyKind], structs: Iterable[type[Struct]]) -> dict[type
     return {**kinds}
 
 
-def _is_owed(kind: AnyKind) -> bool:
+def _is_owed(kind: AnyItemKind) -> bool:
     return isinstance(kind.pairing, CallPairing) and kind.pairing.required is not None
 
 
@@ -484,12 +484,12 @@ CALL_WORDS = {
 # --- look-ups -------------------------------------------------------------------------------------
 
 
-def kind_of(value: ItemValue) -> AnyKind:
+def kind_of(value: ItemValue) -> AnyItemKind:
     """The row of an item."""
     return _kinds[type(value)]
 
 
-def kind_named(name: Literal["message", "reasoning"] | CallKind) -> AnyKind:
+def kind_named(name: Literal["message", "reasoning"] | CallKind) -> AnyItemKind:
     """The row of an item that the model opens."""
     return _named[name]
 
@@ -540,24 +540,24 @@ def hosted_call_of(value: ItemValue) -> str | None:
 
 
 def call_id_of(value: ItemValue) -> str:
-    """The id that joins a call and its output, whoever answers; empty where there is none."""
+    """The id that joins a call and its output, from a client or not; empty where there is none."""
     pairing = kind_of(value).pairing
     return (pairing.call_id(value) or "") if pairing is not None else ""
 
 
 def called(value: ItemValue) -> str:
-    """Which function a call calls, by the one name that the model sees; empty where the item alone does not say."""
+    """Which function a call calls, by the one name that the model sees; empty where the item has none."""
     pairing = kind_of(value).pairing
     return pairing.called(value) if isinstance(pairing, CallPairing) else ""
 
 
 def is_call(value: ItemValue) -> bool:
-    """Whether this item is a call, whoever answers it."""
+    """Whether this item is a call, to be answered by a client or not."""
     return isinstance(kind_of(value).pairing, CallPairing)
 
 
 def is_output(value: ItemValue) -> bool:
-    """Whether this item answers a call, whoever wrote it."""
+    """Whether this item answers a call, sent by a client or not."""
     return isinstance(kind_of(value).pairing, OutputPairing)
 
 

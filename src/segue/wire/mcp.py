@@ -1,8 +1,8 @@
 """What do the tools of a remote server mean to the model? Pure.
 
 In: how a request names an MCP server, and what the server has listed. Out: offers, as for any other tool: the model
-calls `label.name`. Which of the tools may be called, and which only after a person has said yes, the request says
-(docs/protocol.md 4.1); where it says nothing, every call needs a yes.
+calls `label.name`. The request sets which of the tools may be called, and which only after a person has
+approved (docs/protocol.md 4.1); by default every call needs an approval.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def is_allowed(definition: McpTool, tool: RemoteTool) -> bool:
 
 
 def needs_approval(definition: McpTool, tool: RemoteTool) -> bool:
-    """Whether a person must say yes before it is called; so it is unless the request says otherwise."""
+    """Whether a person must approve the call, which is so unless the request says otherwise."""
     if not isinstance(definition.require_approval, Raw):
         return True
     match _asking.decode(definition.require_approval):
@@ -188,11 +188,11 @@ def error_of(kind: ErrorKind, message: str, code: int = 0) -> Raw:
 
 
 def words_of(value: McpCall) -> str:
-    """What the model is told of a call that a client has sent."""
+    """The output of a call that a client has sent, as the model reads it."""
     if isinstance(value.output, str):
         return value.output
     if not isinstance(value.error, Raw) or bytes(value.error) == b"null":
-        # Chat endpoints refuse a call that nobody answers.
+        # Chat endpoints refuse a call without an output.
         return "[What came of this call is not at hand.]"
     match msgspec.json.decode(value.error):
         case {"message": str() as message}:
@@ -207,7 +207,7 @@ def words_of(value: McpCall) -> str:
 
 
 def with_outputs(given: Sequence[Item]) -> tuple[Item, ...]:
-    """The items that a client sent, with what its hosted calls said put behind each.
+    """The items that a client sent, with the output of each hosted call after the call.
 
     In our own history the two are apart, because the model wrote the one and was given the other.
     """
@@ -224,5 +224,5 @@ def with_outputs(given: Sequence[Item]) -> tuple[Item, ...]:
 
 
 def output_item(call_id: str, text: str) -> Item:
-    """What the model is told by one of our own tools."""
+    """The output of one of our own tools, for the model."""
     return as_item(HostedOutput(call_id=call_id, output=text))

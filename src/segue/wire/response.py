@@ -108,7 +108,7 @@ class Response(Struct, frozen=True, kw_only=True):
 
     @property
     def ended_at(self) -> int:
-        """When it was completed; where it was not, the last time that it bears."""
+        """When it was completed; otherwise when it was created."""
         return self.completed_at or self.created_at
 
 

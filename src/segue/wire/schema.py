@@ -1,8 +1,8 @@
 """What do the wire types look like to a machine? Every one of them as JSON Schema, under its name.
 
 In: the structs of this room, nothing else. Out: named schemas that refer to each other, for the documents that
-`transports/openapi` serves. A type that is both taken and sent stands there twice: as it is taken, generously, and
-with `Written` before its name as we write it, where every field that we always send is required and null is left out.
+`transports/openapi` serves. A type that is both received and sent is there twice: as it is accepted, and with
+`Written` before its name as we write it, where every field that we always send is required and null is left out.
 
 The structs keep some fields raw, because their bytes are passed on unread. `RAW` says what those bytes are; a test
 names the raw fields of which we know nothing.
@@ -87,7 +87,7 @@ WRITTEN_PARTS = {"OutputText": ("annotations", "logprobs")}
 # Parts of which there is only one kind: a client that leaves the type out is understood.
 SINGLE = ("LocalShellAction",)
 # Null is a value of its own here: the server searched, so there is no call to answer.
-NULL_IS_SAID = {"ToolSearchCall.call_id", "ToolSearchOutput.call_id"}
+NULL_IS_SENT = {"ToolSearchCall.call_id", "ToolSearchOutput.call_id"}
 
 
 def ref(name: str) -> Schema:
@@ -226,7 +226,7 @@ def _as_sent(name: str, schema: Schema, always: Sequence[str] | None) -> Schema:
         assert isinstance(one, dict)
         defaults += [field] if "default" in one else []
         kept: Schema = {key: value for key, value in one.items() if key != "default"}
-        keeps_null = always is None or f"{name}.{field}" in NULL_IS_SAID
+        keeps_null = always is None or f"{name}.{field}" in NULL_IS_SENT
         sent[field] = kept if keeps_null else _without_null(kept)
     if "sequence_number" in fields:
         sent["stream_id"] = {**STRING, "description": "The lane, if the request named one."}

@@ -20,7 +20,7 @@ PLAIN_NAME_MAX = 64
 _NOT_PLAIN = re.compile(r"[^a-zA-Z0-9_-]")
 
 Execution = Literal["server", "client"]
-# Tools of the contract's own that the model is told of as functions; each has a type of call item of its own.
+# Built-in tools of the contract that the model sees as functions; each has a type of call item of its own.
 Builtin = Literal["shell", "local_shell", "apply_patch", "tool_search", "mcp", "web_search"]
 # A call of a remote server that a person must approve first is an item of its own.
 CallKind = Literal["function", "custom", "mcp_approval"] | Builtin
@@ -197,17 +197,17 @@ ToolDefinition = (
 
 
 class Offer(Struct, frozen=True):
-    """A tool that the model can call by name, with the namespace that it stands in."""
+    """A tool that the model can call by name, with its namespace."""
 
     tool: FunctionTool | CustomTool
     namespace: str | None = None
     # What its namespace is for.
     about: str = ""
-    # Which tool of the contract's own this function stands for.
+    # Which built-in tool of the contract this function is for.
     builtin: Builtin | None = None
     # Who searches, where this is the search for tools.
     execution: Execution | None = None
-    # Whether a person must say yes before it is called.
+    # Whether a person must approve the call first.
     needs_approval: bool = False
 
     @property
@@ -226,7 +226,7 @@ class Offer(Struct, frozen=True):
 class Tools(Struct, frozen=True):
     """All tools of a request: as they came, as they mean, and as the response echoes them.
 
-    `deferred` are those of which the model is told the name only, until a search has loaded them. `raw` is a digest
+    Of the `deferred` the model sees the names only, until a search has loaded them. `raw` is a digest
     where there are secrets in what came: it serves only to be compared. `listed` is a digest of what remote servers
     have listed, which the offers hold too.
     """
@@ -248,12 +248,12 @@ class Tools(Struct, frozen=True):
         return (*self.definitions, *self.carried)
 
     def is_told_like(self, other: Tools) -> bool:
-        """Whether the model is told the same of both."""
-        return self is other or self.told == other.told
+        """Whether the model sees the same of both."""
+        return self is other or self.shown == other.shown
 
     @property
-    def told(self) -> tuple[bytes, bytes, bool]:
-        """What decides how the model is told of them."""
+    def shown(self) -> tuple[bytes, bytes, bool]:
+        """What decides how the model sees them."""
         return self.echo, self.listed, self.has_web
 
 
@@ -263,7 +263,7 @@ NO_TOOLS = Tools()
 def offers_of(
     definitions: Sequence[ToolDefinition], *, is_loaded: bool = False
 ) -> tuple[Offer, ...]:
-    """What the model is told it can call: namespaces opened, and tools that the client runs as functions.
+    """What the model can call: namespaces opened, and tools that the client runs as functions.
 
     A tool that is deferred stays away while there is a search that can find it. `is_loaded`: one has.
     """
@@ -337,7 +337,7 @@ def _search_in(definitions: Sequence[ToolDefinition]) -> ToolSearchTool | None:
     return next((tool for tool in definitions if isinstance(tool, ToolSearchTool)), None)
 
 
-# --- tools of the contract's own, as the model is told of them ------------------------------------
+# --- built-in tools of the contract, as the model sees them --------------------------------------
 
 
 def _schema(properties: dict[str, object], *required: str) -> Raw:
@@ -417,13 +417,13 @@ SEARCH_PARAMETERS = _schema(
 
 def _shell(tool: ShellTool) -> FunctionTool:
     skills = tool.environment.skills if tool.environment else None
-    told = [
+    lines = [
         f"- {skill.name or 'skill'}: {skill.description or ''} ({skill.path or ''})"
         for skill in skills or ()
     ]
-    about = "\n".join([SHELL_ABOUT, "Skills, each with the place of its instructions:", *told])
+    about = "\n".join([SHELL_ABOUT, "Skills, each with the place of its instructions:", *lines])
     return FunctionTool(
-        name="shell", description=about if told else SHELL_ABOUT, parameters=SHELL_PARAMETERS
+        name="shell", description=about if lines else SHELL_ABOUT, parameters=SHELL_PARAMETERS
     )
 
 
@@ -431,10 +431,10 @@ def _search(search: ToolSearchTool, definitions: Sequence[ToolDefinition]) -> Fu
     """The search, and in its description what it can find: of a lone tool what it does, of a namespace the names."""
     about = search.description or SEARCH_ABOUT
     has_own = isinstance(search.parameters, Raw) and bytes(search.parameters) != b"null"
-    told = [line for tool in definitions if (line := _findable(tool))]
+    lines = [line for tool in definitions if (line := _findable(tool))]
     return FunctionTool(
         name="tool_search",
-        description="\n".join([about, "These can be found:", *told]) if told else about,
+        description="\n".join([about, "These can be found:", *lines]) if lines else about,
         # Our own search asks for what it needs; a client's may ask for anything.
         parameters=search.parameters
         if has_own and search.execution == "client"
@@ -499,7 +499,7 @@ def chosen_offers(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) ->
 
 
 def _is_meant(choice: ToolChoiceName, offer: Offer) -> bool:
-    """A choice that says no namespace means any."""
+    """A choice without a namespace means any."""
     if choice.type == "mcp":
         is_there = offer.builtin == "mcp" and offer.namespace == choice.server_label
         return is_there and choice.name in (None, offer.tool.name)

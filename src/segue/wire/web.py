@@ -1,7 +1,7 @@
-"""What does a web search mean: the functions that a model is told of, their arguments, and the tool's own settings?
+"""What does a web search mean: the functions that a model sees, their arguments, and the tool's own settings?
 
 The contract has one tool, `web_search`, and one type of item for three actions (docs/protocol.md 3.5, 4). A model
-is given three functions. What it writes as arguments is read kindly, for it is a model.
+is given three functions. Its arguments are parsed leniently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from segue.wire.tools import (
     WebSearchTool,
 )
 
-# The namespace that the three functions stand in.
+# The namespace of the three functions.
 WEB = "web"
 WEB_ABOUT = "Finds and reads pages. Cite what you use by its number in brackets, as in [1]."
 
@@ -131,7 +131,7 @@ _definition = msgspec.json.Decoder(
 def read_action(name: str, arguments: str | bytes) -> WebAction:
     """What the model asks for, by the function's name and its arguments; an action that was made of them is read alike.
 
-    Arguments that cannot be read are those of nothing, which the tool then says.
+    Arguments that cannot be parsed are empty ones, which the tool then reports.
     """
     try:
         written = msgspec.json.decode(arguments or "{}", type=_Written)
@@ -168,7 +168,7 @@ def called_by(action: Raw | bytes) -> str:
 
 
 def words_of_action(action: Raw | bytes) -> str:
-    """What a model is told of a search whose words are not at hand: a client has sent its item again."""
+    """The output of a search whose results are not stored any more, because a client has sent its item again."""
     try:
         read = msgspec.json.decode(action, type=SearchAction | OpenPageAction | FindInPageAction)
     except msgspec.MsgspecError:
@@ -197,6 +197,6 @@ def read_definition(definition: Raw | bytes) -> WebSearchTool:
 
 
 def domains_of(tool: WebSearchTool) -> tuple[list[str], list[str]]:
-    """The domains that pages may be of, none for all; and those that they may not be of."""
+    """The allowed domains, none for all; and the blocked ones."""
     filters = tool.filters or WebFilters()
     return list(filters.allowed_domains or ()), list(filters.blocked_domains or ())
