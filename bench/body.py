@@ -1,10 +1,10 @@
-"""How long does a large request hold the loop? The longest gap that another task sees while one is decoded.
+"""How long does a large request hold the loop? The longest gap that another task sees while it is decoded.
 
     python -m bench body
 
 A request of many messages, from 100 KB to 64 MB, goes through what a WebSocket message goes through: decoded, its
 items checked in slices, its parent looked for. Beside it a task wakes as often as it can and notes the longest time it
-was kept waiting. The first scan of the whole body is one piece; everything behind it is cut into slices.
+had to wait. The first scan of the whole body is one piece; everything after it is cut into slices.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from segue.app import open_app
 from segue.errors import ApiError
 from segue.settings import load_settings
 from segue.turn.plan import Caller, Tally
 from segue.wire.codec import decode_create
+from segue_bench.rounds import print_table
 
 SIZES = (100_000, 1_000_000, 8_000_000, 64_000_000)
 TEXT = 'A line of source code, with "quotes" and a newline.\n' * 36
@@ -50,13 +52,9 @@ async def longest_gap(size: int) -> tuple[float, float]:
         watcher = asyncio.create_task(watch())
         await asyncio.sleep(0)
         began = time.perf_counter()
-        try:
-            create = decode_create(body)
-            await app.runner.prepare(
-                create, Caller("bench", app.turns), Tally(bytes_received=len(body))
-            )
-        except ApiError:
-            pass  # No model is named: everything before that was done.
+        with suppress(ApiError):  # No model is named: everything before that was done.
+            caller, tally = Caller("bench", app.turns), Tally(bytes_received=len(body))
+            await app.runner.prepare(decode_create(body), caller, tally)
         took = time.perf_counter() - began
         is_done = True
         await watcher
@@ -68,8 +66,9 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench body", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
-    print("body MB   held at once ms   in all ms   (median of rounds)")
+    rows = []
     for size in SIZES:
         rounds = sorted(asyncio.run(longest_gap(size)) for _ in range(options.rounds))
         gap, took = rounds[len(rounds) // 2]
-        print(f"{size / 1e6:>7.1f}   {gap * 1e3:>15.1f}   {took * 1e3:>9.1f}")
+        rows.append((f"{size / 1e6:.1f}", f"{gap * 1e3:.1f}", f"{took * 1e3:.1f}"))
+    print_table(("body MB", "held at once ms", "in all ms (median of rounds)"), rows)

@@ -29,13 +29,14 @@ import msgspec
 from msgspec import Raw
 
 from segue.ids import new_id
-from segue.stores.database import GROUP_MAX, SqliteDatabase
-from segue.stores.pool import CONNECTIONS_MAX, PostgresDatabase
-from segue.stores.postgres import PostgresTurns
-from segue.stores.sqlite import SqliteTurns
+from segue.stores.postgres import PostgresStore
+from segue.stores.postgres_database import CONNECTIONS_MAX, PostgresDatabase
+from segue.stores.sqlite import SqliteStore
+from segue.stores.sqlite_database import GROUP_MAX, SqliteDatabase
 from segue.turn.values import Round, Turn, id_array
 from segue.wire.items import Item, Value
 from segue.wire.response import InputDetails, OutputDetails, ReasoningEcho, Response, Usage
+from segue_bench.rounds import interleaved, print_table
 
 TOOLS = Raw(json.dumps([{"type": "function", "name": "f", "description": "x" * 19_000}]).encode())
 DELAYS_S = (0.0, 0.001, 0.003)
@@ -98,7 +99,7 @@ async def saves_per_s(
         on_commit=on_commit,
         group_max=group_max,
     )
-    figure = await drive(SqliteTurns(database).save, writers, span_s)
+    figure = await drive(SqliteStore(database).turns.save, writers, span_s)
     await database.close()
     return figure
 
@@ -108,7 +109,7 @@ async def postgres_saves_per_s(
 ) -> float:
     """The same in PostgreSQL, over this many connections."""
     database = await PostgresDatabase.open(url, connections_max=connections_max)
-    figure = await drive(PostgresTurns(database).save, writers, span_s)
+    figure = await drive(PostgresStore(database).turns.save, writers, span_s)
     await database.close()
     return figure
 
@@ -135,27 +136,23 @@ def wait(delay_s: float, _: int) -> None:
         time.sleep(delay_s)
 
 
-def measure(delay_s: float | None, writers: int, rounds: int, span_s: float) -> tuple[float, float]:
+def medians(ways: dict[str, Callable[[], float]], rounds: int) -> list[float]:
     """Medians of stored turns per second: single, grouped."""
+    runs = {name: lambda _, way=way: way() for name, way in ways.items()}  # type: ignore[misc]
+    return [statistics.median(times) for times in interleaved(runs, rounds, warm_ups=0).values()]
+
+
+def sqlite_way(delay_s: float | None, group_max: int, writers: int, span_s: float) -> float:
+    """One round in a new file."""
     on_commit = None if delay_s is None else partial(wait, delay_s)
-    found: dict[int, list[float]] = {1: [], GROUP_MAX: []}
-    for _ in range(rounds):
-        for group_max, figures in found.items():
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "bench.sqlite"
-                run = saves_per_s(path, on_commit, group_max, writers, span_s)
-                figures.append(asyncio.run(run))
-    return statistics.median(found[1]), statistics.median(found[GROUP_MAX])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bench.sqlite"
+        return asyncio.run(saves_per_s(path, on_commit, group_max, writers, span_s))
 
 
-def measure_postgres(url: str, writers: int, rounds: int, span_s: float) -> tuple[float, float]:
-    """Medians of stored turns per second: over one connection, over the pool."""
-    found: dict[int, list[float]] = {1: [], CONNECTIONS_MAX: []}
-    for _ in range(rounds):
-        for connections_max, figures in found.items():
-            run = postgres_saves_per_s(url, connections_max, writers, span_s)
-            figures.append(asyncio.run(run))
-    return statistics.median(found[1]), statistics.median(found[CONNECTIONS_MAX])
+def postgres_way(url: str, connections_max: int, writers: int, span_s: float) -> float:
+    """One round over this many connections."""
+    return asyncio.run(postgres_saves_per_s(url, connections_max, writers, span_s))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -165,19 +162,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--span-s", type=float, default=2.0)
     parser.add_argument("--postgres", metavar="URL", help="measure this database instead")
-    given = parser.parse_args(arguments)
-    print(f"stored turns/s, {given.writers} writers, median of {given.rounds} x {given.span_s:g} s")
-    print(f"{'fsync':>8} {'single':>9} {'grouped':>9} {'ratio':>7}")
-    if given.postgres:
-        single, grouped = measure_postgres(
-            given.postgres, given.writers, given.rounds, given.span_s
-        )
-        print(f"{'server':>8} {single:9.0f} {grouped:9.0f} {grouped / single:6.1f}x")
-        return
-    for delay_s in (*DELAYS_S, None):
-        single, grouped = measure(delay_s, given.writers, given.rounds, given.span_s)
-        name = "disk" if delay_s is None else f"{delay_s * 1000:g} ms"
-        print(f"{name:>8} {single:9.0f} {grouped:9.0f} {grouped / single:6.1f}x", flush=True)
+    options = parser.parse_args(arguments)
+    load = (options.writers, options.span_s)
+    disks: dict[str, dict[str, Callable[[], float]]] = {}
+    if options.postgres:
+        sizes = {"single": 1, "grouped": CONNECTIONS_MAX}
+        disks["server"] = {
+            name: partial(postgres_way, options.postgres, size, *load)
+            for name, size in sizes.items()
+        }
+    else:
+        for delay_s in (*DELAYS_S, None):
+            disks["disk" if delay_s is None else f"{delay_s * 1000:g} ms"] = {
+                name: partial(sqlite_way, delay_s, size, *load)
+                for name, size in {"single": 1, "grouped": GROUP_MAX}.items()
+            }
+    rows = []
+    for disk, ways in disks.items():
+        single, grouped = medians(ways, options.rounds)
+        rows.append((disk, f"{single:.0f}", f"{grouped:.0f}", f"{grouped / single:.1f}x"))
+    print(
+        f"stored turns/s, {options.writers} writers, median of {options.rounds} x {options.span_s:g} s"
+    )
+    print_table(("fsync", "single", "grouped", "ratio"), rows)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What does the end of a turn cost its client? The wait for the terminal event, and for the next turn's first word.
+"""What does the end of a turn cost its client? The wait for the last event, and for the next turn's first word.
 
     python -m bench ending
 
-First: from the last token to the terminal event, as the client sees it, for turns that are not stored and for turns
-that are, in SQLite on the folder for temporary files: `full` waits for the disk, `relaxed` does not. Second: from a
-request to the first word of its answer, each sent as soon as the turn before has ended, while the ledger writes at once
-and while it takes 200 ms for every write. Servers run side by side and take turns, so that a noisy machine is noisy for
+First: from the last token to the last event, as the client sees it, for turns that are not stored and for turns that
+are, in SQLite in the folder for temporary files: `full` waits for the disk, `relaxed` does not. Second: from a request
+to the first word of its answer, each sent as soon as the turn before has ended, while the ledger writes at once and
+while it takes 200 ms for every write. Servers run side by side and take turns, so that a noisy machine is noisy for
 all.
 """
 
@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
-from bench.peer import TERMINAL, Client, server
-from segue import cli, storage
-from segue.stores.sqlite import SqliteLedger
+from bench.peer import Client, server
+from segue import cli
+from segue.stores import sqlite
 from segue.turn.values import UsageEntry
+from segue_bench.rounds import interleaved, print_table
 
 LEDGER_S = 0.2
-DELTA = b'{"type":"response.output_text.delta"'
-# At a speed at which they come one by one; the limit ends a turn with a word and not with an end mark behind it.
+# At a speed at which they come one by one; the limit ends a turn with a word and not with an end mark after it.
 SCRIPT = {"turns": [{"text": "Once", "pad_tokens": 80}]}
 TOKENS = 40
 FLAGS = ("--tps", "1000")
@@ -39,27 +37,21 @@ ENDINGS = {
 LEDGERS = {"a fast ledger": "segue.cli", "a ledger of 200 ms": "bench.ending"}
 
 
-class SlowLedger(SqliteLedger):
+class SlowLedger(sqlite._Ledger):
     """Takes its time for every write."""
 
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
-        """As a ledger far away would."""
         await asyncio.sleep(LEDGER_S)
         await super().settle(entries)
 
 
 def end_s(client: Client, *, store: bool) -> float:
-    """From the last delta of a turn to its terminal event."""
-    client.send(input="Tell me.", store=store, max_output_tokens=TOKENS)
-    last = 0.0
-    while not (event := client.next_event()).startswith(TERMINAL):
-        if event.startswith(DELTA):
-            last = time.perf_counter()
-    return time.perf_counter() - last
+    """From the last delta of a turn to its last event."""
+    return client.timed_turn(input="Tell me.", store=store, max_output_tokens=TOKENS).end_s
 
 
-class Chain:
-    """A conversation that goes on as soon as it may."""
+class Conversation:
+    """Each turn is sent as soon as the one before has ended."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -67,35 +59,23 @@ class Chain:
 
     def first_word_s(self) -> float:
         """From the next request to the first delta of its answer."""
-        began = time.perf_counter()
-        self._client.send(
+        turn = self._client.timed_turn(
             input="Go on.",
             store=False,
             previous_response_id=self._parent,
             max_output_tokens=TOKENS,
         )
-        while not self._client.next_event().startswith(DELTA):
-            pass
-        took = time.perf_counter() - began
-        self._parent = json.loads(self._client.receive()[-1])["response"]["id"]
-        return took
+        self._parent = turn.last["response"]["id"]
+        return turn.first_s
 
 
-def in_turns(ways: dict[str, Callable[[], float]], count: int) -> dict[str, list[float]]:
-    """Each way so often, one after the other; what the first time takes does not count."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(count + 1):
-        for name, way in ways.items():
-            took = way()
-            if number:
-                found[name].append(took)
-    return found
-
-
-def show(name: str, taken: list[float]) -> None:
-    """One line."""
-    middle, late = statistics.median(taken) * 1e3, statistics.quantiles(taken, n=20)[-1] * 1e3
-    print(f"{name:<20} {middle:>8.2f} ms {late:>8.2f} ms")
+def show(title: str, ways: Mapping[str, Callable[[int], float]], turns: int) -> None:
+    """Measure and print one table."""
+    rows = []
+    for name, times in interleaved(ways, turns).items():
+        median, late = statistics.median(times), statistics.quantiles(times, n=20)[-1]
+        rows.append((name, f"{median * 1e3:.2f} ms", f"{late * 1e3:.2f} ms"))
+    print_table((title, "p50", "p95"), rows)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -104,30 +84,25 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--turns", type=int, default=100)
     options = parser.parse_args(arguments)
     with ExitStack() as stack:
-        clients = {
-            kind: Client(stack.enter_context(server(SCRIPT, *FLAGS, "--durability", kind)).port)
-            for kind in ("full", "relaxed")
-        }
-        ends: dict[str, Callable[[], float]] = {
-            name: lambda client=clients[kind], store=store: end_s(client, store=store)  # type: ignore[misc]
+
+        def client(*flags: str, module: str = "segue.cli") -> Client:
+            return Client(stack.enter_context(server(SCRIPT, *FLAGS, *flags, module=module)).port)
+
+        clients = {kind: client("--durability", kind) for kind in ("full", "relaxed")}
+        ends: dict[str, Callable[[int], float]] = {
+            name: lambda _, kind=kind, store=store: end_s(clients[kind], store=store)  # type: ignore[misc]
             for name, (store, kind) in ENDINGS.items()
         }
-        print("last token to terminal event      p50         p95")
-        for name, taken in in_turns(ends, options.turns).items():
-            show(name, taken)
-    with ExitStack() as stack:
-        words = {
-            name: Chain(
-                Client(stack.enter_context(server(SCRIPT, *FLAGS, module=module)).port)
-            ).first_word_s
-            for name, module in LEDGERS.items()
+        show("last token to last event", ends, options.turns)
+        talks = {name: Conversation(client(module=module)) for name, module in LEDGERS.items()}
+        words: dict[str, Callable[[int], float]] = {
+            name: lambda _, talk=talk: talk.first_word_s()  # type: ignore[misc]
+            for name, talk in talks.items()
         }
-        print("request to first word, turn after turn, with")
-        for name, taken in in_turns(words, options.turns).items():
-            show(name, taken)
+        show("request to first word, turn after turn", words, options.turns)
 
 
 if __name__ == "__main__":
     # A server that was started for the second table.
-    storage.SqliteLedger = SlowLedger  # type: ignore[misc]
+    sqlite._Ledger = SlowLedger  # type: ignore[misc]
     sys.exit(cli.main())

@@ -9,34 +9,39 @@ to the other. The client counts frames and decodes nothing.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from bench.peer import Client, Server, server
+from bench.peer import Client, cpu_s, server
+from segue_bench.client import ClientConnection, local, post, read_chunk
+from segue_bench.rounds import interleaved, print_table
+from segue_bench.server import ServerProcess
 
 TOKENS = 20_000
 SCRIPT = {"turns": [{"text": "Once upon", "pad_tokens": TOKENS}]}
+TURNS = 4
+SOCKETS = 64
+REQUEST = {"input": "Tell me.", "store": False}
 
 
-def one_socket(peer: Server, turns: int) -> int:
+def one_socket(port: int) -> int:
     """Events of some long turns on one socket."""
-    client = Client(peer.port)
+    client = Client(port)
     count = 0
-    for _ in range(turns):
-        client.send(input="Tell me.", store=False)
+    for _ in range(TURNS):
+        client.send(**REQUEST)
         count += len(client.receive())
     client.close()
     return count
 
 
-def many_sockets(peer: Server, sockets: int) -> int:
+def many_sockets(port: int) -> int:
     """Events of one long turn on each of many sockets at once."""
-    clients = [Client(peer.port) for _ in range(sockets)]
+    clients = [Client(port) for _ in range(SOCKETS)]
     for client in clients:
-        client.send(input="Tell me.", store=False)
+        client.send(**REQUEST)
     with ThreadPoolExecutor(8) as pool:
         count = sum(len(events) for events in pool.map(Client.receive, clients))
     for client in clients:
@@ -44,18 +49,27 @@ def many_sockets(peer: Server, sockets: int) -> int:
     return count
 
 
-def as_sse(peer: Server, turns: int) -> int:
+def as_sse(port: int) -> int:
     """Events of some long turns over HTTP."""
-    body = json.dumps({"model": "scripted", "input": "Tell me.", "store": False, "stream": True})
-    connection = http.client.HTTPConnection("127.0.0.1", peer.port)
+    body = json.dumps({"model": "scripted", **REQUEST, "stream": True}).encode()
+    connection = ClientConnection(local(port))
     count = 0
-    for _ in range(turns):
-        connection.request("POST", "/v1/responses", body)
-        answer = connection.getresponse()
-        while chunk := answer.read1(1 << 18):
+    for _ in range(TURNS):
+        post(connection, body, is_last=False)
+        while chunk := read_chunk(connection):
             count += chunk.count(b"\nevent: ") + chunk.startswith(b"event: ")
     connection.close()
     return count
+
+
+WAYS = {"one socket": one_socket, "64 sockets": many_sockets, "SSE": as_sse}
+
+
+def measured(process: ServerProcess, way: Callable[[int], int]) -> tuple[float, float]:
+    """Events a second, and seconds of processor time an event."""
+    cpu, began = cpu_s(process), time.perf_counter()
+    count = way(process.port)
+    return count / (time.perf_counter() - began), (cpu_s(process) - cpu) / count
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -63,22 +77,16 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench events", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
-    ways = {
-        "one socket": lambda peer: one_socket(peer, 4),
-        "64 sockets": lambda peer: many_sockets(peer, 64),
-        "SSE": lambda peer: as_sse(peer, 4),
-    }
-    best: dict[str, tuple[float, float]] = {}
-    with server(SCRIPT) as peer:
-        for number in range(options.rounds + 1):
-            for way, run in ways.items():
-                cpu, began = peer.cpu_s(), time.perf_counter()
-                count = run(peer)
-                took, cpu = time.perf_counter() - began, peer.cpu_s() - cpu
-                if number:  # The first round warms up.
-                    rate, cost = count / took, cpu / count
-                    seen = best.get(way, (0.0, 1.0))
-                    best[way] = (max(rate, seen[0]), min(cost, seen[1]))
-    print("way          events/s   CPU us an event   events/s of a full core   (best round)")
-    for way, (rate, cost) in best.items():
-        print(f"{way:<10} {rate:>10,.0f} {cost * 1e6:>17.1f} {1 / cost:>25,.0f}")
+    with server(SCRIPT) as process:
+        candidates = {
+            name: lambda _, way=way: measured(process, way)  # type: ignore[misc]
+            for name, way in WAYS.items()
+        }
+        results = interleaved(candidates, options.rounds)
+    rows = []
+    for name, pairs in results.items():
+        rates, costs = zip(*pairs, strict=True)
+        cost = min(costs)
+        rows.append((name, f"{max(rates):,.0f}", f"{cost * 1e6:.1f}", f"{1 / cost:,.0f}"))
+    columns = ("way", "events/s", "CPU us an event", "events/s of a full core (best round)")
+    print_table(columns, rows)

@@ -9,6 +9,9 @@ import argparse
 from collections.abc import Sequence
 
 from bench.peer import Client, server
+from segue_bench.crowd_process import allow_files
+
+WARM_UP = 200
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -16,11 +19,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench idle", description=__doc__)
     parser.add_argument("--connections", type=int, default=2_000)
     options = parser.parse_args(arguments)
-    with server() as peer:
-        warm = [Client(peer.port) for _ in range(200)]
-        before = peer.rss_bytes()
-        clients = [Client(peer.port) for _ in range(options.connections)]
-        each = (peer.rss_bytes() - before) / options.connections
+    allow_files(WARM_UP + options.connections)
+    with server() as process:
+        clients = [Client(process.port) for _ in range(WARM_UP)]
+        before = process.memory_bytes() or 0
+        clients += [Client(process.port) for _ in range(options.connections)]
+        each = ((process.memory_bytes() or 0) - before) / options.connections
         print(f"{options.connections:,} idle connections: {each / 1024:.1f} KiB each")
-        for client in (*warm, *clients):
+        for client in clients:
             client.close()

@@ -4,8 +4,8 @@
 
 Segue with its *chat* engine beside `agentic-api`, a gateway in Rust, which is fetched from the package index once. An
 agent loop on a WebSocket: 19 KB of tools resent each turn, 2 KB of tool output. Turns 21 to 40 of each conversation
-are measured. The servers take turns, conversation by conversation, each on the first core; the client and the upstream,
-which costs next to nothing, are on the second.
+are measured. The servers take turns, conversation by conversation, each on the first core; the client is on the second.
+The upstream costs next to nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.peer import Server, server
-from bench.turns import Loop
+from bench.peer import cpu_s, server
+from bench.turns import AgentLoop
+from segue_bench.rounds import interleaved, print_table
+from segue_bench.server import START_S_MAX, ServerProcess, apart, spawn
 
 FOLDER = Path(__file__).parents[1] / ".cache" / "peers"
 PEER = "agentic-api==0.9.0"
-START_S_MAX = 30.0
 WARM, MEASURED = 20, 20
 
 
@@ -43,21 +44,7 @@ def installed() -> Path:
 
 
 @contextmanager
-def upstream() -> Iterator[int]:
-    """The port of an inference server that answers at once."""
-    command = [sys.executable, "-m", "bench.upstream"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield int(process.stdout.readline())
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-@contextmanager
-def agentic(upstream_port: int) -> Iterator[Server]:
+def agentic(upstream_port: int) -> Iterator[ServerProcess]:
     """The peer on a free port, on the core that Segue has too."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -69,23 +56,22 @@ def agentic(upstream_port: int) -> Iterator[Server]:
             *("--db-url", f"sqlite://{home}/peer.db"),
         ]
         environment = {**os.environ, "HOME": home, "RUST_LOG": "error"}
-        process = subprocess.Popen(
+        child = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         try:
-            _wait_for(port, process)
-            yield Server(port, process.pid)
+            _wait_for(port, child)
+            process = ServerProcess(port, child.pid)
+            with apart(process):
+                yield process
         finally:
-            process.terminate()
-            process.wait(30)
+            child.terminate()
+            child.wait(30)
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1:
-        for task in Path(f"/proc/{process.pid}/task").iterdir():
-            os.sched_setaffinity(int(task.name), {0})
+def _wait_for(port: int, child: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + START_S_MAX
-    while process.poll() is None and time.monotonic() < until:
+    while child.poll() is None and time.monotonic() < until:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return
@@ -94,33 +80,39 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"bench: {PEER} did not start")
 
 
+def conversation(process: ServerProcess, *, is_stored: bool) -> tuple[list[float], float, int]:
+    """Seconds of each measured turn, processor time of a turn, and its events."""
+    loop = AgentLoop(process.port, 0, is_stored=is_stored)
+    for _ in range(WARM):
+        loop.turn()
+    before = cpu_s(process)
+    walls = [loop.turn() for _ in range(MEASURED)]
+    cpu = (cpu_s(process) - before) / MEASURED
+    loop.close()
+    return walls, cpu, loop.events
+
+
 def measure(rounds: int, *, is_stored: bool) -> dict[str, tuple[float, float, int]]:
-    """Seconds of wall and of processor time a turn, and the events of one, by server."""
+    """Seconds of wall and of processor time a turn, and the events of a turn, by server."""
     with ExitStack() as stack:
-        below = stack.enter_context(upstream())
-        url = f"http://127.0.0.1:{below}/v1"
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        upstream = stack.enter_context(spawn(["-m", "bench.upstream"], r"(\d+)", folder))
+        url = f"http://127.0.0.1:{upstream.port}/v1"
         flags = ("--engine", "chat", "--engine-url", url, "--model", "scripted")
         servers = {
             "segue": stack.enter_context(server(None, *flags)),
-            "agentic-api": stack.enter_context(agentic(below)),
+            "agentic-api": stack.enter_context(agentic(upstream.port)),
         }
-        walls: dict[str, list[float]] = {name: [] for name in servers}
-        cpus: dict[str, list[float]] = {name: [] for name in servers}
-        events: dict[str, int] = {}
-        for _ in range(rounds):
-            for name, peer in servers.items():
-                loop = Loop(peer.port, 0, is_stored=is_stored)
-                for _ in range(WARM):
-                    loop.turn()
-                before = peer.cpu_s()
-                walls[name] += [loop.turn() for _ in range(MEASURED)]
-                cpus[name].append((peer.cpu_s() - before) / MEASURED)
-                events[name] = loop.events
-                loop.close()
-        return {
-            name: (statistics.median(walls[name]), statistics.median(cpus[name]), events[name])
-            for name in servers
+        candidates = {
+            name: lambda _, process=process: conversation(process, is_stored=is_stored)  # type: ignore[misc]
+            for name, process in servers.items()
         }
+        costs = {}
+        for name, results in interleaved(candidates, rounds, warm_ups=0).items():
+            wall = statistics.median(wall for walls, _, _ in results for wall in walls)
+            cpu = statistics.median(cpu for _, cpu, _ in results)
+            costs[name] = wall, cpu, results[-1][2]
+        return costs
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -131,9 +123,14 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     costs = measure(options.rounds, is_stored=options.stored)
     own_wall, own_cpu, _ = costs["segue"]
-    print("server        events   wall ms p50   CPU ms   Segue against it: wall, CPU")
-    for name, (wall, cpu, events) in costs.items():
-        print(
-            f"{name:<12}   {events:>5}   {wall * 1e3:>11.2f}   {cpu * 1e3:>6.2f}   "
-            f"{own_wall / wall:>19.2f} x, {own_cpu / cpu:.2f} x"
+    rows = [
+        (
+            name,
+            str(events),
+            f"{wall * 1e3:.2f}",
+            f"{cpu * 1e3:.2f}",
+            f"{own_wall / wall:.2f} x, {own_cpu / cpu:.2f} x",
         )
+        for name, (wall, cpu, events) in costs.items()
+    ]
+    print_table(("server", "events", "wall ms p50", "CPU ms", "Segue against it: wall, CPU"), rows)

@@ -3,11 +3,11 @@
     python -m bench.reencode                 200 turns of SmolLM2 at temperature 1, some minutes
     python -m bench.reencode --turns 40
 
-A model may spell a word with other tokens than its tokenizer would. A server that keeps only text then hands the engine
+A model may spell a word with other tokens than its tokenizer would. A server that keeps only text then gives the engine
 a prompt that is not what the engine computed, and the cached prefix ends at the first such token. Half of the turns
 are free text, a quarter have tools to call if the model likes, a quarter are calls forced by a JSON schema. Answers
 end at 60 tokens at the latest. The end mark is left out; a forced call is compared together with the words that it
-was begun with. A turn counts as different if any id does; a token counts as lost if it stands behind the first
+was begun with. A turn counts as different if any id does; a token counts as lost if it stands after the first
 difference, because none of it is reused.
 """
 
@@ -30,6 +30,7 @@ from segue.turn.values import Head, Ids, Job, Sampling, Scene
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.codec import decode_tools, user_message
+from segue_bench.rounds import print_table
 
 PARALLEL = 4
 ANSWER_TOKENS_MAX = 60
@@ -92,7 +93,7 @@ def scene_of(kind: str, turn: int) -> Scene:
 
 
 class Sample(NamedTuple):
-    """One turn: its ids behind the cue, and how many of them an encoding of its text would keep."""
+    """One turn: its ids after the cue, and how many of them an encoding of its text would keep."""
 
     kind: str
     tokens: int
@@ -175,20 +176,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     options = parser.parse_args(arguments)
     samples = asyncio.run(measure(options.turns, options.temperature))
-    print(
-        f"{'kind':8} {'turns':>6} {'differ':>7} {'share':>6} {'tokens':>7} {'lost':>6} {'share':>6}"
-    )
+    rows = []
     for kind in (*dict.fromkeys(KINDS), "all"):
-        rows = [one for one in samples if kind in (one.kind, "all")]
-        tokens = sum(one.tokens for one in rows)
-        lost = sum(one.tokens - one.kept for one in rows)
-        differ = sum(one.kept < one.tokens for one in rows)
-        print(
-            f"{kind:8} {len(rows):6} {differ:7} {differ / max(1, len(rows)):6.1%} "
-            f"{tokens:7} {lost:6} {lost / max(1, tokens):6.1%}"
+        chosen = [sample for sample in samples if kind in (sample.kind, "all")]
+        tokens = sum(sample.tokens for sample in chosen)
+        lost = sum(sample.tokens - sample.kept for sample in chosen)
+        differ = sum(sample.kept < sample.tokens for sample in chosen)
+        shares = f"{differ / max(1, len(chosen)):.1%}", f"{lost / max(1, tokens):.1%}"
+        rows.append(
+            (kind, str(len(chosen)), str(differ), shares[0], str(tokens), str(lost), shares[1])
         )
-    for one in [one for one in samples if one.example][:8]:
-        print(f"  {one.kind}: {one.example!r}")
+    print_table(("kind", "turns", "differ", "share", "tokens", "lost", "share"), rows)
+    for sample in [sample for sample in samples if sample.example][:8]:
+        print(f"  {sample.kind}: {sample.example!r}")
 
 
 if __name__ == "__main__":

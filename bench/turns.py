@@ -11,16 +11,18 @@ all.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
-import math
 import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.peer import Client, server
+from bench.peer import Client, cpu_s, server
+from segue_bench.charts import ChartAxis, ChartLine, line_chart, log_ticks
+from segue_bench.client import ClientConnection, local, post, read_body
+from segue_bench.figures import seconds_words, tokens_words
+from segue_bench.rounds import interleaved, print_table
 
 SIZES = (1_000, 10_000, 100_000, 500_000)
 # SmolLM2 writes this in one token a word, and so do most vocabularies.
@@ -48,7 +50,7 @@ def agent_tools() -> list[dict[str, Any]]:
     ]
 
 
-# What a tool says: 2 KB of source text.
+# The output of a tool: 2 KB of source text.
 OUTPUT = Path(__file__).read_text()[:2000]
 
 # A few words and a call: 35 events with SmolLM2's vocabulary.
@@ -62,18 +64,23 @@ SCRIPT = {
 }
 
 
-class Loop:
+def history(tokens: int) -> str:
+    """A text that makes a prompt of about this many tokens, tools included."""
+    return WORD * max(1, tokens - 5_000)
+
+
+class AgentLoop:
     """One conversation, one turn at a time."""
 
     def __init__(self, port: int, history_tokens: int, *, is_stored: bool) -> None:
         self._client = Client(port)
         self._settings = {"tools": agent_tools(), "store": is_stored}
-        text = WORD * max(1, history_tokens - 5_000)
-        self._last, _ = self._client.turn(input=text, **self._settings)
+        self._client.send(input=history(history_tokens), **self._settings)
+        self._last = json.loads(self._client.receive()[-1])
         self.events = 0
 
     def turn(self) -> float:
-        """Answer the open call; the seconds until the terminal event is here."""
+        """Answer the open call; the seconds until the last event is here."""
         if "response" not in self._last:
             raise SystemExit(f"bench: a turn was refused: {self._last}")
         response = self._last["response"]
@@ -87,36 +94,38 @@ class Loop:
         return took
 
     def close(self) -> None:
-        """Hang up."""
         self._client.close()
 
 
-def measure(sizes: Sequence[int], rounds: int, turns: int, *, is_stored: bool) -> list[Cost]:
-    """Wall and CPU per turn for each size of history."""
-    with server(SCRIPT) as peer:
-        loops = {size: Loop(peer.port, size, is_stored=is_stored) for size in sizes}
-        walls: dict[int, list[float]] = {size: [] for size in sizes}
-        cpus: dict[int, list[float]] = {size: [] for size in sizes}
-        for number in range(rounds + 1):
-            for size, loop in loops.items():
-                before = peer.cpu_s()
-                took = [loop.turn() for _ in range(turns)]
-                if number:  # The first round warms up.
-                    cpus[size].append((peer.cpu_s() - before) / turns)
-                    walls[size] += took
-        return [
-            Cost(size, loop.events, statistics.median(walls[size]), statistics.median(cpus[size]))
-            for size, loop in loops.items()
-        ]
-
-
-class Cost(NamedTuple):
+class TurnCost(NamedTuple):
     """What a turn cost on a history of this size."""
 
     history_tokens: int
     events: int
     wall_s: float
     cpu_s: float
+
+
+def measure(sizes: Sequence[int], rounds: int, turns: int, *, is_stored: bool) -> list[TurnCost]:
+    """Wall and CPU per turn for each size of history."""
+    with server(SCRIPT) as process:
+        loops = {size: AgentLoop(process.port, size, is_stored=is_stored) for size in sizes}
+
+        def round_of(loop: AgentLoop) -> tuple[list[float], float]:
+            before = cpu_s(process)
+            walls = [loop.turn() for _ in range(turns)]
+            return walls, (cpu_s(process) - before) / turns
+
+        candidates = {
+            size: lambda _, loop=loop: round_of(loop)  # type: ignore[misc]
+            for size, loop in loops.items()
+        }
+        costs = []
+        for size, results in interleaved(candidates, rounds).items():
+            walls = [wall for round_walls, _ in results for wall in round_walls]
+            cpu = statistics.median(cpu for _, cpu in results)
+            costs.append(TurnCost(size, loops[size].events, statistics.median(walls), cpu))
+        return costs
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -129,89 +138,67 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     options = parser.parse_args(arguments)
     costs = measure(options.sizes, options.rounds, options.turns, is_stored=options.stored)
-    print("history   events   wall ms p50   CPU ms   CPU against the smallest")
-    for cost in costs:
-        print(
-            f"{cost.history_tokens:>7,}   {cost.events:>6}   {cost.wall_s * 1e3:>11.2f}   "
-            f"{cost.cpu_s * 1e3:>6.2f}   {cost.cpu_s / costs[0].cpu_s:>6.2f} x"
+    rows = [
+        (
+            f"{cost.history_tokens:,}",
+            str(cost.events),
+            f"{cost.wall_s * 1e3:.2f}",
+            f"{cost.cpu_s * 1e3:.2f}",
+            f"{cost.cpu_s / costs[0].cpu_s:.2f} x",
         )
+        for cost in costs
+    ]
+    columns = ("history", "events", "wall ms p50", "CPU ms", "CPU against the smallest")
+    print_table(columns, rows)
     if options.svg:
         full = resent(options.sizes, options.turns)
         for cost in full:
-            print(
-                f"{cost.history_tokens:>7,}   sent again over HTTP: {cost.cpu_s * 1e3:>6.1f} ms CPU"
-            )
+            milliseconds = f"{cost.cpu_s * 1e3:>6.1f} ms CPU"
+            print(f"{cost.history_tokens:>7,}   sent again over HTTP: {milliseconds}")
         Path(options.svg).write_text(chart(costs, full))
 
 
-def resent(sizes: Sequence[int], turns: int) -> list[Cost]:
-    """The same turns over plain HTTP with the full history each time and nothing recalled: what others do."""
-    found = []
-    with server(SCRIPT, "--render-cache-bytes-max", "0") as peer:
+def resent(sizes: Sequence[int], turns: int) -> list[TurnCost]:
+    """The same turns over plain HTTP with the full history each time and the render cache off."""
+    costs = []
+    with server(SCRIPT, "--render-cache-bytes-max", "0") as process:
         for size in sizes:
-            connection = http.client.HTTPConnection("127.0.0.1", peer.port)
-            history = [{"role": "user", "content": WORD * max(1, size - 5_000)}]
-            body = json.dumps(
-                {"model": "scripted", "input": history, "tools": agent_tools(), "store": False}
-            )
-            walls, before = [], peer.cpu_s()
+            connection = ClientConnection(local(process.port))
+            given = [{"role": "user", "content": history(size)}]
+            body = {"model": "scripted", "input": given, "tools": agent_tools(), "store": False}
+            data = json.dumps(body).encode()
+            walls, before = [], cpu_s(process)
             for _ in range(max(3, turns // 4)):
                 began = time.perf_counter()
-                connection.request("POST", "/v1/responses", body)
-                connection.getresponse().read()
+                read_body(connection, post(connection, data, is_last=False))
                 walls.append(time.perf_counter() - began)
-            cpu = (peer.cpu_s() - before) / len(walls)
-            found.append(Cost(size, 1, statistics.median(walls), cpu))
+            cpu = (cpu_s(process) - before) / len(walls)
+            costs.append(TurnCost(size, 1, statistics.median(walls), cpu))
             connection.close()
-    return found
+    return costs
 
 
-def chart(chained: Sequence[Cost], full: Sequence[Cost]) -> str:
-    """Server CPU a turn against history, both axes logarithmic, light and dark."""
-    left, top, width, height = 70, 40, 560, 260
-    low, high = 3e-4, 1.0
-
-    def x(tokens: int) -> float:
-        return left + width * math.log(tokens / 1_000) / math.log(500)
-
-    def y(seconds: float) -> float:
-        share = math.log(min(max(seconds, low), high) / low) / math.log(high / low)
-        return top + height * (1 - share)
-
+def chart(chained: Sequence[TurnCost], full: Sequence[TurnCost]) -> str:
+    """Server CPU a turn against history, both axes logarithmic."""
     lines = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 360" font-family="sans-serif" '
-        'font-size="13" role="img" aria-label="Server CPU of a turn against the history">',
-        "<style>text{fill:#444}.grid{stroke:#ccc}.a{stroke:#0a7d4f;fill:#0a7d4f}"
-        ".b{stroke:#c2410c;fill:#c2410c}.line{fill:none;stroke-width:3}"
-        "@media(prefers-color-scheme:dark){text{fill:#ccc}.grid{stroke:#555}"
-        ".a{stroke:#34d399;fill:#34d399}.b{stroke:#fb923c;fill:#fb923c}}</style>",
-        f'<text x="{left}" y="22" font-size="15">Server CPU of one turn, by tokens of history</text>',
+        ChartLine(
+            f"{name}: {seconds_words(costs[-1].cpu_s)}",
+            colour,
+            [(cost.history_tokens, cost.cpu_s) for cost in costs],
+        )
+        for name, colour, costs in (
+            ("HTTP, all again", "http-full", full),
+            ("WebSocket", "ws", chained),
+        )
     ]
-    for seconds, label in ((1e-3, "1 ms"), (1e-2, "10 ms"), (1e-1, "100 ms"), (1.0, "1 s")):
-        lines.append(
-            f'<line class="grid" x1="{left}" x2="{left + width}" y1="{y(seconds):.0f}" '
-            f'y2="{y(seconds):.0f}"/><text x="{left - 10}" y="{y(seconds) + 4:.0f}" '
-            f'text-anchor="end">{label}</text>'
-        )
-    for size in (1_000, 10_000, 100_000, 500_000):
-        lines.append(
-            f'<text x="{x(size):.0f}" y="{top + height + 22}" text-anchor="middle">'
-            f"{size // 1000}k</text>"
-        )
-    for kind, costs, label in (
-        ("b", full, "HTTP, full history each turn"),
-        ("a", chained, "WebSocket, only what is new"),
-    ):
-        points = [(x(cost.history_tokens), y(cost.cpu_s)) for cost in costs]
-        path = " ".join(f"{at:.0f},{to:.0f}" for at, to in points)
-        lines.append(f'<polyline class="{kind} line" points="{path}"/>')
-        lines += [
-            f'<circle class="{kind}" cx="{at:.0f}" cy="{to:.0f}" r="4"/>' for at, to in points
-        ]
-        at, to = points[-1]
-        lines.append(
-            f'<text x="{min(at, left + width):.0f}" y="{to - 12:.0f}" text-anchor="end">'
-            f"{label}: {costs[-1].cpu_s * 1e3:.3g} ms</text>"
-        )
-    lines.append("</svg>")
-    return "\n".join(lines) + "\n"
+    sizes = [cost.history_tokens for cost in chained]
+    low, high = 3e-4, 1.0
+    return line_chart(
+        "Server CPU of one turn, by tokens of history",
+        lines,
+        ChartAxis(sizes[0], sizes[-1], [(n, tokens_words(n)) for n in sizes], is_log=True),
+        ChartAxis(
+            low, high, [(s, seconds_words(s)) for s in log_ticks(low, high, (1,))], is_log=True
+        ),
+        "tokens of history",
+    )

@@ -1,6 +1,6 @@
 """An inference server that costs next to nothing: it reads a request and answers with the same stream each time.
 
-`/v1/chat/completions` and `/v1/responses` say the same: a few words, then a call. Run as a process of its own
+`/v1/chat/completions` and `/v1/responses` give the same answer: a few words, then a call. Run as a process of its own
 (`python -m bench.upstream`), it prints its port.
 """
 
@@ -142,13 +142,11 @@ class Upstream(asyncio.Protocol):
     calls = count(100_000)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It begins."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._buffer = b""
 
     def data_received(self, data: bytes) -> None:
-        """Answer what is whole."""
         self._buffer += data
         while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
             found = re.search(rb"content-length: *(\d+)", self._buffer[:end].lower())
@@ -156,7 +154,7 @@ class Upstream(asyncio.Protocol):
             if len(self._buffer) < size:
                 return
             line, self._buffer = self._buffer[:end].split(b"\r\n", 1)[0], self._buffer[size:]
-            stream = next((one for path, one in self.answers if path in line), FINE)
+            stream = next((answer for path, answer in self.answers if path in line), FINE)
             self._transport.write(stream.replace(NUMBER, b"%d" % next(self.calls)))
 
 

@@ -1,8 +1,8 @@
-// A coding agent with the OpenAI Agents SDK for JavaScript, over one socket. Needs Node 22 or newer.
+// A coding agent with the OpenAI Agents SDK for JavaScript, over one WebSocket connection. Needs Node 22 or newer.
 //
 //     node examples/agents_js.mjs FOLDER
 //
-// OPENAI_BASE_URL says where Segue is, SEGUE_MODEL names a model.
+// OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model.
 import { Agent, OpenAIProvider, Runner, tool } from '@openai/agents';
 import OpenAI from 'openai';
 import { z } from 'zod';

@@ -1,9 +1,9 @@
-"""A coding agent with the OpenAI Agents SDK for Python, over one socket.
+"""A coding agent with the OpenAI Agents SDK for Python, over one WebSocket connection.
 
     python examples/agents_python.py FOLDER
 
-OPENAI_BASE_URL says where Segue is, SEGUE_MODEL names a model. `auto_previous_response_id` makes every turn send only
-what is new; its responses are stored (the default), so that the chain survives a new socket.
+OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. `auto_previous_response_id` makes every turn send
+only the new items; its responses are stored (the default), so that the chain survives a new connection.
 """
 
 from __future__ import annotations

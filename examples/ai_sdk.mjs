@@ -1,8 +1,8 @@
-// A coding agent with the Vercel AI SDK, over one socket by its WebSocket fetch.
+// A coding agent with the Vercel AI SDK, over one WebSocket connection.
 //
 //     node examples/ai_sdk.mjs FOLDER
 //
-// OPENAI_BASE_URL says where Segue is, SEGUE_MODEL names a model. Each step sends only what is new (`prepareStep`).
+// OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. Each step sends only the new items (`prepareStep`).
 import { createOpenAI } from '@ai-sdk/openai';
 import { createWebSocketFetch } from '@vercel/ai-sdk-openai-websocket-fetch';
 import { stepCountIs, streamText, tool } from 'ai';

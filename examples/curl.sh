@@ -3,7 +3,7 @@
 #
 #     bash examples/curl.sh
 #
-# OPENAI_BASE_URL says where Segue is, SEGUE_MODEL names a model. The second request sends only what is new.
+# OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. The second request sends only the new items.
 set -euo pipefail
 url=${OPENAI_BASE_URL:-http://127.0.0.1:8080/v1}
 model=${SEGUE_MODEL:-$(curl -sf "$url/models" | grep -o '"id":"[^"]*"' | head -n 1 | cut -d '"' -f 4)}

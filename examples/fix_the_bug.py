@@ -1,13 +1,13 @@
-"""A coding agent that keeps going: one socket, only what is new in each turn, and a way back from every ending.
+"""A coding agent that recovers: one WebSocket connection, only the new items in each turn, retries after every failure.
 
     python examples/fix_the_bug.py FOLDER [--forced] [--plain]
 
-OPENAI_BASE_URL says where Segue is, SEGUE_MODEL names a model. While it works it draws a waterfall of its turns: how
-long until the first word, how long the model spoke, how long the tool ran, and what was sent and reused.
+OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. While it works it draws a waterfall of its turns:
+how long until the first token, how long the model wrote, how long the tool ran, and what was sent and reused.
 
-How it recovers (docs/clients/openai-python.md): a socket that ends for whatever reason, a parent that is not known any
-more, and the age limit are all answered the same way: a new socket, and the whole history once. A failed response is
-tried again from the whole history. Where WebSocket mode is off (426), it goes on over HTTP.
+How it recovers (docs/clients/openai-python.md): after a lost connection, an unknown parent and the age limit it opens a
+new connection and sends the whole history once. A failed response is retried with the whole history. Where WebSocket is
+switched off (426), it continues over HTTP.
 
 `--forced` names the tool of each turn. Small models do not plan; with the call forced, their arguments at least have
 the right shape.

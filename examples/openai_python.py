@@ -1,8 +1,8 @@
-"""A coding agent in one loop: the OpenAI Python SDK on one socket, each turn sends only what is new.
+"""A coding agent in one loop: the OpenAI Python SDK on one WebSocket connection, each turn sends only the new items.
 
     python examples/openai_python.py FOLDER
 
-OPENAI_BASE_URL says where Segue is, SEGUE_MODEL names a model. `fix_the_bug.py` is the same with recovery.
+OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. `fix_the_bug.py` is the same with recovery.
 """
 
 from __future__ import annotations

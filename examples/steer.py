@@ -1,9 +1,9 @@
-"""Steer a long answer while it is written, on the official SDK's socket.
+"""Steer a long answer while it is written, over WebSocket with the official SDK.
 
     python steer.py --url http://127.0.0.1:8080/v1 --model smollm2
 
-The first answer is told to change its mind after a few words; the server ends it at a sentence and goes on with a
-successor that has heard you. Needs `pip install "openai[realtime]"`.
+The first answer is steered after a few words; the server ends it at a sentence and continues with a successor that has
+the new input. Needs `pip install "openai[realtime]"`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 // The tools of a small coding agent, for the JavaScript examples: list, read, edit, test, in one folder.
 //
-// Every path is checked to stay inside the folder, and a mistake is an answer too: the model is told and may try again.
+// Every path is checked to stay inside the folder, and a mistake is returned to the model as text: it may try again.
 import { spawnSync } from 'node:child_process';
 import { readFileSync, readdirSync, writeFileSync } from 'node:fs';
 import { join, relative, resolve, sep } from 'node:path';

@@ -1,7 +1,7 @@
 """The tools of a small coding agent, for the Python examples: list, read, edit, test, in one folder.
 
-Every path is checked to stay inside the folder, every result is text for the model, and nothing raises: a model that
-makes a mistake is told so and may try again.
+Every path is checked to stay inside the folder, every result is text for the model, and nothing raises: a mistake
+of the model is returned to it as text, and it may try again.
 """
 
 from __future__ import annotations

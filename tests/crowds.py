@@ -3,7 +3,7 @@ what they are is measured by `segue bench crowd`."""
 
 from __future__ import annotations
 
-from segue.bench.scenes import Beside, Return
+from segue_bench.crowd import CrowdRun, ReconnectRun
 
 # The machine may be busy with other tests; a server that stands still would take longer.
 HEALTH_MS_MAX = 30_000
@@ -12,41 +12,41 @@ LATE_MS_MAX = 10_000
 IDLE_BYTES_MAX = 20 * 1024
 
 
-def check_streams(scene: Beside) -> None:
+def check_streams(run: CrowdRun) -> None:
     """The streams were served all the time, and so was whoever asked how we are."""
-    for told in (scene.alone, scene.beside, scene.again):
-        assert told.drops == 0
-        assert told.open == scene.streams
-        assert told.answers > 0
-        assert told.late_ms_p99 is not None
-        assert told.late_ms_p99 < LATE_MS_MAX
-    assert scene.beside.tokens > scene.alone.tokens / 4
-    assert 0 < scene.health_ms_max < HEALTH_MS_MAX
+    for counts in (run.alone, run.beside, run.again):
+        assert counts.drops == 0
+        assert counts.open == run.streams
+        assert counts.answers > 0
+        assert counts.late_ms_p99 is not None
+        assert counts.late_ms_p99 < LATE_MS_MAX
+    assert run.beside.tokens > run.alone.tokens / 4
+    assert 0 < run.health_ms_max < HEALTH_MS_MAX
 
 
-def check_idle(scene: Beside) -> None:
+def check_idle(run: CrowdRun) -> None:
     """No idle connection was dropped, and none is dear."""
-    check_streams(scene)
-    assert scene.left == scene.guests
-    assert scene.beside.lost == 0
-    assert scene.guest_bytes <= IDLE_BYTES_MAX
+    check_streams(run)
+    assert run.left == run.guests
+    assert run.beside.lost == 0
+    assert run.guest_bytes <= IDLE_BYTES_MAX
 
 
-def check_stalled(scene: Beside, outbox_bytes_max: int) -> None:
+def check_stalled(run: CrowdRun, outbox_bytes_max: int) -> None:
     """Those who do not read were cut, and held no more than what may wait for a reader.
 
     It waits as bytes with headers around it, and once more as the events that a late subscriber could still ask for.
     """
-    check_streams(scene)
-    assert scene.left == 0
-    assert scene.peak_bytes - scene.memory_bytes <= scene.guests * (3 * outbox_bytes_max + 512_000)
+    check_streams(run)
+    assert run.left == 0
+    assert run.peak_bytes - run.memory_bytes <= run.guests * (3 * outbox_bytes_max + 512_000)
 
 
-def check_herd(scene: Return) -> None:
+def check_herd(run: ReconnectRun) -> None:
     """All went on from where they were, and none was turned away."""
-    herd = scene.herd
-    assert herd.served == herd.open == scene.guests
+    herd = run.herd
+    assert herd.served == herd.open == run.guests
     assert herd.refused == {}
     # Told to leave, or not.
-    assert herd.codes == {1012 if scene.how == "stop" else 0: scene.guests}
-    assert 0 < scene.health_ms_max < HEALTH_MS_MAX
+    assert herd.codes == {1012 if run.how == "stop" else 0: run.guests}
+    assert 0 < run.health_ms_max < HEALTH_MS_MAX

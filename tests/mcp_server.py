@@ -86,7 +86,7 @@ async def remote(path: str = "/mcp", hosts: Sequence[str] = ()) -> AsyncIterator
     from mcp.server.transport_security import TransportSecuritySettings
 
     # Here, because the program that speaks over its pipes has nothing of ours.
-    from segue.server import Server
+    from segue.server import UvicornServer
 
     found = Remote()
     server = build(found)
@@ -115,7 +115,7 @@ async def remote(path: str = "/mcp", hosts: Sequence[str] = ()) -> AsyncIterator
         lifespan="on",
         timeout_graceful_shutdown=1,
     )
-    listening = Server(config, address.set_result)
+    listening = UvicornServer(config, address.set_result)
     task = asyncio.create_task(listening.serve())
     async with asyncio.timeout(WAIT_S):
         found.url = await address + path

@@ -18,12 +18,11 @@ from segue.engines.scripted import Script, ScriptedEngine
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
-from segue.stores.conversations import MemoryConversations
-from segue.stores.database import SqliteDatabase
 from segue.stores.layered import LayeredTurns
-from segue.stores.memory import MemoryEventLog, MemoryIdempotencyKeys, MemoryTurns
+from segue.stores.memory import MemoryConversations, MemoryEventLog, MemoryIdempotencyKeys
+from segue.stores.memory_turns import MemoryTurns
 from segue.stores.seals import RingSeals, new_key
-from segue.stores.sqlite import SqliteLedger, SqliteTurns
+from segue.stores.sqlite import SqliteStore
 from segue.turn.plan import Caller, Model, Resources, Tally
 from segue.turn.running import Running
 from segue.turn.seams import Dialect, Engine, Turns
@@ -178,14 +177,14 @@ async def staged(
     wrap: Callable[[Turns], Turns] = lambda turns: turns,
 ) -> AsyncIterator[Stage]:
     """A process on this database; the model has two names."""
-    database = await SqliteDatabase.open(path, durability="relaxed")
+    sqlite = await SqliteStore.open(path, durability="relaxed")
     try:
         dialect = chatml()
         engine = RecordingEngine(ScriptedEngine(dialect, script, tokens_per_s))
         model = Model("m", engine, dialect, context_tokens)
-        store = LayeredTurns(MemoryTurns(BUDGET, stored_only=True), wrap(SqliteTurns(database)))
+        store = LayeredTurns(MemoryTurns(BUDGET, stored_only=True), wrap(sqlite.turns))
         settled: list[EndedTurn] = []
-        afterwards = Afterwards(SqliteLedger(database), [settled.append])
+        afterwards = Afterwards(sqlite.ledger, [settled.append])
         records = Records(
             afterwards, MemoryEventLog(BUDGET), MemoryIdempotencyKeys(), MemoryConversations(BUDGET)
         )
@@ -193,4 +192,4 @@ async def staged(
         async with Runner(resources, records, heartbeat_s=heartbeat_s) as runner:
             yield Stage(runner, records, store, engine, dialect, settled)
     finally:
-        await database.close()
+        await sqlite.close()

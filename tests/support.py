@@ -21,7 +21,7 @@ from typing import Any
 
 import websockets.asyncio.client
 
-from segue.app import ALONE, App, Place, open_app
+from segue.app import ALONE, App, WorkerPlace, open_app
 from segue.server import build_server
 from segue.settings import load_settings
 from tests import last_turn
@@ -61,7 +61,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(place: Place = ALONE, **flags: object) -> AsyncIterator[Served]:
+async def serving(place: WorkerPlace = ALONE, **flags: object) -> AsyncIterator[Served]:
     """The whole product with these settings; the store is in memory unless one is named."""
     settings = load_settings(
         {"engine": "scripted", "store": "memory", "port": 0, "grace_s": 0} | flags, environment={}

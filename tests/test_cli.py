@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from segue.cli import main
-from segue.stores.database import SqliteDatabase
 from segue.stores.seals import open_ring
-from segue.stores.sqlite import SqliteLedger
+from segue.stores.sqlite import SqliteStore
 from segue.turn.values import UsageEntry
 
 NOW = int(time.time())
@@ -26,9 +25,9 @@ ENTRIES = [
 @pytest.fixture
 async def store(tmp_path: Path) -> str:
     path = tmp_path / "segue.db"
-    database = await SqliteDatabase.open(path)
-    await SqliteLedger(database).settle(ENTRIES)
-    await database.close()
+    store = await SqliteStore.open(path)
+    await store.ledger.settle(ENTRIES)
+    await store.close()
     return f"sqlite:///{path}"
 
 
@@ -63,7 +62,7 @@ def test_usage_without_a_store_is_said(tmp_path: Path, capsys: pytest.CaptureFix
 def test_unreachable_store_is_said_without_its_password(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("segue.stores.pool.PATIENCE_S", 0.1)
+    monkeypatch.setattr("segue.stores.postgres_database.PATIENCE_S", 0.1)
     for url in (
         "postgresql://me:s3cret@127.0.0.1:1/x",
         "postgresql://127.0.0.1:1/x?password=s3cret",

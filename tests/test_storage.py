@@ -1,14 +1,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from segue.errors import Misconfigured
+from segue.settings import STORE_KINDS, Settings, StoreKind
+from segue.storage import OPENERS, open_store
 from segue.stores.memory import CLAIM_BYTES
 from tests.scenarios.test_background import LONG, follow, post, scripted
 from tests.support import Served, fetch, metric
 
 STATE = "segue_state_bytes"
+
+
+def test_every_kind_of_store_has_an_address_and_can_be_opened() -> None:
+    kinds = set(get_args(StoreKind))
+    assert {"memory", *STORE_KINDS.values()} == kinds == set(OPENERS)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "redis://here", "sqlite:here.db", "sqlite", "memory2", "mysql://a:secret@b/c"]
+)
+async def test_unknown_address_is_refused_with_the_choices(address: str) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        async with open_store(Settings(store=address)):
+            pass
+    for word in ("store:", "sqlite:///", "postgresql://", "memory"):
+        assert word in str(refused.value)
+    assert "secret" not in str(refused.value)
 
 
 async def held(served: Served) -> float:
@@ -60,4 +81,6 @@ async def test_keys_of_repeats_in_memory_count(tmp_path: Path, kind: str) -> Non
             named = {"Idempotency-Key": f"key-{number}"}
             assert (await fetch(served, "POST", "/v1/responses", body, named)).status == 200
         # Beside the answers, which a repeat would hear again.
-        assert await held(served) - served.app.runner.ended_bytes - before == 5 * CLAIM_BYTES
+        assert (
+            await held(served) - served.app.runner.registry.ended_bytes - before == 5 * CLAIM_BYTES
+        )

@@ -1,74 +1,43 @@
-"""Who is wired to whom? `open_app` builds a whole server from the settings, without a port, and closes it again in the
-right order.
+"""Who is wired to whom? `open_app` builds a whole server from the settings, without a port, and closes it in the
+reverse order. Each part has a builder here or in `builders/`, which returns a value from values that exist already.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-from msgspec import structs
-
-from segue.accounts.metering import Meter
-from segue.audit import Audit
-from segue.cluster.hub import open_hub_bus
-from segue.cluster.idempotency import SharedIdempotencyKeys
-from segue.cluster.local import LocalBus
-from segue.cluster.peers import Peers
-from segue.cluster.remote import Kept, RemoteTurns
+from segue.accounts.account import Accounts
+from segue.builders.cluster import ALONE, Cluster, WorkerPlace, open_cluster
+from segue.builders.observers import HealthCheck, MetricsPage, Observers, open_observers
+from segue.builders.state import Eraser, State, build_state
+from segue.builders.tools import Toolbox, open_tools
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.routes import Dashboard
-from segue.dashboard.views import FULLEST, Memory, Replica
-from segue.engines.routes import RoutedEngine
-from segue.errors import Misconfigured
-from segue.guards.gate import GuardGate
-from segue.metrics import Metrics, together
-from segue.models import build_models
-from segue.process.afterwards import Afterwards, EndedTurn
-from segue.process.render_cache import RenderCache
+from segue.dashboard.views import FULLEST, CacheUse
+from segue.models import ServedModels, build_models
 from segue.process.runner import Records, Runner
 from segue.settings import Settings
-from segue.storage import KEYS_TOPIC, check_public, check_ring, load_ring, open_store
-from segue.stores.budget import Budget
+from segue.storage import KEYS_TOPIC, open_store
 from segue.stores.hashes import KeyHashes
-from segue.stores.layered import LayeredTurns
 from segue.stores.maintenance import kept_up
-from segue.stores.memory import (
-    MemoryTurns,
-)
 from segue.stores.seals import RingSeals
-from segue.tools.fetch import Fetcher, Policy, read_as_data
-from segue.tools.hosted import ServerTools, ToolLimits
-from segue.tools.hosts import McpHosts, policy_for
-from segue.tools.index import IndexWeb, Report, build
-from segue.tools.inputs import ReadUrl
-from segue.tools.mcp import McpServer, McpServers
-from segue.tools.pdf import Papers
-from segue.tools.search import JsonEngine, JsonSearch
-from segue.tools.web import LiveWeb, WebTool
-from segue.traces import Traces
-from segue.transports.auth import Account, Accounts
 from segue.transports.http import HttpApp
 from segue.transports.origin import gate
-from segue.transports.services import Limits, NearTurns, Services
+from segue.transports.services import Limits, Services
 from segue.transports.upgrades import Upgrades
-from segue.turn.plan import Models, Resources
-from segue.turn.seams import (
-    Bus,
-    Keys,
-    Tool,
-    Turns,
-)
-from segue.turn.values import Owner, Retention
+from segue.turn.plan import Plan, Resources
+from segue.turn.running import Running
+from segue.turn.seams import Gate, IdempotencyKeys, Keys, Turns
+from segue.turn.values import Retention
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from segue.cluster.peers import Peers
+
+__all__ = ["ALONE", "App", "WorkerPlace", "open_app"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,360 +51,238 @@ class App:
     keys: Keys
     hashes: KeyHashes
     accounts: Accounts
-    peers: Peers
+    # None where one process serves alone.
+    peers: Peers | None
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new work, let running turns finish, end the rest, tell the sockets."""
+        """Refuse new work, let running turns finish, end the rest, close the WebSocket connections."""
         self.upgrades.leave_idle()
         await self.runner.drain(grace_s)
         self.upgrades.leave()
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker stands among those that one parent has started; a server that is alone has none."""
-
-    house: str = ""
-    # The socket where the workers meet, unless they meet in the database.
-    hub: str = ""
-    # The folder where one process shares the engines inside.
-    engines: str = ""
-
-
-ALONE = Place()
-
-
 @asynccontextmanager
-async def open_bus(settings: Settings, place: Place) -> AsyncIterator[Bus]:
-    """How this worker and the others hear of each other: in the database, at the parent's hub, or not at all."""
-    if settings.store.startswith(("postgresql://", "postgres://")):
-        # Imported here, as the store is.
-        from segue.cluster.notify import open_notify_bus
-
-        async with open_notify_bus(settings.store) as notify:
-            yield notify
-    elif place.hub:
-        async with open_hub_bus(place.hub) as hub:
-            yield hub
-    else:
-        yield LocalBus()
-
-
-def index_folder(folder: Path, into: Path, prefix: str, note: Callable[[int, int], None]) -> Report:
-    """Bring an index of documents up to date with a folder."""
-    return build(folder, into, prefix, note)
-
-
-@asynccontextmanager
-async def open_fetcher(settings: Settings) -> AsyncIterator[Fetcher]:
-    """The one way to follow an address from outside; off unless the operator has switched it on."""
-    fetcher = Fetcher(
-        Policy(
-            settings.fetch,
-            allow=settings.fetch_allow,
-            deny=settings.fetch_deny,
-            ports=settings.fetch_port,
-            bytes_max=settings.fetch_bytes_max,
-            s_max=settings.fetch_s_max,
-        )
-    )
-    try:
-        yield fetcher
-    finally:
-        fetcher.close()
-
-
-@asynccontextmanager
-async def open_web(settings: Settings, fetcher: Fetcher) -> AsyncIterator[WebTool | None]:
-    """The web search; None where there is neither an index nor an engine nor a page that may be opened."""
-    index = IndexWeb(Path(settings.search_index)) if settings.search_index else None
-    engine = JsonSearch(_search_engine(settings)) if settings.search_url else None
-    is_live = engine is not None or fetcher.is_on
-    live = LiveWeb(engine, fetcher) if is_live else None
-    try:
-        yield WebTool(index, live) if index is not None or is_live else None
-    finally:
-        if engine is not None:
-            engine.close()
-
-
-def _search_engine(settings: Settings) -> JsonEngine:
-    url, title, text = settings.search_fields.split()
-    name, _, value = settings.search_header.partition(":")
-    headers = ((name, value.strip()),) if name else ()
-    return JsonEngine(settings.search_url, settings.search_results, (url, title, text), headers)
-
-
-@asynccontextmanager
-async def open_app(settings: Settings, place: Place = ALONE) -> AsyncIterator[App]:
-    """Everything wired, running turns owned, and closed again in the right order."""
+async def open_app(settings: Settings, place: WorkerPlace = ALONE) -> AsyncIterator[App]:
+    """Everything wired and running; what was opened last is closed first."""
     served = build_models(settings, place.engines)
-    models = served.models
-    metrics = Metrics()
     async with (
         aclosing(served),
         open_store(settings) as store,
-        open_fetcher(settings) as fetcher,
-        AsyncExitStack() as outlets,
-        open_bus(settings, place) as bus,
+        open_cluster(settings, place) as cluster,
     ):
-        peers = Peers(bus, place.house)
-        render_cache = RenderCache(settings.render_cache_bytes_max)
+        state = await build_state(settings, store, cluster)
+        async with _open_server(served, state, cluster) as app:
+            yield app
 
-        def memory() -> list[Memory]:
-            fullest = max((one.state_bytes for one in upgrades.sessions), default=0)
-            return [
-                Memory("turns", store.state.bytes, settings.process_state_bytes_max),
-                Memory("recalled prompts", render_cache.bytes, settings.render_cache_bytes_max),
-                Memory(FULLEST, fullest, settings.connection_state_bytes_max),
-            ]
 
-        feed = Feed(
-            Sources(
-                models=list(models),
-                sessions=lambda: (one.glance() for one in upgrades.sessions),
-                runnings=lambda: runner.registry.running,
-                memory=memory,
-                probe=lambda: is_ready(),
-                replicas=lambda checks: _replicas(models, checks),
-                backlog=lambda: afterwards.backlog,
-                ask=lambda question: peers.ask("feed", question, peers.housemates),
-                worker=peers.worker,
-                process=place.house,
-            )
-        )
-
-        def fit(settled: EndedTurn) -> None:
-            """What an owner has in the caches of the process, beside connections, counts for each of its keys."""
-            owner = settled.entry.owner
-            for account in accounts.bounded(owner):
-                left = max(0, account.quota.state_bytes_max - budget.bytes_of(account.key_id))
-                # What was rendered is made again sooner than what was stored is read again.
-                render_cache.trim(owner, max(0, left - store.state.bytes_of(owner)))
-                store.state.trim(owner, left)
-
-        observers = [metrics.observe, feed.observe, fit]
-        refusals = [metrics.note_refusal, feed.note_refusal]
-        if settings.otel_endpoint:
-            traces = Traces(settings.otel_endpoint, settings.otel_headers)
-            observers.append((await outlets.enter_async_context(traces)).observe)
-        if settings.audit_log:
-            audit = await outlets.enter_async_context(Audit(settings.audit_log))
-            observers.append(audit.observe)
-            refusals.append(audit.note_refusal)
-        afterwards = Afterwards(store.ledger, observers)
-
-        def note_refusal(transport: str, code: str) -> None:
-            for note in refusals:
-                note(transport, code)
-
-        ring = await load_ring(settings, store)
-        hashes = KeyHashes(ring)
-        await check_ring(store.keys, hashes, settings)
-        await check_public(store.keys, settings)
-        budget = Budget(settings.connections_state_bytes_max)
-        meter = Meter(store.shared_limits, peers, budget.trim)
-        accounts = Accounts(store.keys, hashes.digests, settings.auth, meter)
-
-        def open_cache(account: Account) -> tuple[NearTurns, Turns]:
-            near = MemoryTurns(settings.connection_state_bytes_max)
-            near.enter(budget, account.key_id, lambda: account.quota.state_bytes_max)
-            return near, LayeredTurns(near, store.turns)
-
-        async def is_ready() -> dict[str, bool]:
-            checks = {"store": await store.is_ready()}
-            for name, model in {one.name: one for one in models.values()}.items():
-                checks[f"engine:{name}"] = is_up = await model.engine.is_ready()
-                if isinstance(model.engine, RoutedEngine):
-                    for health in model.engine.replicas():
-                        metrics.note_engine(health.name, is_up=health.is_up)
-                else:
-                    metrics.note_engine(name, is_up=is_up)
-            return checks
-
-        async def write_own_metrics() -> bytes:
-            await afterwards.drained()
-            await is_ready()
-            return metrics.write()
-
-        async def write_metrics() -> bytes:
-            others, own = await asyncio.gather(
-                peers.ask("metrics", b"", peers.housemates), write_own_metrics()
-            )
-            return together([own, *others.values()])
-
-        async def erase(owner: Owner, turn_id: str) -> bool:
-            is_erased = await store.turns.delete(owner, turn_id)
-            runner.forget(owner, turn_id)
-            await upgrades.erase(owner, turn_id)
-            # Sooner than the store would tell them.
-            await peers.tell("erased", msgspec.msgpack.encode((owner, turn_id)))
-            return is_erased
-
-        async def let_go(owner: Owner, turn_id: str) -> None:
-            await store.state.delete(owner, turn_id)
-            runner.forget(owner, turn_id)
-            await upgrades.erase(owner, turn_id)
-
-        papers = Papers(settings.file_s_max)
+@asynccontextmanager
+async def _open_server(
+    served: ServedModels, state: State, cluster: Cluster | None
+) -> AsyncIterator[App]:
+    settings, store = state.settings, state.store
+    async with (
+        open_tools(settings) as toolbox,
+        open_observers(settings, state) as observers,
+        build_runner(served, state, toolbox, observers, cluster) as runner,
+    ):
+        eraser = Eraser(store, cluster, runner)
+        health = HealthCheck(store, runner.models, observers.metrics)
+        page = MetricsPage(observers, health, cluster)
+        services = build_services(state, runner, observers, eraser, health, page)
+        upgrades = Upgrades(services)
+        eraser.add(upgrades.erase)
+        watch_gauges(observers, served, state, toolbox, runner, upgrades)
+        feed = build_feed(state, runner, observers, health, upgrades, cluster)
         retention = Retention(settings.retention_s, settings.events_retention_s)
         async with (
-            _open_tools(settings, fetcher, papers) as hosted,
-            Runner(
-                Resources(
-                    models=models,
-                    seals=RingSeals(ring),
-                    prompt_cache=render_cache,
-                    hosted=hosted,
-                    has_web="web_search" in hosted.tools,
-                    reads_urls=hosted.read_url is not None,
-                    open_gate=GuardGate,
-                    guards=served.owners,
-                    append_s_max=settings.append_s_max,
-                ),
-                Records(
-                    afterwards,
-                    store.events,
-                    SharedIdempotencyKeys(store.idempotency_keys, peers),
-                    store.conversations,
-                ),
-                heartbeat_s=settings.heartbeat_s,
-            ) as runner,
-            kept_up(store.maintenance, retention, let_go),
+            kept_up(store.maintenance, retention, eraser.forget),
+            _joined(state, upgrades, cluster),
+            state.meter.running(),
         ):
-            services = Services(
-                runner=runner,
-                accounts=accounts,
-                gate=gate(
-                    settings.host,
-                    settings.allowed_hosts,
-                    settings.cors_origins,
-                    is_open=lambda: not accounts.is_required,
-                ),
-                turns=store.turns,
-                conversations=store.conversations,
-                erase=erase,
-                open_cache=open_cache,
-                is_ready=is_ready,
-                write_metrics=write_metrics,
-                limits=Limits(
-                    body_bytes_max=settings.body_bytes_max,
-                    connection_age_s=settings.connection_age_s,
-                    write_s_max=settings.write_s_max,
-                    outbox_bytes_max=settings.outbox_bytes_max,
-                    is_websocket_on=settings.websocket,
-                    reconnect_s=settings.reconnect_s,
-                    body_s_max=settings.body_s_max,
-                    connections_max=settings.connections_max,
-                ),
-                note_refusal=note_refusal,
-            )
-            upgrades = Upgrades(services)
-            kept = Kept(store.turns, store.events)
-            silence_s = 2 * settings.heartbeat_s
-            runner.meet(RemoteTurns(bus, peers, runner.registry.find_here, kept, silence_s))
-            peers.answer("metrics", lambda worker, body: write_own_metrics())
-            peers.answer("feed", lambda worker, body: feed.answer(body))
-            peers.answer("erased", lambda worker, body: _erased(body, let_go))
-            _watch(
-                metrics,
+            yield App(
+                HttpApp(services, Dashboard(services, feed).routes),
                 upgrades,
-                afterwards,
-                lambda: (
-                    sum(one.bytes for one in (store.state, *store.beside))
-                    + sum(one.bytes for one in (render_cache, served, upgrades.lost, papers))
-                    + runner.registry.ended_bytes
-                ),
+                runner,
+                store.turns,
+                store.keys,
+                state.hashes,
+                state.accounts,
+                None if cluster is None else cluster.peers,
             )
-            metrics.note_limits(settings)
-            pages = Dashboard(services, feed).routes
-            async with (
-                bus.subscribe(KEYS_TOPIC, lambda body: accounts.look()),
-                accounts.kept(upgrades.dismiss, partial(bus.publish, KEYS_TOPIC, b"")),
-                peers.joined(),
-                meter.running(),
-            ):
-                yield App(
-                    HttpApp(services, pages),
-                    upgrades,
-                    runner,
-                    store.turns,
-                    store.keys,
-                    hashes,
-                    accounts,
-                    peers,
-                )
 
 
-async def _erased(body: bytes, let_go: Callable[[Owner, str], Awaitable[None]]) -> None:
-    """Another worker has erased a turn."""
-    owner, turn_id = msgspec.msgpack.decode(body, type=tuple[str, str])
-    await let_go(owner, turn_id)
+def build_runner(
+    served: ServedModels,
+    state: State,
+    toolbox: Toolbox,
+    observers: Observers,
+    cluster: Cluster | None,
+) -> Runner:
+    """The owner of the turns that run in this process; with a cluster it also reaches those of other processes."""
+    settings, store = state.settings, state.store
+    records = Records(
+        observers.afterwards, store.events, _idempotency_keys(state, cluster), store.conversations
+    )
+    resources = Resources(
+        models=served.models,
+        seals=RingSeals(state.ring),
+        prompt_cache=state.render_cache,
+        hosted=toolbox.hosted,
+        has_web="web_search" in toolbox.hosted.tools,
+        reads_urls=toolbox.hosted.read_url is not None,
+        open_gate=_open_gate(served),
+        guards=served.owners,
+        append_s_max=settings.append_s_max,
+    )
+    runner = Runner(resources, records, heartbeat_s=settings.heartbeat_s)
+    if cluster is not None:
+        # Imported here: one process alone needs nothing of the cluster room.
+        from segue.cluster.remote import RemoteTurns, StoredEnds
+
+        ends = StoredEnds(store.turns, store.events)
+        silence_s = 2 * settings.heartbeat_s
+        find_here = runner.registry.find_here
+        runner.meet(RemoteTurns(cluster.bus, cluster.peers, find_here, ends, silence_s))
+    return runner
 
 
-def _url_reader(fetcher: Fetcher) -> ReadUrl | None:
-    return partial(read_as_data, fetcher) if fetcher.is_on else None
+def _open_gate(served: ServedModels) -> Callable[[Plan, Running], Gate] | None:
+    """How a turn with guards opens its gate; None where there are no guards."""
+    guards = [*served.owners.values(), *(model.guards for model in served.models.values())]
+    if not any(one.inputs or one.outputs for one in guards):
+        return None
+    # Imported here: most servers have no guards.
+    from segue.guards.gate import GuardGate
+
+    return GuardGate
 
 
-@asynccontextmanager
-async def _open_tools(
-    settings: Settings, fetcher: Fetcher, papers: Papers
-) -> AsyncIterator[ServerTools]:
-    """The tools that this process runs; sessions with MCP servers end with it."""
-    limits = ToolLimits(settings.tool_s_max, settings.tool_output_bytes_max)
-    async with open_web(settings, fetcher) as web:
-        tools: dict[str, Tool] = {} if web is None else {"web_search": web}
-        if not settings.mcp and not settings.mcp_hosts:
-            yield ServerTools(
-                tools, limits=limits, read_pdf=papers.read, read_url=_url_reader(fetcher)
-            )
-            return
-        async with _open_servers(settings) as servers:
-            tools |= {"mcp": servers, "mcp_list": servers.lister}
-            yield ServerTools(tools, servers.check, limits, papers.read, _url_reader(fetcher))
+def _idempotency_keys(state: State, cluster: Cluster | None) -> IdempotencyKeys:
+    if cluster is None:
+        return state.store.idempotency_keys
+    # Imported here: one process alone needs nothing of the cluster room.
+    from segue.cluster.idempotency import SharedIdempotencyKeys
+
+    return SharedIdempotencyKeys(state.store.idempotency_keys, cluster.peers)
 
 
-@asynccontextmanager
-async def _open_servers(settings: Settings) -> AsyncIterator[McpServers]:
-    if find_spec("mcp") is None:
-        raise Misconfigured("mcp: the package 'mcp' is not installed: pip install 'segue[mcp]'.")
-    # A fetcher of its own: its list and its ports are others, and it works where pages are not fetched.
-    with closing(Fetcher(policy_for(settings.mcp_hosts, settings.fetch_deny))) as fetcher:
-        known = [McpServer(**structs.asdict(one)) for one in settings.mcp]
-        hosts = McpHosts(settings.mcp_hosts, fetcher)
-        async with aclosing(McpServers(known, hosts, list_s=settings.mcp_list_s)) as servers:
-            yield servers
+def build_services(
+    state: State,
+    runner: Runner,
+    observers: Observers,
+    eraser: Eraser,
+    health: HealthCheck,
+    page: MetricsPage,
+) -> Services:
+    """What every transport needs."""
+    settings, accounts = state.settings, state.accounts
+    return Services(
+        runner=runner,
+        accounts=accounts,
+        gate=gate(
+            settings.host,
+            settings.allowed_hosts,
+            settings.cors_origins,
+            is_open=lambda: not accounts.is_required,
+        ),
+        turns=state.store.turns,
+        conversations=state.store.conversations,
+        erase=eraser.erase,
+        open_cache=state.open_cache,
+        is_ready=health.check,
+        write_metrics=page.write,
+        limits=Limits(
+            body_bytes_max=settings.body_bytes_max,
+            connection_age_s=settings.connection_age_s,
+            write_s_max=settings.write_s_max,
+            outbox_bytes_max=settings.outbox_bytes_max,
+            is_websocket_on=settings.websocket,
+            reconnect_s=settings.reconnect_s,
+            body_s_max=settings.body_s_max,
+            connections_max=settings.connections_max,
+        ),
+        note_refusal=observers.note_refusal,
+    )
 
 
-def _replicas(models: Models, checks: Mapping[str, bool]) -> list[Replica]:
-    """How the engines are: each replica where there are several, else what its engine last answered."""
-    found: list[Replica] = []
-    for name, model in {one.name: one for one in models.values()}.items():
-        if isinstance(model.engine, RoutedEngine):
-            for health in model.engine.replicas():
-                found.append(
-                    Replica(name, health.name, health.is_up, health.running, health.waiting)
-                )
-        elif f"engine:{name}" in checks:
-            found.append(Replica(name, name, checks[f"engine:{name}"]))
-    return found
+def build_feed(
+    state: State,
+    runner: Runner,
+    observers: Observers,
+    health: HealthCheck,
+    upgrades: Upgrades,
+    cluster: Cluster | None,
+) -> Feed:
+    """What the dashboard shows of this process and of its siblings."""
+    sources = Sources(
+        models=list(runner.models),
+        sessions=lambda: (session.glance() for session in upgrades.sessions),
+        runnings=lambda: runner.registry.running,
+        memory=lambda: _cache_uses(state, upgrades),
+        probe=health.check,
+        replicas=health.replicas,
+        backlog=lambda: observers.afterwards.backlog,
+    )
+    if cluster is None:
+        return Feed(observers.history, sources)
+    peers = cluster.peers
+    feed = Feed(
+        observers.history,
+        replace(
+            sources,
+            ask=lambda question: peers.ask("feed", question, peers.siblings),
+            worker=peers.worker,
+            process=cluster.group,
+        ),
+    )
+    peers.answer("feed", lambda worker, body: feed.answer(body))
+    return feed
 
 
-def _watch(
-    metrics: Metrics, upgrades: Upgrades, afterwards: Afterwards, shared_bytes: Callable[[], int]
+def _cache_uses(state: State, upgrades: Upgrades) -> Sequence[CacheUse]:
+    settings = state.settings
+    fullest = max((session.state_bytes for session in upgrades.sessions), default=0)
+    return [
+        CacheUse("stored responses", state.store.state.bytes, settings.process_state_bytes_max),
+        CacheUse("rendered prompts", state.render_cache.bytes, settings.render_cache_bytes_max),
+        CacheUse(FULLEST, fullest, settings.connection_state_bytes_max),
+    ]
+
+
+def watch_gauges(
+    observers: Observers,
+    served: ServedModels,
+    state: State,
+    toolbox: Toolbox,
+    runner: Runner,
+    upgrades: Upgrades,
 ) -> None:
     """The gauges, each read where its value lives."""
+    store = state.store
+    shared = (store.state, *store.beside, state.render_cache, served, upgrades.lost, toolbox.papers)
 
     def state_bytes() -> int:
-        return shared_bytes() + sum(session.state_bytes for session in upgrades.sessions)
+        connections = sum(session.state_bytes for session in upgrades.sessions)
+        return connections + sum(cache.bytes for cache in shared) + runner.registry.ended_bytes
 
-    metrics.watch("segue_connections", "Open WebSocket connections", lambda: len(upgrades.sessions))
-    metrics.watch("segue_state_bytes", "Bytes of history held in memory", state_bytes)
-    metrics.watch(
-        "segue_unread_bytes",
-        "Bytes that wait for WebSocket clients to read them",
-        lambda: sum(session.unread_bytes for session in upgrades.sessions),
-    )
-    metrics.watch(
-        "segue_ledger_backlog", "Turns that wait to be settled", lambda: afterwards.backlog
-    )
+    watch = observers.metrics.watch
+    watch("segue_connections", lambda: len(upgrades.sessions))
+    watch("segue_state_bytes", state_bytes)
+    watch("segue_unread_bytes", lambda: sum(one.unread_bytes for one in upgrades.sessions))
+    watch("segue_ledger_backlog", lambda: observers.afterwards.backlog)
+
+
+@asynccontextmanager
+async def _joined(state: State, upgrades: Upgrades, cluster: Cluster | None) -> AsyncIterator[None]:
+    """Notice revoked keys while inside; with a cluster, hear of them and be a peer of the other processes."""
+    accounts = state.accounts
+    async with AsyncExitStack() as stack:
+        if cluster is None:
+            await stack.enter_async_context(accounts.kept(upgrades.dismiss))
+        else:
+            bus = cluster.bus
+            await stack.enter_async_context(bus.subscribe(KEYS_TOPIC, lambda _: accounts.look()))
+            publish = partial(bus.publish, KEYS_TOPIC, b"")
+            await stack.enter_async_context(accounts.kept(upgrades.dismiss, publish))
+            await stack.enter_async_context(cluster.peers.joined())
+        yield

@@ -14,16 +14,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from segue import __version__, connect, doctor
-from segue.app import index_folder
+from segue import __version__
+from segue.builders.tools import index_folder
+from segue.commands import doctor
+from segue.commands.keys import Verbs, add_keys_verb, keys
 from segue.errors import ApiError, Misconfigured
-from segue.keys import add_keys_verb, keys
-from segue.logs import set_up_logging
 from segue.models import add_model, list_models
+from segue.observe.logs import set_up_logging
 from segue.server import serve
-from segue.settings import FLAGS, REPEATED, Settings, load_settings
+from segue.settings import FLAGS, GROUPS, REPEATED, Settings, load_settings
 from segue.storage import read_usage, rotate_seals
-from segue.workers import serve_workers
 
 
 class ClientVerb(NamedTuple):
@@ -32,35 +32,37 @@ class ClientVerb(NamedTuple):
 
 
 def _connect() -> ClientVerb:
+    from segue.commands import connect
+
     return ClientVerb(connect.add_arguments, connect.run)
 
 
 def _chat() -> ClientVerb:
-    from segue import chat
+    from segue.commands import chat
 
     return ClientVerb(chat.add_arguments, chat.run)
 
 
 def _bench() -> ClientVerb:
-    from segue.bench import command
+    from segue_bench import command
 
     return ClientVerb(command.add_verb, command.run)
 
 
-# Verbs that speak to a server that runs; the others have a server's settings. What they need is imported for them
+# Commands that talk to a running server; the others take a server's settings. What they need is imported for them
 # alone, so that a server starts sooner.
 CLIENT_VERBS: dict[str, tuple[str, Callable[[], ClientVerb]]] = {
-    "connect": (connect.ABOUT, _connect),
-    "chat": ("talk to a model in the terminal, over the socket", _chat),
-    "bench": ("measure agent loops by each way of talking", _bench),
+    "connect": ("configure a client: print a snippet, or edit Codex's config.toml", _connect),
+    "chat": ("chat with a model in the terminal, over WebSocket", _chat),
+    "bench": ("measure agent loops over each transport", _bench),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb; the exit status says whether it worked."""
+    """Run a command; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser(arguments[:1]).parse_args(arguments)
-    # As they were typed, for a report that says how to repeat it.
+    # As typed, for a report that says how to repeat it.
     options.arguments = arguments[1:]
     try:
         if options.verb == "models":
@@ -79,28 +81,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_up_logging(settings)
         if options.verb == "doctor":
             return doctor.run(settings)
-        return serve_workers(settings) if settings.workers > 1 else serve(settings)
+        return _serve(settings)
     except (Misconfigured, ApiError) as error:
         print(f"segue: {error}", file=sys.stderr)
         return 2
+
+
+def _serve(settings: Settings) -> int:
+    if settings.workers == 1:
+        return serve(settings)
+    # Imported here: one process needs no supervisor.
+    from segue.workers import serve_workers
+
+    return serve_workers(settings)
 
 
 def _models(options: argparse.Namespace) -> int:
     if options.action == "list":
         print("\n".join(list_models()))
     else:
-        print(f"{options.name} is here: {add_model(options.name)}")
+        print(f"{options.name} is ready: {add_model(options.name)}")
     return 0
 
 
 def _rotate_seals(settings: Settings) -> int:
     count = rotate_seals(settings)
-    print(f"The ring has {count} keys now. The new one seals from the next start on; all open.")
+    print(
+        f"There are {count} keys now. After a restart servers encrypt with the new one; "
+        "all of them stay valid for decryption."
+    )
     return 0
 
 
 def _index(options: argparse.Namespace) -> int:
-    """Bring an index up to date, with a bar for those who watch."""
     folder, into = Path(options.folder), Path(options.into)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(f"Reading {folder}", total=None)
@@ -111,23 +124,22 @@ def _index(options: argparse.Namespace) -> int:
             lambda done, total: progress.update(bar, completed=done, total=total),
         )
     print(
-        f"{into}: {report.added} added, {report.changed} changed, {report.same} as before, "
+        f"{into}: {report.added} added, {report.changed} changed, {report.same} unchanged, "
         f"{report.removed} removed, {report.unread} without text."
     )
     return 0
 
 
 def _usage(options: argparse.Namespace, settings: Settings) -> int:
-    """Usage as a table, or as JSON for programs."""
-    path = settings.store.removeprefix("sqlite:///")
-    if path != settings.store and not Path(path).exists():
-        # Opening would make it.
+    path = settings.store_path
+    if path is not None and not path.exists():
+        # Opening it would create it.
         raise Misconfigured(f"store: there is no file {path}.")
     rows = asyncio.run(read_usage(settings, options.owner, options.days))
     if options.json:
         print(msgspec.json.encode(rows).decode())
         return 0
-    table = Table("day", "owner", "model", title="Usage (days of UTC)", show_footer=True)
+    table = Table("day", "owner", "model", title="Usage (days in UTC)", show_footer=True)
     for name in ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls"):
         total = sum(getattr(row, name) for row in rows)
         shown = name.removesuffix("_tokens").replace("_", " ")
@@ -142,7 +154,6 @@ def _usage(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _positive(text: str) -> int:
-    """A number of days."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -150,89 +161,123 @@ def _positive(text: str) -> int:
 
 
 def _parser(asked: Sequence[str]) -> argparse.ArgumentParser:
-    """The whole command; of a client's verb only what is asked for has its flags."""
+    """The whole command line; a client command gets its flags only if it is the one that was asked for."""
     parser = argparse.ArgumentParser(
         prog="segue",
         description="A Responses API server for people who run their own models.",
         epilog="Every flag is also a key in segue.toml and an environment variable SEGUE_….",
     )
     parser.add_argument("--version", action="version", version=f"segue {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verb = verbs.add_parser(
-        "serve",
-        help="serve models over HTTP and WebSocket",
-        description="Serve models over HTTP and WebSocket, on one port.",
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    _add_settings(
+        verbs.add_parser(
+            "serve",
+            help="serve models over HTTP and WebSocket",
+            description="Serve models over HTTP and WebSocket, on one port.",
+        )
     )
-    verb.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
-    for field in msgspec.structs.fields(Settings):
-        if field.name in FLAGS:
-            _add_flag(verb, field)
-    usage = verbs.add_parser("usage", help="print who used how much, by day, owner and model")
-    usage.add_argument("--config", metavar="FILE", help="a TOML file that names the store")
-    usage.add_argument("--store", metavar="STORE", help="where turns and usage are kept")
-    usage.add_argument("--owner", metavar="OWNER", help="only this owner's")
-    usage.add_argument("--days", type=_positive, default=30, help="how many, today included (30)")
-    usage.add_argument("--json", action="store_true", help="as JSON")
-    seals = verbs.add_parser("seals", help="change the key that seals compactions and reasoning")
-    rings = seals.add_subparsers(dest="action", required=True, metavar="ACTION")
-    rotate = rings.add_parser("rotate", help="put a fresh key in front; the older ones still open")
-    rotate.add_argument("--config", metavar="FILE", help="a TOML file that names store or ring")
-    rotate.add_argument("--store", metavar="STORE", help="the store whose ring it is")
-    rotate.add_argument("--seal-keys", metavar="FILE", help="the file with the ring")
+    _add_store_verbs(verbs)
     add_keys_verb(verbs)
-    models = verbs.add_parser("models", help="fetch and list models that can run inside")
-    actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("list", help="the models that can be fetched by name")
-    add = actions.add_parser("add", help="fetch a model and check it")
-    add.add_argument("name", help="such as smollm2 or qwen2.5-coder-1.5b")
-    index = verbs.add_parser(
-        "index",
-        help="make documents searchable for the web search, without a network",
-        description="Read text, Markdown, HTML and PDF into an index; files that have not changed are not read again.",
+    _add_file_verbs(verbs)
+    _add_settings(
+        verbs.add_parser(
+            "doctor", help=doctor.ABOUT, description=f"{doctor.ABOUT}; takes the flags of `serve`"
+        )
     )
-    index.add_argument("folder", metavar="DIR", help="the documents")
-    index.add_argument("--into", metavar="FILE", default="segue.index", help="(segue.index)")
-    index.add_argument(
-        "--url", metavar="PREFIX", default="", help="where the folder is published, for citations"
-    )
-    _add_verbs_of_clients(verbs, asked)
-    return parser
-
-
-def _add_verbs_of_clients(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked: Sequence[str]
-) -> None:
-    """What speaks to a server that runs, and what looks whether one would."""
-    check = verbs.add_parser(
-        "doctor", help=doctor.ABOUT, description=f"{doctor.ABOUT}; takes the flags of `serve`"
-    )
-    check.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
-    for field in msgspec.structs.fields(Settings):
-        if field.name in FLAGS:
-            _add_flag(check, field)
     for name, (about, load) in CLIENT_VERBS.items():
         client = verbs.add_parser(name, help=about, description=about)
         if name in asked:
             load().add_arguments(client)
+    return parser
 
 
-def _add_flag(verb: argparse.ArgumentParser, field: msgspec.structs.FieldInfo) -> None:
-    """A flag for a setting; its value stays text, because the settings check all places alike."""
-    kind = msgspec.inspect.type_info(field.type)
-    text = getattr(kind, "extra_json_schema", None) or {}
-    described = text.get("description", "")
-    shown = f"{described} (default: {_shown(field.default)})" if described else None
-    verb.add_argument(
-        "--" + field.name.replace("_", "-"),
-        action="append" if field.name in REPEATED else "store",
-        metavar=field.name.rsplit("_", 1)[-1].upper(),
-        help=shown,
-        default=None,
+def _add_store_verbs(verbs: Verbs) -> None:
+    usage = verbs.add_parser("usage", help="print token usage by day, owner and model")
+    usage.add_argument("--config", metavar="FILE", help="TOML file that names the store")
+    usage.add_argument("--store", metavar="STORE", help="the store to read")
+    usage.add_argument("--owner", metavar="OWNER", help="only this owner")
+    usage.add_argument(
+        "--days", type=_positive, default=30, help="number of days, today included (default: 30)"
+    )
+    usage.add_argument("--json", action="store_true", help="print JSON")
+    seals = verbs.add_parser(
+        "seals", help="manage the keys that encrypt compactions and reasoning and hash API keys"
+    )
+    actions = seals.add_subparsers(dest="action", required=True, metavar="ACTION")
+    rotate = actions.add_parser(
+        "rotate", help="add a new encryption key; old ones stay valid for decryption"
+    )
+    rotate.add_argument(
+        "--config", metavar="FILE", help="TOML file that names the store or the key file"
+    )
+    rotate.add_argument("--store", metavar="STORE", help="the store that the keys belong to")
+    rotate.add_argument("--seal-keys", metavar="FILE", help="the key file")
+
+
+def _add_file_verbs(verbs: Verbs) -> None:
+    models = verbs.add_parser("models", help="download and list models for the embedded engine")
+    actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("list", help="list the models that can be downloaded by name")
+    add = actions.add_parser("add", help="download a model and verify it")
+    add.add_argument("name", help="such as smollm2 or qwen2.5-coder-1.5b")
+    index = verbs.add_parser(
+        "index",
+        help="make local documents searchable for the web search tool, without a network",
+        description="Index text, Markdown, HTML and PDF files; unchanged files are skipped.",
+    )
+    index.add_argument("folder", metavar="DIR", help="folder with the documents")
+    index.add_argument(
+        "--into", metavar="FILE", default="segue.index", help="index file (default: segue.index)"
+    )
+    index.add_argument(
+        "--url", metavar="PREFIX", default="", help="URL of the folder, for citations"
     )
 
 
-def _shown(value: object) -> str:
-    return "none" if value in ("", (), None) else str(value)
+def _add_settings(verb: argparse.ArgumentParser) -> None:
+    """A flag for every setting, in groups. Values stay text: the settings validate all sources alike."""
+    verb.add_argument("--config", metavar="FILE", help="TOML file with any of these settings")
+    group: argparse._ActionsContainer = verb
+    for field in msgspec.structs.fields(Settings):
+        if field.name in GROUPS:
+            group = verb.add_argument_group(GROUPS[field.name])
+        if field.name in FLAGS:
+            kind = msgspec.inspect.type_info(field.type)
+            group.add_argument(
+                "--" + field.name.replace("_", "-"),
+                action="append" if field.name in REPEATED else "store",
+                metavar=_metavar(field.name, kind),
+                help=f"{_description(kind)} (default: {_shown(field.default)})",
+            )
+
+
+def _shown(default: object) -> str:
+    if default in ("", (), None):
+        return "none"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _description(kind: msgspec.inspect.Type) -> str:
+    schema = getattr(kind, "extra_json_schema", None) or {}
+    return str(schema["description"])
+
+
+def _metavar(name: str, kind: msgspec.inspect.Type) -> str:
+    """What may stand after a flag: the choices, the unit, or the last word of its name."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
+    if isinstance(kind, msgspec.inspect.BoolType):
+        return "true|false"
+    if isinstance(kind, msgspec.inspect.LiteralType):
+        return "|".join(map(str, kind.values))
+    word = name.removesuffix("_max").removesuffix("_per_s").split("_")[-1]
+    word = word.removesuffix("s") if name in REPEATED else word
+    return METAVARS.get(word, word.upper())
+
+
+METAVARS = dict.fromkeys(("burst", "connections", "frames", "parallel", "tps", "workers"), "N")
+METAVARS |= dict.fromkeys(("cert", "index", "keys", "script", "tokenizer"), "FILE")
+METAVARS |= {"s": "SECONDS", "classifier": "DIR", "endpoint": "URL"}
 
 
 if __name__ == "__main__":

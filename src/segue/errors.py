@@ -8,15 +8,16 @@
       ServerFault       we must change something
         EngineFailed StoreFailed
 
-Raised anywhere below, caught in two places only: the transport around `prepare`, and `perform`.
-One table for every transport: the wire form of an error is made from these fields alone.
+Two places turn an error into an answer for the client: the transport around `prepare` (a status or an error event), and
+the turn loop (a failed response). Elsewhere an error is caught only to retry, to fall back, to release what is held, or
+to become a tool's output. The wire form of an error is made from these fields alone, on every transport.
 """
 
 from __future__ import annotations
 
 
 class ApiError(Exception):
-    """Something the client is told, as a status and a code on HTTP or as an event on a stream."""
+    """An error that the client sees, as a status and a code over HTTP or as an event on a stream."""
 
     status = 500
     type = "server_error"
@@ -53,40 +54,40 @@ class InvalidRequest(CallerError):
 
 
 class Unauthenticated(CallerError):
-    """Nobody whom we know."""
+    """The API key is missing or wrong."""
 
     status = 401
     code = "invalid_api_key"
 
     def __init__(self, message: str, *, is_wrong: bool = False) -> None:
         super().__init__(message)
-        # Whether there was a key, and it was the wrong one (RFC 6750, 3.1).
+        # A wrong key is named as such, a missing one is not (RFC 6750, 3.1).
         self.challenge = 'Bearer realm="segue"' + ', error="invalid_token"' * is_wrong
 
 
 class Forbidden(CallerError):
-    """Known, and not allowed."""
+    """The API key is valid, but not for this."""
 
     status = 403
     code = "insufficient_permissions"
 
 
 class NotFound(CallerError):
-    """Absent, or somebody else's: the answer is the same to the byte."""
+    """Absent, or another owner's: the answer is the same to the byte."""
 
     status = 404
     code = "not_found"
 
 
 class Conflict(CallerError):
-    """The thing exists, in a state that does not allow this."""
+    """The object exists, in a state that does not allow this."""
 
     status = 409
     code = "conflict"
 
 
 class Refused(CallerError):
-    """Understood, and not done here: too large, a wrong method, a transport that is switched off."""
+    """Understood, but not accepted here: too large, a wrong method, a transport that is switched off."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Refused(CallerError):
 
 
 def too_large(size: int, size_max: int) -> Refused:
-    """The same words for a body and for a frame, with both figures (docs/hazards.md F11)."""
+    """The same message for a body and for a frame, with both figures (docs/hazards.md F11)."""
     return Refused(
         f"The request is too large: {size} bytes, at most {size_max} are accepted.",
         status=413,
@@ -126,7 +127,7 @@ class TooMany(TryLater):
 
 
 class Unavailable(TryLater):
-    """Something that we need does not answer, or we are shutting down."""
+    """The store or an engine does not answer, or the server is shutting down."""
 
     status = 503
     code = "server_is_overloaded"
@@ -137,24 +138,23 @@ class ServerFault(ApiError):
 
 
 class EngineFailed(ServerFault):
-    """The engine broke off, or said something that it may not say; not the same status as a mistake of our own
-    (docs/hazards.md F17)."""
+    """The engine failed or returned something invalid; not the status of a bug of our own (docs/hazards.md F17)."""
 
     status = 502
 
 
 class StoreFailed(ServerFault):
-    """The store refused a write that it should have taken."""
+    """The store refused a write that it should have accepted."""
 
 
-# Ids are repeated in messages; ours have 37 characters, and an endless one is not sent back whole.
+# Ids are repeated in messages; ours have 37 characters, and a very long one is cut.
 ID_CHARS_MAX = 256
-# Names of tools, calls and items that the caller made up.
+# The same for names of models, tools, calls and items from the request.
 NAME_CHARS_MAX = 128
 
 
 def parent_not_found(parent_id: str) -> InvalidRequest:
-    """Unknown, evicted, foreign or half-written: one code, one text, on every transport."""
+    """One code and one message for a response that is unknown, evicted, another owner's or incomplete."""
     return InvalidRequest(
         f"Previous response with id '{parent_id[:ID_CHARS_MAX]}' not found.",
         code="previous_response_not_found",
@@ -163,14 +163,14 @@ def parent_not_found(parent_id: str) -> InvalidRequest:
 
 
 def response_not_found(response_id: str) -> NotFound:
-    """The same words for an absent and for a foreign response."""
+    """The same message for an absent response and for another owner's."""
     return NotFound(
         f"Response with id '{response_id[:ID_CHARS_MAX]}' not found.", param="response_id"
     )
 
 
 def conversation_not_found(conversation_id: str) -> NotFound:
-    """The same words for an absent and for a foreign conversation."""
+    """The same message for an absent conversation and for another owner's."""
     return NotFound(
         f"Conversation with id '{conversation_id[:ID_CHARS_MAX]}' not found.",
         code="conversation_not_found",
@@ -179,7 +179,7 @@ def conversation_not_found(conversation_id: str) -> NotFound:
 
 
 def context_overflow(tokens: int, tokens_max: int) -> InvalidRequest:
-    """The prompt does not fit the model; said as a failed response once the turn has started."""
+    """The prompt does not fit the context window; a failed response once the turn has started."""
     return InvalidRequest(
         f"Your input exceeds the context window of this model: {tokens} tokens, "
         f"at most {tokens_max} fit. Please adjust your input and try again.",
@@ -189,12 +189,11 @@ def context_overflow(tokens: int, tokens_max: int) -> InvalidRequest:
 
 
 def cut_name(name: str | None) -> str | None:
-    """A name of the caller's as a message may repeat it."""
+    """A name from the request, short enough for a message."""
     return name if name is None else name[:NAME_CHARS_MAX]
 
 
 def model_not_found(name: str) -> NotFound:
-    """We do not serve this model."""
     return NotFound(
         f"The model '{cut_name(name)}' does not exist or you do not have access to it.",
         code="model_not_found",
@@ -203,4 +202,4 @@ def model_not_found(name: str) -> NotFound:
 
 
 class Misconfigured(Exception):
-    """The operator must change a setting; said on the terminal before anything starts."""
+    """The operator must change a setting; printed on the terminal at startup."""

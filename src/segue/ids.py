@@ -1,6 +1,6 @@
-"""How ids look: a prefix that says what it is, and 128 random bits that nobody guesses.
+"""How do ids look? A prefix for the kind, and 128 random bits that cannot be guessed.
 
-An item that we made bears the id of its turn in its own, so that a reference to it can be followed without an index.
+The id of an item that we made contains the id of its turn, so that a reference to it can be followed without an index.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ def new_id(prefix: str) -> str:
 
 
 def item_ids(turn_id: str) -> Callable[[str], str]:
-    """Makes the ids of the items of one turn, each with the turn's own bits and a number."""
+    """A function that makes ids for the items of one turn: the turn's own bits and a number."""
     turn, numbers = turn_id.partition("_")[2], count()
     return lambda prefix: f"{prefix}_{turn}{next(numbers):04x}"
 
 
 def given_id(turn_id: str, index: int) -> str:
-    """The id of an input item that came without one: always the same for this item of this turn."""
+    """The id of an input item that came without an id: always the same for this item of this turn."""
     return f"item_{turn_id.partition('_')[2]}_{index:x}"
 
 
 def turn_of(item_id: str) -> str | None:
-    """The turn that an item belongs to, if its id says so."""
-    found = _OF_TURN.match(item_id)
-    return f"resp_{found['turn']}" if found else None
+    """The id of the turn that an item belongs to, if the item's id contains it."""
+    match = _OF_TURN.match(item_id)
+    return f"resp_{match['turn']}" if match else None

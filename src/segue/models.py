@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from segue.dialects.choose import dialect_for
-from segue.dialects.files import text_of_file
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.embedded import EmbeddedEngine
@@ -42,6 +41,7 @@ from segue.turn.values import Owner, Sampling
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
+from segue.wire.files import text_of_file
 
 SMALL_MODEL = "smollm2"
 

@@ -1,8 +1,9 @@
-"""How does an app get a port? uvicorn and our own socket class in front of it, until a signal comes; then it drains."""
+"""How does an app get a port? uvicorn and our own WebSocket class serve it until a signal comes; then it drains."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -16,7 +17,8 @@ import uvloop
 from msgspec import structs
 
 from segue import __version__
-from segue.app import ALONE, App, Place, open_app
+from segue.app import ALONE, App, WorkerPlace, open_app
+from segue.background import in_background
 from segue.errors import Misconfigured
 from segue.settings import Settings
 from segue.transports.fd_limit import fit_connections
@@ -26,18 +28,18 @@ from segue.transports.tls import Certificate
 
 log = logging.getLogger(__name__)
 
-# The listener closes last: what is left then has been told already.
+# The listener closes last: clients that are left then have been told already.
 SERVER_STOP_S = 2
-# So that health can be asked for, and a refusal heard, when all sockets are taken.
+# For health checks and 503 answers when all WebSocket connections are taken.
 SPARE_CONNECTIONS = 100
-# Connections that wait to be accepted: a herd that comes back at once is not refused.
+# Connections that wait to be accepted: many clients that reconnect at once are not refused.
 BACKLOG = 2_048
-# More than a tick of the busiest socket; without it the kernel takes megabytes for each reader that has gone quiet.
+# More than the busiest socket sends in a tick; without it the kernel buffers megabytes for each stalled client.
 UNSENT_BYTES_MAX = 128 * 1024
 
 
-class Server(uvicorn.Server):
-    """uvicorn, with the stop in our hands: it goes on answering while we drain."""
+class UvicornServer(uvicorn.Server):
+    """uvicorn without its own signal handling: it goes on answering while the app drains."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[str], None]) -> None:
         super().__init__(config)
@@ -45,11 +47,11 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are `serve`'s."""
+        """Leave the signals to `serve_on`."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say where."""
+        """Listen, then report the URL."""
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
@@ -57,13 +59,13 @@ class Server(uvicorn.Server):
 
 
 def url_of(host: str, number: int, *, is_secure: bool) -> str:
-    """Where a port can be reached."""
+    """The URL of a host and port."""
     scheme = "https" if is_secure else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{number}"
 
 
 def open_certificate(settings: Settings) -> Certificate | None:
-    """The certificate of the port, where there is one."""
+    """The TLS certificate, if one is configured."""
     if not settings.tls_cert:
         return None
     return Certificate(Path(settings.tls_cert), Path(settings.tls_key))
@@ -74,7 +76,7 @@ def build_server(
     settings: Settings,
     on_listening: Callable[[str], None],
     certificate: Certificate | None = None,
-) -> Server:
+) -> UvicornServer:
     """The port in front of an app: HTTP by uvicorn, WebSocket by our own socket class."""
     limits = SocketLimits(
         message_bytes_max=settings.body_bytes_max,
@@ -108,32 +110,33 @@ def build_server(
         proxy_headers=False,
         timeout_graceful_shutdown=SERVER_STOP_S,
     )
-    return Server(config, on_listening)
+    return UvicornServer(config, on_listening)
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The port, or why it cannot be had."""
+    """A listening socket on the configured port."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise Misconfigured(
-            f"port: {settings.host}:{settings.port} cannot be had: {error.strerror}. "
-            "Name another one with --port."
-        ) from None
+        if error.errno == errno.EADDRINUSE:
+            problem = f"port {settings.port} is in use on {settings.host}"
+        else:
+            problem = f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+        raise Misconfigured(f"port: {problem}. Choose another one with --port.") from None
 
 
-def _hold_little(port: socket.socket) -> None:
-    """Let the kernel hold little of what a slow reader has not taken: it waits with us, where it is counted.
+def _limit_send_buffer(port: socket.socket) -> None:
+    """Keep the unsent bytes of slow clients in this process, where they are counted, and not in the kernel.
 
-    Connections have this from their port. What is on its way is not limited by it, so that long lines stay fast.
+    Connections inherit this from their port. Bytes in flight are not limited by it, so that long lines stay fast.
     """
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         port.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
 async def run_server(settings: Settings) -> None:
-    """Serve until a signal comes, then drain; a second signal ends the grace."""
+    """Serve until a signal comes, then drain; a second signal ends the grace period."""
     with listen(settings) as port:
         await serve_on(port, settings, lambda url: announce(settings, url))
 
@@ -142,10 +145,10 @@ async def serve_on(
     port: socket.socket,
     settings: Settings,
     on_listening: Callable[[str], None],
-    place: Place = ALONE,
+    place: WorkerPlace = ALONE,
 ) -> None:
-    """Serve on this port, which is somebody else's to close."""
-    _hold_little(port)
+    """Serve on this socket, which the caller closes."""
+    _limit_send_buffer(port)
     fitting = fit_connections(settings.connections_max)
     settings = structs.replace(settings, connections_max=fitting)
     certificate = open_certificate(settings)
@@ -153,41 +156,46 @@ async def serve_on(
         app = await stack.enter_async_context(open_app(settings, place))
         server = build_server(app, settings, on_listening, certificate)
         loop = asyncio.get_running_loop()
-        asked: asyncio.Queue[None] = asyncio.Queue()
+        signals: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, asked.put_nowait, None)
+            loop.add_signal_handler(number, signals.put_nowait, None)
         if certificate is not None:
             loop.add_signal_handler(signal.SIGHUP, certificate.reload)
             await stack.enter_async_context(certificate.watched())
-        serving = asyncio.create_task(server.serve([port]))
-        asking = asyncio.create_task(asked.get())
-        await asyncio.wait([serving, asking], return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            log.info(
-                "stopping: %d turns run, up to %g s", app.runner.running_count, settings.grace_s
-            )
-            draining = asyncio.create_task(app.drain(settings.grace_s))
-            hurrying = asyncio.create_task(asked.get())
-            await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
-            if not draining.done():
-                await app.drain(0)
-            await draining
+        async with in_background(_stop_at_signal(signals, app, server, settings.grace_s)):
+            await server.serve([port])
+
+
+async def _stop_at_signal(
+    signals: asyncio.Queue[None], app: App, server: UvicornServer, grace_s: float
+) -> None:
+    await signals.get()
+    count = app.runner.running_count
+    log.info("stopping: waiting up to %g s for %d running responses", grace_s, count)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            hurrying = tasks.create_task(_drain_at_signal(signals, app))
+            await app.drain(grace_s)
             hurrying.cancel()
+    finally:
         server.should_exit = True
-        asking.cancel()
-        await serving
+
+
+async def _drain_at_signal(signals: asyncio.Queue[None], app: App) -> None:
+    await signals.get()
+    await app.drain(0)
 
 
 def announce(settings: Settings, url: str) -> None:
-    """What a person needs to see first."""
+    """Print what a person needs to see first."""
     names = ", ".join(f"{model.name} ({model.engine})" for model in settings.served())
     print(f"Segue {__version__} serves {names} at {url}/v1 (store: {settings.shown_store})")
     if any(model.engine == "scripted" for model in settings.served()):
-        print("The scripted engine plays a script at a given speed: it is not a model.")
+        print("The scripted engine plays a script; it is not a model.")
     print("Stop with Ctrl-C.", flush=True)
 
 
 def serve(settings: Settings) -> int:
-    """Serve; the exit status says whether the port could be had."""
+    """Serve with one process; returns the exit status."""
     uvloop.run(run_server(settings))
     return 0

@@ -1,8 +1,8 @@
 """What did the operator ask for? One value, from flags, environment and file.
 
 Every setting has one name: `--engine-url` on the command line, `SEGUE_ENGINE_URL` in the environment, `engine_url` in
-`segue.toml`. A flag wins over the environment, the environment over the file, the file over the default. What is
-wrong is said before anything starts, with the name of the setting.
+`segue.toml`. A flag wins over the environment, the environment over the file, the file over the default. The
+configuration is validated at startup; an error names the setting.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ DIALECTS = (
 )
 
 MCP_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-STORES = ("sqlite:///", "postgresql://", "postgres://")
+
+StoreKind = Literal["memory", "sqlite", "postgresql"]
+# How the address of a store begins -> its kind; `memory` has no address. `storage.py` says how each kind is opened.
+STORE_KINDS: dict[str, StoreKind] = {
+    "sqlite:///": "sqlite",
+    "postgresql://": "postgresql",
+    "postgres://": "postgresql",
+}
 
 Positive = Annotated[float, Meta(gt=0)]
 
@@ -47,7 +54,7 @@ def about(text: str) -> Meta:
     return Meta(description=text)
 
 
-# What no model needs to see or to say: private keys, and tokens of well-known services.
+# What no model needs to read or write: private keys, and tokens of well-known services.
 CREDENTIALS = (
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
     r"\bAKIA[0-9A-Z]{16}\b",
@@ -58,15 +65,15 @@ CREDENTIALS = (
 
 
 class RuleSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rules of the guard of that name: the `[guard_rules]` table of `segue.toml`."""
+    """The rules of the guard `rules`: the `[guard_rules]` table of `segue.toml`."""
 
-    # Regular expressions; what one of them matches is blocked.
+    # Regular expressions; a text that matches one of them is blocked.
     patterns: tuple[str, ...] = CREDENTIALS
     # New input of more characters than this is blocked; 0: no limit.
     chars_max: Annotated[int, Meta(ge=0)] = 0
-    # Addresses of these domains are blocked, and of their subdomains.
+    # URLs of these domains and of their subdomains are blocked.
     domains_denied: tuple[str, ...] = ()
-    # Where any are named, addresses of all other domains are blocked.
+    # Unless empty, URLs of all other domains are blocked.
     domains_allowed: tuple[str, ...] = ()
 
 
@@ -79,60 +86,84 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     weights: str = ""
     engine: Annotated[
         EngineName,
-        about("who produces tokens: embedded, scripted, llamacpp, vllm, sglang, chat"),
+        about(
+            "inference engine: embedded (runs the model in this process), scripted (plays a script), "
+            "or a server at --engine-url: llamacpp, vllm, sglang, chat (chat completions API)"
+        ),
     ] = "embedded"
     engine_url: Annotated[
-        tuple[str, ...], about("the address of an engine; repeat it for replicas")
+        tuple[str, ...], about("base URL of an engine server; repeat the flag for several replicas")
     ] = ()
-    engine_key: Annotated[str, about("the key that the engine asks for")] = ""
+    engine_key: Annotated[str, about("API key sent to the engine server")] = ""
     engine_parallel: Annotated[
-        int, Meta(gt=0, description="how many requests each replica is sent at once")
+        int,
+        Meta(
+            gt=0,
+            description="requests sent to each engine replica at once; the rest wait in a queue",
+        ),
     ] = 4
     context_tokens: Annotated[
         int,
-        Meta(ge=0, description="tokens of prompt and answer together; 0: what the model says"),
+        Meta(
+            ge=0,
+            description="context window in tokens, prompt and output together; "
+            "0: from the GGUF file for embedded, 1048576 for scripted, 131072 for other engines",
+        ),
     ] = 0
     dialect: Annotated[
-        str, about("how the model writes and reads: auto, or one of " + ", ".join(DIALECTS[1:]))
+        str,
+        about(
+            "chat format of the model: auto (detect it from the model's files) or one of "
+            + ", ".join(DIALECTS[1:])
+        ),
     ] = "auto"
     tokenizer: Annotated[
-        str, about("a tokenizer.json, its folder, or a GGUF file; default: SmolLM2's")
+        str,
+        about(
+            "the model's tokenizer.json, its folder, or a GGUF file; none: the model's own for embedded, "
+            "SmolLM2's for scripted; llamacpp, vllm and sglang need it"
+        ),
     ] = ""
-    piece_cache: Annotated[
-        bool, about("whether the ids of words are remembered; off only to measure what that gives")
-    ] = True
-    script: Annotated[str, about("a JSON file for the scripted engine to play")] = ""
+    piece_cache: Annotated[bool, about("cache token ids of text fragments")] = True
+    script: Annotated[str, about("JSON file that the scripted engine plays")] = ""
     tps: Annotated[
-        float, Meta(ge=0, description="tokens a second of the scripted engine; 0: no limit")
+        float,
+        Meta(
+            ge=0, description="output speed of the scripted engine, tokens per second; 0: no limit"
+        ),
     ] = 0
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=2)] | None,
-        about("where a request does not say: how bold the model is; none: 1, for smollm2 0.2"),
+        about("default sampling temperature; none: 1, for smollm2 0.2"),
     ] = None
     top_p: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        about("where a request does not say: how much is considered; none: 1, for smollm2 0.9"),
+        about("default nucleus sampling probability (top_p); none: 1, for smollm2 0.9"),
     ] = None
     output_tokens_max: Annotated[
         Annotated[int, Meta(gt=0)] | None,
-        about("the longest answer where a request does not say; none: what fits, for smollm2 1024"),
+        about(
+            "default output limit in tokens; none: what fits into the context window, for smollm2 1024"
+        ),
     ] = None
     unseen: Annotated[
         Literal["tell", "refuse"],
         about(
-            "pictures and sound for a model without eyes and ears: tell them in words, or refuse"
+            "what to do with images and audio when the model takes text only: "
+            "tell (describe them in words) or refuse"
         ),
     ] = "tell"
     sees_images: Annotated[
-        bool, about("whether a chat endpoint's model sees pictures; else they are told in words")
+        bool, about("pass images on to a chat engine, because its model takes images")
     ] = False
     reasoning: Annotated[
-        Literal["text", "summary", "hidden"], about("how reasoning is shown: text, summary, hidden")
+        Literal["text", "summary", "hidden"],
+        about("how clients see the model's reasoning: text (in full), summary, hidden"),
     ] = "text"
     guard: Annotated[
         tuple[str, ...],
         about(
-            "who checks what goes in and out: rules, classifier, moderation or MODULE:NAME; may be repeated"
+            "guard that checks input and output: rules, classifier, moderation or MODULE:NAME; repeatable"
         ),
     ] = ()
 
@@ -140,17 +171,17 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One MCP server whose tools the model may call: an `[[mcp]]` table in `segue.toml`."""
 
-    # By what requests name it.
+    # The `server_label` that requests use.
     label: str
-    # One of these three: streamable HTTP, the older SSE, or a program that speaks over its pipes.
+    # Exactly one of these three: streamable HTTP, HTTP with SSE, or a program that is spoken to over stdin and stdout.
     url: str = ""
     sse_url: str = ""
     command: tuple[str, ...] = ()
-    # For the program; it gets nothing else of ours.
+    # The program's whole environment: nothing of the server's own is passed on.
     environment: dict[str, str] = {}
-    # For every request to the server, keys included.
+    # Sent with every request to the server, API keys included.
     headers: dict[str, str] = {}
-    # The tools that may be listed and called; none named: all.
+    # The tools that may be listed and called; empty: all.
     tools: tuple[str, ...] = ()
 
 
@@ -158,209 +189,265 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Everything that can be set. The fields of a model are the defaults of all models."""
 
     host: Annotated[
-        str, about("the address to listen on; other than loopback only where keys are asked for")
+        str, about("address to listen on; an address other than loopback requires API keys")
     ] = "127.0.0.1"
     port: Annotated[
-        int, Meta(ge=0, le=65535, description="the port to listen on; 0: any free one")
+        int, Meta(ge=0, le=65535, description="port to listen on; 0: any free port")
     ] = 8080
     workers: Annotated[
-        int, Meta(ge=1, le=256, description="processes that share the port and the store")
+        int, Meta(ge=1, le=256, description="number of processes that share the port and the store")
     ] = 1
-    model: Annotated[tuple[str, ...], about("the name of a served model; may be repeated")] = ()
+    model: Annotated[
+        tuple[str, ...], about("name of a model to serve, or a GGUF file; repeatable")
+    ] = ()
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], about("lowest level of log lines written")
+    ] = "info"
     store: Annotated[
-        str, about("where turns are kept: sqlite:///FILE, postgresql://… or memory")
+        str, about("where responses are stored: sqlite:///FILE, postgresql://… or memory")
     ] = "sqlite:///segue.db"
     durability: Annotated[
         Literal["full", "relaxed"],
-        about("full: acknowledged turns survive a power cut; relaxed: a crash of the process"),
+        about(
+            "what acknowledged responses survive: full (a power failure), relaxed (a crash of the process)"
+        ),
     ] = "full"
     retention_s: Annotated[
         int,
         Meta(
-            ge=0, description="how long a stored chain is kept after its newest turn; 0: for ever"
+            ge=0,
+            description="seconds to keep a stored chain of responses after its newest one; 0: forever",
         ),
     ] = 30 * 86_400
     events_retention_s: Annotated[
-        int, Meta(ge=0, description="how long the events of a turn can be replayed; 0: for ever")
+        int,
+        Meta(ge=0, description="seconds to keep the events of a response for replay; 0: forever"),
     ] = 86_400
+    seal_keys: Annotated[
+        str,
+        about(
+            "file with the keys that encrypt compactions and reasoning and hash API keys; "
+            "none: FILE.seals next to SQLite's FILE, or in the PostgreSQL database"
+        ),
+    ] = ""
     auth: Annotated[
         Literal["auto", "off", "keys"],
-        about("who needs a key: auto (all, once the store has had one), off (nobody), keys (all)"),
+        about(
+            "whether requests need an API key: auto (once a key was created), off (never), "
+            "keys (always)"
+        ),
     ] = "auto"
     allowed_hosts: Annotated[
         tuple[str, ...],
-        about("names that this server answers to beside loopback ones; *: any; may be repeated"),
+        about("accepted Host header besides loopback names; *: any; repeatable"),
     ] = ()
     cors_origins: Annotated[
         tuple[str, ...],
-        about("origins whose pages may use this server; *: any; may be repeated"),
+        about("web origin that may call this server from a browser (CORS); *: any; repeatable"),
     ] = ()
-    tls_cert: Annotated[str, about("a certificate chain in PEM; loaded again when it changes")] = ""
-    tls_key: Annotated[str, about("the private key of the certificate, in PEM")] = ""
-    websocket: Annotated[bool, about("whether WebSocket mode is offered; off answers 426")] = True
-    connection_age_s: Annotated[Positive, about("how long a socket may live, in seconds")] = 3600.0
+    tls_cert: Annotated[
+        str, about("certificate chain (PEM); loaded again when the file changes and on SIGHUP")
+    ] = ""
+    tls_key: Annotated[str, about("private key of the certificate (PEM)")] = ""
+    websocket: Annotated[
+        bool, about("accept WebSocket connections; false: they are refused with 426")
+    ] = True
+    connection_age_s: Annotated[
+        Positive, about("maximum age of a WebSocket connection in seconds")
+    ] = 3600.0
     grace_s: Annotated[
-        float, Meta(ge=0, description="how long running turns may go on at a stop")
+        float,
+        Meta(ge=0, description="seconds that running responses may take to finish at shutdown"),
     ] = 30.0
-    heartbeat_s: Annotated[Positive, about("the longest silence while a turn runs, in seconds")] = (
-        15.0
-    )
+    heartbeat_s: Annotated[
+        Positive, about("seconds of silence in a running stream after which a heartbeat is sent")
+    ] = 15.0
     body_bytes_max: Annotated[
-        int, Meta(gt=0, description="the largest request body or WebSocket message")
+        int, Meta(gt=0, description="largest request body or WebSocket message in bytes")
     ] = 64 * 1024 * 1024
     outbox_bytes_max: Annotated[
-        int, Meta(gt=0, description="what may wait for a slow reader before the model is slowed")
+        int,
+        Meta(
+            gt=0,
+            description="unsent bytes for a slow client before generation of its response is paused",
+        ),
     ] = 1024 * 1024
-    write_s_max: Annotated[Positive, about("a reader that takes nothing this long is cut")] = 30.0
+    write_s_max: Annotated[
+        Positive, about("seconds after which a client that reads nothing is disconnected")
+    ] = 30.0
     handshake_s_max: Annotated[
-        Positive, about("how long the head of a request may take to arrive, in seconds")
+        Positive, about("seconds that the headers of a request may take to arrive")
     ] = 10.0
     body_s_max: Annotated[
-        Positive,
-        about("how long a request body or WebSocket message may take to arrive, in seconds"),
+        Positive, about("seconds that a request body or WebSocket message may take to arrive")
     ] = 120.0
     connections_max: Annotated[
-        int, Meta(gt=0, description="open connections of the process; one more is answered 503")
+        int,
+        Meta(gt=0, description="open connections per process; further ones are refused with 503"),
     ] = 10_000
     frames_per_s: Annotated[
         float,
-        Meta(ge=0, description="WebSocket frames a second on one connection; 0: no limit"),
+        Meta(ge=0, description="WebSocket frames per second on one connection; 0: no limit"),
     ] = 1_000.0
     frames_burst_max: Annotated[
-        int, Meta(gt=0, description="WebSocket frames that may come at once")
+        int, Meta(gt=0, description="WebSocket frames on one connection that may arrive at once")
     ] = 10_000
-    connection_state_bytes_max: Annotated[
-        int, Meta(gt=0, description="history kept in memory for each connection")
-    ] = 256 * 1024 * 1024
-    connections_state_bytes_max: Annotated[
-        int, Meta(gt=0, description="history kept in memory for all connections together")
-    ] = 2 * 1024 * 1024 * 1024
-    process_state_bytes_max: Annotated[
-        int, Meta(gt=0, description="stored turns kept in memory for all HTTP clients together")
-    ] = 512 * 1024 * 1024
-    render_cache_bytes_max: Annotated[
-        int,
-        Meta(ge=0, description="prompts kept for HTTP clients that resend everything; 0: off"),
-    ] = 256 * 1024 * 1024
     append_s_max: Annotated[
-        Positive, about("how long a rollout waits for the outputs of its calls, in seconds")
+        Positive,
+        about("seconds that a response waits for the client's tool outputs (response.append)"),
     ] = 600.0
     reconnect_s: Annotated[
         float,
         Meta(
             ge=0,
             le=120,
-            description="how long unstored turns of a lost connection can still be continued; 0: not at all",
+            description="seconds after a lost connection in which its unstored responses can be "
+            "continued; 0: never",
         ),
     ] = 0.0
+    connection_state_bytes_max: Annotated[
+        int, Meta(gt=0, description="memory for the history of one WebSocket connection in bytes")
+    ] = 256 * 1024 * 1024
+    connections_state_bytes_max: Annotated[
+        int, Meta(gt=0, description="memory for the history of all WebSocket connections in bytes")
+    ] = 2 * 1024 * 1024 * 1024
+    process_state_bytes_max: Annotated[
+        int,
+        Meta(gt=0, description="memory cache of stored responses in bytes, shared by all clients"),
+    ] = 512 * 1024 * 1024
+    render_cache_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="memory cache of rendered prompts in bytes, for HTTP clients that send the "
+            "whole history each time; 0: off",
+        ),
+    ] = 256 * 1024 * 1024
+    check_rendering: Annotated[
+        bool, about("debug: render every prompt without caches too and compare (slow)")
+    ] = False
     guard_sides: Annotated[
-        Literal["both", "input", "output"], about("what guards look at: both, input, output")
+        Literal["both", "input", "output"], about("what guards check: both, input, output")
     ] = "both"
     guard_window_chars: Annotated[
-        int, Meta(ge=64, description="how much of an answer is held back and checked together")
+        int, Meta(ge=64, description="characters of output that are held back and checked together")
     ] = 400
-    guard_url: Annotated[str, about("an endpoint for moderation, up to /v1/moderations")] = ""
-    guard_key: Annotated[str, about("the key that this endpoint asks for")] = ""
-    guard_model: Annotated[str, about("the model that this endpoint is to use")] = ""
-    guard_s_max: Annotated[Positive, about("how long this endpoint may take, in seconds")] = 5.0
+    guard_url: Annotated[
+        str, about("base URL of a moderation API; /v1/moderations is appended")
+    ] = ""
+    guard_key: Annotated[str, about("API key of the moderation endpoint")] = ""
+    guard_model: Annotated[str, about("model name sent to the moderation endpoint")] = ""
+    guard_s_max: Annotated[Positive, about("timeout of the moderation endpoint in seconds")] = 5.0
     guard_unreachable: Annotated[
         Literal["block", "pass"],
-        about("what becomes of a turn if this endpoint does not answer: block (503) or pass"),
+        about("when the moderation endpoint does not answer: block (fail with 503) or pass"),
     ] = "block"
     guard_classifier: Annotated[
-        str, about("the classifier's folder, with model.onnx and tokenizer.json")
+        str, about("folder of the classifier model, with model.onnx and tokenizer.json")
     ] = ""
     guard_threshold: Annotated[
-        float, Meta(gt=0, le=1, description="how sure the classifier must be to block")
+        float, Meta(gt=0, le=1, description="score from which on the classifier blocks, up to 1")
     ] = 0.9
     guard_rules: RuleSettings = RuleSettings()
-    # Owners with guards of their own instead of those of the model.
+    # Owner of keys -> the guards for it, instead of those of the model.
     guard_owners: dict[str, tuple[str, ...]] = {}
-    otel_endpoint: Annotated[
-        str, about("where traces go: an OTLP/HTTP collector, such as http://127.0.0.1:4318")
-    ] = ""
-    otel_headers: Annotated[
-        tuple[str, ...], about("a header for that collector, as NAME=VALUE; may be repeated")
-    ] = ()
-    audit_log: Annotated[
-        str,
-        about("who asked for what, when, with what outcome: a file, or log for the server's own"),
-    ] = ""
-    seal_keys: Annotated[
-        str,
-        about(
-            "the file with the keys of compactions and reasoning; "
-            "default: beside the store's file, or in its database"
-        ),
-    ] = ""
     tool_s_max: Annotated[
-        Positive, about("how long one call of a hosted tool may take, in seconds")
+        Positive, about("timeout of one call of a server-side tool in seconds")
     ] = 60.0
     tool_output_bytes_max: Annotated[
-        int, Meta(gt=0, description="how much of a hosted tool's output the model is told")
+        int,
+        Meta(
+            gt=0,
+            description="bytes of a server-side tool's output given to the model; the rest is cut",
+        ),
     ] = 128 * 1024
     file_s_max: Annotated[
-        Positive, about("how long reading one PDF of a request may take, in seconds")
+        Positive, about("timeout for reading one PDF of a request in seconds")
     ] = 15.0
     mcp_hosts: Annotated[
         tuple[str, ...],
         about(
-            "hosts that a request's `server_url` may name; without a port: 80 and 443; none: no host"
+            "host that the `server_url` of a request's MCP tool may name, as HOST or HOST:PORT; "
+            "without a port: 80 and 443; none: no host; repeatable"
         ),
     ] = ()
     mcp_list_s: Annotated[
-        float, Meta(ge=0, description="how long what an MCP server has listed is believed")
+        float, Meta(ge=0, description="seconds to cache the tool list of an MCP server")
     ] = 300.0
     fetch: Annotated[
         Literal["off", "public"],
-        about("whether addresses from outside are followed: off, or public ones only"),
+        about("whether the server fetches URLs: off, or public (public addresses only)"),
     ] = "off"
     fetch_allow: Annotated[
-        tuple[str, ...], about("the only domains to fetch from; may be repeated; none: all")
+        tuple[str, ...], about("domain to fetch from; none: all; repeatable")
     ] = ()
-    fetch_deny: Annotated[
-        tuple[str, ...], about("domains never to fetch from; may be repeated")
-    ] = ()
+    fetch_deny: Annotated[tuple[str, ...], about("domain never to fetch from; repeatable")] = ()
     fetch_port: Annotated[
-        tuple[Annotated[int, Meta(gt=0, le=65535)], ...],
-        about("the ports to fetch from; may be repeated"),
+        tuple[Annotated[int, Meta(gt=0, le=65535)], ...], about("port to fetch from; repeatable")
     ] = (80, 443)
     fetch_bytes_max: Annotated[
-        int, Meta(gt=0, description="the largest page or file that is fetched")
+        int, Meta(gt=0, description="largest page or file to fetch in bytes")
     ] = 8 * 1024 * 1024
-    fetch_s_max: Annotated[Positive, about("how long a fetch may take, in seconds")] = 10.0
+    fetch_s_max: Annotated[Positive, about("timeout of one fetch in seconds")] = 10.0
     search_index: Annotated[
-        str, about("an index of documents for the web search, made by segue index")
+        str, about("file with a local search index, made by `segue index`, for web search")
     ] = ""
     search_url: Annotated[
-        str, about("the address of a SearXNG, or of any JSON search with {query} in it")
+        str, about("URL of a SearXNG server, or of any JSON search API with {query} in the URL")
     ] = ""
     search_results: Annotated[
-        str, about("where the hits stand in that search's answer, such as web.results")
+        str, about("path of the result list in the search API's answer, such as web.results")
     ] = "results"
     search_fields: Annotated[
-        str, about("the names of address, title and words of a hit, separated by spaces")
+        str, about("names of a result's URL, title and text fields, separated by spaces")
     ] = "url title content"
     search_header: Annotated[
-        str, about("a header for that search, such as X-Key: …; told to nobody else")
+        str, about("header sent to the search API, as NAME: VALUE, such as an API key")
     ] = ""
-    check_rendering: Annotated[
-        bool, about("render every prompt cold as well and compare: slow, for the doubtful")
-    ] = False
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], about("debug, info, warning, error")
-    ] = "info"
+    otel_endpoint: Annotated[
+        str,
+        about("send traces to this OTLP/HTTP collector, such as http://127.0.0.1:4318; none: off"),
+    ] = ""
+    otel_headers: Annotated[
+        tuple[str, ...], about("header sent to the collector, as NAME=VALUE; repeatable")
+    ] = ()
+    audit_log: Annotated[
+        str,
+        about(
+            "write a JSON line for each response and each refused request: a file, or `log` for the "
+            "server's log; none: off"
+        ),
+    ] = ""
     models: tuple[Table, ...] = ()
     mcp: tuple[McpSettings, ...] = ()
 
     @property
     def shown_store(self) -> str:
-        """The store without its password, for everything that a person or a log may see."""
+        """The store without its password, for terminals and logs."""
         hidden = re.sub(r"(//[^/@:?]*):[^/?]*@", r"\1:…@", self.store)
         return re.sub(r"(password=)[^&]*", r"\1…", hidden)
 
+    @property
+    def store_kind(self) -> StoreKind:
+        """The kind of store that the address names; an unknown address is refused."""
+        if self.store == "memory":
+            return "memory"
+        for start, kind in STORE_KINDS.items():
+            if self.store.startswith(start):
+                return kind
+        raise Misconfigured(
+            f"store: '{self.shown_store}' is not the address of a store. "
+            "Use sqlite:///FILE, postgresql://USER@HOST/DATABASE or memory."
+        )
+
+    @property
+    def store_path(self) -> Path | None:
+        """The file of a SQLite store; None for other stores."""
+        is_file = self.store_kind == "sqlite"
+        return Path(self.store.removeprefix("sqlite:///")) if is_file else None
+
     def served(self) -> tuple[ModelSettings, ...]:
-        """The models to serve: those of the file, else those named, else one."""
+        """The models to serve: the tables of the file and the named ones, or one default model."""
         shared = {name: getattr(self, name) for name in ModelSettings.__struct_fields__}
         tables: list[Table] = list(self.models)
         tabled = {table.get("name") for table in tables}
@@ -371,47 +458,45 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
             for table in tables or [default]
         )
         if not all(model.name for model in found):
-            raise Misconfigured("models: every model needs a name.")
+            raise Misconfigured("models: every [[models]] table needs a name.")
         return found
 
 
 def is_ring_stored(settings: Settings) -> bool:
-    """Whether the ring of keys is in the database, where all machines find it."""
-    return not settings.seal_keys and settings.store.startswith(STORES[1:])
+    """Whether the encryption keys are in the database, where all machines find them."""
+    return not settings.seal_keys and settings.store_kind == "postgresql"
 
 
 def seal_path(settings: Settings) -> Path | None:
-    """Where the ring of keys is kept; None for a server that keeps nothing."""
+    """The file with the encryption keys; None for the memory store, which needs none."""
     if settings.seal_keys:
         return Path(settings.seal_keys)
-    if settings.store == "memory":
+    if settings.store_kind == "memory":
         return None
-    if settings.store.startswith("sqlite:///"):
-        return Path(settings.store.removeprefix("sqlite:///") + ".seals")
-    return Path("segue.seals")
+    return Path(f"{settings.store_path or 'segue'}.seals")
 
 
 def _named(name: str) -> Table:
-    """A model by its name; a GGUF file is called by its own name, without folder and ending."""
+    """A model by its name; a GGUF file is named after itself, without folder and suffix."""
     if name.endswith(".gguf"):
         return {"name": Path(name).stem, "weights": name}
     return {"name": name}
 
 
-# What suits a model that everybody starts with: its makers' sampling, and an end to its rambling.
+# For the model that newcomers start with: the sampling that its authors recommend, and a limit for its long outputs.
 SMALL_MODEL = "smollm2"
 SMALL_MODEL_USUAL = {"temperature": 0.2, "top_p": 0.9, "output_tokens_max": 1_024}
 
 
 def _with_usual(model: ModelSettings) -> ModelSettings:
-    """The small model's own defaults, where the operator has said nothing."""
+    """The small model's own defaults, where the operator has set nothing."""
     if model.engine != "embedded" or model.name != SMALL_MODEL:
         return model
-    unsaid = {k: v for k, v in SMALL_MODEL_USUAL.items() if getattr(model, k) is None}
-    return msgspec.structs.replace(model, **unsaid)
+    unset = {k: v for k, v in SMALL_MODEL_USUAL.items() if getattr(model, k) is None}
+    return msgspec.structs.replace(model, **unset)
 
 
-# Settings that only a model's own table can give.
+# Settings that exist only in the file, as tables or in a model's own table.
 TABLE_ONLY = frozenset(
     {"name", "aliases", "weights", "models", "guard_rules", "guard_owners", "mcp"}
 )
@@ -431,12 +516,24 @@ REPEATED = frozenset(
     }
 )
 FLAGS = tuple(name for name in Settings.__struct_fields__ if name not in TABLE_ONLY)
+# Groups in `--help`: the first flag of each, in the order of the fields.
+GROUPS = {
+    "engine": "model and engine",
+    "host": "server",
+    "store": "store",
+    "auth": "access",
+    "websocket": "connections",
+    "connection_state_bytes_max": "memory",
+    "guard_sides": "guards",
+    "tool_s_max": "server-side tools",
+    "otel_endpoint": "observability",
+}
 
 
 def load_settings(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None
 ) -> Settings:
-    """The settings, from all three places."""
+    """The settings from flags, environment and file, validated."""
     environment = os.environ if environment is None else environment
     config = flags.get("config") or environment.get("SEGUE_CONFIG")
     values = _read_file(Path(str(config))) if config else {}
@@ -451,7 +548,7 @@ def load_settings(
 
 
 def codex_home(environment: Mapping[str, str] | None = None) -> Path:
-    """The folder of Codex's configuration, for the verb that writes there."""
+    """The folder of Codex's configuration, for `segue connect codex`."""
     environment = os.environ if environment is None else environment
     return Path(environment.get("CODEX_HOME") or Path.home() / ".codex")
 
@@ -473,45 +570,43 @@ def _convert(values: Mapping[str, object], kind: type[T], path: str) -> T:
 
 
 def _check(settings: Settings) -> None:
-    """What no type can say."""
+    """Rules that involve several settings."""
     if not is_loopback(settings.host) and settings.auth == "off":
         raise Misconfigured(
-            f"host: {settings.host} is not a loopback address, and Segue listens on no other where "
-            "nobody needs a key. Leave --auth out, or leave --host out and put a proxy in front."
+            f"host: {settings.host} is not a loopback address, which is refused with --auth off. "
+            "Leave --auth out, or leave --host out and put a proxy in front."
         )
     if bool(settings.tls_cert) != bool(settings.tls_key):
-        raise Misconfigured("tls_cert, tls_key: one is of no use without the other.")
+        raise Misconfigured("tls_cert, tls_key: set both, or neither.")
     for model in settings.served():
         if model.dialect not in DIALECTS:
             raise Misconfigured(f"dialect: '{model.dialect}' is not one of: {', '.join(DIALECTS)}.")
     _check_mcp(settings.mcp)
     if len(settings.search_fields.split()) != 3:
-        raise Misconfigured("search_fields: name three fields: address, title and words.")
+        raise Misconfigured("search_fields: name three fields: URL, title and text.")
     if settings.search_header and not re.fullmatch(
         r"[A-Za-z0-9-]+: *[\x21-\x7e][\x20-\x7e]*", settings.search_header
     ):
         raise Misconfigured("search_header: write it as NAME: VALUE.")
-    if settings.workers > 1 and settings.store == "memory":
+    if settings.store_kind == "memory" and settings.workers > 1:
         raise Misconfigured(
-            f"workers: {settings.workers} processes cannot share a store in memory. "
-            "Name a file, --store sqlite:///segue.db, or leave --workers out."
-        )
-    if settings.store != "memory" and not settings.store.startswith(STORES):
-        raise Misconfigured(
-            f"store: '{settings.shown_store}' is none of sqlite:///FILE, postgresql://… and memory."
+            f"workers: {settings.workers} processes cannot share the store 'memory'. "
+            "Use --store sqlite:///segue.db, or leave --workers out."
         )
 
 
 def _check_mcp(servers: tuple[McpSettings, ...]) -> None:
-    labels = [one.label for one in servers]
+    labels = [server.label for server in servers]
     for server in servers:
-        if not MCP_LABEL.match(server.label) or labels.count(server.label) > 1:
+        if not MCP_LABEL.match(server.label):
             raise Misconfigured(
-                f"mcp: '{server.label}' is no label, or not the only one: letters, digits, _ and -."
+                f"mcp: the label '{server.label}' must be 1 to 64 letters, digits, _ and -."
             )
+        if labels.count(server.label) > 1:
+            raise Misconfigured(f"mcp: two servers have the label '{server.label}'.")
         if sum(map(bool, (server.url, server.sse_url, server.command))) != 1:
             raise Misconfigured(
-                f"mcp: the server '{server.label}' needs one of: url, sse_url, command."
+                f"mcp: the server '{server.label}' needs exactly one of: url, sse_url, command."
             )
 
 

@@ -1,4 +1,4 @@
-"""Where is everything kept? Opens the store that the settings name, with its key ring; verbs that need no server."""
+"""Where is everything kept? Opens the store that the settings name, with its seal keys. Commands without a server."""
 
 from __future__ import annotations
 
@@ -6,224 +6,101 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
+from segue.accounts.scopes import API_SCOPES, SCOPES
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
 from segue.limits import KeyLimits
-from segue.settings import Settings, is_loopback, is_ring_stored, seal_path
-from segue.stores.conversations import MemoryConversations, SqliteConversations
-from segue.stores.database import SqliteDatabase
+from segue.settings import Settings, StoreKind, is_loopback, is_ring_stored, seal_path
 from segue.stores.hashes import KeyHashes, new_secret
-from segue.stores.layered import LayeredIdempotencyKeys, LayeredMaintenance, LayeredTurns
-from segue.stores.memory import (
-    MemoryEventLog,
-    MemoryIdempotencyKeys,
-    MemoryKeys,
-    MemoryLedger,
-    MemoryMaintenance,
-    MemoryTurns,
-)
+from segue.stores.layered import LayeredStore
+from segue.stores.memory import MemoryStore
 from segue.stores.seals import RingKey, new_key, open_ring, read_ring, rotate_ring
-from segue.stores.shared_limits import MemorySharedLimits, SqliteSharedLimits
-from segue.stores.sqlite import (
-    SqliteEventLog,
-    SqliteIdempotencyKeys,
-    SqliteKeys,
-    SqliteLedger,
-    SqliteMaintenance,
-    SqliteTurns,
-)
-from segue.transports.auth import SCOPES
-from segue.turn.seams import (
-    Conversations,
-    EventLog,
-    IdempotencyKeys,
-    Keys,
-    Ledger,
-    Maintenance,
-    SharedLimits,
-    Turns,
-)
+from segue.stores.sqlite import SqliteStore
+from segue.stores.store import Store
+from segue.turn.seams import Keys
 from segue.turn.values import Key, Owner, UsageTotal
 
-if TYPE_CHECKING:
-    from segue.stores.postgres import PostgresRing
-
-# What is said on the bus when keys were given out or taken back.
+# The bus topic for "API keys were created or revoked".
 KEYS_TOPIC = "keys"
 
-
-class Held(Protocol):
-    """Something in the memory of this process that knows its size."""
-
-    @property
-    def bytes(self) -> int:
-        """What it holds; it has a limit."""
+# A store as a server has it: `state` is what of its turns this process holds in memory, `beside` what else it holds.
+ServerStore = MemoryStore | LayeredStore
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """What a durable store is made of."""
-
-    turns: Turns
-    ledger: Ledger
-    events: EventLog
-    idempotency_keys: IdempotencyKeys
-    conversations: Conversations
-    maintenance: Maintenance
-    keys: Keys
-    shared_limits: SharedLimits
-    is_ready: Callable[[], Awaitable[bool]]
-    # The turns that this process holds in memory, and all that it holds beside them.
-    state: MemoryTurns
-    beside: Sequence[Held]
-    # The keys of what clients keep for us, where all who use the store share them.
-    ring: PostgresRing | None = None
+async def _open_memory(settings: Settings) -> ServerStore:
+    return MemoryStore(settings.process_state_bytes_max)
 
 
-@asynccontextmanager
-async def open_store(settings: Settings) -> AsyncIterator[Store]:
-    """The durable store, with the process's cache in front, and the ledger beside it. What dead processes left
-    running has ended."""
-    kinds = {"memory": _open_memory, "sqlite": _open_sqlite}
-    async with kinds.get(settings.store.partition(":")[0], _open_postgres)(settings) as store:
-        await store.maintenance.recover()
-        yield store
+async def _open_sqlite(settings: Settings) -> ServerStore:
+    assert settings.store_path is not None
+    store = await SqliteStore.open(settings.store_path, durability=settings.durability)
+    return LayeredStore(store, settings.process_state_bytes_max)
 
 
-@asynccontextmanager
-async def _open_memory(settings: Settings) -> AsyncIterator[Store]:
-    # Events and turns have a budget each; keys are small and have their own.
-    budget = settings.process_state_bytes_max
-    ledger, log, idempotency_keys = (
-        MemoryLedger(),
-        MemoryEventLog(budget // 4),
-        MemoryIdempotencyKeys(),
-    )
-    on_erase = [log.erase, idempotency_keys.erase]
-    near = MemoryTurns(budget, stored_only=True, ledger=ledger, on_erase=on_erase)
-    maintenance = MemoryMaintenance(near, log, idempotency_keys)
-    conversations = MemoryConversations(budget // 4)
-    yield Store(
-        turns=near,
-        ledger=ledger,
-        events=log,
-        idempotency_keys=idempotency_keys,
-        conversations=conversations,
-        maintenance=maintenance,
-        keys=MemoryKeys(),
-        shared_limits=MemorySharedLimits(),
-        is_ready=_always,
-        state=near,
-        beside=(log, idempotency_keys, conversations),
-    )
-
-
-@asynccontextmanager
-async def _open_sqlite(settings: Settings) -> AsyncIterator[Store]:
-    path = Path(settings.store.removeprefix("sqlite:///"))
-    try:
-        database = await SqliteDatabase.open(path, durability=settings.durability)
-    except ApiError as error:
-        raise Misconfigured(f"store: {path} cannot be opened: {error.__cause__}.") from error
-    try:
-        near = MemoryTurns(settings.process_state_bytes_max, stored_only=True)
-        idempotency_keys = MemoryIdempotencyKeys()
-        yield Store(
-            turns=LayeredTurns(near, SqliteTurns(database)),
-            ledger=SqliteLedger(database),
-            events=SqliteEventLog(database),
-            idempotency_keys=LayeredIdempotencyKeys(
-                idempotency_keys, SqliteIdempotencyKeys(database)
-            ),
-            conversations=SqliteConversations(database),
-            maintenance=LayeredMaintenance(near, SqliteMaintenance(database)),
-            keys=SqliteKeys(database),
-            shared_limits=SqliteSharedLimits(database),
-            is_ready=database.is_ready,
-            state=near,
-            beside=(idempotency_keys,),
-        )
-    finally:
-        await database.close()
-
-
-@asynccontextmanager
-async def _open_postgres(settings: Settings) -> AsyncIterator[Store]:
+async def _open_postgresql(settings: Settings) -> ServerStore:
     # Imported here: a server without PostgreSQL needs neither its client nor the time to load it.
-    from segue.stores.pool import PostgresDatabase
-    from segue.stores.postgres import (
-        PostgresConversations,
-        PostgresEventLog,
-        PostgresIdempotencyKeys,
-        PostgresKeys,
-        PostgresLedger,
-        PostgresMaintenance,
-        PostgresRing,
-        PostgresSharedLimits,
-        PostgresTurns,
-    )
+    from segue.stores.postgres import PostgresStore
 
+    store = await PostgresStore.open(settings.store, durability=settings.durability)
+    return LayeredStore(store, settings.process_state_bytes_max)
+
+
+OPENERS: dict[StoreKind, Callable[[Settings], Awaitable[ServerStore]]] = {
+    "memory": _open_memory,
+    "sqlite": _open_sqlite,
+    "postgresql": _open_postgresql,
+}
+
+
+@asynccontextmanager
+async def open_store(settings: Settings) -> AsyncIterator[ServerStore]:
+    """The store, with the process's cache in front. What dead processes left running has ended."""
     try:
-        database = await PostgresDatabase.open(settings.store, durability=settings.durability)
+        store = await OPENERS[settings.store_kind](settings)
     except ApiError as error:
         raise Misconfigured(
             f"store: {settings.shown_store} cannot be opened: {error.__cause__ or error}."
         ) from error
     try:
-        near = MemoryTurns(settings.process_state_bytes_max, stored_only=True)
-        idempotency_keys = MemoryIdempotencyKeys()
-        yield Store(
-            turns=LayeredTurns(near, PostgresTurns(database)),
-            ledger=PostgresLedger(database),
-            events=PostgresEventLog(database),
-            idempotency_keys=LayeredIdempotencyKeys(
-                idempotency_keys, PostgresIdempotencyKeys(database)
-            ),
-            conversations=PostgresConversations(database),
-            maintenance=LayeredMaintenance(near, PostgresMaintenance(database)),
-            keys=PostgresKeys(database),
-            shared_limits=PostgresSharedLimits(database),
-            is_ready=database.is_ready,
-            state=near,
-            beside=(idempotency_keys,),
-            ring=PostgresRing(database),
-        )
+        await store.maintenance.recover()
+        yield store
     finally:
-        await database.close()
+        await store.close()
 
 
 async def read_usage(settings: Settings, owner: Owner | None, days: int) -> Sequence[UsageTotal]:
     """What was used on the last days, today included, by day, owner and model."""
-    if settings.store == "memory":
-        raise Misconfigured("store: memory keeps usage only while the server runs.")
     today = int(time.time()) // 86_400
-    async with open_store(settings) as store:
+    async with _open_durable(settings, "usage") as store:
         return await store.ledger.report(owner, (today - days + 1) * 86_400)
 
 
-def _durable(settings: Settings) -> Settings:
-    if settings.store == "memory":
-        raise Misconfigured("store: memory has keys only while the server runs; name another one.")
-    return settings
+@asynccontextmanager
+async def _open_durable(settings: Settings, what: str) -> AsyncIterator[ServerStore]:
+    if settings.store_kind == "memory":
+        raise Misconfigured(
+            f"store: memory keeps {what} only while the server runs. Name the server's store with --store."
+        )
+    async with open_store(settings) as store:
+        yield store
 
 
 async def create_key(
     settings: Settings, name: str, owner: Owner, scopes: Sequence[str], limits: KeyLimits
 ) -> tuple[Key, str]:
-    """A fresh key and its secret, which nobody can be told again."""
+    """A new API key and its secret, which is not kept anywhere."""
     unknown = set(scopes) - set(SCOPES)
     if unknown or not scopes:
-        raise Misconfigured(f"scopes: there are {', '.join(SCOPES)}.")
-    async with open_store(_durable(settings)) as store:
+        raise Misconfigured(
+            f"scopes: {', '.join(sorted(unknown)) or 'none given'}; choose from {', '.join(SCOPES)}."
+        )
+    async with _open_durable(settings, "API keys") as store:
         hashes = KeyHashes(await load_ring(settings, store))
         await check_ring(store.keys, hashes, settings)
-        made = await give_out(store.keys, hashes, name, owner, scopes, limits)
-    await _tell_servers(settings)
-    return made
+        created = await give_out(store.keys, hashes, name, owner, scopes, limits)
+    await _notify_servers(settings)
+    return created
 
 
 async def give_out(
@@ -231,10 +108,10 @@ async def give_out(
     hashes: KeyHashes,
     name: str,
     owner: Owner,
-    scopes: Sequence[str] = SCOPES[:2],
+    scopes: Sequence[str] = API_SCOPES,
     limits: KeyLimits | None = None,
 ) -> tuple[Key, str]:
-    """A fresh key in this store, and its secret."""
+    """A new API key in this store, and its secret."""
     secret = new_secret()
     key = Key(
         id=new_id("key"),
@@ -250,23 +127,23 @@ async def give_out(
 
 
 async def list_keys(settings: Settings) -> Sequence[Key]:
-    """Every key of the store."""
-    async with open_store(_durable(settings)) as store:
+    """Every API key of the store, revoked ones included."""
+    async with _open_durable(settings, "API keys") as store:
         return await store.keys.given_out()
 
 
 async def revoke_key(settings: Settings, key_id: str) -> bool:
-    """Take a key back; False if there is nothing to take back."""
-    async with open_store(_durable(settings)) as store:
+    """Revoke an API key; False if there is no such key or it was revoked before."""
+    async with _open_durable(settings, "API keys") as store:
         is_revoked = await store.keys.revoke(key_id)
     if is_revoked:
-        await _tell_servers(settings)
+        await _notify_servers(settings)
     return is_revoked
 
 
-async def _tell_servers(settings: Settings) -> None:
-    """Say to all servers that keys have changed, where they can be reached from here; others look for themselves."""
-    if not settings.store.startswith(("postgresql://", "postgres://")):
+async def _notify_servers(settings: Settings) -> None:
+    """Tell running servers at once that API keys have changed, where the database can; other servers poll."""
+    if settings.store_kind != "postgresql":
         return
     # Imported here, as the store is.
     from segue.cluster.notify import open_notify_bus
@@ -277,38 +154,38 @@ async def _tell_servers(settings: Settings) -> None:
 
 
 async def check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None:
-    """Keys that were hashed under another ring are nobody's here: say so before anybody wonders."""
+    """API keys that were hashed with other seal keys would all be refused: better not to start."""
     valid = [key for key in await keys.given_out() if key.revoked_at is None]
-    strange = sum(not hashes.knows(key.ring) for key in valid)
-    if strange:
+    unknown = sum(not hashes.knows(key.ring) for key in valid)
+    if unknown:
+        ring = "those in the database" if is_ring_stored(settings) else str(seal_path(settings))
         raise Misconfigured(
-            f"seal_keys: {strange} of the {len(valid)} keys in this store were made with another ring "
-            f"than {_ring_name(settings)}. Name the file that they were made with, or revoke them."
+            f"seal_keys: {unknown} of the {len(valid)} API keys in {settings.shown_store} were created with other seal "
+            f"keys than {ring} and would be refused. Name the file that they were created with (--seal-keys FILE), or "
+            "revoke these API keys and create new ones."
         )
 
 
 async def check_public(keys: Keys, settings: Settings) -> None:
-    """A public address only where keys are asked for, and there are some."""
+    """A public address only where API keys are required, or exist."""
     if is_loopback(settings.host) or settings.auth == "keys":
         return
     if not await keys.given_out():
         raise Misconfigured(
-            f"host: {settings.host} is not a loopback address, and nobody needs a key yet. "
-            f"Make one first: segue keys create --name NAME --store {settings.shown_store}"
+            f"host: {settings.host} is not a loopback address, and there is no API key yet. "
+            f"Create one first: segue keys create --name NAME --store {settings.shown_store}"
         )
 
 
-async def _always() -> bool:
-    return True
-
-
 def rotate_seals(settings: Settings) -> int:
-    """Put a fresh key in front of the ring; how many it has then."""
+    """Add a new seal key, which is used from now on; returns how many there are."""
     if is_ring_stored(settings):
         return asyncio.run(_rotate_stored(settings))
     path = seal_path(settings)
     if path is None:
-        raise Misconfigured("seal_keys: a server with the memory store keeps no keys.")
+        raise Misconfigured(
+            "seal_keys: the memory store has no file of seal keys. Name one with --seal-keys, or another store."
+        )
     return rotate_ring(path)
 
 
@@ -328,7 +205,3 @@ async def load_ring(settings: Settings, store: Store) -> Sequence[RingKey]:
         return [new_key()]
     open_ring(path)
     return read_ring(path)
-
-
-def _ring_name(settings: Settings) -> str:
-    return "the database's" if is_ring_stored(settings) else str(seal_path(settings))

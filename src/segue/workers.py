@@ -1,15 +1,15 @@
 """How do several processes serve one port?
 
-    parent    owns the ports, the hub where workers meet, and the processes; serves nobody itself
-    worker    a whole server, as one process is, on a port of its own with the same number
-    engine    the models inside, loaded once; workers ask it over a local socket
+    parent    owns the ports, the hub where workers meet, and the processes; it only supervises
+    worker    a whole server, as a single process is, on a socket of its own with the same port number
+    engine    the embedded models, loaded once; workers use them over a Unix socket
 
-A process is told by its standard input what to do, so that no secret is seen in a list of processes; when that ends the
-parent is gone, and the process stops as if asked to. One that dies is started again, after a pause that grows. Signals
-go to the parent, which passes them on: the first drains, the second ends the grace.
+A process reads its instructions from standard input, so that no secret shows in the process list; when standard input
+ends, the parent is gone, and the process shuts down as after a signal. A process that dies is started again, after a
+pause that grows. Signals go to the parent, which passes them on: the first drains, the second ends the grace period.
 
 Each worker's port is a socket of its own with `SO_REUSEPORT`, so that the kernel spreads connections evenly. The parent
-holds them all: what arrives for a worker that has died waits for the next one.
+holds them all: connections for a worker that has died wait for the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 from asyncio.subprocess import Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Literal
@@ -32,36 +32,36 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
-from segue.app import Place
+from segue.app import WorkerPlace
 from segue.cluster.hub import Hub
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
-from segue.logs import set_up_logging
 from segue.models import has_engines_inside, shared_engines
+from segue.observe.logs import set_up_logging
 from segue.server import BACKLOG, announce, listen, serve_on, url_of
 from segue.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# Between the death of a process and the next try; doubled each time, forgotten once one has lived for a while.
+# Pause before a dead process is started again; doubled each time, reset once a process has lived for a while.
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 5.0
 LIVED_S = 30.0
-# Beyond the grace: what a worker may take to end itself.
+# After the grace period: what a worker may take to end itself.
 END_S_MAX = 15.0
-# The exit status of a process that was not told what it needs.
+# The exit status for wrong settings.
 MISCONFIGURED = 2
 
 
 class Orders(Struct, frozen=True):
-    """What a process is told to do."""
+    """The instructions for a process."""
 
     role: Literal["worker", "engine"]
     settings: Settings
-    house: str
+    group: str
     hub: str
     engines: str
-    # The descriptors of its port, and of the pipe where it says that it is ready.
+    # The file descriptors of its port, and of the pipe where it reports that it is ready.
     port: int
     ready: int
 
@@ -87,7 +87,7 @@ def open_ports(settings: Settings) -> list[socket.socket]:
 
 
 class Child:
-    """One process: started, started again when it dies, stopped when asked."""
+    """One process: started, restarted when it dies, stopped on request."""
 
     def __init__(
         self, name: str, orders: Callable[[int], Orders], port: socket.socket | None
@@ -97,12 +97,13 @@ class Child:
         self._port = port
         self._process: Process | None = None
         self._stopping = asyncio.Event()
+        # Set when it serves, or has failed to start.
         self.is_ready = asyncio.Event()
-        # Why it never became ready.
+        # The exit status of a process that never became ready.
         self.failed: int | None = None
 
     async def keep(self) -> int:
-        """Until it is asked to stop: its exit status."""
+        """Run the process until `stop`; returns its exit status."""
         pause_s = PAUSE_MIN_S
         loop = asyncio.get_running_loop()
         while True:
@@ -117,7 +118,7 @@ class Child:
                 return status
             if loop.time() - began_at > LIVED_S:
                 pause_s = PAUSE_MIN_S
-            log.error("%s ended with %d; started again in %.1f s", self.name, status, pause_s)
+            log.error("%s exited with status %d, restarting in %.1f s", self.name, status, pause_s)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
                 return status
@@ -125,22 +126,21 @@ class Child:
 
     async def _wait(self, process: Process) -> int:
         if self.is_stopping:
-            # It was asked while it was being started.
+            # `stop` was called while it was being started.
             self.signal(signal.SIGTERM)
         return await process.wait()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was asked to stop."""
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Ask it to stop; a second time, to hurry."""
+        """Ask the process to stop; a second call ends its grace period."""
         self._stopping.set()
         self.signal(signal.SIGTERM)
 
     def signal(self, number: signal.Signals) -> None:
-        """Pass a signal on."""
+        """Send a signal, if the process runs."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -153,7 +153,7 @@ class Child:
                 *(sys.executable, "-m", "segue.workers"),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=descriptors,
-                # Ctrl-C is for the parent, who passes it on: from the terminal as well it would count twice.
+                # Ctrl-C is for the parent, which passes it on: from the terminal as well it would count twice.
                 process_group=0,
             )
         except BaseException:
@@ -161,72 +161,78 @@ class Child:
             raise
         finally:
             os.close(writable)
-        log.debug("%s is process %d", self.name, process.pid)
+        log.debug("%s has process id %d", self.name, process.pid)
         assert process.stdin is not None
-        # Its standard input stays open: when it ends, we are gone.
+        # Standard input stays open: its end tells the process that the parent is gone.
         process.stdin.write(msgspec.json.encode(self._orders(writable)) + b"\n")
-        asyncio.get_running_loop().add_reader(readable, self._heard, readable)
+        asyncio.get_running_loop().add_reader(readable, self._on_readable, readable)
         return process
 
-    def _heard(self, readable: int) -> None:
-        """It is ready, or gone."""
+    def _on_readable(self, readable: int) -> None:
+        """The process is ready (a byte), or gone (the end of the pipe)."""
         if os.read(readable, 1):
             self.is_ready.set()
         asyncio.get_running_loop().remove_reader(readable)
         os.close(readable)
 
 
-class Parent:
-    """All the processes of a service."""
+class Supervisor:
+    """The parent: starts all processes, keeps them running, and stops them after a signal."""
 
     def __init__(self, settings: Settings, ports: list[socket.socket], folder: str) -> None:
         self._settings = settings
         self._ports = ports
         self._folder = folder
-        self._house = new_id("house")
+        self._group = new_id("group")
+        self._tasks = asyncio.TaskGroup()
         self._children: dict[Child, asyncio.Task[int]] = {}
         self._engine: Child | None = None
-        self._asked: asyncio.Queue[None] = asyncio.Queue()
+        # Set by the first signal, and by the second.
+        self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
 
     async def run(self) -> int:
-        """Start everything, say so, and keep it until a signal comes."""
+        """Start everything and keep it running until a signal comes; returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked.put_nowait, None)
+            loop.add_signal_handler(number, self._on_signal)
         if self._settings.tls_cert:
-            # Workers load the certificate again; without one the signal means what it always does.
+            # Workers load the certificate again; without one the signal keeps its usual meaning.
             loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
-        try:
-            if has_engines_inside(self._settings):
-                engine = self._engine = self._child("engine", None)
-                if not await self._is_up(engine):
-                    return engine.failed or 0
-            # One alone first: it makes or upgrades what the others then find.
-            workers = [self._child("worker 1", self._ports[0])]
-            if await self._is_up(workers[0]):
-                workers += [
-                    self._child(f"worker {number}", port)
-                    for number, port in enumerate(self._ports[1:], 2)
-                ]
-                for worker in workers:
-                    await self._is_up(worker)
-            failed = [one.failed for one in workers if one.failed is not None]
-            if not failed and self._asked.empty():
-                host, number = self._ports[0].getsockname()[:2]
-                url = url_of(host, number, is_secure=bool(self._settings.tls_cert))
-                announce(self._settings, url)
-                await self._asked.get()
-            status = await self._stop(workers)
-            return failed[0] if failed else status
-        finally:
-            await self._end(self._engine)
+        async with self._tasks:
+            try:
+                return await self._run()
+            finally:
+                await self._end(self._engine)
+
+    async def _run(self) -> int:
+        if has_engines_inside(self._settings):
+            engine = self._engine = self._child("engine", None)
+            if not await self._is_up(engine):
+                return engine.failed or 0
+        # One worker first: it creates or upgrades the database that the others then find.
+        workers = [self._child("worker 1", self._ports[0])]
+        if await self._is_up(workers[0]):
+            workers += [
+                self._child(f"worker {number}", port)
+                for number, port in enumerate(self._ports[1:], 2)
+            ]
+            for worker in workers:
+                await self._is_up(worker)
+        failed = [worker.failed for worker in workers if worker.failed is not None]
+        if not failed and not self._stopping.is_set():
+            host, number = self._ports[0].getsockname()[:2]
+            announce(self._settings, url_of(host, number, is_secure=bool(self._settings.tls_cert)))
+            await self._stopping.wait()
+        status = await self._stop(workers)
+        return failed[0] if failed else status
 
     def _child(self, name: str, port: socket.socket | None) -> Child:
         def orders(ready: int) -> Orders:
             return Orders(
                 role="engine" if port is None else "worker",
                 settings=self._settings,
-                house=self._house,
+                group=self._group,
                 hub=f"{self._folder}/hub",
                 engines=self._folder if has_engines_inside(self._settings) else "",
                 port=-1 if port is None else port.fileno(),
@@ -234,125 +240,129 @@ class Parent:
             )
 
         child = Child(name, orders, port)
-        self._children[child] = asyncio.create_task(child.keep())
+        self._children[child] = self._tasks.create_task(child.keep())
         return child
 
-    async def _is_up(self, child: Child) -> bool:
-        """Wait until it serves, it has failed, or somebody wants to stop."""
-        ready = asyncio.create_task(child.is_ready.wait())
-        asked = asyncio.create_task(self._asked.get())
-        await asyncio.wait([ready, asked], return_when=asyncio.FIRST_COMPLETED)
-        if asked.done():
-            self._asked.put_nowait(None)
-        for task in (ready, asked):
-            task.cancel()
-        return child.is_ready.is_set() and child.failed is None
+    def _on_signal(self) -> None:
+        (self._hurrying if self._stopping.is_set() else self._stopping).set()
 
     def _pass_on(self, number: signal.Signals) -> None:
         for child in self._children:
             if child is not self._engine:
                 child.signal(number)
 
+    async def _is_up(self, child: Child) -> bool:
+        """Wait until the child serves or has failed, or a signal comes."""
+        await _first(child.is_ready.wait(), self._stopping.wait())
+        return child.is_ready.is_set() and child.failed is None
+
     async def _stop(self, workers: list[Child]) -> int:
-        """Let all workers drain; a second signal ends the grace, and none outlives it by much."""
+        """Let all workers drain; a second signal ends the grace period, and a worker that outlives it is killed."""
         log.info("stopping %d workers", len(workers))
-        tasks = [self._children[one] for one in workers]
+        tasks = [self._children[worker] for worker in workers]
         for worker, port in zip(workers, self._ports, strict=False):
             worker.stop()
-            # Who comes for one that has ended is refused, instead of waiting for nobody.
+            # Connections to a worker that has ended are refused, instead of waiting in vain.
             if is_spread():
                 self._children[worker].add_done_callback(partial(_close, port))
-        hurrying = asyncio.create_task(self._asked.get())
         left_s = self._settings.grace_s + END_S_MAX
-        ending = asyncio.create_task(_all(tasks))
-        await asyncio.wait([ending, hurrying], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if hurrying.done() and not ending.done():
-            for worker in workers:
-                worker.stop()
-            await asyncio.wait([ending], timeout=END_S_MAX)
-        hurrying.cancel()
+        await _first(_all(tasks, left_s), self._hurry(workers))
         for worker in workers:
             worker.signal(signal.SIGKILL)
-        await ending
+        await asyncio.wait(tasks)
         return max(abs(task.result()) for task in tasks)
+
+    async def _hurry(self, workers: list[Child]) -> None:
+        await self._hurrying.wait()
+        for worker in workers:
+            worker.stop()
+        await asyncio.sleep(END_S_MAX)
 
     async def _end(self, engine: Child | None) -> None:
         if engine is not None:
             engine.stop()
             await asyncio.wait([self._children[engine]], timeout=END_S_MAX)
             engine.signal(signal.SIGKILL)
-        await asyncio.gather(*self._children.values())
 
 
-async def _all(tasks: Sequence[asyncio.Task[int]]) -> None:
-    await asyncio.wait(tasks)
+async def _first(*works: Coroutine[None, None, object]) -> None:
+    """Run these until the first one is done."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(work) for work in works]
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in running:
+            task.cancel()
+
+
+async def _all(tasks: list[asyncio.Task[int]], s_max: float) -> None:
+    await asyncio.wait(tasks, timeout=s_max)
 
 
 def _close(port: socket.socket, _: asyncio.Task[int]) -> None:
     port.close()
 
 
-async def run_parent(settings: Settings) -> int:
-    """Serve with several processes until a signal comes; the exit status."""
+async def run_supervisor(settings: Settings) -> int:
+    """Serve with several processes until a signal comes; returns the exit status."""
     ports = open_ports(settings)
     try:
         with tempfile.TemporaryDirectory(prefix="segue-") as folder:
             async with Hub().opened(f"{folder}/hub"):
-                return await Parent(settings, ports, folder).run()
+                return await Supervisor(settings, ports, folder).run()
     finally:
         for port in ports:
             port.close()
 
 
 def serve_workers(settings: Settings) -> int:
-    """Serve with several processes; the exit status says whether all of them could."""
-    return asyncio.run(run_parent(settings))
+    """Serve with several processes; returns the exit status."""
+    return asyncio.run(run_supervisor(settings))
 
 
 # --- in a process of its own ---
 
 
 def main() -> int:
-    """Do what the parent says."""
+    """Follow the instructions of the parent."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     set_up_logging(orders.settings)
-    threading.Thread(target=_outlive_nobody, daemon=True).start()
+    threading.Thread(target=_stop_without_parent, daemon=True).start()
     try:
-        uvloop.run(_work(orders) if orders.role == "worker" else _lend(orders))
+        uvloop.run(_run_worker(orders) if orders.role == "worker" else _run_engines(orders))
     except (Misconfigured, ApiError) as error:
         print(f"segue: {error}", file=sys.stderr)
         return MISCONFIGURED
     return 0
 
 
-def _outlive_nobody() -> None:
-    """When the parent is gone, stop as if it had asked."""
-    # Not by way of `sys.stdin`, whose lock the end of the interpreter would wait for.
+def _stop_without_parent() -> None:
+    """When the parent is gone, shut down as after a signal."""
+    # Not through `sys.stdin`, whose lock the end of the interpreter would wait for.
     while os.read(sys.stdin.fileno(), 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _say_ready(descriptor: int) -> None:
+def _report_ready(descriptor: int) -> None:
     with suppress(OSError):
         os.write(descriptor, b"1")
     os.close(descriptor)
 
 
-async def _work(orders: Orders) -> None:
-    place = Place(orders.house, orders.hub, orders.engines)
+async def _run_worker(orders: Orders) -> None:
+    place = WorkerPlace(orders.group, orders.hub, orders.engines)
     with socket.socket(fileno=orders.port) as port:
-        await serve_on(port, orders.settings, lambda url: _say_ready(orders.ready), place)
+        await serve_on(port, orders.settings, lambda url: _report_ready(orders.ready), place)
 
 
-async def _lend(orders: Orders) -> None:
-    """Share the engines inside until asked to stop."""
-    asked = asyncio.Event()
+async def _run_engines(orders: Orders) -> None:
+    """Share the embedded engines with the workers until a signal comes."""
+    stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with shared_engines(orders.settings, orders.engines):
-        _say_ready(orders.ready)
-        await asked.wait()
+        _report_ready(orders.ready)
+        await stopping.wait()
 
 
 if __name__ == "__main__":

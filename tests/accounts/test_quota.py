@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from segue.accounts import quota as words
 from segue.accounts.metering import Meter
 from segue.accounts.quota import KeyQuota, unlimited
-from segue.cluster.local import LocalBus
-from segue.cluster.peers import Peers
 from segue.errors import TooMany, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, KeyLimits, Level, share_out
-from segue.stores.shared_limits import MemorySharedLimits
+from segue.stores.memory import MemorySharedLimits
 
 
 class Clock:
@@ -45,7 +43,7 @@ class CountingSharedLimits(MemorySharedLimits):
 
 def metered(clock: Clock) -> tuple[CountingSharedLimits, Meter]:
     shared_limits = CountingSharedLimits(clock)
-    return shared_limits, Meter(shared_limits, Peers(LocalBus()))
+    return shared_limits, Meter(shared_limits)
 
 
 def quota(clock: Clock, **limits: int) -> KeyQuota:
@@ -56,46 +54,46 @@ async def test_minute_of_requests_may_come_at_once_and_then_one_by_one() -> None
     clock = Clock()
     some = quota(clock, requests_per_min=6)
     for _ in range(6):
-        await some.ask()
+        await some.take_request()
     with pytest.raises(TooMany) as caught:
-        await some.ask()
+        await some.take_request()
     assert caught.value.wait_s == pytest.approx(10)
     clock.now += 10
-    await some.ask()
+    await some.take_request()
     with pytest.raises(TooMany):
-        await some.ask()
+        await some.take_request()
     clock.now += 3_600
     for _ in range(6):
-        await some.ask()
+        await some.take_request()
     with pytest.raises(TooMany):
-        await some.ask()
+        await some.take_request()
 
 
 async def test_debt_of_tokens_is_waited_off() -> None:
     clock = Clock()
     some = quota(clock, tokens_per_min=60)
-    await some.ask()
+    await some.take_request()
     await some.hold()
     some.release(tokens=180)
     with pytest.raises(TooMany) as caught:
-        await some.ask()
+        await some.take_request()
     assert caught.value.wait_s == pytest.approx(120)
-    await some.tell()
+    await some.report()
     with pytest.raises(TooMany):
-        await some.ask()
+        await some.take_request()
     clock.now += 121
-    await some.ask()
+    await some.take_request()
 
 
 async def test_refused_request_costs_nothing() -> None:
     clock = Clock()
     some = quota(clock, requests_per_min=1)
-    await some.ask()
+    await some.take_request()
     for _ in range(100):
         with pytest.raises(TooMany):
-            await some.ask()
+            await some.take_request()
     clock.now += 60
-    await some.ask()
+    await some.take_request()
 
 
 async def test_places_are_given_back() -> None:
@@ -115,7 +113,7 @@ async def test_those_who_come_at_once_are_counted_one_by_one() -> None:
     held = await asyncio.gather(*(some.hold() for _ in range(10)), return_exceptions=True)
     assert [one for one in held if one is None] == [None] * 3
     assert some.in_flight == 3
-    asked = await asyncio.gather(*(some.ask() for _ in range(100)), return_exceptions=True)
+    asked = await asyncio.gather(*(some.take_request() for _ in range(100)), return_exceptions=True)
     assert sum(one is None for one in asked) == 40
 
 
@@ -127,7 +125,7 @@ async def test_turn_after_turn_asks_the_store_for_nothing() -> None:
     await some.check_connections()
     some.connect()
     for _ in range(200):
-        await some.ask()
+        await some.take_request()
         await some.hold()
         some.release(tokens=10)
     assert shared_limits.asked == 3, "a place, a few seconds' requests, a lane"
@@ -137,49 +135,49 @@ async def test_store_that_cannot_be_asked_refuses_only_what_was_not_granted_befo
     clock = Clock()
     shared_limits, meter = metered(clock)
     some = KeyQuota(KeyLimits(requests_per_min=40, tokens_per_min=100), "key", meter, clock)
-    await some.ask()
+    await some.take_request()
     shared_limits.is_down = True
-    await some.ask()
+    await some.take_request()
     await some.hold()
     some.release(tokens=150)
     with pytest.raises(Unavailable):
-        await some.tell()
+        await some.report()
     with pytest.raises(TooMany):
-        await some.ask()
+        await some.take_request()
     shared_limits.is_down = False
-    await some.tell()
+    await some.report()
     with pytest.raises(TooMany):
-        await some.ask()
+        await some.take_request()
 
 
 async def test_what_was_not_used_is_given_back() -> None:
     clock = Clock()
     _, meter = metered(clock)
     some = KeyQuota(KeyLimits(requests_per_min=100, lanes_max=2), "key", meter, clock)
-    await some.ask()
+    await some.take_request()
     await some.hold()
     assert not some.is_idle
     some.release()
-    await meter.tell()
+    await meter.report()
     assert not some.is_idle
     clock.now += words.UNUSED_S + 1
-    await meter.tell()
+    await meter.report()
     assert not some.is_idle, "its place is kept for the next turn"
     clock.now += words.KEEP_S
-    await meter.tell()
+    await meter.report()
     assert some.is_idle
     for _ in range(100):
-        await some.ask()
+        await some.take_request()
 
 
 async def test_without_limits_nothing_is_refused_and_nobody_asked() -> None:
     some = unlimited()
     for _ in range(1_000):
-        await some.ask()
+        await some.take_request()
         await some.hold()
     await some.check_connections()
     assert some.in_flight == 1_000
-    assert not some.has_news
+    assert not some.has_changes
 
 
 @given(

@@ -5,15 +5,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.bench.charts import spread
-from segue.bench.figures import percentile
-from segue.bench.plan import CODEX, PRESETS, Plan, cases, order
-from segue.bench.server import parse_counters
-from segue.bench.story import Teller
-from segue.bench.ways import WAYS
+from segue_bench.charts import spread
+from segue_bench.figures import percentile
+from segue_bench.plan import CODEX, PRESETS, BenchPlan, cases, order
+from segue_bench.server import parse_counters
+from segue_bench.ways import WAYS
+from segue_bench.workload import WorkloadMaker
 
 
-def plan(**changes: object) -> Plan:
+def plan(**changes: object) -> BenchPlan:
     values: dict[str, object] = {
         "preset": "codex",
         "shape": CODEX,
@@ -24,7 +24,7 @@ def plan(**changes: object) -> Plan:
         "repeat": 3,
         "seed": 1,
     }
-    return Plan(**{**values, **changes})  # type: ignore[arg-type]
+    return BenchPlan(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_every_case_runs_as_often_as_asked_and_never_first_twice() -> None:
@@ -48,13 +48,13 @@ def test_presets_ask_for_what_the_issue_names() -> None:
     assert codex.turns == 30
     assert codex.shape.output_tokens == 100
     assert codex.contexts[-1] == 100_000
-    teller = Teller(codex.shape, 1)
-    assert 19_000 <= len(teller.tools) < 21_000
+    maker = WorkloadMaker(codex.shape, 1)
+    assert 19_000 <= len(maker.tools) < 21_000
     assert codex.shape.instructions_bytes + codex.shape.tools_bytes == 32_000
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
-    one, same, other = (Teller(CODEX, seed).story(5, 1.0, 3) for seed in (1, 1, 2))
+    one, same, other = (WorkloadMaker(CODEX, seed).workload(5, 1.0, 3) for seed in (1, 1, 2))
     assert one == same
     assert one != other
     assert len(one.outputs) == 3

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.connect import SNIPPETS, URL, Place, codex_block
+from segue.commands.connect import SNIPPETS, URL, ModelEndpoint, codex_block
 from tests.clients.agents import AGENTS, CODEX, EXAMPLES, Ran, node_home, python_example, run
 from tests.clients.outside import NODE, PYTHON, ROOT
 from tests.clients.stage import scripted, staged
@@ -54,7 +54,7 @@ def connect(served: ServedProcess, *arguments: str, **environment: str) -> str:
 
 @pytest.mark.parametrize("client", PAGE_OF)
 def test_page_shows_what_connect_prints(client: str) -> None:
-    place = Place(f"{URL}/v1", "smollm2", context_tokens=8_192)
+    place = ModelEndpoint(f"{URL}/v1", "smollm2", context_tokens=8_192)
     snippet = codex_block(place) if client == "codex" else SNIPPETS[client](place)
     assert f"\n{snippet}\n```" in (PAGES / PAGE_OF[client]).read_text()
 

@@ -34,10 +34,10 @@ ENDS: dict[str, dict[str, tuple[str, str]]] = {
         "AI SDK": ("interrupted", "finish reason `interrupted`"),
     },
     "no WebSocket (426)": {
-        "OpenAI npm": ("Unexpected server response: 426", "has no other road"),
-        "Agents SDK Python": ("HTTP 426", "has no other road"),
-        "Agents SDK JavaScript": ("the socket broke", "has no other road"),
-        "AI SDK": ("Unexpected server response: 426", "has no other road"),
+        "OpenAI npm": ("Unexpected server response: 426", "no fallback to HTTP"),
+        "Agents SDK Python": ("HTTP 426", "no fallback to HTTP"),
+        "Agents SDK JavaScript": ("the socket broke", "no fallback to HTTP"),
+        "AI SDK": ("Unexpected server response: 426", "no fallback to HTTP"),
     },
     "engine error": {
         "Agents SDK Python": ("response.failed.*server_error", "`ModelBehaviorError`"),
@@ -45,8 +45,8 @@ ENDS: dict[str, dict[str, tuple[str, str]]] = {
         "AI SDK": ("The engine broke off", "shows the message"),
     },
     "context overflow": {
-        "Codex CLI": ("ran out of room in the model's context window", "its own words"),
-        "Codex CLI, HTTP": ("ran out of room in the model's context window", "its own words"),
+        "Codex CLI": ("ran out of room in the model's context window", "its own message"),
+        "Codex CLI, HTTP": ("ran out of room in the model's context window", "its own message"),
         "OpenAI Python": ("context_length_exceeded", "`context_length_exceeded`"),
         "OpenAI npm": ("context_length_exceeded", "`context_length_exceeded`"),
         "Agents SDK Python": ("context_length_exceeded", "`ModelBehaviorError`"),

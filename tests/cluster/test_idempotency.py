@@ -25,16 +25,16 @@ class Fleet:
 
     def __init__(self) -> None:
         bus = LocalBus()
-        self.circles = [Peers(bus, "house") for _ in range(3)]
-        self.exits = [AsyncExitStack() for _ in self.circles]
+        self.peers = [Peers(bus, "group") for _ in range(3)]
+        self.exits = [AsyncExitStack() for _ in self.peers]
         self.idempotency_keys = [
-            SharedIdempotencyKeys(MemoryIdempotencyKeys(), peers) for peers in self.circles
+            SharedIdempotencyKeys(MemoryIdempotencyKeys(), worker) for worker in self.peers
         ]
 
     async def leave(self, worker: int) -> None:
         """One is gone, and the others know it."""
         await self.exits[worker].aclose()
-        rest = [one for place, one in enumerate(self.circles) if place != worker]
+        rest = [one for place, one in enumerate(self.peers) if place != worker]
         await until(lambda: all(len(one.others) == 1 for one in rest))
 
     async def holder(self, worker: int, one: Claim) -> str:
@@ -45,10 +45,10 @@ class Fleet:
 async def fleet() -> AsyncIterator[Fleet]:
     made = Fleet()
     async with AsyncExitStack() as stack:
-        for peers, leaving in zip(made.circles, made.exits, strict=True):
+        for worker, leaving in zip(made.peers, made.exits, strict=True):
             await stack.enter_async_context(leaving)
-            await leaving.enter_async_context(peers.joined())
-        await until(lambda: all(len(one.others) == 2 for one in made.circles))
+            await leaving.enter_async_context(worker.joined())
+        await until(lambda: all(len(one.others) == 2 for one in made.peers))
         yield made
 
 

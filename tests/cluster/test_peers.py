@@ -24,17 +24,17 @@ def bus() -> LocalBus:
 
 @pytest.fixture
 async def three(bus: LocalBus) -> AsyncIterator[list[Peers]]:
-    """Three workers, two of them of one house."""
+    """Three workers, two of them of one group."""
     async with AsyncExitStack() as stack:
-        circles = [Peers(bus, house) for house in ("one", "one", "two")]
-        for one in circles:
+        workers = [Peers(bus, group) for group in ("one", "one", "two")]
+        for one in workers:
             await stack.enter_async_context(one.joined())
-        await met(*circles)
-        yield circles
+        await met(*workers)
+        yield workers
 
 
-async def met(*circles: Peers) -> None:
-    await until(lambda: all(len(one.others) == len(circles) - 1 for one in circles))
+async def met(*workers: Peers) -> None:
+    await until(lambda: all(len(one.others) == len(workers) - 1 for one in workers))
 
 
 async def silent(worker: str, body: bytes) -> bytes | None:
@@ -42,27 +42,27 @@ async def silent(worker: str, body: bytes) -> bytes | None:
     return b"never"
 
 
-def says(answer: bytes | None) -> module.Answer:
+def says(answer: bytes | None) -> module.PeerHandler:
     async def answers(worker: str, body: bytes) -> bytes | None:
         return None if answer is None else answer + body
 
     return answers
 
 
-async def test_everybody_knows_everybody_and_who_shares_a_house(three: list[Peers]) -> None:
+async def test_workers_know_each_other_and_their_siblings(three: list[Peers]) -> None:
     here, there, far = three
     assert set(here.others) == {there.worker, far.worker}
-    assert here.housemates == [there.worker]
-    assert far.housemates == []
+    assert here.siblings == [there.worker]
+    assert far.siblings == []
 
 
 async def test_all_answers_are_gathered(three: list[Peers]) -> None:
     here, there, far = three
     for one in three:
-        one.answer("name", says(one.house.encode()))
+        one.answer("name", says(one.group.encode()))
     assert await here.ask("name", b"!", here.others) == {there.worker: b"one!", far.worker: b"two!"}
-    assert await here.ask("name", b"!", here.housemates) == {there.worker: b"one!"}
-    assert await far.ask("name", b"!", far.housemates) == {}
+    assert await here.ask("name", b"!", here.siblings) == {there.worker: b"one!"}
+    assert await far.ask("name", b"!", far.siblings) == {}
 
 
 async def test_first_answer_is_enough_to_find_something(three: list[Peers]) -> None:
@@ -73,14 +73,14 @@ async def test_first_answer_is_enough_to_find_something(three: list[Peers]) -> N
         assert await here.find("who", b"") == (far.worker, b"me")
 
 
-async def test_nobody_has_it(three: list[Peers]) -> None:
+async def test_nothing_is_found_if_no_worker_has_an_answer(three: list[Peers]) -> None:
     here, there, _ = three
     there.answer("who", says(None))
     async with asyncio.timeout(module.ANSWER_S / 2):
         assert await here.find("who", b"") is None
 
 
-async def test_worker_that_does_not_answer_holds_nobody_up_for_long(
+async def test_worker_that_does_not_answer_is_not_waited_for_long(
     three: list[Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ANSWER_S", 0.05)
@@ -112,21 +112,21 @@ async def test_worker_that_leaves_is_missed_at_once_and_waited_for_no_longer(
 async def test_worker_that_falls_silent_is_gone_after_a_while(
     bus: LocalBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BEAT_S", 0.01)
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(module, "GONE_S", 0.1)
     here, dead = Peers(bus), Peers(bus)
     async with here.joined(), dead.joined():
         await met(here, dead)
-        # It is killed: no more beats, and no farewell.
-        monkeypatch.setattr(dead, "_say", lambda topic, word: asyncio.sleep(0))
+        # It is killed: no more heartbeats, and no goodbye.
+        monkeypatch.setattr(dead, "_publish", lambda topic, message: asyncio.sleep(0))
         await until(lambda: not here.others)
 
 
-async def test_news_reach_the_others_and_not_oneself(three: list[Peers]) -> None:
+async def test_message_reaches_the_other_workers_and_not_its_sender(three: list[Peers]) -> None:
     heard: list[tuple[str, bytes]] = []
     over = asyncio.Event()
 
-    def keep(name: str) -> module.Answer:
+    def keep(name: str) -> module.PeerHandler:
         async def take(worker: str, body: bytes) -> None:
             heard.append((name, body))
             if len(heard) >= 3:
@@ -136,8 +136,8 @@ async def test_news_reach_the_others_and_not_oneself(three: list[Peers]) -> None
 
     for name, one in zip("abc", three, strict=True):
         one.answer("news", keep(name))
-    await three[0].tell("news", b"to all")
-    await three[0].tell("news", b"to one", to=three[2].worker)
+    await three[0].send("news", b"to all")
+    await three[0].send("news", b"to one", to=three[2].worker)
     async with asyncio.timeout(WAIT_S):
         await over.wait()
     assert sorted(heard) == [("b", b"to all"), ("c", b"to all"), ("c", b"to one")]
@@ -152,7 +152,7 @@ async def test_answer_that_breaks_is_none(
     here, there, _ = three
     there.answer("name", broken)
     assert await here.ask("name", b"secret", [there.worker]) == {}
-    assert "about name could not be taken" in caplog.text
+    assert "handler for cluster message name failed" in caplog.text
     assert "secret" not in caplog.text
 
 
@@ -170,5 +170,5 @@ async def test_bus_that_is_away_is_a_line_in_the_log(
         with monkeypatch.context() as away:
             away.setattr(bus, "publish", publish)
             assert await here.find("who", b"") is None
-            await here.tell("news", b"")
-    assert "could not be told" in caplog.text
+            await here.send("news", b"")
+    assert "cluster message not sent" in caplog.text

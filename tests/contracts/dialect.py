@@ -10,11 +10,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 import msgspec
 from hypothesis import strategies as st
 
+from segue.dialects.family import MODEL_TURN
+from segue.dialects.parts import parts_of
 from segue.engines.weights import find_weights
 from segue.process.render_cache import is_cut
 from segue.turn.commit import warm_after
@@ -42,7 +45,7 @@ from segue.turn.values import (
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import CONTROL, USER_DEFINED, vocabulary_from_metadata
 from segue.vocabularies.vocabulary import Vocabulary
-from segue.wire.items import Item
+from segue.wire.items import Item, ItemValue
 from segue.wire.response import Response
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
 
@@ -560,6 +563,10 @@ def foreign_ids_are_not_used(family: DialectCase, ids: Sequence[int]) -> None:
         written = written[:-1]
     expected, found = flat(before) + written, flat(rendered.context)
     is_compared = not family.forgets(OFFERING, scene)
+    if is_compared and family.is_joined:
+        # A chat template gets one message for a model turn in its usual order, and several for any other.
+        kinds = pairwise(part.kind for part in parts_of(foreign.wrote))
+        is_compared = all(pair in MODEL_TURN for pair in kinds)
     if is_compared and family.is_joined:
         spell = family.vocabulary.bytes_of
         assert b"".join(map(spell, found)).startswith(b"".join(map(spell, expected)))

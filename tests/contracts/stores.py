@@ -12,47 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from segue.stores.conversations import MemoryConversations, SqliteConversations
-from segue.stores.database import SqliteDatabase
-from segue.stores.layered import LayeredIdempotencyKeys, LayeredMaintenance, LayeredTurns
-from segue.stores.memory import (
-    MemoryEventLog,
-    MemoryIdempotencyKeys,
-    MemoryKeys,
-    MemoryLedger,
-    MemoryMaintenance,
-    MemoryTurns,
-)
-from segue.stores.pool import PostgresDatabase
-from segue.stores.postgres import (
-    PostgresConversations,
-    PostgresEventLog,
-    PostgresIdempotencyKeys,
-    PostgresKeys,
-    PostgresLedger,
-    PostgresMaintenance,
-    PostgresSharedLimits,
-    PostgresTurns,
-)
-from segue.stores.shared_limits import MemorySharedLimits, SqliteSharedLimits
-from segue.stores.sqlite import (
-    SqliteEventLog,
-    SqliteIdempotencyKeys,
-    SqliteKeys,
-    SqliteLedger,
-    SqliteMaintenance,
-    SqliteTurns,
-)
-from segue.turn.seams import (
-    Conversations,
-    EventLog,
-    IdempotencyKeys,
-    Keys,
-    Ledger,
-    Maintenance,
-    SharedLimits,
-    Turns,
-)
+from segue.stores.layered import LayeredStore
+from segue.stores.memory import MemoryStore
+from segue.stores.postgres import PostgresStore
+from segue.stores.postgres_database import PostgresDatabase
+from segue.stores.sqlite import SqliteStore
+from segue.stores.sqlite_database import SqliteDatabase
+from segue.stores.store import Store
 from segue.turn.values import UsageEntry
 from tests.postgres import PostgresServer
 
@@ -78,23 +44,26 @@ class Clock:
 
 @dataclass
 class Stores:
-    """One store as one process has it."""
+    """One store as one process has it, and what a test does to it from outside."""
 
-    turns: Turns
-    ledger: Ledger
-    log: EventLog
-    idempotency_keys: IdempotencyKeys
-    conversations: Conversations
-    maintenance: Maintenance
+    store: Store
     entries: Callable[[], Awaitable[list[UsageEntry]]]
     age: Callable[[int], Awaitable[None]]
     # Ends as a crash does: nothing is said to anybody.
     crash: Callable[[], Awaitable[None]]
     # Damages the row of a turn.
     spoil: Callable[[str], Awaitable[object]]
-    keys: Keys
-    shared_limits: SharedLimits
     now: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        self.turns = self.store.turns
+        self.ledger = self.store.ledger
+        self.log = self.store.events
+        self.idempotency_keys = self.store.idempotency_keys
+        self.conversations = self.store.conversations
+        self.keys = self.store.keys
+        self.shared_limits = self.store.shared_limits
+        self.maintenance = self.store.maintenance
 
 
 KINDS = ["memory", "sqlite", "postgres", "layered"]
@@ -106,7 +75,7 @@ async def open_stores(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[Callable[[], Awaitable[Stores]]]:
     """A way to open the same store, as often as processes would; all are closed at the end."""
-    opened: list[SqliteDatabase | PostgresDatabase] = []
+    opened: list[Stores] = []
     server: PostgresServer | None = None
     url = ""
     if kind == "postgres":
@@ -115,35 +84,31 @@ async def open_stores(
 
     async def open_one() -> Stores:
         if kind == "memory":
-            return in_memory()
-        if server is not None:
-            postgres = await PostgresDatabase.open(url)
-            opened.append(postgres)
-            return in_postgres(postgres, server, url)
-        path = tmp_path / "turns.sqlite"
-        sqlite = await SqliteDatabase.open(path)
-        opened.append(sqlite)
-        return in_sqlite(sqlite, path, is_layered=kind == "layered")
+            stores = in_memory()
+        elif server is not None:
+            stores = in_postgres(await PostgresDatabase.open(url), server, url)
+        else:
+            path = tmp_path / "turns.sqlite"
+            database = await SqliteDatabase.open(path)
+            stores = in_sqlite(database, path, is_layered=kind == "layered")
+        opened.append(stores)
+        return stores
 
     try:
         yield open_one
     finally:
-        for database in opened:
-            await database.close()
+        for stores in opened:
+            await stores.store.close()
         if server is not None:
             await server.drop_database(url)
 
 
 def in_memory() -> Stores:
     clock = Clock()
-    ledger = MemoryLedger()
-    log, idempotency_keys = MemoryEventLog(PLENTY, clock), MemoryIdempotencyKeys(clock=clock)
-    turns = MemoryTurns(
-        PLENTY, stored_only=True, ledger=ledger, on_erase=[log.erase, idempotency_keys.erase]
-    )
+    store = MemoryStore(PLENTY, clock)
 
     async def entries() -> list[UsageEntry]:
-        return ledger.entries
+        return store.ledger.entries
 
     async def age(seconds: int) -> None:
         clock.now += seconds
@@ -154,23 +119,7 @@ def in_memory() -> Stores:
     async def spoil(_: str) -> None:
         raise AssertionError("memory has no rows")
 
-    maintenance = MemoryMaintenance(turns, log, idempotency_keys, clock)
-    conversations, keys = MemoryConversations(PLENTY), MemoryKeys(clock)
-    return Stores(
-        turns,
-        ledger,
-        log,
-        idempotency_keys,
-        conversations,
-        maintenance,
-        entries,
-        age,
-        crash,
-        spoil,
-        keys,
-        MemorySharedLimits(clock),
-        clock,
-    )
+    return Stores(store, entries, age, crash, spoil, clock)
 
 
 def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stores:
@@ -196,28 +145,8 @@ def in_sqlite(database: SqliteDatabase, path: Path, *, is_layered: bool) -> Stor
     async def spoil(turn_id: str) -> None:
         await asyncio.to_thread(ask, f"UPDATE turns SET history = x'00ff' WHERE id = '{turn_id}'")
 
-    turns: Turns = SqliteTurns(database)
-    idempotency_keys: IdempotencyKeys = SqliteIdempotencyKeys(database)
-    maintenance: Maintenance = SqliteMaintenance(database)
-    if is_layered:
-        near = MemoryTurns(PLENTY, stored_only=True)
-        turns = LayeredTurns(near, turns)
-        idempotency_keys = LayeredIdempotencyKeys(MemoryIdempotencyKeys(), idempotency_keys)
-        maintenance = LayeredMaintenance(near, maintenance)
-    return Stores(
-        turns,
-        SqliteLedger(database),
-        SqliteEventLog(database),
-        idempotency_keys,
-        SqliteConversations(database),
-        maintenance,
-        entries,
-        age,
-        crash,
-        spoil,
-        SqliteKeys(database),
-        SqliteSharedLimits(database),
-    )
+    store = SqliteStore(database)
+    return Stores(LayeredStore(store, PLENTY) if is_layered else store, entries, age, crash, spoil)
 
 
 def in_postgres(database: PostgresDatabase, server: PostgresServer, url: str) -> Stores:
@@ -237,17 +166,4 @@ def in_postgres(database: PostgresDatabase, server: PostgresServer, url: str) ->
     async def spoil(turn_id: str) -> None:
         await server.ask(rf"UPDATE turns SET history = '\x00ff' WHERE id = '{turn_id}'", url)
 
-    return Stores(
-        PostgresTurns(database),
-        PostgresLedger(database),
-        PostgresEventLog(database),
-        PostgresIdempotencyKeys(database),
-        PostgresConversations(database),
-        PostgresMaintenance(database),
-        entries,
-        age,
-        crash,
-        spoil,
-        PostgresKeys(database),
-        PostgresSharedLimits(database),
-    )
+    return Stores(PostgresStore(database), entries, age, crash, spoil)

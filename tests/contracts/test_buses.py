@@ -1,4 +1,4 @@
-"""What every `Bus` does, whoever carries the words: two workers, one topic."""
+"""What every `Bus` does, whatever carries the messages: two workers, one topic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from segue.cluster.hub import Hub, open_hub_bus
 from segue.cluster.local import LocalBus
-from segue.cluster.notify import PART_BYTES, Joiner, cut, open_notify_bus
+from segue.cluster.notify import PART_BYTES, PartJoiner, cut, open_notify_bus
 from segue.errors import Unavailable
 from segue.turn.seams import Bus
 
@@ -63,8 +63,8 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             await server.drop_database(url)
 
 
-class Heard:
-    """What was heard, and a way to wait for it."""
+class Received:
+    """What was received, and a way to wait for it."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
@@ -81,8 +81,8 @@ class Heard:
         return self._queue.empty()
 
 
-async def test_word_reaches_everybody_who_listens(pair: Pair) -> None:
-    here, there = Heard(), Heard()
+async def test_message_reaches_every_listener(pair: Pair) -> None:
+    here, there = Received(), Received()
     async with pair.here.subscribe("news", here), pair.there.subscribe("news", there):
         await pair.here.publish("news", b"one")
         assert (await here.next(), await there.next()) == (b"one", b"one")
@@ -90,8 +90,8 @@ async def test_word_reaches_everybody_who_listens(pair: Pair) -> None:
         assert (await here.next(), await there.next()) == (b"two", b"two")
 
 
-async def test_words_of_one_worker_keep_their_order(pair: Pair) -> None:
-    heard = Heard()
+async def test_messages_of_one_worker_keep_their_order(pair: Pair) -> None:
+    heard = Received()
     async with pair.there.subscribe("news", heard):
         for number in range(50):
             await pair.here.publish("news", b"%d" % number)
@@ -99,7 +99,7 @@ async def test_words_of_one_worker_keep_their_order(pair: Pair) -> None:
 
 
 async def test_topics_are_apart(pair: Pair) -> None:
-    wanted, other = Heard(), Heard()
+    wanted, other = Received(), Received()
     async with pair.there.subscribe("wanted", wanted), pair.there.subscribe("other", other):
         await pair.here.publish("nobody's", b"lost")
         await pair.here.publish("wanted", b"found")
@@ -112,14 +112,14 @@ async def test_topics_are_apart(pair: Pair) -> None:
 @pytest.mark.parametrize("size", [0, 1, 7_999, 8_000, 300_000])
 async def test_bytes_arrive_as_they_are_however_many(pair: Pair, size: int) -> None:
     body = (bytes(range(256)) * (size // 256 + 1))[:size]
-    heard = Heard()
+    heard = Received()
     async with pair.there.subscribe("bytes", heard):
         await pair.here.publish("bytes", body)
         assert await heard.next() == body
 
 
-async def test_who_has_left_hears_nothing_and_may_come_again(pair: Pair) -> None:
-    early, stays = Heard(), Heard()
+async def test_listener_that_has_left_receives_nothing_and_may_come_again(pair: Pair) -> None:
+    early, stays = Received(), Received()
     async with pair.there.subscribe("news", stays):
         async with pair.there.subscribe("news", early):
             await pair.here.publish("news", b"one")
@@ -132,24 +132,24 @@ async def test_who_has_left_hears_nothing_and_may_come_again(pair: Pair) -> None
         assert await early.next() == b"three"
 
 
-async def test_hearer_that_fails_keeps_nothing_from_the_others(
+async def test_listener_that_fails_keeps_nothing_from_the_others(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(body: bytes) -> None:
         raise RuntimeError
 
-    heard = Heard()
+    heard = Received()
     async with pair.there.subscribe("news", fail), pair.there.subscribe("news", heard):
         await pair.here.publish("news", b"secret")
         assert await heard.next() == b"secret"
-    assert "could not be heard" in caplog.text
+    assert "listener for bus topic news failed" in caplog.text
     assert "secret" not in caplog.text
 
 
 async def test_worker_that_was_cut_off_listens_again(pair: Pair) -> None:
     if pair.lose is None:
         return
-    heard = Heard()
+    heard = Received()
     async with pair.there.subscribe("news", heard):
         await pair.lose()
         async with asyncio.timeout(WAIT_S):
@@ -157,7 +157,7 @@ async def test_worker_that_was_cut_off_listens_again(pair: Pair) -> None:
                 await pair.here.publish("news", b"again")
                 await asyncio.sleep(0.02)
         assert await heard.next() == b"again"
-        # And it can be spoken from again.
+        # And it can publish again.
         async with asyncio.timeout(WAIT_S):
             while True:
                 try:
@@ -170,7 +170,7 @@ async def test_worker_that_was_cut_off_listens_again(pair: Pair) -> None:
 
 
 def test_parts_of_lost_messages_do_not_gather() -> None:
-    joiner = Joiner()
+    joiner = PartJoiner()
     for _ in range(1_000):
         assert joiner.join(cut(b"x" * (PART_BYTES + 1))[0]) is None
     assert len(joiner._partial) <= 64

@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from segue.dialects.chatml import QWEN3, SMOLLM2
-from segue.dialects.family import TokenDialect
+from segue.dialects.choose import FAMILIES
+from segue.dialects.family import Family, TokenDialect
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import MISTRAL
@@ -14,7 +15,7 @@ from segue.dialects.template import ChatTemplate, template_dialect
 from segue.engines.weights import find_weights
 from segue.turn.values import Delta, Deltas, Head, Scene
 from segue.vocabularies.gguf import read_gguf
-from segue.wire.items import Item, Message
+from segue.wire.items import Item, ItemValue, Message
 from tests.contracts import dialect as contract
 from tests.contracts.dialect import DialectCase, smollm2
 from tests.contracts.turns import SAMPLES
@@ -129,6 +130,18 @@ MAKERS = {
 @pytest.fixture(scope="module", params=MAKERS)
 def family(request: pytest.FixtureRequest) -> DialectCase:
     return MAKERS[request.param]()
+
+
+def test_every_family_in_the_table_keeps_the_contract() -> None:
+    """Names with the same version share what they write, and differ in words only."""
+    families = [family for variants in FAMILIES.values() for family in variants]
+    tested = {version_of(FAMILIES[name][0]) for name in MAKERS if name in FAMILIES}
+
+    assert {version_of(family) for family in families} == tested
+
+
+def version_of(family: Family) -> str:
+    return family.version.partition("-")[0]
 
 
 def examples(count: int) -> settings:

@@ -124,7 +124,7 @@ async def test_turns_of_a_living_process_are_left_alone(open_one: Open) -> None:
 async def test_process_that_left_without_ending_its_turns_is_dead(open_one: Open) -> None:
     gone, alive = await open_one(), await open_one()
     await gone.turns.save(make_turn("t", status="in_progress"))
-    await gone.turns._database.close()  # type: ignore[attr-defined]
+    await gone.store.close()
     assert await alive.maintenance.recover() == 1
 
 

@@ -10,8 +10,6 @@ from msgspec import structs
 
 from segue.accounts.metering import Meter
 from segue.accounts.quota import KeyQuota
-from segue.cluster.local import LocalBus
-from segue.cluster.peers import Peers
 from segue.limits import Draw, HeldPlaces, KeyLimits
 from tests.contracts.stores import KINDS, SHARED, open_stores
 
@@ -79,8 +77,7 @@ async def test_history_in_memory_is_divided_by_connections(
     async with open_stores(kind, request, tmp_path) as open_one:
         told: list[str] = []
         shared_limits = [
-            Meter((await open_one()).shared_limits, Peers(LocalBus()), told.append)
-            for _ in range(2)
+            Meter((await open_one()).shared_limits, on_report=told.append) for _ in range(2)
         ]
         here, there = [
             KeyQuota(KeyLimits(state_bytes_max=1_000), "key", one) for one in shared_limits
@@ -89,13 +86,13 @@ async def test_history_in_memory_is_divided_by_connections(
         for quota in (here, there, there, there):
             quota.connect()
         for meter in shared_limits:
-            await meter.tell()
-        await here.ask()
-        await shared_limits[0].tell()
+            await meter.report()
+        await here.take_request()
+        await shared_limits[0].report()
         assert (here.state_bytes_max, there.state_bytes_max) == (250, 750)
         assert set(told) == {"key"}
         for _ in range(3):
             there.disconnect()
-        await shared_limits[1].tell()
-        await here.tell()
+        await shared_limits[1].report()
+        await here.report()
         assert here.state_bytes_max == 1_000

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from segue.accounts.scopes import SCOPES
 from segue.storage import give_out
-from segue.transports.auth import SCOPES
 from tests.dashboard.browser import Browser, Page, browsing
 from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting_own
 from tests.support import MODEL, Served, ServedProcess, Wire, fetch, serving, wire
@@ -156,7 +156,7 @@ async def test_unstored_turn_cannot_be_read_and_the_page_says_so(browser: Browse
             await page.until(count("#tree .node", 2))
             await page.click("#tree .node")
 
-            await page.until("document.querySelector('#reader').innerText.includes('not kept')")
+            await page.until("document.querySelector('#reader').innerText.includes('not stored')")
 
 
 async def test_race_runs_the_same_rollout_both_ways_and_gives_a_verdict(browser: Browser) -> None:
@@ -166,7 +166,7 @@ async def test_race_runs_the_same_rollout_both_ways_and_gives_a_verdict(browser:
         await page.click("#race-go")
 
         await page.until(
-            "document.querySelector('#race-result').innerText.startsWith('The socket')"
+            "document.querySelector('#race-result').innerText.startsWith('WebSocket took')"
         )
         for lane in ("http", "socket"):
             await page.until(count(f"#race-times .dot.{lane}", 6))

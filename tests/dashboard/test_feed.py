@@ -8,9 +8,6 @@ import pytest
 
 from segue.dashboard.feed import (
     IDLE_S,
-    OWNERS_MAX,
-    REFUSALS_MAX,
-    RING_MAX,
     TICK_S,
     TURNS_MAX,
     WATCHERS_MAX,
@@ -18,7 +15,8 @@ from segue.dashboard.feed import (
     Sources,
     Watcher,
 )
-from segue.dashboard.views import Memory, Replica, Viewer
+from segue.dashboard.history import OWNERS_MAX, REFUSALS_MAX, RING_MAX, RecentTurns
+from segue.dashboard.views import CacheUse, ReplicaView, Viewer
 from segue.errors import TooMany
 from tests.dashboard.made import settled
 
@@ -33,15 +31,18 @@ async def answers() -> dict[str, bool]:
 
 def make_feed(probe: Any = answers) -> Feed:
     return Feed(
+        RecentTurns(),
         Sources(
             models=["scripted"],
             sessions=lambda: (),
             runnings=lambda: (),
-            memory=lambda: [Memory("turns", 1, 2)],
+            memory=lambda: [CacheUse("turns", 1, 2)],
             probe=probe,
-            replicas=lambda checks: [Replica("scripted", name, up) for name, up in checks.items()],
+            replicas=lambda checks: [
+                ReplicaView("scripted", name, up) for name, up in checks.items()
+            ],
             backlog=lambda: 0,
-        )
+        ),
     )
 
 
@@ -54,8 +55,8 @@ async def test_turns_are_told_once_and_then_there_is_silence() -> None:
     feed = make_feed()
     with feed.watching(ANNA) as watcher:
         assert await told(watcher) is not None, "the first picture"
-        feed.observe(settled("resp_1"))
-        feed.observe(settled("resp_2", parent="resp_1"))
+        feed.history.observe(settled("resp_1"))
+        feed.history.observe(settled("resp_2", parent="resp_1"))
 
         update = await told(watcher)
 
@@ -69,7 +70,7 @@ async def test_turns_are_told_once_and_then_there_is_silence() -> None:
 async def test_page_that_comes_late_hears_the_recent_past() -> None:
     feed = make_feed()
     for number in range(RING_MAX + 50):
-        feed.observe(settled(f"resp_{number}"))
+        feed.history.observe(settled(f"resp_{number}"))
 
     with feed.watching(ANNA) as watcher:
         update = await told(watcher)
@@ -85,8 +86,8 @@ async def test_key_never_hears_of_another_owners_turns() -> None:
     feed = make_feed()
     with feed.watching(ANNA) as watcher:
         await told(watcher)
-        feed.observe(settled("resp_foreign", owner="bert"))
-        feed.note_refusal("http", "invalid_json")
+        feed.history.observe(settled("resp_foreign", owner="bert"))
+        feed.history.note_refusal("http", "invalid_json")
 
         assert await told(watcher) is None
 
@@ -94,9 +95,9 @@ async def test_key_never_hears_of_another_owners_turns() -> None:
 async def test_operator_hears_totals_and_no_conversations() -> None:
     feed = make_feed()
     with feed.watching(OPERATOR) as watcher:
-        feed.observe(settled("resp_foreign", owner="bert", status="failed"))
-        feed.note_refusal("http", "invalid_json")
-        feed.note_refusal("http", "invalid_json")
+        feed.history.observe(settled("resp_foreign", owner="bert", status="failed"))
+        feed.history.note_refusal("http", "invalid_json")
+        feed.history.note_refusal("http", "invalid_json")
 
         update = await told(watcher)
 
@@ -131,7 +132,7 @@ async def test_engine_that_does_not_answer_does_not_hold_the_feed_up() -> None:
     with feed.watching(OPERATOR) as watcher:
         assert await told(watcher) is not None
         await asyncio.wait_for(asked.wait(), WAIT_S)
-        feed.observe(settled())
+        feed.history.observe(settled())
         assert await told(watcher) is not None
 
 
@@ -165,7 +166,7 @@ async def test_engine_check_that_breaks_is_a_line_in_the_log(
         for _ in range(3):
             await asyncio.sleep(0)
 
-    assert "could not be asked" in caplog.text
+    assert "health check of the engines failed" in caplog.text
 
 
 async def test_watchers_are_limited_and_places_come_back() -> None:
@@ -186,17 +187,17 @@ async def test_watchers_are_limited_and_places_come_back() -> None:
 def test_watchers_ask_often_only_while_something_happens() -> None:
     feed = make_feed()
     assert feed.pause_s == IDLE_S
-    feed.observe(settled())
+    feed.history.observe(settled())
     assert feed.pause_s == TICK_S
 
 
 def test_what_is_remembered_has_a_limit() -> None:
     feed = make_feed()
     for number in range(OWNERS_MAX + 5):
-        feed.observe(settled(owner=f"owner{number}"))
+        feed.history.observe(settled(owner=f"owner{number}"))
     for number in range(REFUSALS_MAX + 5):
-        feed.note_refusal("http", f"code{number}")
+        feed.history.note_refusal("http", f"code{number}")
 
-    assert len(feed._owners) == OWNERS_MAX
-    assert len(feed._refusals) == REFUSALS_MAX
-    assert len(feed._ring) == RING_MAX
+    assert len(feed.history._owners) == OWNERS_MAX
+    assert len(feed.history._refusals) == REFUSALS_MAX
+    assert len(feed.history._ring) == RING_MAX

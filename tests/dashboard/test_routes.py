@@ -166,7 +166,7 @@ async def test_asking_for_the_feeds_head_does_not_watch() -> None:
 async def test_feed_that_was_opened_without_a_key_ends_with_the_first_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("segue.transports.auth.CONFIRM_S", 0.02)
+    monkeypatch.setattr("segue.accounts.account.CONFIRM_S", 0.02)
     async with serving() as served, feed(served) as messages:
         assert (await anext(messages))["is_operator"]
         app = served.app

@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 
 from segue.dashboard.feed import Feed, Sources
+from segue.dashboard.history import RecentTurns
 from segue.dashboard.together import together
 from segue.dashboard.views import (
     CONNECTIONS_LISTED_MAX,
     FULLEST,
+    CacheUse,
     ConnectionRow,
     Connections,
-    Memory,
     Picture,
-    Refusal,
-    Replica,
+    RefusalCount,
+    ReplicaView,
     RunningRow,
     Totals,
     Viewer,
@@ -34,9 +35,9 @@ def picture(number: int, **changed: Any) -> Picture:
         "connections": Connections(2, 3, number, 1, f"{number}0", [row]),
         "running_count": 1,
         "running": [RunningRow(f"resp_{number}", None, "m", 10 - number)],
-        "memory": [Memory("turns", number, 100), Memory(FULLEST, number, 50)],
-        "replicas": [Replica("m", "a", number == 2, 1, None)],
-        "refusals": [Refusal("http", "x", number, float(number))],
+        "memory": [CacheUse("turns", number, 100), CacheUse(FULLEST, number, 50)],
+        "replicas": [ReplicaView("m", "a", number == 2, 1, None)],
+        "refusals": [RefusalCount("http", "x", number, float(number))],
         "backlog": number,
     }
     return Picture(**fields | changed)
@@ -52,8 +53,8 @@ def test_counts_are_added_and_lists_are_joined() -> None:
     )
     assert [row.id for row in both.connections.rows] == ["c2", "c1"]
     assert (both.running_count, [row.id for row in both.running]) == (2, ["resp_2", "resp_1"])
-    assert both.memory == [Memory("turns", 3, 200), Memory(FULLEST, 2, 50)]
-    assert both.replicas == [Replica("m", "a", True, 2, None)]
+    assert both.memory == [CacheUse("turns", 3, 200), CacheUse(FULLEST, 2, 50)]
+    assert both.replicas == [ReplicaView("m", "a", True, 2, None)]
     assert [(one.count, one.at_ms) for one in both.refusals] == [(3, 2.0)]
     assert both.backlog == 3
 
@@ -78,6 +79,7 @@ def make_feed(worker: str, others: Mapping[str, Feed]) -> Feed:
         return {}
 
     return Feed(
+        RecentTurns(),
         Sources(
             models=["scripted"],
             sessions=lambda: (),
@@ -88,20 +90,20 @@ def make_feed(worker: str, others: Mapping[str, Feed]) -> Feed:
             backlog=lambda: 0,
             ask=ask,
             worker=worker,
-        )
+        ),
     )
 
 
 async def test_watcher_hears_turns_of_all_workers_once() -> None:
     there = make_feed("there", {})
     here = make_feed("here", {"there": there})
-    there.observe(settled("resp_before"))
+    there.history.observe(settled("resp_before"))
     with here.watching(ANNA) as watcher:
         first = msgspec.json.decode(await watcher.update() or b"")
         assert [turn["id"] for turn in first["turns"]] == ["resp_before"]
-        here.observe(settled("resp_1"))
-        there.observe(settled("resp_2"))
-        there.observe(settled("resp_foreign", owner="bert"))
+        here.history.observe(settled("resp_1"))
+        there.history.observe(settled("resp_2"))
+        there.history.observe(settled("resp_foreign", owner="bert"))
         update = msgspec.json.decode(await watcher.update() or b"")
         assert [turn["id"] for turn in update["turns"]] == ["resp_1", "resp_2"]
         assert update["picture"]["totals"]["turns"] == 4

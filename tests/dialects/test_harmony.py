@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from segue.dialects.family import TokenDialect
-from segue.dialects.harmony import HARMONY
-from segue.dialects.typescript import tools_section
+from segue.dialects.harmony import HARMONY, tools_section
 from segue.errors import InvalidRequest
 from segue.turn.values import Head, Ids, ItemClosed, ItemText, Scene, Turn
 from segue.vocabularies.vocabulary import Vocabulary

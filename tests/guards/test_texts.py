@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from segue.dialects.files import text_of_file
 from segue.guards.texts import texts_of
 from segue.wire.codec import decode_item
+from segue.wire.files import text_of_file
 
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 

@@ -70,7 +70,7 @@ FAILURES: dict[str, Tests] = {
     "F7 healthy sockets closed by a busy event loop": (
         "transports/socket::test_uploading_peer_is_not_lost_without_pongs",
         LIMITS,
-        "dialects/vocabulary::test_long_text_is_encoded_while_other_threads_run",
+        "vocabularies/vocabulary::test_long_text_is_encoded_while_other_threads_run",
         "tools/pdf_worker::test_others_are_served_while_a_small_file_takes_its_time",
         "process/runner::test_large_input_is_validated_in_slices",
         "stores/sqlite::test_loop_and_readers_go_on_while_a_commit_takes_its_time",
@@ -200,7 +200,7 @@ FAILURES: dict[str, Tests] = {
     ),
     "F30 a store in memory without bounds": (
         "stores/budget::test_whatever_happens_all_limits_hold_and_the_modest_lose_nothing",
-        "stores/memory::test_any_history_keeps_the_books_right",
+        "stores/memory_turns::test_any_history_keeps_the_books_right",
         "keys::test_state_of_a_key_is_bounded_over_its_connections",
         "canaries::test_limits_are_among_the_metrics",
     ),
@@ -273,7 +273,7 @@ THREATS: dict[str, Tests] = {
     # Keys are found by their keyed hash: there is no secret to compare with, and so no time to measure.
     "T2 around or through the check of keys": (
         KEYLESS,
-        "/keys::test_key_is_printed_once_and_stored_nowhere",
+        "commands/keys::test_key_is_printed_once_and_stored_nowhere",
         "transports/auth::test_made_up_secrets_never_reach_the_store",
         "transports/auth::test_any_header_is_read_without_complaint",
         "contracts/turns::test_odd_names_are_absent_and_harmless",
@@ -298,9 +298,9 @@ THREATS: dict[str, Tests] = {
         "hazards::test_key_is_read_from_its_header_alone",
         "keys::test_key_in_the_address_is_no_key",
         "canaries::test_unexpected_faults_are_logged_without_key_and_content",
-        "/keys::test_no_key_gets_through_a_log_line",
+        "observe/logs::test_no_key_gets_through_a_log_line",
         "/cli::test_unreachable_store_is_said_without_its_password",
-        "/audit::test_every_turn_and_every_refusal_is_one_line_without_content",
+        "observe/audit::test_every_turn_and_every_refusal_is_one_line_without_content",
     ),
     "T6 a key that is taken back while its socket is open": REVOKED,
     # Pictures are never unpacked here, and no request fans out: there is no `n`.
@@ -319,7 +319,7 @@ THREATS: dict[str, Tests] = {
     # Schemas and grammars are compiled by the engine; an operator's own patterns are the operator's (docs/guards.md).
     "T8 processor time": (
         "transports/protocol::test_flood_of_frames_ends_the_connection_and_no_other",
-        "dialects/vocabulary::test_long_text_is_encoded_while_other_threads_run",
+        "vocabularies/vocabulary::test_long_text_is_encoded_while_other_threads_run",
         "tools/pdf_worker::test_form_that_is_drawn_without_end_is_read_up_to_a_limit",
         "tools/pdf_worker::test_others_are_served_while_a_small_file_takes_its_time",
         "engines/example::test_hopeless_schema_still_gives_something_small",

@@ -73,8 +73,8 @@ def test_page_of_hazards_has_every_row_with_its_test_files() -> None:
 
 
 def test_rule_sees_a_test_that_does_not_exist() -> None:
-    assert exists("/keys::test_key_is_printed_once_and_stored_nowhere")
-    assert not exists("/keys::test_nobody_wrote_this")
+    assert exists("/cli::test_usage_is_a_table_with_totals")
+    assert not exists("/cli::test_nobody_wrote_this")
     assert not exists("hazards::test_nobody_wrote_this")
 
 

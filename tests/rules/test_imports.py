@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "segue"
 
-GROUND = {"errors", "framing", "ids", "limits", "settings"}
+GROUND = {"background", "errors", "framing", "ids", "limits", "settings"}
 INNER = GROUND | {"wire"}
 ADAPTERS = {"dialects", "engines", "stores", "tools", "guards"}
 
@@ -23,6 +23,7 @@ ADAPTERS = {"dialects", "engines", "stores", "tools", "guards"}
 MAY_IMPORT: dict[str, set[str]] = {
     # 0: what can fail; how two processes exchange messages; how ids look; what the operator asked for
     "__init__": set(),
+    "background": set(),
     "errors": set(),
     "framing": set(),
     "ids": set(),
@@ -45,28 +46,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "guards": INNER | {"turn"},
     "transports": INNER | {"turn", "session", "process", "accounts"},
     # 4: who is wired to whom?
-    "metrics": INNER | {"turn", "process", "session", "transports"} | ADAPTERS,
-    "batches": set(),
-    "traces": INNER | {"turn", "process", "batches"},
-    "audit": INNER | {"turn", "process", "batches"},
+    "observe": INNER | {"turn", "process"},
     "models": INNER | {"turn", "vocabularies", "dialects", "engines", "guards"},
     "dashboard": INNER | {"turn", "process", "accounts", "transports"},
     "storage": INNER | {"turn", "accounts", "stores", "cluster"},
+    "builders": INNER
+    | {"turn", "process", "accounts", "cluster", "transports", "observe", "storage", "dashboard"}
+    | ADAPTERS,
     "app": INNER
     | {"turn", "session", "process", "accounts", "cluster", "transports"}
-    | {"metrics", "traces", "audit", "models", "storage", "dashboard"}
+    | {"observe", "models", "storage", "dashboard", "builders"}
     | ADAPTERS,
     "server": INNER | {"app", "transports"},
     # 5: how does a person start it, connect to it, look at it?
-    "connect": GROUND,
-    "chat": GROUND | {"connect"},
-    "doctor": GROUND | {"server", "models", "storage"},
-    "keys": GROUND | {"storage", "turn", "accounts"},
-    "logs": GROUND | {"keys"},
-    "workers": GROUND | {"app", "cluster", "logs", "models", "server"},
+    "commands": GROUND | {"server", "models", "storage", "turn", "accounts"},
+    "workers": GROUND | {"app", "cluster", "observe", "models", "server"},
     "cli": GROUND
-    | {"app", "server", "storage", "keys", "logs", "models", "dashboard"}
-    | {"connect", "chat", "doctor", "workers"},
+    | {"app", "builders", "server", "storage", "observe", "models", "commands", "workers"},
     "__main__": {"cli"},
 }
 
@@ -128,15 +124,19 @@ def modules(package: Path) -> list[Module]:
 
 def imported_names(module: Module) -> Iterator[str]:
     """Absolute dotted names of all that is imported, at the top, inside functions and for types only."""
-    folder = ("segue", *module.place[:-1])
     for node in ast.walk(module.tree):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module=source, names=names, level=level):
-                above = folder[: len(folder) - level + 1] if level else ()
-                origin = ".".join((*above, *([source] if source else [])))
-                yield from (f"{origin}.{alias.name}" for alias in names)
+        yield from imported_by(node, module)
+
+
+def imported_by(node: ast.AST, module: Module) -> Iterator[str]:
+    folder = ("segue", *module.place[:-1])
+    match node:
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=source, names=names, level=level):
+            above = folder[: len(folder) - level + 1] if level else ()
+            origin = ".".join((*above, *([source] if source else [])))
+            yield from (f"{origin}.{alias.name}" for alias in names)
 
 
 def room_of(name: str) -> str | None:
@@ -154,6 +154,16 @@ def upward_imports(module: Module) -> Iterator[str]:
         room = room_of(name)
         if room is not None and room not in known:
             yield f"{module.name} imports {name}: {module.room} must not know {room}"
+
+
+def bench_imports(module: Module) -> Iterator[str]:
+    """The benchmarks are a package of their own: only cli loads them, inside the function that needs them."""
+    at_start = {id(node) for node in module.tree.body}
+    for node in ast.walk(module.tree):
+        is_lazy_cli = module.name == "cli" and id(node) not in at_start
+        for name in imported_by(node, module):
+            if name.split(".")[0] == "segue_bench" and not is_lazy_cli:
+                yield f"{module.name} imports {name}: only `segue bench` may load it, when it runs"
 
 
 def unknown_rooms(module: Module) -> Iterator[str]:
@@ -219,6 +229,7 @@ def deep_folders(module: Module) -> Iterator[str]:
 Rule = Callable[[Module], Iterator[str]]
 RULES: list[Rule] = [
     upward_imports,
+    bench_imports,
     unknown_rooms,
     impurities,
     missing_docstrings,
@@ -279,12 +290,15 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "dialects/chatml.py", "from segue.session import lanes", True),
     (upward_imports, "transports/websocket.py", "from segue.session import lanes", False),
     (upward_imports, "transports/websocket.py", "from segue.stores import memory", True),
-    (upward_imports, "transports/http.py", "from segue.metrics import counters", True),
-    (upward_imports, "metrics.py", "from segue.app import create", True),
+    (upward_imports, "transports/http.py", "from segue.observe.metrics import counters", True),
+    (upward_imports, "observe/metrics.py", "from segue.app import create", True),
     (upward_imports, "app.py", "from segue.stores.sqlite import SqliteTurns", False),
     (upward_imports, "app.py", "from segue import cli", True),
     (upward_imports, "cli.py", "from segue.app import create", False),
     (upward_imports, "cli.py", "from segue.stores import sqlite", True),
+    (bench_imports, "cli.py", "def bench():\n    from segue_bench import command", False),
+    (bench_imports, "cli.py", "from segue_bench import command", True),
+    (bench_imports, "doctor.py", "def late():\n    import segue_bench.machine", True),
     (unknown_rooms, "wire/items.py", "", False),
     (unknown_rooms, "plugins/items.py", "", True),
     (unknown_rooms, "items.py", "", True),

@@ -17,7 +17,7 @@ from segue.transports.openapi import CLIENT_EVENTS, OPERATIONS
 from segue.wire.events import Typed
 from segue.wire.items import HostedOutput, ItemValue
 from segue.wire.schema import REF, schemas
-from segue.wire.tools import Tool
+from segue.wire.tools import ToolDefinition
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLE = r"(<!-- {name} -->\n)(.*?)(<!-- end -->)"
@@ -59,7 +59,7 @@ def rows() -> dict[str, Iterator[tuple[str, ...]]]:
         "asked": ((f"`{name}`", f"`{kind}`") for name, kind in CLIENT_EVENTS.items()),
         "events": ((f"`{tag(one)}`", keys(found[one.__name__])) for one in get_args(Typed)),
         "items": ((f"`{tag(one)}`",) for one in get_args(ItemValue) if one is not HostedOutput),
-        "tools": ((f"`{tag(one)}`",) for one in get_args(Tool)),
+        "tools": ((f"`{tag(one)}`",) for one in get_args(ToolDefinition)),
     }
 
 

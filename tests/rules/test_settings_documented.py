@@ -27,7 +27,7 @@ def meaning_of(field: msgspec.structs.FieldInfo) -> str:
 
 def default_of(field: msgspec.structs.FieldInfo) -> str:
     value = field.default
-    if value in ("", ()):
+    if value in ("", (), None):
         return "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from segue.app import Place
+from segue.app import WorkerPlace
 from segue.cluster.hub import Hub
 from segue.stores import maintenance
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, kinds, metric, serving, until, wire
@@ -34,13 +34,13 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         if request.param == "hub":
             flags["store"] = f"sqlite:///{tmp_path / 'shared.db'}"
-            place = Place(house="here", hub=str(tmp_path / "hub"))
+            place = WorkerPlace(group="here", hub=str(tmp_path / "hub"))
             await stack.enter_async_context(Hub().opened(place.hub))
         else:
             server = request.getfixturevalue("postgres")
             flags["store"] = await server.make_database()
             stack.push_async_callback(server.drop_database, flags["store"])
-            place = Place(house="here")
+            place = WorkerPlace(group="here")
         here = await stack.enter_async_context(serving(place, **flags))
         there = await stack.enter_async_context(serving(place, **flags))
         await until(lambda: here.app.peers.others and there.app.peers.others)
@@ -209,7 +209,7 @@ async def test_metrics_of_either_are_those_of_both(pair: Pair) -> None:
 async def test_follower_of_a_worker_that_dies_hears_the_end(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Home falls silent in the middle of a turn. Whoever hears it elsewhere is told how it ended, from the store."""
+    """The source falls silent in the middle of a turn. The follower reads in the store how it ended."""
     monkeypatch.setattr("segue.stores.postgres.LEASE_S", 0)
     here, there = pair
     response_id = await begin(here)
@@ -223,7 +223,7 @@ async def test_follower_of_a_worker_that_dies_hears_the_end(
     assert remote is not None
     for forwarder in tuple(remote._forwarders.values()):
         forwarder._bus = Mute()
-    there.app.peers._lose(here.app.peers.worker)
+    there.app.peers._remove(here.app.peers.worker)
     ended = (await following).events
     assert ended[-1]["type"] == "response.completed"
     numbers = [event["sequence_number"] for event in ended]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.crashes import halves
 from tests.cuts import SECTOR, WAYS, cut_at
-from tests.disk import FolderSynced, ItemText, Named, Step, Synced
+from tests.disk import FolderSynced, Named, Step, Synced, Wrote
 from tests.kills import Victim, new_seed
 from tests.powercuts import cut, record
 
@@ -57,7 +57,7 @@ def test_cut_keeps_what_was_synced_and_any_of_what_came_after(
 ) -> None:
     """The disk of these tests: a number is a write of one sector there, None is a sync."""
     blank = bytes(SLOTS * SECTOR)
-    steps: list[Step] = [Named("a", 0), ItemText(0, 0, blank), Synced(0, 2), FolderSynced(3)]
+    steps: list[Step] = [Named("a", 0), Wrote(0, 0, blank), Synced(0, 2), FolderSynced(3)]
     may_be = [{bytes(SECTOR)} for _ in range(SLOTS)]
     newest = [bytes(SECTOR)] * SLOTS
     for value, move in enumerate(moves, start=1):
@@ -67,7 +67,7 @@ def test_cut_keeps_what_was_synced_and_any_of_what_came_after(
         else:
             newest[move] = bytes([value]) * SECTOR
             may_be[move].add(newest[move])
-            steps.append(ItemText(0, move * SECTOR, newest[move]))
+            steps.append(Wrote(0, move * SECTOR, newest[move]))
     left = cut_at(steps, len(steps), random.Random(seed), way)["a"]
     found = [left[slot * SECTOR : (slot + 1) * SECTOR] for slot in range(SLOTS)]
     assert all(one in some for one, some in zip(found, may_be, strict=True))

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from segue.accounts.account import LOCAL
 from segue.errors import Misconfigured
 from segue.models import build_models
 from segue.settings import Settings, load_settings
 from segue.storage import give_out
-from segue.transports.auth import LOCAL
 from segue.turn.values import PASSED, Verdict
 from tests.scenarios.test_mcp import DONE, echoing, hosting_own
 from tests.support import MODEL, WAIT_S, WEATHER, Wire, fetch, metric, serving, wire

@@ -34,7 +34,7 @@ async def served() -> AsyncIterator[Served]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are confirmed all the time."""
-    monkeypatch.setattr("segue.transports.auth.CONFIRM_S", 0.02)
+    monkeypatch.setattr("segue.accounts.account.CONFIRM_S", 0.02)
 
 
 async def new_key(served: Served, owner: str = "ada", **limits: int) -> tuple[Key, str]:
@@ -145,7 +145,7 @@ async def test_revoked_key_is_refused_on_its_open_socket(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits behind a running turn is refused, although it was sent in time."""
-    monkeypatch.setattr("segue.transports.auth.CONFIRM_S", 0.02)
+    monkeypatch.setattr("segue.accounts.account.CONFIRM_S", 0.02)
     async with serving(auth="keys", tps=100) as slow:
         key, secret = await new_key(slow)
         async with wire(slow, additional_headers=bearer(secret)) as socket:

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import segue.tools.mcp
+from segue.accounts.account import LOCAL
 from segue.cli import main
-from segue.transports.services import LOCAL
 from segue.turn.values import Tokens
 from tests.clients.outside import misfits, run_python
 from tests.events import told_alike

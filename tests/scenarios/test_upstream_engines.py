@@ -13,11 +13,11 @@ from segue.engines.routes import RoutedEngine
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.process.afterwards import Afterwards
+from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
-from segue.stores.conversations import MemoryConversations
-from segue.stores.memory import MemoryEventLog, MemoryIdempotencyKeys, MemoryLedger, MemoryTurns
+from segue.stores.memory import MemoryStore
 from segue.stores.seals import RingSeals, new_key
-from segue.turn.plan import Model
+from segue.turn.plan import Model, Resources
 from segue.turn.seams import Dialect, Engine
 from tests.contracts.engine import chatml
 from tests.engines.asking import reply, upstream
@@ -34,16 +34,16 @@ async def staged(engine: Engine, dialect: Dialect) -> AsyncIterator[Stage]:
     """A process that serves this engine, without a disk."""
     recording = RecordingEngine(engine)
     model = Model("m", recording, dialect, CONTEXT_TOKENS)
-    ledger = MemoryLedger()
-    store = MemoryTurns(BUDGET, stored_only=True, ledger=ledger)
+    store = MemoryStore(BUDGET)
     records = Records(
-        Afterwards(ledger, []),
-        MemoryEventLog(BUDGET),
-        MemoryIdempotencyKeys(),
-        MemoryConversations(BUDGET),
+        Afterwards(store.ledger, []),
+        store.events,
+        store.idempotency_keys,
+        store.conversations,
     )
-    async with Runner({"m": model}, records, RingSeals([new_key()])) as runner:
-        yield Stage(runner, records, store, recording, dialect, [])
+    resources = Resources({"m": model}, RingSeals([new_key()]), RenderCache(0))
+    async with Runner(resources, records) as runner:
+        yield Stage(runner, records, store.turns, recording, dialect, [])
 
 
 def output(call: dict[str, Any], text: str) -> list[dict[str, Any]]:

@@ -215,7 +215,7 @@ def test_memory_store_and_taken_port_are_refused_in_words(tmp_path: Path) -> Non
     with served_process(*flags(tmp_path), cwd=tmp_path) as served:
         status, said = run("--workers", "2", "--port", str(served.port))
         assert status == 2
-        assert re.search(r"port: .* cannot be had", said)
+        assert re.search(r"port: port .* is in use", said)
     # What only a worker notices is said once, and is the status of all.
     status, said = run("--workers", "2", "--port", "0", "--script", "absent.json")
     assert status == 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.stores.budget import Budget, Share
-from segue.stores.memory import MemoryTurns
+from segue.stores.budget import Budget, BudgetShare
+from segue.stores.memory_turns import MemoryTurns
 from tests.contracts.turns import make_turn
 
 
@@ -27,7 +27,7 @@ class Pile:
         return False
 
 
-def put(share: Share, pile: Pile, size: int) -> None:
+def put(share: BudgetShare, pile: Pile, size: int) -> None:
     pile.sizes.append(size)
     share.settle()
 

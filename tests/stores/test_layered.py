@@ -7,7 +7,8 @@ import pytest
 
 from segue.errors import Unavailable
 from segue.stores.layered import LayeredIdempotencyKeys, LayeredTurns
-from segue.stores.memory import MemoryIdempotencyKeys, MemoryTurns
+from segue.stores.memory import MemoryIdempotencyKeys
+from segue.stores.memory_turns import MemoryTurns
 from segue.turn.values import Claim, Owner, Turn
 from tests.contracts.turns import OWNER, make_chain, make_turn
 

@@ -55,4 +55,4 @@ async def test_loops_survive_a_store_that_is_away(
         await task
     assert troubled.told == [("ada", "t")], "once"
     assert "ended as failed" in caplog.text
-    assert "could not be swept" in caplog.text
+    assert "old rows could not be deleted" in caplog.text

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from segue.errors import StoreFailed, Unavailable
-from segue.stores import pool
-from segue.stores.pool import Connection, PostgresDatabase, Work, load_migrations
-from segue.stores.postgres import PostgresConversations, PostgresRing, PostgresTurns
+from segue.stores import postgres_database
+from segue.stores.postgres import PostgresStore
+from segue.stores.postgres_database import PostgresConnection, PostgresDatabase, PostgresWork
 from segue.stores.seals import RingSeals
+from segue.stores.sql_files import load_migrations
 from segue.turn.values import Conversation, ConversationItem
 from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
 from tests.postgres import PostgresServer, running_postgres
@@ -67,7 +68,7 @@ async def count(database: PostgresDatabase, table: str) -> object:
 
 async def test_unstored_turn_is_refused(database: PostgresDatabase) -> None:
     with pytest.raises(AssertionError):
-        await PostgresTurns(database).save(make_turn("t", is_stored=False))
+        await PostgresStore(database).turns.save(make_turn("t", is_stored=False))
     assert await count(database, "turns") == 0
 
 
@@ -75,9 +76,9 @@ async def test_everything_is_there_after_reopening(url: str) -> None:
     chain = make_chain(5, tools=TOOLS)
     async with opened(url) as database:
         for turn in chain:
-            await PostgresTurns(database).save(turn)
+            await PostgresStore(database).turns.save(turn)
     async with opened(url) as database:
-        found = await PostgresTurns(database).find(OWNER, "t4")
+        found = await PostgresStore(database).turns.find(OWNER, "t4")
         assert await count(database, "workers") == 1, "who has left is not listed"
     assert found is not None
     assert [meaning(turn) for turn in found.lineage()] == [meaning(turn) for turn in chain]
@@ -92,7 +93,7 @@ async def test_commits_wait_for_the_disk_unless_asked_otherwise(url: str) -> Non
 
 
 async def test_bad_row_is_our_fault_and_harms_nobody(database: PostgresDatabase) -> None:
-    turns = PostgresTurns(database)
+    turns = PostgresStore(database).turns
     bad = [
         replace(make_turn(f"bad{n}"), parent_id=odd)
         for n, odd in enumerate(("\ud800", "\0", "a\0"))
@@ -108,7 +109,7 @@ async def test_bad_row_is_our_fault_and_harms_nobody(database: PostgresDatabase)
 async def test_damaged_row_is_our_fault_and_harms_only_itself(
     postgres: PostgresServer, url: str, database: PostgresDatabase
 ) -> None:
-    turns = PostgresTurns(database)
+    turns = PostgresStore(database).turns
     await turns.save(make_turn("bad"))
     await turns.save(make_turn("good"))
     await postgres.ask(r"UPDATE turns SET history = '\x00ff' WHERE id = 'bad'", url)
@@ -123,7 +124,7 @@ async def test_damaged_row_is_our_fault_and_harms_only_itself(
 async def test_agents_tools_are_stored_once_and_go_with_the_last_turn(
     database: PostgresDatabase,
 ) -> None:
-    turns = PostgresTurns(database)
+    turns = PostgresStore(database).turns
     chain = make_chain(10, tools=TOOLS)
     for turn in chain:
         await turns.save(turn)
@@ -135,7 +136,7 @@ async def test_agents_tools_are_stored_once_and_go_with_the_last_turn(
 
 
 async def test_replaced_turn_lets_go_of_its_parts(database: PostgresDatabase) -> None:
-    turns = PostgresTurns(database)
+    turns = PostgresStore(database).turns
     await turns.save(make_turn("t", tools=TOOLS, status="in_progress"))
     await turns.save(make_turn("t"))
     assert await count(database, "parts") == 0
@@ -144,10 +145,10 @@ async def test_replaced_turn_lets_go_of_its_parts(database: PostgresDatabase) ->
 async def test_part_that_went_meanwhile_is_sent_again(url: str) -> None:
     """The first process has sent it before and only names it; the second one has erased it."""
     async with opened(url) as here, opened(url) as there:
-        await PostgresTurns(here).save(first := make_turn("a", tools=TOOLS))
-        turns = PostgresTurns(here)
+        await PostgresStore(here).turns.save(first := make_turn("a", tools=TOOLS))
+        turns = PostgresStore(here).turns
         await turns.save(first)
-        await PostgresTurns(there).delete(OWNER, "a")
+        await PostgresStore(there).turns.delete(OWNER, "a")
         await turns.save(second := make_turn("b", tools=TOOLS))
         assert meaning(await turns.find(OWNER, "b")) == meaning(second)
 
@@ -156,7 +157,7 @@ async def test_saving_and_erasing_beside_each_other_never_loses_a_part(url: str)
     async with opened(url) as here, opened(url) as there:
         for round_ in range(10):
             chain = make_chain(8, prefix=f"r{round_}-", tools=TOOLS)
-            mine, theirs = PostgresTurns(here), PostgresTurns(there)
+            mine, theirs = PostgresStore(here).turns, PostgresStore(there).turns
 
             async def save_and_delete(number: int) -> None:
                 turn = chain[number]  # noqa: B023
@@ -180,7 +181,7 @@ async def test_saving_and_erasing_beside_each_other_never_loses_a_part(url: str)
 async def test_cancelled_request_leaves_no_connection_half_read(url: str) -> None:
     """One connection for all: rows of a cancelled request never reach the next (docs/hazards.md F35)."""
     async with opened(url, connections_max=1) as database:
-        turns = PostgresTurns(database)
+        turns = PostgresStore(database).turns
         for owner in ("ada", "eve"):
             canary = said(f"canary {owner} " * 20_000)
             await turns.save(make_turn("t", owner=owner, given=[canary]))
@@ -199,7 +200,7 @@ async def test_cancelled_request_leaves_no_connection_half_read(url: str) -> Non
 
 async def test_cancelled_save_is_still_written(url: str) -> None:
     async with opened(url, connections_max=1) as database:
-        turns = PostgresTurns(database)
+        turns = PostgresStore(database).turns
         saving = asyncio.create_task(turns.save(make_turn("t")))
         await asyncio.sleep(0)
         saving.cancel()
@@ -214,13 +215,13 @@ async def test_connection_that_does_not_answer_in_time_is_thrown_away(
 ) -> None:
     async with opened(url, connections_max=1) as database:
 
-        async def ask(connection: Connection, query: str, **limits: float) -> object:
+        async def ask(connection: PostgresConnection, query: str, **limits: float) -> object:
             row = await connection.fetchrow(query, **limits)  # type: ignore[arg-type]
             return row and row[0]
 
         before = await database.run(lambda connection: ask(connection, "SELECT pg_backend_pid()"))
         with monkeypatch.context() as patched:
-            patched.setattr(pool, "PATIENCE_S", 0.3)
+            patched.setattr(postgres_database, "PATIENCE_S", 0.3)
             with pytest.raises(Unavailable):
                 await database.run(
                     lambda connection: ask(connection, "SELECT pg_sleep(60)", timeout=0.2)
@@ -232,10 +233,11 @@ async def test_connection_that_does_not_answer_in_time_is_thrown_away(
 async def test_too_many_at_once_are_told_to_come_later(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "WAITING_MAX", 5)
+    monkeypatch.setattr(postgres_database, "WAITING_MAX", 5)
     async with opened(url, connections_max=1) as database:
         results = await asyncio.gather(
-            *[PostgresTurns(database).find(OWNER, "t") for _ in range(8)], return_exceptions=True
+            *[PostgresStore(database).turns.find(OWNER, "t") for _ in range(8)],
+            return_exceptions=True,
         )
         assert [type(result) for result in results] == [type(None)] * 5 + [Unavailable] * 3
 
@@ -246,7 +248,7 @@ async def test_too_many_at_once_are_told_to_come_later(
 async def test_connections_cut_by_an_operator_are_replaced(
     postgres: PostgresServer, url: str, database: PostgresDatabase
 ) -> None:
-    turns = PostgresTurns(database)
+    turns = PostgresStore(database).turns
     await turns.save(make_turn("before"))
     cut = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
@@ -262,10 +264,10 @@ async def test_server_that_comes_back_soon_is_waited_for(
     mortal: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As long as a busy machine may take to start it.
-    monkeypatch.setattr(pool, "PATIENCE_S", 60)
+    monkeypatch.setattr(postgres_database, "PATIENCE_S", 60)
     url = await mortal.make_database()
     async with opened(url) as database:
-        turns = PostgresTurns(database)
+        turns = PostgresStore(database).turns
         await turns.save(make_turn("before"))
         mortal.stop()
         saves = [asyncio.create_task(turns.save(turn)) for turn in make_chain(20)]
@@ -282,10 +284,10 @@ async def test_server_that_stays_away_is_unavailable_and_never_not_found(
 ) -> None:
     url = await mortal.make_database()
     async with opened(url) as database:
-        turns = PostgresTurns(database)
+        turns = PostgresStore(database).turns
         await turns.save(make_turn("t"))
         mortal.stop()
-        monkeypatch.setattr(pool, "PATIENCE_S", 0.5)
+        monkeypatch.setattr(postgres_database, "PATIENCE_S", 0.5)
         try:
             for attempt in (
                 turns.find(OWNER, "t"), turns.read(OWNER, "t"), turns.delete(OWNER, "t"),
@@ -303,7 +305,7 @@ async def test_server_that_stays_away_is_unavailable_and_never_not_found(
 
 async def test_close_finishes_what_waits_and_then_refuses(url: str) -> None:
     database = await PostgresDatabase.open(url, connections_max=2)
-    turns = PostgresTurns(database)
+    turns = PostgresStore(database).turns
     saves = [asyncio.create_task(turns.save(turn)) for turn in make_chain(20)]
     await asyncio.sleep(0)
     await database.close()
@@ -325,7 +327,7 @@ async def test_processes_that_start_together_agree(url: str) -> None:
     for task in opening:
         await task.result().close()
     async with opened(url) as database:
-        assert await count(database, "migrations") == len(load_migrations())
+        assert await count(database, "migrations") == len(load_migrations("postgres"))
 
 
 async def test_database_of_a_newer_version_is_refused(postgres: PostgresServer, url: str) -> None:
@@ -337,26 +339,30 @@ async def test_database_of_a_newer_version_is_refused(postgres: PostgresServer, 
 
 
 def test_migrations_are_numbered_without_gaps() -> None:
-    assert [number for number, _ in load_migrations()] == list(range(1, len(load_migrations()) + 1))
+    assert [number for number, _ in load_migrations("postgres")] == list(
+        range(1, len(load_migrations("postgres")) + 1)
+    )
 
 
 @pytest.mark.parametrize("url", ["postgresql://nobody@127.0.0.1:1/x", "postgresql://127.0.0.1:1/"])
 async def test_address_without_a_server_is_unavailable(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(postgres_database, "PATIENCE_S", 0.1)
     with pytest.raises(Unavailable):
         await PostgresDatabase.open(url)
 
 
 async def test_machines_that_start_together_share_one_ring(url: str) -> None:
     async with opened(url) as here, opened(url) as there:
-        mine, yours = await asyncio.gather(PostgresRing(here).load(), PostgresRing(there).load())
+        mine, yours = await asyncio.gather(
+            PostgresStore(here).ring.load(), PostgresStore(there).ring.load()
+        )
         assert mine == yours
         assert len(mine) == 1
         old = RingSeals(mine).seal("ada", b"x")
-        assert await PostgresRing(there).rotate() == 2
-        ring = await PostgresRing(here).load()
+        assert await PostgresStore(there).ring.rotate() == 2
+        ring = await PostgresStore(here).ring.load()
         assert ring[1:] == mine
         assert RingSeals(ring).open("ada", old) == b"x"
         assert RingSeals(mine).open("ada", RingSeals(ring).seal("ada", b"x")) is None
@@ -366,13 +372,13 @@ async def test_items_whose_commit_was_not_heard_of_are_there_once(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server died between its commit and its answer, and the same is asked again."""
-    conversations = PostgresConversations(database)
+    conversations = PostgresStore(database).conversations
     await conversations.save(Conversation("conv_1", OWNER, 0, {}))
     found = await conversations.find(OWNER, "conv_1")
     assert found is not None
     once, is_lost = database._once, iter([True])
 
-    async def lose_the_first_answer(work: Work[object]) -> object:
+    async def lose_the_first_answer(work: PostgresWork[object]) -> object:
         result = await once(work)
         if next(is_lost, False):
             raise Unavailable("the connection has gone")

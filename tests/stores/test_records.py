@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.stores.records import PART_BYTES_MIN, pack, unpack
+from segue.stores.records import FIELD_BYTES_MIN, pack, unpack
 from segue.turn.values import Round, Turn, id_array
 from tests.contracts.turns import OWNER, make_turn, meaning, rich_turn, said
 
@@ -51,7 +51,7 @@ def test_output_that_was_written_is_kept_once() -> None:
 
 
 def test_long_echoes_are_split_off_and_short_ones_are_not() -> None:
-    long = b'"' + b"x" * PART_BYTES_MIN + b'"'
+    long = b'"' + b"x" * FIELD_BYTES_MIN + b'"'
     record = pack(make_turn("t", tools=b"[]", instructions=long))
     assert record.tools is None
     assert record.instructions is not None

@@ -15,15 +15,12 @@ from pathlib import Path
 import pytest
 
 from segue.errors import StoreFailed, Unavailable
-from segue.stores.database import SqliteDatabase, load_migrations, statements
 from segue.stores.layered import LayeredIdempotencyKeys, LayeredTurns
-from segue.stores.memory import MemoryIdempotencyKeys, MemoryTurns
-from segue.stores.sqlite import (
-    SqliteEventLog,
-    SqliteIdempotencyKeys,
-    SqliteMaintenance,
-    SqliteTurns,
-)
+from segue.stores.memory import MemoryIdempotencyKeys
+from segue.stores.memory_turns import MemoryTurns
+from segue.stores.sql_files import load_migrations
+from segue.stores.sqlite import SqliteStore
+from segue.stores.sqlite_database import SqliteDatabase, statements
 from segue.turn.values import Claim, Retention
 from segue.wire.events import Event as WireEvent
 from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
@@ -82,14 +79,14 @@ class StartLimit:
 
 
 async def test_unstored_turn_leaves_no_trace_on_disk(path: Path, database: SqliteDatabase) -> None:
-    turns = LayeredTurns(MemoryTurns(1 << 30), SqliteTurns(database))
+    turns = LayeredTurns(MemoryTurns(1 << 30), SqliteStore(database).turns)
     secret = make_turn("secret", is_stored=False, given=[said(CANARY)])
     await turns.save(secret)
     await turns.save(make_turn("child", secret))
     assert b"ask child" in on_disk(path)
     assert CANARY.encode() not in on_disk(path)
     with pytest.raises(AssertionError):
-        await SqliteTurns(database).save(secret)
+        await SqliteStore(database).turns.save(secret)
     assert CANARY.encode() not in on_disk(path)
 
 
@@ -97,10 +94,10 @@ async def test_everything_is_there_after_reopening(path: Path) -> None:
     chain = make_chain(5, tools=b"[" + b" " * 500 + b"]")
     async with opened(path) as database:
         for turn in chain:
-            await SqliteTurns(database).save(turn)
+            await SqliteStore(database).turns.save(turn)
     assert [file.name for file in path.parent.iterdir()] == ["turns.sqlite"]
     async with opened(path) as database:
-        found = await SqliteTurns(database).find(OWNER, "t4")
+        found = await SqliteStore(database).turns.find(OWNER, "t4")
     assert found is not None
     assert [meaning(turn) for turn in found.lineage()] == [meaning(turn) for turn in chain]
 
@@ -108,19 +105,19 @@ async def test_everything_is_there_after_reopening(path: Path) -> None:
 async def test_acknowledged_turn_survives_a_crash(path: Path) -> None:
     """What lies on disk when a save returns is enough, without a clean close."""
     async with opened(path) as database:
-        await SqliteTurns(database).save(make_turn("t"))
+        await SqliteStore(database).turns.save(make_turn("t"))
         crashed = path.parent / "crashed"
         crashed.mkdir()
         for name in ("turns.sqlite", "turns.sqlite-wal"):
             (crashed / name).write_bytes((path.parent / name).read_bytes())
     async with opened(crashed / "turns.sqlite") as database:
-        assert await SqliteTurns(database).find(OWNER, "t") is not None
+        assert await SqliteStore(database).turns.find(OWNER, "t") is not None
 
 
 async def test_saves_that_wait_share_one_commit(path: Path) -> None:
     turnstile = StartLimit()
     async with opened(path, turnstile) as database:
-        turns = SqliteTurns(database)
+        turns = SqliteStore(database).turns
         first = asyncio.create_task(turns.save(make_turn("first")))
         await turnstile.until_held()
         others = [asyncio.create_task(turns.save(turn)) for turn in make_chain(50)]
@@ -135,7 +132,7 @@ async def test_saves_that_wait_share_one_commit(path: Path) -> None:
 async def test_loop_and_readers_go_on_while_a_commit_takes_its_time(path: Path) -> None:
     turnstile = StartLimit()
     async with opened(path, turnstile) as database:
-        turns = SqliteTurns(database)
+        turns = SqliteStore(database).turns
         turnstile.go.set()
         await turns.save(make_turn("a"))
         turnstile.go.clear()
@@ -152,7 +149,7 @@ async def test_loop_and_readers_go_on_while_a_commit_takes_its_time(path: Path) 
 async def test_cancelled_save_harms_nobody(path: Path) -> None:
     turnstile = StartLimit()
     async with opened(path, turnstile) as database:
-        turns = SqliteTurns(database)
+        turns = SqliteStore(database).turns
         tasks = [asyncio.create_task(turns.save(make_turn("t0")))]
         await turnstile.until_held()
         tasks += [asyncio.create_task(turns.save(make_turn(f"t{n}"))) for n in range(1, 30)]
@@ -172,7 +169,7 @@ async def test_cancelled_save_harms_nobody(path: Path) -> None:
 async def test_bad_row_does_not_take_its_group_down(path: Path) -> None:
     turnstile = StartLimit()
     async with opened(path, turnstile) as database:
-        turns = SqliteTurns(database)
+        turns = SqliteStore(database).turns
         first = asyncio.create_task(turns.save(make_turn("first")))
         await turnstile.until_held()
         bad = replace(make_turn("bad"), parent_id="\ud800")
@@ -191,7 +188,7 @@ async def test_bad_row_does_not_take_its_group_down(path: Path) -> None:
 async def test_full_disk_fails_the_save_that_does_not_fit(
     path: Path, database: SqliteDatabase
 ) -> None:
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     await turns.save(make_turn("before"))
     await database.write(lambda writer: writer.execute("PRAGMA max_page_count = 60").fetchall())
     large = make_turn("large", given=[said("x" * 1_000_000)])
@@ -208,7 +205,7 @@ async def test_full_disk_fails_the_save_that_does_not_fit(
 
 
 async def test_file_that_cannot_be_written_fails_the_save(database: SqliteDatabase) -> None:
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     await database.write(lambda writer: writer.execute("PRAGMA query_only = ON").fetchall())
     with pytest.raises(StoreFailed):
         await turns.save(make_turn("a"))
@@ -219,7 +216,7 @@ async def test_file_that_cannot_be_written_fails_the_save(database: SqliteDataba
 
 
 async def test_file_locked_by_another_is_unavailable(path: Path, database: SqliteDatabase) -> None:
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     await turns.save(make_turn("before"))
     await database.write(lambda writer: writer.execute("PRAGMA busy_timeout = 20").fetchall())
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -263,7 +260,7 @@ async def test_file_of_a_newer_version_is_refused(path: Path) -> None:
 async def test_damaged_row_is_our_fault_and_harms_only_itself(
     path: Path, database: SqliteDatabase
 ) -> None:
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     await turns.save(make_turn("bad"))
     await turns.save(make_turn("good"))
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -274,7 +271,7 @@ async def test_damaged_row_is_our_fault_and_harms_only_itself(
 
 
 async def test_circle_of_parents_ends(path: Path, database: SqliteDatabase) -> None:
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     a, b = make_chain(2)
     await turns.save(replace(a, parent_id="t1"))
     await turns.save(b)
@@ -284,7 +281,7 @@ async def test_circle_of_parents_ends(path: Path, database: SqliteDatabase) -> N
 
 
 async def test_deleted_bytes_are_in_no_file(path: Path, database: SqliteDatabase) -> None:
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     tools = b'["' + f"tools {CANARY} ".encode() * 500 + b'"]'
     chain = make_chain(3, tools=tools, given=[said(f"{CANARY} " * 2_000)])
     for turn in chain:
@@ -302,7 +299,7 @@ async def test_deleted_bytes_are_in_no_file(path: Path, database: SqliteDatabase
 async def test_replaced_bytes_are_erased_with_their_parts(
     path: Path, database: SqliteDatabase
 ) -> None:
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     await turns.save(make_turn("t", tools=b"[" + b" " * 500 + b"]", status="in_progress"))
     await turns.save(make_turn("t"))
     assert count(path, "parts") == 0
@@ -311,7 +308,7 @@ async def test_replaced_bytes_are_erased_with_their_parts(
 async def test_reader_in_the_way_delays_erasing_and_nothing_else(
     path: Path, database: SqliteDatabase
 ) -> None:
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     await turns.save(make_turn("t", given=[said(CANARY)]))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN")
@@ -323,7 +320,7 @@ async def test_reader_in_the_way_delays_erasing_and_nothing_else(
 
 
 async def test_agents_tools_are_stored_once(path: Path, database: SqliteDatabase) -> None:
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     tools = b"[" + b" " * 19_000 + b"]"
     for turn in make_chain(100, tools=tools):
         await turns.save(turn)
@@ -338,7 +335,7 @@ async def test_long_chain_costs_what_is_new_in_it(path: Path) -> None:
     """Rows and bytes grow with the number of turns, not with its square."""
     chain = make_chain(5_000, tools=b"[" + b" " * 19_000 + b"]")
     database = await SqliteDatabase.open(path, durability="relaxed")
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     sizes = []
     for half in (chain[:2_500], chain[2_500:]):
         await asyncio.gather(*[turns.save(turn) for turn in half])
@@ -360,7 +357,7 @@ def pages(connection: sqlite3.Connection) -> int:
 async def test_close_finishes_what_waits_and_then_refuses(path: Path) -> None:
     turnstile = StartLimit()
     database = await SqliteDatabase.open(path, on_commit=turnstile)
-    turns = SqliteTurns(database)
+    turns = SqliteStore(database).turns
     saves = [asyncio.create_task(turns.save(turn)) for turn in make_chain(20)]
     await turnstile.until_held()
     closing_ = asyncio.create_task(database.close())
@@ -376,7 +373,7 @@ async def test_close_finishes_what_waits_and_then_refuses(path: Path) -> None:
 
 
 async def test_file_is_private_and_durable(path: Path, database: SqliteDatabase) -> None:
-    await SqliteTurns(database).save(make_turn("t"))
+    await SqliteStore(database).turns.save(make_turn("t"))
     for file in path.parent.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     settings = await database.write(
@@ -398,7 +395,7 @@ async def test_relaxed_durability_is_asked_for(path: Path) -> None:
 def start_and_save(path: Path, name: str) -> None:
     async def work() -> None:
         async with opened(path) as database:
-            await SqliteTurns(database).save(make_turn(name))
+            await SqliteStore(database).turns.save(make_turn(name))
 
     asyncio.run(work())
 
@@ -421,7 +418,7 @@ def write_and_read(path: Path, mine: str, theirs: str, turns_count: int) -> None
 
     async def work() -> None:
         async with opened(path) as database:
-            turns = SqliteTurns(database)
+            turns = SqliteStore(database).turns
             parent = None
             for number in range(turns_count):
                 parent = make_turn(f"{mine}{number}", parent)
@@ -460,7 +457,7 @@ def run_until_killed(path: Path, saved: Event) -> None:
 
     async def work() -> None:
         async with opened(path) as database:
-            await SqliteTurns(database).save(make_turn("lost", status="in_progress"))
+            await SqliteStore(database).turns.save(make_turn("lost", status="in_progress"))
             saved.set()
             await asyncio.Event().wait()
 
@@ -475,12 +472,12 @@ async def test_turn_of_a_killed_process_ends_as_failed_at_the_next_start(path: P
     try:
         assert await asyncio.to_thread(saved.wait, 30)
         async with opened(path) as database:
-            assert await SqliteMaintenance(database).recover() == 0, "it lives"
+            assert await SqliteStore(database).maintenance.recover() == 0, "it lives"
             worker.kill()
             await asyncio.to_thread(worker.join, 30)
         async with opened(path) as database:
-            assert await SqliteMaintenance(database).recover() == 1
-            found = await SqliteTurns(database).read(OWNER, "lost")
+            assert await SqliteStore(database).maintenance.recover() == 1
+            found = await SqliteStore(database).turns.read(OWNER, "lost")
             assert found is not None
             assert found.response.status == "failed"
     finally:
@@ -489,7 +486,7 @@ async def test_turn_of_a_killed_process_ends_as_failed_at_the_next_start(path: P
 
 
 async def test_file_of_the_first_version_is_brought_up_to_date(path: Path) -> None:
-    first = load_migrations()[0][1]
+    first = load_migrations("sqlite")[0][1]
     with closing(sqlite3.connect(path)) as connection, connection:
         for statement in statements(first):
             connection.execute(statement)
@@ -497,17 +494,17 @@ async def test_file_of_the_first_version_is_brought_up_to_date(path: Path) -> No
             "INSERT INTO turns (owner, id, history, response) VALUES ('ada', 'old', x'00', x'00')"
         )
     async with opened(path) as database:
-        await SqliteTurns(database).save(make_turn("new"))
-        while await SqliteMaintenance(database).sweep(Retention(turns_s=3_600)):
+        await SqliteStore(database).turns.save(make_turn("new"))
+        while await SqliteStore(database).maintenance.sweep(Retention(turns_s=3_600)):
             pass
     assert count(path, "turns") == 2, "what was there ages from today"
 
 
 async def test_swept_bytes_are_in_no_file(path: Path, database: SqliteDatabase) -> None:
     turns, log, maintenance = (
-        SqliteTurns(database),
-        SqliteEventLog(database),
-        SqliteMaintenance(database),
+        SqliteStore(database).turns,
+        SqliteStore(database).events,
+        SqliteStore(database).maintenance,
     )
     event = WireEvent("response.created", 0, os.urandom(2_000).hex().encode() + CANARY.encode())
     await turns.save(make_turn("t", given=[said(f"{CANARY} " * 100)]))
@@ -528,15 +525,17 @@ async def test_swept_bytes_are_in_no_file(path: Path, database: SqliteDatabase) 
 async def test_key_of_an_unstored_turn_is_refused(path: Path, database: SqliteDatabase) -> None:
     secret = Claim(OWNER, CANARY, "secret", CANARY.encode(), is_stored=False)
     with pytest.raises(AssertionError):
-        await SqliteIdempotencyKeys(database).claim(secret)
-    await LayeredIdempotencyKeys(MemoryIdempotencyKeys(), SqliteIdempotencyKeys(database)).claim(
-        secret
-    )
+        await SqliteStore(database).idempotency_keys.claim(secret)
+    await LayeredIdempotencyKeys(
+        MemoryIdempotencyKeys(), SqliteStore(database).idempotency_keys
+    ).claim(secret)
     assert CANARY.encode() not in on_disk(path)
 
 
 def test_migrations_are_numbered_without_gaps() -> None:
-    assert [number for number, _ in load_migrations()] == list(range(1, len(load_migrations()) + 1))
+    assert [number for number, _ in load_migrations("sqlite")] == list(
+        range(1, len(load_migrations("sqlite")) + 1)
+    )
 
 
 def test_script_is_cut_into_whole_statements() -> None:

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import pytest
 
+from segue.accounts.account import LOCAL
 from segue.dialects.parts import part_of
 from segue.errors import InvalidRequest
 from segue.tools.fetch import read_as_data
 from segue.tools.hosted import ServerTools
 from segue.tools.inputs import URLS_MAX, attach
-from segue.transports.services import LOCAL
 from segue.wire.codec import decode_item
 from segue.wire.items import Item
 from tests.support import MODEL, WEATHER, Served, fetch, serving, wire

@@ -21,7 +21,6 @@ from segue.wire.schema import (
     REF,
     SENT,
     TAKEN,
-    UNREAD,
     WRITTEN,
     event_names,
     schemas,
@@ -30,6 +29,33 @@ from tests.clients.outside import NODE_MODULES
 from tests.support import fetch, serving
 from tests.wire.test_items import EXAMPLES as ITEMS
 from tests.wire.test_tools import EXAMPLES as TOOLS
+
+# Raw fields that the documents do not describe: they are passed on as they came. By `Type.field`, or by `field`.
+UNREAD = {
+    "Create.client_metadata",
+    "Create.moderation",
+    "SteerRef.input",
+    "InputAudio.input_audio",
+    "WebSearchCall.action",
+    "FileSearchCall.results",
+    "CodeInterpreterCall.outputs",
+    "ComputerCall.action",
+    "ComputerCall.actions",
+    "ComputerCall.pending_safety_checks",
+    "ComputerCallOutput.output",
+    "ComputerCallOutput.acknowledged_safety_checks",
+    "McpListTools.error",
+    "McpCall.error",
+    "ShellCall.environment",
+    "ToolSearchCall.arguments",
+    "ProgramOutput.result",
+    "CustomTool.format",
+    "McpTool.allowed_tools",
+    "McpTool.require_approval",
+    "filters",
+    "FileSearchTool.ranking_options",
+    "CodeInterpreterTool.container",
+}
 
 ASYNCAPI = NODE_MODULES / "@asyncapi" / "specs" / "schemas" / "3.0.0.json"
 

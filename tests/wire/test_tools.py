@@ -9,7 +9,15 @@ import pytest
 
 from segue.errors import InvalidRequest
 from segue.wire.codec import TOOL_TYPES, TOOLS_MAX, decode_tools
-from segue.wire.tools import NO_TOOLS, FunctionTool, NamespaceTool, Offer, Tool, Tools, offer_named
+from segue.wire.tools import (
+    NO_TOOLS,
+    FunctionTool,
+    NamespaceTool,
+    Offer,
+    ToolDefinition,
+    Tools,
+    offer_named,
+)
 
 # Older names of the same tools.
 ALIASES = (
@@ -61,8 +69,8 @@ def echo(tools: Tools) -> list[dict[str, Any]]:
 def test_examples_cover_every_type() -> None:
     decoded, _ = decode(*EXAMPLES, MCP)
 
-    assert {type(tool) for tool in decoded.definitions} == set(get_args(Tool))
-    assert len(TOOL_TYPES) == len(get_args(Tool))
+    assert {type(tool) for tool in decoded.definitions} == set(get_args(ToolDefinition))
+    assert len(TOOL_TYPES) == len(get_args(ToolDefinition))
 
 
 @pytest.mark.parametrize("raw", EXAMPLES)

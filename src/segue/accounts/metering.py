@@ -1,96 +1,109 @@
-"""Who asks the store what a key may still use, and when?
+"""When does this process draw on the shared limits of its keys, and report what they have used?
 
-In: the quotas of this process. They draw through here when they need more, and are looked at every second: what they
-have used is told, and what they hold and do not need is given back. A process that is short of places asks the others
-to give back theirs at once; where nobody hears that, they do so by themselves soon.
+The quotas of this process draw through a `Meter` when they need more. It looks at them every second: tokens that were
+used are reported to the store, and places that are held and not needed are given back. A process that is short of
+places asks the other processes to give back theirs at once; without an answer they do so by themselves soon.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
+from typing import Protocol
 
 from segue.accounts.quota import KeyQuota
-from segue.cluster.peers import Peers
+from segue.background import in_background
 from segue.errors import ApiError
 from segue.limits import Draw, Grant
 from segue.turn.seams import SharedLimits
 
 log = logging.getLogger(__name__)
 
-# So long may others not know what was used here.
-TELL_S = 1.0
-# What is asked of others must not hold a refusal up for longer.
+# For this long the other processes may not know what was used here.
+REPORT_S = 1.0
+# A refusal waits no longer than this for the other processes to give places back.
 RECLAIM_S = 0.5
 
 
+class OtherProcesses(Protocol):
+    """The other processes that share the store, if there are any."""
+
+    @property
+    def others(self) -> Collection[str]:
+        """Their names."""
+
+    def answer(self, subject: str, call: Callable[[str, bytes], Awaitable[bytes | None]]) -> None:
+        """From now on `call` answers questions about this subject."""
+
+    async def ask(self, subject: str, body: bytes, of: Collection[str]) -> Mapping[str, bytes]:
+        """The answers of these processes, by name."""
+
+
 class Meter:
-    """The quotas of this process that have limits."""
+    """The quotas of this process that have limits; `others` is None where one process serves alone."""
 
     def __init__(
         self,
         shared_limits: SharedLimits,
-        peers: Peers,
-        on_told: Callable[[str], None] = lambda key_id: None,
+        others: OtherProcesses | None = None,
+        on_report: Callable[[str], None] = lambda key_id: None,
     ) -> None:
-        self._meters = shared_limits
-        self._peers = peers
-        # Called with the id of a key whose part may be another one now.
-        self._on_told = on_told
+        self._shared_limits = shared_limits
+        self._others = others
+        # Called with the id of a key whose part of the limits may have changed.
+        self._on_report = on_report
         self._quotas: dict[str, KeyQuota] = {}
-        peers.answer("short", self._ease)
+        if others is not None:
+            others.answer("short", self._give_back)
 
     def watch(self, quota: KeyQuota) -> None:
-        """From now on this one holds something."""
+        """Look at this quota regularly from now on."""
         self._quotas[quota.key_id] = quota
 
     async def draw(self, draw: Draw) -> Grant:
-        """What the store gives."""
-        return (await self._meters.draw([draw]))[0]
+        """What the store grants."""
+        return (await self._shared_limits.draw([draw]))[0]
 
     async def reclaim(self, key_id: str) -> None:
-        """Ask the others for what they do not need of this key."""
-        if self._peers.others:
+        """Ask the other processes to give back the places of this key that they do not need."""
+        if self._others is not None and self._others.others:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RECLAIM_S):
-                    await self._peers.ask("short", key_id.encode(), self._peers.others)
+                    await self._others.ask("short", key_id.encode(), self._others.others)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Tell the store in time while inside; everything is given back at the end."""
-        telling = asyncio.create_task(self._keep_telling())
+        """Report to the store every second while inside; give everything back at the end."""
         try:
-            yield
+            async with in_background(self._keep_reporting()):
+                yield
         finally:
-            telling.cancel()
-            with suppress(asyncio.CancelledError):
-                await telling
             for quota in tuple(self._quotas.values()):
                 with suppress(ApiError):
-                    await quota.ease()
+                    await quota.give_back()
 
-    async def _keep_telling(self) -> None:
+    async def _keep_reporting(self) -> None:
         while True:
-            await asyncio.sleep(TELL_S)
+            await asyncio.sleep(REPORT_S)
             try:
-                await self.tell()
+                await self.report()
             except ApiError:
-                log.warning("the store could not be told what keys have used")
+                log.warning("what API keys have used could not be written to the store")
 
-    async def tell(self) -> None:
-        """Tell the store what is new, and forget those who hold nothing any more."""
+    async def report(self) -> None:
+        """Report to the store what has changed, and forget the quotas that hold nothing any more."""
         for key_id, quota in tuple(self._quotas.items()):
-            if quota.has_news:
-                await quota.tell()
-                self._on_told(key_id)
+            if quota.has_changes:
+                await quota.report()
+                self._on_report(key_id)
             if quota.is_idle:
                 del self._quotas[key_id]
 
-    async def _ease(self, _: str, body: bytes) -> bytes:
-        """Somebody else is short of what we may have kept."""
+    async def _give_back(self, _: str, body: bytes) -> bytes:
+        """Another process is short of places of this key."""
         quota = self._quotas.get(body.decode())
         if quota is not None:
-            await quota.ease()
+            await quota.give_back()
         return b""

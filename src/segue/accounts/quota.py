@@ -1,13 +1,13 @@
 """How much may one key still use? Requests and tokens a minute, connections, turns at once.
 
-A bucket holds a minute's worth and fills up steadily, so that a burst is fine and a flood is not. What a turn costs in
-tokens is known when it is over: then the bucket pays, and may be in debt; whoever is in debt waits. Every refusal says
+A bucket holds a minute's worth and fills up steadily, so that a burst is fine and a flood is not. The tokens of a turn
+are known when it is over: then they leave the bucket, which may go into debt; a key in debt waits. Every refusal says
 for how long.
 
-The limits hold for all processes together. The store knows what is left of each and who holds what; a process *draws*
-on it, and uses what it was *granted* without asking anybody: a few requests ahead, and places for turns and
-connections, which it keeps for a while after they were used. So a turn waits for the store only where its process needs
-a larger grant. Tokens are told to the store within a second.
+The limits hold for all processes together. The store knows the level of each bucket and which process holds which
+places. A process *draws* on it and uses its *grant* without asking again: a few requests ahead, and places for turns
+and connections, which it keeps for a while after their use. So a turn waits for the store only where its process needs
+a larger grant. Tokens are reported to the store within a second.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from segue.limits import CRUMB, MINUTE_S, Draw, Grant, HeldPlaces, KeyLimits
 CROWDED_S = 1.0
 # How many times a minute's requests are drawn ahead: a twentieth of them, three seconds' worth.
 AHEAD = 20
-# Requests that were drawn ahead and places are given back when nobody has used them for this long.
+# Requests that were drawn ahead, and places, are given back when they were not used for this long.
 UNUSED_S = 2.0
 KEEP_S = 30.0
-# Whoever was refused by the store is not asked about again for this long.
+# After a refusal the store is not asked again for this long.
 REFUSED_S = 0.25
-# What is held is told again this often, should the store have forgotten it.
-RETELL_S = 60.0
+# What is held is reported again this often, should the store have forgotten it.
+REPEAT_S = 60.0
 
 Clock = Callable[[], float]
-Kind = Literal["connections", "lanes"]
+PlaceKind = Literal["connections", "lanes"]
 
 
 class Bucket:
-    """A minute's worth of something; nothing is counted without a limit."""
+    """A minute's worth of something. Without a limit nothing is counted."""
 
     __slots__ = ("_clock", "_filled_at", "_level", "_per_min")
 
@@ -48,20 +48,20 @@ class Bucket:
         self._filled_at = clock()
 
     def wait_s(self, amount: float) -> float:
-        """How long until this much is there; 0 if it is there now."""
+        """Seconds until this amount is available; 0 if it is now."""
         if not self._per_min:
             return 0.0
         self._fill()
         return max(0.0, (amount - self._level) * MINUTE_S / self._per_min)
 
     def take(self, amount: float) -> None:
-        """Take it, into debt if need be."""
+        """Take this amount; the bucket may go into debt."""
         if self._per_min:
             self._fill()
             self._level -= amount
 
-    def learn(self, level: float) -> None:
-        """This much is left."""
+    def set_level(self, level: float) -> None:
+        """The store says that this much is left."""
         self._level = level
         self._filled_at = self._clock()
 
@@ -76,17 +76,17 @@ class Metering(Protocol):
     """How a quota draws on the limits of its key."""
 
     async def draw(self, draw: Draw) -> Grant:
-        """What the store gives."""
+        """What the store grants."""
 
     async def reclaim(self, key_id: str) -> None:
-        """Ask the other processes for the places that they do not need; returns when they have answered."""
+        """Ask the other processes to give back places that they do not need; returns when they have answered."""
 
     def watch(self, quota: KeyQuota) -> None:
-        """From now on this one holds something, and is asked for it in time."""
+        """Look at this quota regularly from now on."""
 
 
 class KeyQuota:
-    """What one key uses of this process, and the end of it."""
+    """What one key uses of this process, within the limits of the key."""
 
     def __init__(
         self,
@@ -101,37 +101,37 @@ class KeyQuota:
         self.in_flight = 0
         self._metering = metering
         self._clock = clock
-        # Drawn and not used yet.
+        # Requests that were drawn and not used yet.
         self._requests = 0
-        # Used and not told yet.
+        # Tokens that were used and not reported yet.
         self._used_tokens = 0
         self._tokens = Bucket(limits.tokens_per_min, clock)
         self._held = HeldPlaces()
         self._others = HeldPlaces()
-        # Those who wait for a draw.
+        # How many callers wait for a draw.
         self._waiting: dict[str, int] = {"requests": 0, "connections": 0, "lanes": 0}
         self._refused_until = {"requests": 0.0, "connections": 0.0, "lanes": 0.0}
-        # When there will be a request again, when each was last used, and when the store was last asked.
+        # When there will be a request again, when each kind was last used, and when the store was last asked.
         self._request_at = 0.0
         self._used_at = dict.fromkeys(self._waiting, 0.0)
         self._drawn_at = 0.0
-        self._is_asked = False
-        # A draw at a time, so that what is told is told once.
+        self._is_report_due = False
+        # One draw at a time, so that each token is reported once.
         self._lock = asyncio.Lock()
 
     # --- what is used ---
 
-    async def ask(self) -> None:
+    async def take_request(self) -> None:
         """Count a request for a turn, or refuse it."""
         limits = self.limits
         if limits.tokens_per_min or limits.state_bytes_max:
-            # Others may have used some of it: that is learnt soon, beside this turn.
-            self._is_asked = True
+            # Other processes may have used some of it; the next report brings their use, beside this turn.
+            self._is_report_due = True
             self._watch()
             if wait_s := self._tokens.wait_s(0.0):
                 raise _too_much(limits.tokens_per_min, "tokens", wait_s)
         if limits.requests_per_min:
-            # Again, because somebody else may have been faster.
+            # In a loop, because another request may have taken what was drawn.
             while self._requests < 1:
                 await self._more_requests()
             self._requests -= 1
@@ -156,7 +156,7 @@ class KeyQuota:
 
     @property
     def can_connect(self) -> bool:
-        """Whether there is a place for one more connection, as far as is known without asking."""
+        """Whether there is a place for one more connection, without asking the store."""
         return not self.limits.connections_max or self.connections < self._held.connections
 
     async def check_connections(self) -> None:
@@ -166,20 +166,18 @@ class KeyQuota:
             await self._more("connections", f"This key may have {most} connections.")
 
     def connect(self) -> None:
-        """One more connection."""
         self.connections += 1
         self._used_at["connections"] = self._clock()
         if self._is_counted:
             self._watch()
 
     def disconnect(self) -> None:
-        """One less."""
         self.connections -= 1
         self._used_at["connections"] = self._clock()
 
     @property
     def state_bytes_max(self) -> int:
-        """What its connections here may keep in memory: of its limit, as many parts as they are among all."""
+        """What the connections of this process may keep in memory: their part of the limit, by their number."""
         most, own = self.limits.state_bytes_max, max(1, self.connections)
         return most * own // (own + self._others.connections)
 
@@ -187,45 +185,45 @@ class KeyQuota:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing would be lost if it were forgotten."""
+        """Whether nothing would be lost if this quota were forgotten."""
         is_busy = self.connections or self.in_flight or self._requests or self._used_tokens
         return not is_busy and self._held == HeldPlaces() and not self._tokens.wait_s(0.0)
 
     @property
-    def has_news(self) -> bool:
-        """Whether the store should hear of it: tokens, what is held and not needed, or a question that is due."""
-        is_old = self._clock() - self._drawn_at > RETELL_S and self._held != HeldPlaces()
+    def has_changes(self) -> bool:
+        """Whether a report is due: tokens were used, places are not needed any more, or the last one is old."""
+        is_old = self._clock() - self._drawn_at > REPEAT_S and self._held != HeldPlaces()
         return (
-            self._is_asked
+            self._is_report_due
             or bool(self._used_tokens)
             or self._kept() != self._held
             or (self._requests > 0 and self._is_unused("requests", UNUSED_S))
             or is_old
         )
 
-    async def tell(self) -> None:
-        """Tell the store what was used, and give back what nobody has used for a while."""
+    async def report(self) -> None:
+        """Report what was used, and give back what was not used for a while."""
         async with self._lock:
             spare = self._requests if self._is_unused("requests", UNUSED_S) else 0
             self._requests -= spare
             await self._draw(self._kept(), -spare)
 
-    async def ease(self) -> None:
-        """Give back at once whatever is not needed now."""
+    async def give_back(self) -> None:
+        """Give back at once everything that is not needed now."""
         async with self._lock:
             spare, self._requests = self._requests, 0
             await self._draw(self._needed(), -spare)
 
     @property
     def _is_counted(self) -> bool:
-        """Whether anybody asks how many connections there are."""
+        """Whether a limit depends on the number of connections."""
         return bool(self.limits.connections_max or self.limits.state_bytes_max)
 
     def _is_unused(self, what: str, for_s: float) -> bool:
         return self._clock() - self._used_at[what] > for_s
 
     def _needed(self) -> HeldPlaces:
-        """Places that are in use, or waited for."""
+        """Places that are in use or waited for."""
         waiting = self._waiting
         return HeldPlaces(
             self.connections + waiting["connections"] if self._is_counted else 0,
@@ -233,7 +231,7 @@ class KeyQuota:
         )
 
     def _kept(self) -> HeldPlaces:
-        """The same, and those that were used a moment ago."""
+        """The same, and places that were used a moment ago."""
         needed, held = self._needed(), self._held
         are_kept = bool(self.limits.connections_max) and not self._is_unused("connections", KEEP_S)
         return HeldPlaces(
@@ -244,11 +242,11 @@ class KeyQuota:
     # --- drawing ---
 
     async def _more_requests(self) -> None:
-        """Draw for all who wait, and a few ahead; or refuse."""
+        """Draw for all waiting requests and a few ahead; or refuse."""
         if self._may_ask("requests"):
             self._waiting["requests"] += 1
             try:
-                # Whoever leaves meanwhile leaves nothing half told.
+                # A client that leaves meanwhile must not cancel a draw for the others.
                 await asyncio.shield(asyncio.create_task(self._draw_requests()))
             finally:
                 self._waiting["requests"] -= 1
@@ -266,8 +264,8 @@ class KeyQuota:
                 self._request_at = self._clock() + grant.wait_s
                 self._refuse("requests", min(grant.wait_s, REFUSED_S))
 
-    async def _more(self, kind: Kind, message: str) -> None:
-        """Draw places for all who wait, from what others do not need if need be; or refuse."""
+    async def _more(self, kind: PlaceKind, message: str) -> None:
+        """Draw places for all waiting callers, reclaimed from other processes if need be; or refuse."""
         if self._may_ask(kind):
             self._waiting[kind] += 1
             try:
@@ -282,30 +280,32 @@ class KeyQuota:
                 self._waiting[kind] -= 1
         raise TooMany(message, wait_s=CROWDED_S)
 
-    async def _has_grown(self, kind: Kind) -> bool:
+    async def _has_grown(self, kind: PlaceKind) -> bool:
         async with self._lock:
             if not self._has_room(kind):
                 await self._draw(self._kept())
             return self._has_room(kind)
 
-    def _has_room(self, kind: Kind) -> bool:
+    def _has_room(self, kind: PlaceKind) -> bool:
         used = self.connections if kind == "connections" else self.in_flight
         held: int = getattr(self._held, kind)
         return used < held
 
     async def _draw(self, held: HeldPlaces, requests: int = 0) -> Grant:
-        assert self._metering is not None, "there are limits, and nobody to ask about them"
+        assert self._metering is not None, "a key with limits needs a meter"
         self._watch()
-        told, self._used_tokens = self._used_tokens, 0
-        self._is_asked = False
+        tokens, self._used_tokens = self._used_tokens, 0
+        self._is_report_due = False
         try:
-            grant = await self._metering.draw(Draw(self.key_id, self.limits, requests, told, held))
+            grant = await self._metering.draw(
+                Draw(self.key_id, self.limits, requests, tokens, held)
+            )
         except BaseException:
-            self._used_tokens += told
+            self._used_tokens += tokens
             raise
         self._drawn_at = self._clock()
         self._requests += max(0, grant.requests)
-        self._tokens.learn(grant.tokens - self._used_tokens)
+        self._tokens.set_level(grant.tokens - self._used_tokens)
         self._held, self._others = grant.held, grant.others
         return grant
 
@@ -327,5 +327,5 @@ def _too_much(most: int, what: str, wait_s: float) -> TooMany:
 
 
 def unlimited() -> KeyQuota:
-    """A quota without limits, for requests that are nobody's."""
+    """A quota without limits, for requests without a key."""
     return KeyQuota(KeyLimits())

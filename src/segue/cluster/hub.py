@@ -1,10 +1,10 @@
-"""How does a word get from one worker to the others of the same machine?
+"""How does a message get from one worker to the other workers of the same machine?
 
     worker --- unix socket ---> hub (in the parent) --- to every connection that listens to the topic
 
-A `Hub` knows nothing of what is said. It passes messages on in the order in which they come, and lets go of a worker
-that does not read, which then comes back and listens again; what was said meanwhile it has missed. The socket lies in a
-folder that only its owner may enter.
+A `Hub` does not read messages. It forwards them in the order in which they arrive, and disconnects a worker that does
+not read. That worker connects and listens again; messages in between are lost to it. The socket lies in a folder that
+only its owner may enter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from segue.cluster.local import Hearers
+from segue.background import in_background
+from segue.cluster.local import TopicListeners
 from segue.errors import Unavailable
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
 from segue.turn.seams import Hear
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # What may wait for a worker that does not read.
 WAITING_BYTES_MAX = 64 * 1024 * 1024
-# The hub is in the next process: what takes longer is broken.
+# The hub is a local process: a slower answer means that it is broken.
 ANSWER_S = 5.0
 PAUSE_MIN_S = 0.05
 PAUSE_MAX_S = 1.0
@@ -46,14 +47,14 @@ _decode = msgspec.msgpack.Decoder(Frame).decode
 
 
 class Hub:
-    """Where the workers of a machine meet."""
+    """Forwards messages between the workers of a machine."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, set[asyncio.StreamWriter]] = {}
 
     @asynccontextmanager
     async def opened(self, path: str) -> AsyncIterator[None]:
-        """Take connections here while inside."""
+        """Accept connections at this path while inside."""
         server = await asyncio.start_unix_server(self._serve, path)
         try:
             yield
@@ -68,7 +69,7 @@ class Hub:
             while True:
                 self._take(_decode(await read_frame(reader)), writer)
         except (*CONNECTION_LOST, asyncio.CancelledError):
-            # A connection's own task: whoever cancels it wants no more than its end.
+            # The connection's own task: a cancel means no more than its end.
             pass
         finally:
             for topic in tuple(self._listeners):
@@ -84,13 +85,13 @@ class Hub:
                 self._remove(frame.topic, writer)
             case "say":
                 for listener in tuple(self._listeners.get(frame.topic, ())):
-                    self._pass_on(frame, listener)
+                    self._forward(frame, listener)
             case "done":
-                log.warning("a worker said what only the hub may say")
+                log.warning("a worker sent a 'done' frame to the hub; only the hub sends those")
 
-    def _pass_on(self, frame: Frame, listener: asyncio.StreamWriter) -> None:
+    def _forward(self, frame: Frame, listener: asyncio.StreamWriter) -> None:
         if listener.transport.get_write_buffer_size() > WAITING_BYTES_MAX:
-            log.warning("a worker does not read what the others say, and is let go")
+            log.warning("a worker does not read from the hub and is disconnected")
             listener.transport.abort()
         else:
             write_frame(listener, frame)
@@ -103,19 +104,17 @@ class Hub:
 
 
 class HubBus:
-    """A worker's end of the hub. Made by `open_hub_bus`."""
+    """A worker's connection to the hub. Made by `open_hub_bus`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._hearers = Hearers()
+        self._listeners = TopicListeners()
         self._writer: asyncio.StreamWriter | None = None
         self._number = 0
-        self._asked: dict[int, asyncio.Future[None]] = {}
-        # Whether the hub is there.
+        self._unanswered: dict[int, asyncio.Future[None]] = {}
         self.connected = asyncio.Event()
 
     async def publish(self, topic: str, body: bytes) -> None:
-        """Tell everybody who listens, this process included."""
         writer = self._writer
         if writer is None:
             raise Unavailable("The other workers cannot be reached at the moment.")
@@ -125,30 +124,29 @@ class HubBus:
 
     @asynccontextmanager
     async def subscribe(self, topic: str, hear: Hear) -> AsyncIterator[None]:
-        """Listen while inside; what is said from now on is heard."""
-        is_first = self._hearers.add(topic, hear)
+        is_first = self._listeners.add(topic, hear)
         try:
             if is_first:
                 await self._listen(topic)
             yield
         finally:
-            if self._hearers.remove(topic, hear) and self._writer is not None:
+            if self._listeners.remove(topic, hear) and self._writer is not None:
                 write_frame(self._writer, Frame("leave", topic))
 
     async def _listen(self, topic: str) -> None:
-        """Where the hub is away, the next connection listens to everything that is wanted by then."""
+        """Without a connection to the hub, the next one listens to all topics that are wanted by then."""
         if self._writer is None:
             return
         self._number += 1
         number = self._number
-        done = self._asked[number] = asyncio.get_running_loop().create_future()
+        done = self._unanswered[number] = asyncio.get_running_loop().create_future()
         write_frame(self._writer, Frame("listen", topic, number=number))
         with suppress(TimeoutError):
             await asyncio.wait_for(done, ANSWER_S)
-        self._asked.pop(number, None)
+        self._unanswered.pop(number, None)
 
     async def work(self) -> None:
-        """Be connected for ever; cancelled at the end."""
+        """Stay connected until cancelled."""
         pause_s = PAUSE_MIN_S
         while True:
             try:
@@ -158,23 +156,23 @@ class HubBus:
                 pause_s = min(PAUSE_MAX_S, 2 * pause_s)
                 continue
             pause_s = PAUSE_MIN_S
-            await self._attend(reader, writer)
+            await self._receive(reader, writer)
 
-    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until it is lost."""
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Deliver the messages of one connection until it is lost."""
         self._writer = writer
         self.connected.set()
-        for topic in self._hearers.topics:
+        for topic in self._listeners.topics:
             write_frame(writer, Frame("listen", topic))
         try:
             while True:
                 frame = _decode(await read_frame(reader))
                 if frame.verb == "say":
-                    self._hearers.deliver(frame.topic, frame.body)
-                elif (done := self._asked.get(frame.number)) is not None and not done.done():
+                    self._listeners.deliver(frame.topic, frame.body)
+                elif (done := self._unanswered.get(frame.number)) is not None and not done.done():
                     done.set_result(None)
         except CONNECTION_LOST:
-            log.warning("the connection to the other workers was lost")
+            log.warning("the connection to the hub was lost; connecting again")
         finally:
             self._writer = None
             self.connected.clear()
@@ -183,14 +181,9 @@ class HubBus:
 
 @asynccontextmanager
 async def open_hub_bus(path: str) -> AsyncIterator[HubBus]:
-    """A worker's end of the hub at this path, connected."""
+    """A bus over the hub at this path, connected."""
     bus = HubBus(path)
-    working = asyncio.create_task(bus.work())
-    try:
+    async with in_background(bus.work()):
         async with asyncio.timeout(ANSWER_S):
             await bus.connected.wait()
         yield bus
-    finally:
-        working.cancel()
-        with suppress(asyncio.CancelledError):
-            await working

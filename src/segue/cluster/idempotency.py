@@ -1,9 +1,9 @@
-"""Does another worker hold this idempotency key, for a turn that is not to be stored?
+"""Does another worker hold this idempotency key, for a turn that is not stored?
 
-The keys of stored turns are in the store, which all workers share. Those of unstored turns stay in memory, so a worker
-that takes one asks the others first: whoever has taken it already says so, and the rest take note. Of two who ask at
-the same time the one with the smaller turn id has it; both see that. Only digests leave the process. What cannot be
-heard elsewhere is at least not run twice.
+The keys of stored turns are in the store, which all workers share. The keys of unstored turns stay in memory, so a
+worker that claims one asks the others first: a worker that holds it answers with its claim, and the rest take note. Of
+two workers that claim a key at the same time, the one with the smaller turn id gets it; both see that. Only digests
+leave the process. An unstored turn cannot be followed in another worker, but at least it does not run twice.
 """
 
 from __future__ import annotations
@@ -20,68 +20,67 @@ from segue.cluster.peers import Peers
 from segue.turn.seams import IdempotencyKeys
 from segue.turn.values import Claim, Owner
 
-# As long as a key stands for its turn.
+# As long as an idempotency key is kept in the store.
 CLAIM_S = 86_400.0
 # About 500 bytes each; the oldest go first.
-BIDS_MAX = 20_000
+CLAIMS_MAX = 20_000
 
-Place = tuple[Owner, bytes]
+HashedKey = tuple[Owner, bytes]
 
 
-class Bid(Struct, frozen=True, array_like=True):
-    """A claim as other workers are told of it."""
+class PeerClaim(Struct, frozen=True, array_like=True):
+    """A claim as other workers see it."""
 
     owner: Owner
     key: bytes
     turn_id: str
     digest: bytes
-    # Whether all others have been asked.
+    # Whether all other workers have been asked.
     is_settled: bool = False
 
     @property
-    def place(self) -> Place:
-        """Where it lies."""
+    def hashed_key(self) -> HashedKey:
+        """The owner and the digest of the key: what is claimed."""
         return (self.owner, self.key)
 
 
-_bid = msgspec.msgpack.Decoder(Bid).decode
-_pack = msgspec.msgpack.encode
+_decode = msgspec.msgpack.Decoder(PeerClaim).decode
+_encode = msgspec.msgpack.encode
 
 
-class Bids:
-    """Bids by place, for a day, bounded in number."""
+class PeerClaims:
+    """Claims by key, for a day, bounded in number."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Who made it, and when.
-        self._bids: OrderedDict[Place, tuple[Bid, str, float]] = OrderedDict()
+        # With the worker that made the claim, and when.
+        self._claims: OrderedDict[HashedKey, tuple[PeerClaim, str, float]] = OrderedDict()
 
-    def put(self, bid: Bid, worker: str = "") -> None:
-        """Remember it."""
-        self._bids[bid.place] = (bid, worker, self._clock())
-        if len(self._bids) > BIDS_MAX:
-            self._bids.popitem(last=False)
+    def put(self, claim: PeerClaim, worker: str = "") -> None:
+        self._claims[claim.hashed_key] = (claim, worker, self._clock())
+        if len(self._claims) > CLAIMS_MAX:
+            self._claims.popitem(last=False)
 
-    def get(self, place: Place) -> Bid | None:
-        """The bid at this place, if its time is not over."""
-        bid, _, made_at = self._bids.get(place, (None, "", 0.0))
-        return bid if self._clock() - made_at < CLAIM_S else None
+    def get(self, key: HashedKey) -> PeerClaim | None:
+        """The claim of this key, if it has not expired."""
+        claim, _, made_at = self._claims.get(key, (None, "", 0.0))
+        return claim if self._clock() - made_at < CLAIM_S else None
 
-    def drop(self, place: Place, turn_id: str) -> None:
-        """Forget the bid of this turn."""
-        bid = self.get(place)
-        if bid is not None and bid.turn_id == turn_id:
-            del self._bids[place]
+    def drop(self, claim: PeerClaim) -> None:
+        """Forget the claim of this turn."""
+        known = self.get(claim.hashed_key)
+        if known is not None and known.turn_id == claim.turn_id:
+            del self._claims[claim.hashed_key]
 
     def forget(self, worker: str) -> None:
-        """Forget everything that this worker has bid."""
-        for place, (_, whose, _) in tuple(self._bids.items()):
-            if whose == worker:
-                del self._bids[place]
+        """Forget all claims of this worker."""
+        for key, (_, claimant, _) in tuple(self._claims.items()):
+            if claimant == worker:
+                del self._claims[key]
 
 
 class SharedIdempotencyKeys:
-    """`IdempotencyKeys` that know what other workers hold in memory."""
+    """`IdempotencyKeys` that respect what other workers hold in memory."""
 
     def __init__(
         self,
@@ -89,68 +88,67 @@ class SharedIdempotencyKeys:
         peers: Peers,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._repeats = idempotency_keys
+        self._keys = idempotency_keys
         self._peers = peers
-        self._own, self._foreign = Bids(clock), Bids(clock)
-        peers.answer("claim", self._hear_claim)
-        peers.answer("unclaim", self._hear_unclaim)
+        self._own, self._foreign = PeerClaims(clock), PeerClaims(clock)
+        peers.answer("claim", self._answer_claim)
+        peers.answer("unclaim", self._take_unclaim)
         peers.when_gone(self._foreign.forget)
 
     async def claim(self, claim: Claim) -> Claim:
-        """Take the key if it is free everywhere; returns whoever holds it now."""
+        """Take the key if it is free in all workers; returns the claim that holds it now."""
         if claim.is_stored:
-            return await self._repeats.claim(claim)
-        bid = _bid_of(claim)
-        foreign = self._foreign.get(bid.place)
+            return await self._keys.claim(claim)
+        own = _peer_claim(claim)
+        foreign = self._foreign.get(own.hashed_key)
         if foreign is not None:
-            return _held(claim, foreign)
-        held = await self._repeats.claim(claim)
-        if held.turn_id != claim.turn_id or self._own.get(bid.place) is not None:
-            return held
-        self._own.put(bid)
-        rival = await self._ask(bid)
+            return _held_by(foreign, claim)
+        holder = await self._keys.claim(claim)
+        if holder.turn_id != claim.turn_id or self._own.get(own.hashed_key) is not None:
+            return holder
+        self._own.put(own)
+        rival = await self._ask(own)
         if rival is None:
-            self._own.put(structs.replace(bid, is_settled=True))
-            return held
-        self._own.drop(bid.place, bid.turn_id)
-        await self._repeats.release(claim)
-        return _held(claim, rival)
+            self._own.put(structs.replace(own, is_settled=True))
+            return holder
+        self._own.drop(own)
+        await self._keys.release(claim)
+        return _held_by(rival, claim)
 
     async def release(self, claim: Claim) -> None:
-        """Let go of the key, here and elsewhere."""
-        await self._repeats.release(claim)
+        """Release the key in all workers."""
+        await self._keys.release(claim)
         if not claim.is_stored:
-            bid = _bid_of(claim)
-            self._own.drop(bid.place, bid.turn_id)
-            await self._peers.tell("unclaim", _pack(bid))
+            own = _peer_claim(claim)
+            self._own.drop(own)
+            await self._peers.send("unclaim", _encode(own))
 
-    async def _ask(self, bid: Bid) -> Bid | None:
-        """The bid of another worker that goes before this one."""
-        answers = await self._peers.ask("claim", _pack(bid), self._peers.others)
+    async def _ask(self, own: PeerClaim) -> PeerClaim | None:
+        """The claim of another worker that goes before this one."""
+        answers = await self._peers.ask("claim", _encode(own), self._peers.others)
         for worker, body in answers.items():
-            rival = _bid(body)
-            if rival.is_settled or rival.turn_id < bid.turn_id:
+            rival = _decode(body)
+            if rival.is_settled or rival.turn_id < own.turn_id:
                 self._foreign.put(rival, worker)
                 return rival
         return None
 
-    async def _hear_claim(self, worker: str, body: bytes) -> bytes | None:
-        bid = _bid(body)
-        own = self._own.get(bid.place)
+    async def _answer_claim(self, worker: str, body: bytes) -> bytes | None:
+        claim = _decode(body)
+        own = self._own.get(claim.hashed_key)
         if own is not None:
-            return _pack(own)
-        self._foreign.put(bid, worker)
+            return _encode(own)
+        self._foreign.put(claim, worker)
         return None
 
-    async def _hear_unclaim(self, _: str, body: bytes) -> None:
-        bid = _bid(body)
-        self._foreign.drop(bid.place, bid.turn_id)
+    async def _take_unclaim(self, _: str, body: bytes) -> None:
+        self._foreign.drop(_decode(body))
 
 
-def _bid_of(claim: Claim) -> Bid:
+def _peer_claim(claim: Claim) -> PeerClaim:
     key = blake2b(claim.key.encode("utf-8", "surrogatepass"), digest_size=32).digest()
-    return Bid(claim.owner, key, claim.turn_id, claim.digest)
+    return PeerClaim(claim.owner, key, claim.turn_id, claim.digest)
 
 
-def _held(claim: Claim, bid: Bid) -> Claim:
-    return structs.replace(claim, turn_id=bid.turn_id, digest=bid.digest)
+def _held_by(holder: PeerClaim, claim: Claim) -> Claim:
+    return structs.replace(claim, turn_id=holder.turn_id, digest=holder.digest)

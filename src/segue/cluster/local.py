@@ -1,7 +1,7 @@
-"""How does a word reach those who listen in this process?
+"""How does a message reach the listeners of its topic in this process?
 
-In: topics and what is said about them. Out: calls of everybody who listens to that topic. It is the whole `Bus` of a
-server that is alone, and the last step of every other one.
+`TopicListeners` is the last step of every bus. `LocalBus` is that step alone: the bus of workers that share a process,
+as in tests.
 """
 
 from __future__ import annotations
@@ -15,55 +15,54 @@ from segue.turn.seams import Hear
 log = logging.getLogger(__name__)
 
 
-class Hearers:
-    """Who listens to what."""
+class TopicListeners:
+    """The listeners of this process, by topic."""
 
     def __init__(self) -> None:
         self._by_topic: dict[str, list[Hear]] = {}
 
     @property
     def topics(self) -> list[str]:
-        """Everything that somebody listens to."""
+        """The topics that have a listener."""
         return list(self._by_topic)
 
     def add(self, topic: str, hear: Hear) -> bool:
-        """Listen; whether this is the first one for the topic."""
-        hearers = self._by_topic.setdefault(topic, [])
-        hearers.append(hear)
-        return len(hearers) == 1
+        """Add a listener; True if it is the first of its topic."""
+        listeners = self._by_topic.setdefault(topic, [])
+        listeners.append(hear)
+        return len(listeners) == 1
 
     def remove(self, topic: str, hear: Hear) -> bool:
-        """Listen no more; whether this was the last one for the topic."""
-        hearers = self._by_topic[topic]
-        hearers.remove(hear)
-        if not hearers:
+        """Remove a listener; True if it was the last of its topic."""
+        listeners = self._by_topic[topic]
+        listeners.remove(hear)
+        if not listeners:
             del self._by_topic[topic]
-        return not hearers
+        return not listeners
 
     def deliver(self, topic: str, body: bytes) -> None:
-        """Call everybody. One who fails must not keep it from the others."""
+        """Call every listener of the topic. One that fails must not keep the message from the others."""
         for hear in tuple(self._by_topic.get(topic, ())):
             try:
                 hear(body)
             except Exception:
-                log.exception("a message about %s could not be heard", topic.partition("/")[0])
+                # What follows the slash names a worker or a turn.
+                log.exception("listener for bus topic %s failed", topic.partition("/")[0])
 
 
 class LocalBus:
-    """The bus of a process that is alone."""
+    """A `Bus` within one process."""
 
     def __init__(self) -> None:
-        self._hearers = Hearers()
+        self._listeners = TopicListeners()
 
     async def publish(self, topic: str, body: bytes) -> None:
-        """Call everybody who listens, now."""
-        self._hearers.deliver(topic, body)
+        self._listeners.deliver(topic, body)
 
     @asynccontextmanager
     async def subscribe(self, topic: str, hear: Hear) -> AsyncIterator[None]:
-        """Listen while inside."""
-        self._hearers.add(topic, hear)
+        self._listeners.add(topic, hear)
         try:
             yield
         finally:
-            self._hearers.remove(topic, hear)
+            self._listeners.remove(topic, hear)

@@ -1,9 +1,9 @@
-"""How does a word get from one machine to another? By PostgreSQL's LISTEN and NOTIFY.
+"""How does a message get from one machine to another? By PostgreSQL's LISTEN and NOTIFY.
 
-A topic is a channel, named by a digest. One connection listens and speaks; it is none of the store's pool, because a
-session that listens may not be shared. A payload holds 8,000 bytes at most, so a long message travels in parts, all in
-one transaction and therefore together and in order. A lost connection is made again, and listens again; what was said
-meanwhile is missed. It must reach the server itself: a pooler that shares sessions forgets who listens.
+A topic is a channel, named by a digest. One connection listens and notifies; it does not belong to the store's pool,
+because a session that listens may not be shared. A payload holds 8,000 bytes at most, so a long message travels in
+parts, all in one transaction and therefore together and in order. A lost connection is made again and listens again;
+messages in between are lost. It must reach the server itself: a pooler that shares sessions loses the LISTEN.
 """
 
 from __future__ import annotations
@@ -14,62 +14,57 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Protocol
 
 import asyncpg  # type: ignore[import-untyped]
 
-from segue.cluster.local import Hearers
+from segue.background import in_background
+from segue.cluster.local import TopicListeners
 from segue.errors import Unavailable
 from segue.turn.seams import Hear
 
 log = logging.getLogger(__name__)
 
-# Of 8,000, what is left beside the name and the place of a part; in bytes before base64.
+# What is left of 8,000 bytes beside the name and the position of a part; before base64.
 PART_BYTES = 5_700
-# Messages of which some parts are still on their way: they come together, so that more than a few are lost ones.
+# Incomplete messages that are kept: parts arrive together, so more than a few incomplete ones have lost a part.
 PARTIAL_MAX = 64
 CONNECT_S = 5.0
 STATEMENT_S = 10.0
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 2.0
 
-# One transaction. Equal payloads would become one; a part's name and place make each its own.
+# One transaction. PostgreSQL drops equal payloads; the name and the position make each part unique.
 NOTIFY = "SELECT pg_notify($1, part) FROM unnest($2::text[]) WITH ORDINALITY AS t (part, place) ORDER BY place"
 
 FOREIGN = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
 
-class Session(Protocol):
-    """What we ask of a connection."""
+class _Session(Protocol):
+    """What we use of an asyncpg connection."""
 
-    async def execute(self, query: str, *values: object) -> str:
-        """Run it."""
+    async def execute(self, query: str, *values: object) -> str: ...
 
-    async def add_listener(self, channel: str, call: Callable[..., None]) -> None:
-        """LISTEN."""
+    async def add_listener(self, channel: str, call: Callable[..., None]) -> None: ...
 
-    async def remove_listener(self, channel: str, call: Callable[..., None]) -> None:
-        """UNLISTEN."""
+    async def remove_listener(self, channel: str, call: Callable[..., None]) -> None: ...
 
-    def add_termination_listener(self, call: Callable[..., None]) -> None:
-        """Say when it is over."""
+    def add_termination_listener(self, call: Callable[..., None]) -> None: ...
 
-    def is_closed(self) -> bool:
-        """Whether it is over."""
+    def is_closed(self) -> bool: ...
 
-    def terminate(self) -> None:
-        """End it at once."""
+    def terminate(self) -> None: ...
 
 
 def channel_of(topic: str) -> str:
-    """The channel of a topic: names of channels are short."""
+    """The channel of a topic: names of channels have at most 63 bytes."""
     return "segue_" + blake2b(topic.encode(), digest_size=16).hexdigest()
 
 
 def cut(body: bytes) -> list[str]:
-    """A message as payloads: its name, a part's place, how many there are, and the part."""
+    """A message as payloads: its name, the position of the part, the number of parts, and the part."""
     name = secrets.token_hex(6)
     count = max(1, -(-len(body) // PART_BYTES))
     parts = (body[at * PART_BYTES : (at + 1) * PART_BYTES] for at in range(count))
@@ -78,17 +73,17 @@ def cut(body: bytes) -> list[str]:
     ]
 
 
-class Joiner:
+class PartJoiner:
     """Puts the parts of messages together."""
 
     def __init__(self) -> None:
         self._partial: OrderedDict[str, list[bytes]] = OrderedDict()
 
     def join(self, payload: str) -> bytes | None:
-        """The message, once this was its last part. What is not ours is nothing."""
+        """The message, if this was its last part; None before, and for a payload of another program."""
         try:
-            name, place, count, part = payload.split(".")
-            data, is_last = base64.b64decode(part, validate=True), int(place) + 1 == int(count)
+            name, position, count, part = payload.split(".")
+            data, is_last = base64.b64decode(part, validate=True), int(position) + 1 == int(count)
         except ValueError:
             return None
         parts = self._partial.setdefault(name, [])
@@ -106,17 +101,16 @@ class NotifyBus:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._hearers = Hearers()
+        self._listeners = TopicListeners()
         self._topics: dict[str, str] = {}
-        self._joiner = Joiner()
-        self._session: Session | None = None
-        # A session does one thing at a time.
-        self._turnstile = asyncio.Lock()
+        self._joiner = PartJoiner()
+        self._session: _Session | None = None
+        # A session runs one statement at a time.
+        self._lock = asyncio.Lock()
         self._is_lost = asyncio.Event()
 
     async def publish(self, topic: str, body: bytes) -> None:
-        """Tell everybody who listens, this process included."""
-        async with self._turnstile:
+        async with self._lock:
             session = self._session
             if session is None or session.is_closed():
                 raise Unavailable("The other workers cannot be reached at the moment.")
@@ -128,63 +122,62 @@ class NotifyBus:
 
     @asynccontextmanager
     async def subscribe(self, topic: str, hear: Hear) -> AsyncIterator[None]:
-        """Listen while inside; what is said from now on is heard."""
-        is_first = self._hearers.add(topic, hear)
+        is_first = self._listeners.add(topic, hear)
         try:
             if is_first:
                 self._topics[channel_of(topic)] = topic
-                async with self._turnstile:
+                async with self._lock:
                     await self._listen(channel_of(topic))
             yield
         finally:
-            if self._hearers.remove(topic, hear):
+            if self._listeners.remove(topic, hear):
                 self._topics.pop(channel_of(topic), None)
-                async with self._turnstile:
+                async with self._lock:
                     await self._unlisten(channel_of(topic))
 
     async def _listen(self, channel: str) -> None:
-        """While there is no connection this is left to the next one."""
+        """Without a connection, the next one listens to all topics."""
         if self._session is not None and channel in self._topics:
             try:
-                await self._session.add_listener(channel, self._heard)
+                await self._session.add_listener(channel, self._receive)
             except FOREIGN:
                 self._is_lost.set()
 
     async def _unlisten(self, channel: str) -> None:
         if self._session is not None and channel not in self._topics:
             try:
-                await self._session.remove_listener(channel, self._heard)
+                await self._session.remove_listener(channel, self._receive)
             except FOREIGN:
                 self._is_lost.set()
 
-    def _heard(self, _session: object, _pid: int, channel: str, payload: str) -> None:
+    def _receive(self, _session: object, _pid: int, channel: str, payload: str) -> None:
         topic = self._topics.get(channel)
         body = self._joiner.join(payload)
         if topic is not None and body is not None:
-            self._hearers.deliver(topic, body)
+            self._listeners.deliver(topic, body)
 
     async def connect(self) -> None:
-        """Be connected, and listen to all that is wanted."""
-        session: Session = await asyncpg.connect(
+        """Connect, and listen to all topics."""
+        session: _Session = await asyncpg.connect(
             self._url,
             timeout=CONNECT_S,
             command_timeout=STATEMENT_S,
             server_settings={"application_name": "segue bus"},
         )
         session.add_termination_listener(lambda _: self._is_lost.set())
-        async with self._turnstile:
+        async with self._lock:
             self._is_lost.clear()
             self._session = session
             for channel in tuple(self._topics):
                 await self._listen(channel)
 
     async def work(self) -> None:
-        """Keep the connection for ever; cancelled at the end."""
+        """Stay connected until cancelled."""
         pause_s = PAUSE_MIN_S
         while True:
             await self._is_lost.wait()
-            self.let_go()
-            log.warning("the connection to the other workers was lost")
+            self.disconnect()
+            log.warning("the LISTEN connection to PostgreSQL was lost; connecting again")
             try:
                 await self.connect()
                 pause_s = PAUSE_MIN_S
@@ -192,8 +185,7 @@ class NotifyBus:
                 await asyncio.sleep(pause_s)
                 pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
-    def let_go(self) -> None:
-        """End the connection."""
+    def disconnect(self) -> None:
         if self._session is not None:
             self._session.terminate()
             self._session = None
@@ -207,11 +199,8 @@ async def open_notify_bus(url: str) -> AsyncIterator[NotifyBus]:
         await bus.connect()
     except FOREIGN as error:
         raise Unavailable("The store cannot be reached at the moment.") from error
-    working = asyncio.create_task(bus.work())
     try:
-        yield bus
+        async with in_background(bus.work()):
+            yield bus
     finally:
-        working.cancel()
-        with suppress(asyncio.CancelledError):
-            await working
-        bus.let_go()
+        bus.disconnect()

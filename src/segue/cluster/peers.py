@@ -1,14 +1,14 @@
-"""Who else works here, and how are they asked?
+"""Which other workers are there, and how are they asked?
 
-A `Peers` makes questions and answers out of a `Bus`. Every worker says every few seconds that it is there; one that
-has not been heard of for a while is gone. A question goes to those who are known, and is over when all have answered or
-time is up: somebody who has just died must not hold anybody up for long.
+`Peers` makes questions and answers out of a `Bus`. Every worker sends a heartbeat every two seconds; a worker without
+one for a while is gone. A question goes to the known workers and is over when all have answered or time is up: a worker
+that has just died must not hold up a request for long.
 
-    topic all            beat, bye, tell, ask      to everybody
-    topic to/WORKER      ask, answer               to one
+    topic all            beat, bye, tell, ask      to all workers
+    topic to/WORKER      ask, answer               to one worker
 
-Workers of one house share a machine and a parent. Cancelling and following go to everybody; counters are put together
-within a house, because whoever reads them reads every house.
+Workers of one group share a machine and a parent process. Cancelling and following go to all workers; counters are
+added up within a group, because the metrics of every group are scraped separately.
 """
 
 from __future__ import annotations
@@ -28,38 +28,39 @@ from segue.turn.seams import Bus
 
 log = logging.getLogger(__name__)
 
-# Several beats may be lost before a worker is taken for gone.
-BEAT_S = 2.0
+# Several heartbeats may be lost before a worker counts as gone.
+HEARTBEAT_S = 2.0
 GONE_S = 7.0
-# A worker answers within milliseconds; one that is busy with a long prompt within a few tenths.
+# A worker answers within milliseconds; one that is busy with a long prompt within a few tenths of a second.
 ANSWER_S = 2.0
-# Questions of others that are worked on at once: more than all workers of a service ask.
-ASKED_MAX = 1_024
+# Questions of other workers that are answered at once: more than all workers of a service ask.
+HANDLED_MAX = 1_024
 
-Answer = Callable[[str, bytes], Awaitable[bytes | None]]
-Gone = Callable[[str], None]
+PeerHandler = Callable[[str, bytes], Awaitable[bytes | None]]
+OnGone = Callable[[str], None]
+MessageKind = Literal["beat", "bye", "tell", "ask", "answer"]
 
 
-class Word(Struct, frozen=True, array_like=True):
-    """Everything that workers say to each other."""
+class PeerMessage(Struct, frozen=True, array_like=True):
+    """A message between workers."""
 
-    kind: Literal["beat", "bye", "tell", "ask", "answer"]
+    kind: MessageKind
     worker: str
-    house: str
+    group: str
     # Of a question, and of its answer.
     number: int = 0
     subject: str = ""
-    # Of an answer: nothing, if there is nothing to say.
+    # None in an answer: this worker has nothing about the subject.
     body: bytes | None = b""
-    # Of a beat: whether the others should say at once who they are.
+    # In a heartbeat: whether the others should send theirs at once.
     is_new: bool = False
 
 
-_decode = msgspec.msgpack.Decoder(Word).decode
+_decode = msgspec.msgpack.Decoder(PeerMessage).decode
 _encode = msgspec.msgpack.encode
 
 
-class Question:
+class PendingQuestion:
     """A question that waits for its answers."""
 
     def __init__(self, of: Collection[str], *, is_first_enough: bool) -> None:
@@ -67,20 +68,16 @@ class Question:
         self._is_first_enough = is_first_enough
         self.answers: dict[str, bytes] = {}
         self.over = asyncio.Event()
-        self._look()
+        self._check()
 
     def take(self, worker: str, body: bytes | None) -> None:
-        """An answer."""
+        """A worker's answer; None if it has none, or is gone."""
         self._waiting.discard(worker)
         if body is not None:
             self.answers[worker] = body
-        self._look()
+        self._check()
 
-    def give_up(self, worker: str) -> None:
-        """This one will not answer."""
-        self.take(worker, None)
-
-    def _look(self) -> None:
+    def _check(self) -> None:
         if not self._waiting or (self.answers and self._is_first_enough):
             self.over.set()
 
@@ -88,155 +85,158 @@ class Question:
 class Peers:
     """This worker among the others."""
 
-    def __init__(self, bus: Bus, house: str = "") -> None:
+    def __init__(self, bus: Bus, group: str = "") -> None:
         self.worker = new_id("worker")
-        self.house = house or self.worker
+        self.group = group or self.worker
         self._bus = bus
-        # When each was last heard of, and its house.
+        # The time of each worker's last message, and its group.
         self._peers: dict[str, tuple[float, str]] = {}
-        self._answers: dict[str, Answer] = {}
-        self._gone: list[Gone] = []
-        self._questions: dict[int, Question] = {}
+        self._handlers: dict[str, PeerHandler] = {}
+        self._on_gone: list[OnGone] = []
+        self._questions: dict[int, PendingQuestion] = {}
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def others(self) -> list[str]:
-        """Everybody else."""
+        """All other workers."""
         return list(self._peers)
 
     @property
-    def housemates(self) -> list[str]:
-        """The others of this house."""
-        return [worker for worker, (_, house) in self._peers.items() if house == self.house]
+    def siblings(self) -> list[str]:
+        """The other workers of this group."""
+        return [worker for worker, (_, group) in self._peers.items() if group == self.group]
 
-    def answer(self, subject: str, call: Answer) -> None:
-        """From now on questions and news about this are taken by this call."""
-        assert subject not in self._answers, "a subject has one who knows it"
-        self._answers[subject] = call
+    def answer(self, subject: str, call: PeerHandler) -> None:
+        """From now on `call` handles questions and messages about this subject."""
+        assert subject not in self._handlers, "a subject has one handler"
+        self._handlers[subject] = call
 
-    def when_gone(self, call: Gone) -> None:
-        """From now on this is called when somebody has gone."""
-        self._gone.append(call)
+    def when_gone(self, call: OnGone) -> None:
+        """From now on `call` is called with each worker that is gone."""
+        self._on_gone.append(call)
 
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[None]:
-        """Be one of them while inside."""
+        """Be one of the workers while inside."""
         async with (
-            self._bus.subscribe("all", self._hear),
-            self._bus.subscribe(f"to/{self.worker}", self._hear),
+            self._bus.subscribe("all", self._receive),
+            self._bus.subscribe(f"to/{self.worker}", self._receive),
         ):
-            await self._say("all", self._word("beat", is_new=True))
-            beating = asyncio.create_task(self._beat())
+            await self._publish("all", self._message("beat", is_new=True))
+            heartbeats = asyncio.create_task(self._send_heartbeats())
             try:
                 yield
             finally:
-                beating.cancel()
-                await self._say("all", self._word("bye"))
+                heartbeats.cancel()
+                await self._publish("all", self._message("bye"))
                 for task in tuple(self._tasks):
                     task.cancel()
-                await asyncio.gather(beating, *self._tasks, return_exceptions=True)
+                await asyncio.gather(heartbeats, *self._tasks, return_exceptions=True)
 
-    # --- speaking ---
+    # --- sending ---
 
-    async def tell(self, subject: str, body: bytes, to: str | None = None) -> None:
-        """Say something that needs no answer, to everybody else or to one; whoever cannot be reached misses it."""
+    async def send(self, subject: str, body: bytes, to: str | None = None) -> None:
+        """Send a message that needs no answer, to all other workers or to one; an unreachable worker misses it."""
         if to is not None or self._peers:
-            await self._say(_topic(to), self._word("tell", subject=subject, body=body))
+            await self._publish(_topic(to), self._message("tell", subject=subject, body=body))
 
     async def ask(self, subject: str, body: bytes, of: Collection[str]) -> Mapping[str, bytes]:
-        """What these have to say, by worker."""
+        """The answers of these workers, by worker."""
         return (await self._ask(subject, body, of, is_first_enough=False)).answers
 
     async def find(self, subject: str, body: bytes) -> tuple[str, bytes] | None:
-        """The first one who has something to say, and what."""
+        """The first worker that has an answer, and the answer."""
         question = await self._ask(subject, body, self.others, is_first_enough=True)
         return next(iter(question.answers.items()), None)
 
     async def _ask(
         self, subject: str, body: bytes, of: Collection[str], *, is_first_enough: bool
-    ) -> Question:
-        question = Question(of, is_first_enough=is_first_enough)
+    ) -> PendingQuestion:
+        question = PendingQuestion(of, is_first_enough=is_first_enough)
         if question.over.is_set():
             return question
         self._number += 1
         number = self._number
         self._questions[number] = question
-        word = self._word("ask", number=number, subject=subject, body=body)
+        message = self._message("ask", number=number, subject=subject, body=body)
+        is_for_all = set(of) == set(self._peers)
         try:
-            for topic in ["all"] if set(of) == set(self._peers) else [_topic(one) for one in of]:
-                await self._say(topic, word)
+            for topic in ["all"] if is_for_all else [_topic(worker) for worker in of]:
+                await self._publish(topic, message)
             with suppress(TimeoutError):
                 await asyncio.wait_for(question.over.wait(), ANSWER_S)
         finally:
             del self._questions[number]
         return question
 
-    def _word(
+    def _message(
         self,
-        kind: Literal["beat", "bye", "tell", "ask", "answer"],
+        kind: MessageKind,
         *,
         number: int = 0,
         subject: str = "",
         body: bytes | None = b"",
         is_new: bool = False,
-    ) -> Word:
-        return Word(kind, self.worker, self.house, number, subject, body, is_new)
+    ) -> PeerMessage:
+        return PeerMessage(kind, self.worker, self.group, number, subject, body, is_new)
 
-    async def _say(self, topic: str, word: Word) -> None:
+    async def _publish(self, topic: str, message: PeerMessage) -> None:
         try:
-            await self._bus.publish(topic, _encode(word))
+            await self._bus.publish(topic, _encode(message))
         except ApiError:
-            log.warning("the other workers could not be told: %s %s", word.kind, word.subject)
+            log.warning("cluster message not sent: %s %s", message.kind, message.subject)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(BEAT_S)
-            await self._say("all", self._word("beat"))
+            await asyncio.sleep(HEARTBEAT_S)
+            await self._publish("all", self._message("beat"))
             for worker, (heard_at, _) in tuple(self._peers.items()):
                 if loop.time() - heard_at > GONE_S:
-                    self._lose(worker)
+                    self._remove(worker)
 
-    # --- listening ---
+    # --- receiving ---
 
-    def _hear(self, data: bytes) -> None:
-        word = _decode(data)
-        if word.worker == self.worker:
+    def _receive(self, data: bytes) -> None:
+        message = _decode(data)
+        if message.worker == self.worker:
             return
-        if word.kind == "bye":
-            self._lose(word.worker)
+        if message.kind == "bye":
+            self._remove(message.worker)
             return
-        is_known = word.worker in self._peers
-        self._peers[word.worker] = (asyncio.get_running_loop().time(), word.house)
-        if word.kind == "answer":
-            if (question := self._questions.get(word.number)) is not None:
-                question.take(word.worker, word.body)
-        elif word.kind == "beat":
-            if word.is_new or not is_known:
-                self._spawn(self._say(_topic(word.worker), self._word("beat")))
-        elif len(self._tasks) < ASKED_MAX:
-            self._spawn(self._take(word))
+        is_known = message.worker in self._peers
+        self._peers[message.worker] = (asyncio.get_running_loop().time(), message.group)
+        if message.kind == "answer":
+            if (question := self._questions.get(message.number)) is not None:
+                question.take(message.worker, message.body)
+        elif message.kind == "beat":
+            if message.is_new or not is_known:
+                self._spawn(self._publish(_topic(message.worker), self._message("beat")))
+        elif len(self._tasks) < HANDLED_MAX:
+            self._spawn(self._handle(message))
 
-    def _lose(self, worker: str) -> None:
+    def _remove(self, worker: str) -> None:
         if self._peers.pop(worker, None) is None:
             return
         for question in tuple(self._questions.values()):
-            question.give_up(worker)
-        for call in self._gone:
+            question.take(worker, None)
+        for call in self._on_gone:
             call(worker)
 
-    async def _take(self, word: Word) -> None:
-        """Answer a question, or take a piece of news in."""
-        call, said = self._answers.get(word.subject), None
+    async def _handle(self, message: PeerMessage) -> None:
+        """Answer a question, or take a message."""
+        call, body = self._handlers.get(message.subject), None
         try:
-            if call is not None and word.body is not None:
-                said = await call(word.worker, word.body)
+            if call is not None and message.body is not None:
+                body = await call(message.worker, message.body)
         except Exception:
-            log.exception("a worker's word about %s could not be taken", word.subject)
-        if word.kind == "ask":
-            answer = self._word("answer", number=word.number, subject=word.subject, body=said)
-            await self._say(_topic(word.worker), answer)
+            log.exception("handler for cluster message %s failed", message.subject)
+        if message.kind == "ask":
+            answer = self._message(
+                "answer", number=message.number, subject=message.subject, body=body
+            )
+            await self._publish(_topic(message.worker), answer)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -1,28 +1,28 @@
-"""How is a turn heard that runs in another worker?
+"""How is a turn followed that runs in another worker?
 
-    its own worker (home)                         the worker that was asked (guest)
-    Running --> Forwarder --- topic events/… ---> Guest, a `Running` too --> sinks
-        ^                                           |
-        +---- cancel, leave, hold, go on -----------+
+    the worker that runs it (source)                  the worker that was asked (follower)
+    Running --> EventForwarder --- topic events… ---> RemoteTurn, a `Running` too --> subscribers
+        ^                                               |
+        +---- cancel, leave, hold, go on ---------------+
 
-A `Guest` is a `Running` like any other: transports attach to it, detach, and tell it to stop. It says so to the turn's
-home. When its reader is slow it asks home to hold; when nobody hears it any more, or it has ended, it goes. A guest
-whose home is gone, or has been silent for too long, asks around once more, and then the store: what a dead worker left
-running ends there as failed.
+A `RemoteTurn` is a `Running` like any other: transports attach to it, detach, and cancel it, and it sends that to the
+source. When its reader is slow it asks the source to hold. It goes when it has ended or has no subscribers any more.
+If the source is gone, or silent for too long, the follower asks all workers once more and then reads the store: a turn
+that a dead worker left running ends there as failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct
 
-from segue.cluster.peers import Peers
+from segue.cluster.peers import PeerHandler, Peers
 from segue.errors import ApiError
 from segue.ids import new_id
 from segue.turn.assemble import Assembler
@@ -35,30 +35,31 @@ from segue.wire.response import ENDED, Response
 
 log = logging.getLogger(__name__)
 
-# What may wait to be forwarded: the bus takes it in milliseconds, or is lost.
+# Events that wait to be forwarded: the bus takes them in milliseconds, or is lost.
 FORWARD_BYTES_MAX = 1024 * 1024
-# Events gather this long, so that a fast model is not one message a token.
+# Events are gathered for this long, so that a fast model is not one message a token.
 GATHER_S = 0.01
-# A guest that nobody has attached to goes after this.
+# A remote turn without subscribers goes after this.
 IDLE_S = 5.0
-# How long what was said before may take to arrive.
+# How long the events before the attach may take to arrive.
 CATCH_UP_S = 2.0
-# How often a guest that has lost its home looks again.
+# How often a follower that has lost its source looks again.
 LOOK_S = 0.5
 
-Heard = asyncio.Queue[list[Event] | None]
-Find = Callable[[Owner, str], Running | None]
+# Batches of events from the source; None: the source is gone.
+EventQueue = asyncio.Queue[list[Event] | None]
+FindRunning = Callable[[Owner, str], Running | None]
 
 
-class Named(Struct, frozen=True):
-    """A turn, by whose it is."""
+class TurnRef(Struct, frozen=True):
+    """A turn by its owner and id."""
 
     owner: Owner
     turn_id: str
 
 
-class Wanted(Struct, frozen=True):
-    """A turn that somebody wants to hear behind this number, under this topic."""
+class FollowRequest(Struct, frozen=True):
+    """A turn whose events after this number are wanted under this topic."""
 
     owner: Owner
     turn_id: str
@@ -66,46 +67,46 @@ class Wanted(Struct, frozen=True):
     topic: str
 
 
-class Begun(Struct, frozen=True):
-    """What home says of a turn: as it stands, the first event that it will tell, and the last one so far."""
+class FollowStart(Struct, frozen=True):
+    """The source's answer: the response so far, the first event that it will forward, and the last one so far."""
 
     response: Response
     first: int
     last: int
 
 
-class Ended(Struct, frozen=True):
-    """What we read in a terminal event."""
-
+class _TerminalEvent(Struct, frozen=True):
     response: Response
 
 
-_events = msgspec.msgpack.Decoder(list[Event]).decode
-_named = msgspec.msgpack.Decoder(Named).decode
-_wanted = msgspec.msgpack.Decoder(Wanted).decode
-_begun = msgspec.json.Decoder(Begun).decode
-_ended = msgspec.json.Decoder(Ended).decode
+_decode_events = msgspec.msgpack.Decoder(list[Event]).decode
+_decode_ref = msgspec.msgpack.Decoder(TurnRef).decode
+_decode_request = msgspec.msgpack.Decoder(FollowRequest).decode
+_decode_start = msgspec.json.Decoder(FollowStart).decode
+_decode_terminal = msgspec.json.Decoder(_TerminalEvent).decode
 _pack = msgspec.msgpack.encode
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Where it is read how a turn ended, when nobody says it."""
+class StoredEnds:
+    """Where the end of a turn is read when its worker is gone."""
 
     turns: Turns
     log: EventLog
 
 
-class Forwarder:
-    """At home: a sink that tells another worker what it hears."""
+class EventForwarder:
+    """At the source: a subscriber that sends events to another worker."""
 
-    def __init__(self, bus: Bus, wanted: Wanted, guest: str, on_end: Callable[[str], None]) -> None:
-        self.guest = guest
+    def __init__(
+        self, bus: Bus, request: FollowRequest, follower: str, on_end: Callable[[str], None]
+    ) -> None:
+        self.follower = follower
         self.running: Running
         self.is_held = False
         self._bus = bus
-        self._topic = wanted.topic
-        self._after = wanted.after
+        self._topic = request.topic
+        self._after = request.after
         self._on_end = on_end
         self._waiting: list[Event] = []
         self._bytes = 0
@@ -113,15 +114,12 @@ class Forwarder:
 
     @property
     def is_full(self) -> bool:
-        """Whether the reader over there is too far behind."""
         return self.is_held or self._bytes > FORWARD_BYTES_MAX
 
     def attached(self, running: Running) -> None:
-        """This is the turn."""
         self.running = running
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Tell these soon."""
         fresh = [event for event in events if event.number > self._after]
         self._waiting += fresh
         self._bytes += sum(len(event.data) for event in fresh)
@@ -136,7 +134,7 @@ class Forwarder:
             try:
                 await self._bus.publish(self._topic, _pack(batch))
             except ApiError:
-                # The guest notices the gap, or the silence.
+                # The follower notices the gap, or the silence.
                 self._on_end(self._topic)
                 return
             self.running.wake()
@@ -144,283 +142,286 @@ class Forwarder:
                 self._on_end(self._topic)
 
 
-class Guest(Running):
-    """A turn that runs elsewhere, as this worker hears it."""
+class RemoteTurn(Running):
+    """A turn that runs in another worker, as it is followed here."""
 
-    def __init__(self, owner: Owner, begun: Begun, tell: Callable[[str], None]) -> None:
-        super().__init__(owner, Assembler.over(begun.response), is_stored=True)
-        self._first = begun.first
-        self._tell_home = tell
+    def __init__(self, owner: Owner, start: FollowStart, send: Callable[[str], None]) -> None:
+        super().__init__(owner, Assembler.over(start.response), is_stored=True)
+        self._first = start.first
+        self._send_to_source = send
         self._is_holding = False
-        # Whatever may be the end of it: the last event, or the last one who heard it.
+        # Set after the terminal event, or when the last subscriber has left.
         self.is_over = asyncio.Event()
 
     def take(self, events: Sequence[Event]) -> bool:
-        """Pass these on, each once; False if some are missing before them."""
+        """Publish these events, each once; False if some before them are missing."""
         fresh = [event for event in events if event.number > self.last]
         if not fresh:
             return True
         if fresh[0].number > self.last + 1:
             return False
         if fresh[-1].is_terminal:
-            self.assembler = Assembler.over(_ended(fresh[-1].data).response)
+            self.assembler = Assembler.over(_decode_terminal(fresh[-1].data).response)
         self.publish(fresh)
         if self.is_ended:
             self.is_over.set()
         elif not self._is_holding and any(subscriber.is_full for subscriber in self._subscribers):
             self._is_holding = True
-            self._tell_home("hold")
+            self._send_to_source("hold")
         return True
 
     def wake(self) -> None:
-        """A reader has caught up or left: home may go on."""
+        """A reader has caught up or left: the source may go on."""
         super().wake()
         if self._is_holding and not any(subscriber.is_full for subscriber in self._subscribers):
             self._is_holding = False
-            self._tell_home("go_on")
+            self._send_to_source("go_on")
 
     def notify(self, notice: Notice) -> None:
-        """A cancel is home's to act upon. From one who has left it counts only if nobody else hears the turn."""
+        """Send a cancel to the source. From a subscriber that has left it counts only if the turn has no others."""
         if isinstance(notice, Cancel):
-            self._tell_home("cancel" if self.has_subscribers else "give_up")
+            self._send_to_source("cancel" if self.has_subscribers else "give_up")
 
     def detach(self, subscriber: Subscriber) -> None:
-        """Hear no more; the last one who leaves closes the door, once it is known whether that was a cancel."""
+        """Detach. The last subscriber closes the turn here, once a cancel that follows has been sent."""
         super().detach(subscriber)
         if not self.has_subscribers:
             asyncio.get_running_loop().call_soon(self.close_if_unheard)
 
     def close_if_unheard(self) -> None:
-        """Nobody needs it any more."""
+        """Stop following if there are no subscribers."""
         if not self.has_subscribers:
             self.is_over.set()
 
     def log_events(self, event_writer: EventSink) -> None:
-        """Home does."""
+        """Nothing to do: the source logs the events."""
 
 
 class RemoteTurns:
-    """Turns of other workers as guests here, and ours as guests there."""
+    """Turns of other workers that are followed here, and turns of this worker that are followed elsewhere."""
 
-    def __init__(self, bus: Bus, peers: Peers, find: Find, kept: Kept, silence_s: float) -> None:
+    def __init__(
+        self, bus: Bus, peers: Peers, find: FindRunning, ends: StoredEnds, silence_s: float
+    ) -> None:
         self._bus = bus
         self._peers = peers
+        # Finds a turn that runs in this worker.
         self._find = find
-        self._turns, self._log = kept.turns, kept.log
+        self._ends = ends
         self._silence_s = silence_s
-        self._guests: dict[str, Guest] = {}
-        self._reaching: dict[Named, asyncio.Lock] = {}
+        self._remote: dict[str, RemoteTurn] = {}
+        self._reaching: dict[TurnRef, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._forwarders: dict[str, Forwarder] = {}
-        # By topic: where a guest's turn runs, and what is heard of it.
-        self._homes: dict[str, tuple[str, Heard]] = {}
-        peers.answer("look", self._look)
-        peers.answer("follow", self._follow)
-        peers.answer("cancel", self._cancel)
-        for word in ("give_up", "leave", "hold", "go_on"):
-            peers.answer(word, self._from_guest(word))
-        peers.when_gone(self._gone)
+        self._forwarders: dict[str, EventForwarder] = {}
+        # By topic: the worker that runs a remote turn, and the events that it has sent.
+        self._sources: dict[str, tuple[str, EventQueue]] = {}
+        peers.answer("look", self._answer_look)
+        peers.answer("follow", self._answer_follow)
+        peers.answer("cancel", self._take_cancel)
+        for subject in ("give_up", "leave", "hold", "go_on"):
+            peers.answer(subject, self._take_from_follower(subject))
+        peers.when_gone(self._forget_worker)
 
     @property
     def tasks(self) -> Sequence[asyncio.Task[None]]:
-        """One for each guest, done when it is over."""
+        """One for each remote turn, done when it is over."""
         return tuple(self._tasks)
 
     @property
     def has_others(self) -> bool:
-        """Whether there is anybody to ask."""
+        """Whether there are other workers."""
         return bool(self._peers.others)
 
-    # --- where a turn is heard ---
+    # --- in the follower ---
 
     def find(self, owner: Owner, turn_id: str) -> Running | None:
-        """A turn of another worker that is heard here already."""
-        guest = self._guests.get(turn_id)
-        return guest if guest is not None and guest.owner == owner else None
+        """A turn of another worker that is followed here already."""
+        remote = self._remote.get(turn_id)
+        return remote if remote is not None and remote.owner == owner else None
 
     async def look(self, owner: Owner, turn_id: str) -> bytes | None:
-        """A turn that runs in another worker, as it stands, encoded; None if none does."""
-        found = await self._peers.find("look", _pack(Named(owner, turn_id)))
-        return None if found is None else found[1]
+        """The encoded response so far of a turn that runs in another worker; None if there is none."""
+        answer = await self._peers.find("look", _pack(TurnRef(owner, turn_id)))
+        return None if answer is None else answer[1]
 
     async def reach(self, owner: Owner, turn_id: str) -> Running | None:
-        """A turn that runs in another worker, or has just ended there, to be heard here; None if none does."""
-        named = Named(owner, turn_id)
-        lock = self._reaching.setdefault(named, asyncio.Lock())
+        """A turn that runs in another worker, or has just ended there; None if there is none."""
+        ref = TurnRef(owner, turn_id)
+        lock = self._reaching.setdefault(ref, asyncio.Lock())
         try:
             async with lock:
-                return self.find(owner, turn_id) or await self._invite(named)
+                return self.find(owner, turn_id) or await self._start_following(ref)
         finally:
             if not lock.locked():
-                self._reaching.pop(named, None)
+                self._reaching.pop(ref, None)
 
-    async def _invite(self, named: Named) -> Guest | None:
-        began: asyncio.Future[Guest | None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._attend(named, began))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await began
+    async def _start_following(self, ref: TurnRef) -> RemoteTurn | None:
+        started: asyncio.Future[RemoteTurn | None] = asyncio.get_running_loop().create_future()
+        self._spawn(self._follow(ref, started))
+        return await started
 
-    async def _attend(self, named: Named, began: asyncio.Future[Guest | None]) -> None:
-        """One guest from its first event to its last."""
+    async def _follow(self, ref: TurnRef, started: asyncio.Future[RemoteTurn | None]) -> None:
+        """Follow one turn from its first event to its last."""
         topic = new_id("events")
-        # Nothing instead of events: home has gone.
-        heard: Heard = asyncio.Queue()
+        events: EventQueue = asyncio.Queue()
+
+        def receive(body: bytes) -> None:
+            events.put_nowait(_decode_events(body))
+
         try:
-            async with self._bus.subscribe(topic, lambda body: heard.put_nowait(_events(body))):
-                found = await self._ask_home(named, -1, topic)
-                if found is None:
+            async with self._bus.subscribe(topic, receive):
+                answer = await self._ask_source(ref, -1, topic)
+                if answer is None:
                     return
-                home, begun = found
-                guest = Guest(named.owner, begun, self._teller(home, topic, named))
-                self._guests[named.turn_id] = guest
-                self._homes[topic] = (home, heard)
-                asyncio.get_running_loop().call_later(IDLE_S, guest.close_if_unheard)
+                source, start = answer
+                remote = RemoteTurn(ref.owner, start, self._sender(source, topic, ref))
+                self._remote[ref.turn_id] = remote
+                self._sources[topic] = (source, events)
+                asyncio.get_running_loop().call_later(IDLE_S, remote.close_if_unheard)
                 try:
-                    await self._catch_up(guest, begun.last, heard)
-                    if not began.done():
-                        began.set_result(guest)
-                    await self._listen(named, guest, topic, heard)
+                    await self._catch_up(remote, start.last, events)
+                    if not started.done():
+                        started.set_result(remote)
+                    await self._take_events(ref, remote, topic, events)
                 finally:
-                    del self._guests[named.turn_id], self._homes[topic]
-                    await self._peers.tell("leave", topic.encode(), home)
+                    del self._remote[ref.turn_id], self._sources[topic]
+                    await self._peers.send("leave", topic.encode(), source)
         finally:
-            if not began.done():
-                began.set_result(None)
+            if not started.done():
+                started.set_result(None)
 
-    async def _ask_home(self, named: Named, after: int, topic: str) -> tuple[str, Begun] | None:
-        wanted = Wanted(named.owner, named.turn_id, after, topic)
-        found = await self._peers.find("follow", _pack(wanted))
-        return None if found is None else (found[0], _begun(found[1]))
+    async def _ask_source(
+        self, ref: TurnRef, after: int, topic: str
+    ) -> tuple[str, FollowStart] | None:
+        """The worker that runs the turn, and its answer."""
+        request = FollowRequest(ref.owner, ref.turn_id, after, topic)
+        answer = await self._peers.find("follow", _pack(request))
+        return None if answer is None else (answer[0], _decode_start(answer[1]))
 
-    def _teller(self, home: str, topic: str, named: Named) -> Callable[[str], None]:
-        def tell(word: str) -> None:
-            body = _pack(named) if word == "cancel" else topic.encode()
-            task = asyncio.create_task(self._peers.tell(word, body, home))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _sender(self, source: str, topic: str, ref: TurnRef) -> Callable[[str], None]:
+        def send(subject: str) -> None:
+            body = _pack(ref) if subject == "cancel" else topic.encode()
+            self._spawn(self._peers.send(subject, body, source))
 
-        return tell
+        return send
 
-    async def _catch_up(self, guest: Guest, last: int, heard: Heard) -> None:
-        """Hear what has been said already, so that whoever attaches behind some number is told nothing before it."""
+    async def _catch_up(self, remote: RemoteTurn, last: int, events: EventQueue) -> None:
+        """Take the events so far first, so that a subscriber that attaches after a number gets none before it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_S):
-                while guest.last < last:
-                    events = await heard.get()
-                    if events is None or not guest.take(events):
-                        heard.put_nowait(None)
+                while remote.last < last:
+                    batch = await events.get()
+                    if batch is None or not remote.take(batch):
+                        events.put_nowait(None)
                         return
 
-    async def _listen(
-        self,
-        named: Named,
-        guest: Guest,
-        topic: str,
-        heard: Heard,
+    async def _take_events(
+        self, ref: TurnRef, remote: RemoteTurn, topic: str, events: EventQueue
     ) -> None:
-        over = asyncio.create_task(guest.is_over.wait())
+        over = asyncio.create_task(remote.is_over.wait())
         try:
-            while not guest.is_over.is_set():
-                fresh = asyncio.create_task(heard.get())
+            while not remote.is_over.is_set():
+                getting = asyncio.create_task(events.get())
                 await asyncio.wait(
-                    [over, fresh],
+                    [over, getting],
                     timeout=self._silence_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                events = fresh.result() if fresh.done() else None
-                fresh.cancel()
-                is_sound = events is not None and guest.take(events)
-                if not is_sound and not guest.is_over.is_set():
-                    await self._look_again(named, guest, topic)
+                batch = getting.result() if getting.done() else None
+                getting.cancel()
+                is_sound = batch is not None and remote.take(batch)
+                if not is_sound and not remote.is_over.is_set():
+                    await self._recover(ref, remote, topic)
         finally:
             over.cancel()
 
-    async def _look_again(self, named: Named, guest: Guest, topic: str) -> None:
-        """Home was silent, or something was missed: hear it again from there, or read how it ended."""
-        while not guest.is_over.is_set():
-            found = await self._ask_home(named, guest.last, topic)
-            if found is not None and found[1].first <= guest.last + 1:
+    async def _recover(self, ref: TurnRef, remote: RemoteTurn, topic: str) -> None:
+        """The source was silent, or events were missed: follow the turn again, or read how it ended."""
+        while not remote.is_over.is_set():
+            answer = await self._ask_source(ref, remote.last, topic)
+            if answer is not None and answer[1].first <= remote.last + 1:
                 return
             try:
-                turn = await self._turns.read(named.owner, named.turn_id)
-                written = await self._log.read_after(named.owner, named.turn_id, guest.last)
+                turn = await self._ends.turns.read(ref.owner, ref.turn_id)
+                written = await self._ends.log.read_after(ref.owner, ref.turn_id, remote.last)
             except ApiError:
-                log.warning("turn %s: neither its worker nor the store answers", named.turn_id)
+                log.warning("turn %s: neither its worker nor the store answers", ref.turn_id)
             else:
                 if written:
-                    guest.take(written)
+                    remote.take(written)
                 elif turn is None or turn.response.status in ENDED:
-                    response = guest.response if turn is None else turn.response
-                    guest.take([_last_word(response, guest.last + 1)])
+                    response = remote.response if turn is None else turn.response
+                    remote.take([_terminal_event(response, remote.last + 1)])
             await asyncio.sleep(LOOK_S)
 
-    def _gone(self, worker: str) -> None:
-        for home, heard in tuple(self._homes.values()):
-            if home == worker:
-                heard.put_nowait(None)
+    def _forget_worker(self, worker: str) -> None:
+        for source, events in tuple(self._sources.values()):
+            if source == worker:
+                events.put_nowait(None)
         for topic, forwarder in tuple(self._forwarders.items()):
-            if forwarder.guest == worker:
-                self._let_go(topic)
+            if forwarder.follower == worker:
+                self._stop_forwarding(topic)
 
-    # --- where it runs ---
+    # --- at the source ---
 
-    async def _look(self, _: str, body: bytes) -> bytes | None:
-        named = _named(body)
-        running = self._find(named.owner, named.turn_id)
+    async def _answer_look(self, _: str, body: bytes) -> bytes | None:
+        ref = _decode_ref(body)
+        running = self._find(ref.owner, ref.turn_id)
         return encode(running.visible) if running is not None and running.is_stored else None
 
-    async def _follow(self, guest: str, body: bytes) -> bytes | None:
-        wanted = _wanted(body)
-        running = self._find(wanted.owner, wanted.turn_id)
+    async def _answer_follow(self, follower: str, body: bytes) -> bytes | None:
+        request = _decode_request(body)
+        running = self._find(request.owner, request.turn_id)
         if running is None or not running.is_stored:
             return None
-        self._let_go(wanted.topic)
-        forwarder = Forwarder(self._bus, wanted, guest, self._let_go)
-        self._forwarders[wanted.topic] = forwarder
+        self._stop_forwarding(request.topic)
+        forwarder = EventForwarder(self._bus, request, follower, self._stop_forwarding)
+        self._forwarders[request.topic] = forwarder
         first = running.attach_from_oldest(forwarder)
-        return encode(Begun(running.visible, max(first, wanted.after + 1), running.last))
+        return encode(FollowStart(running.visible, max(first, request.after + 1), running.last))
 
-    async def _cancel(self, _: str, body: bytes) -> None:
-        named = _named(body)
-        running = self._find(named.owner, named.turn_id)
+    async def _take_cancel(self, _: str, body: bytes) -> None:
+        ref = _decode_ref(body)
+        running = self._find(ref.owner, ref.turn_id)
         if running is not None:
             running.notify(Cancel())
 
-    def _from_guest(self, word: str) -> Callable[[str, bytes], asyncio.Future[None]]:
-        def take(_: str, body: bytes) -> asyncio.Future[None]:
+    def _take_from_follower(self, subject: str) -> PeerHandler:
+        async def take(_: str, body: bytes) -> None:
             topic = body.decode()
             forwarder = self._forwarders.get(topic)
             if forwarder is not None:
-                self._mind(word, topic, forwarder)
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            done.set_result(None)
-            return done
+                self._obey(subject, topic, forwarder)
 
         return take
 
-    def _mind(self, word: str, topic: str, forwarder: Forwarder) -> None:
+    def _obey(self, subject: str, topic: str, forwarder: EventForwarder) -> None:
         running = forwarder.running
-        match word:
+        match subject:
             case "hold":
                 forwarder.is_held = True
             case "go_on":
                 forwarder.is_held = False
                 running.wake()
             case _:
-                self._let_go(topic)
+                self._stop_forwarding(topic)
                 is_wanted = running.is_ended or running.has_subscribers or running.is_background
-                if word == "give_up" and not is_wanted:
+                if subject == "give_up" and not is_wanted:
                     running.notify(Cancel())
 
-    def _let_go(self, topic: str) -> None:
+    def _stop_forwarding(self, topic: str) -> None:
         forwarder = self._forwarders.pop(topic, None)
         if forwarder is not None:
             forwarder.running.detach(forwarder)
 
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-def _last_word(response: Response, number: int) -> Event:
-    """The terminal event of a response whose own one is not to be had."""
+
+def _terminal_event(response: Response, number: int) -> Event:
+    """A terminal event for a response whose own one is lost."""
     if response.status not in ENDED:
         response = msgspec.structs.replace(response, status="failed")
     kind = {"completed": Completed, "failed": Failed}.get(response.status, Incomplete)

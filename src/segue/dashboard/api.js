@@ -1,4 +1,4 @@
-// Who are we to the server? The key, plain requests and sockets, each with the key if there is one.
+// How does the page talk to the server? Requests and WebSocket connections, each with the API key if there is one.
 
 const NAME = "segue-key";
 let key = sessionStorage.getItem(NAME) ?? "";
@@ -31,14 +31,14 @@ export const ask = async (path, options = {}) => {
 
 export const askJson = async (path) => (await ask(path)).json();
 
-// A browser cannot set a header on a socket; the key goes as a subprotocol.
+// A browser cannot set a header on a WebSocket; the key is sent as a subprotocol.
 export const openSocket = () => {
   const url = new URL("/v1/responses", location.href);
   url.protocol = url.protocol.replace("http", "ws");
   return key ? new WebSocket(url, ["segue.v1", `segue-key.${key}`]) : new WebSocket(url);
 };
 
-// The `data` of each event of an SSE body, as it comes; `heard` gets the size of every chunk.
+// The `data` of each event of an SSE body, as it arrives; `heard` gets the size of every chunk.
 export async function* eventsOf(answer, heard = () => {}) {
   const reader = answer.body.getReader();
   const decoder = new TextDecoder();

@@ -1,4 +1,4 @@
-// How is something put on the page? Elements made by hand, and figures in words. Text is always text, never markup.
+// How is something put on the page? Elements, and formatted figures. Text is always text, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -53,7 +53,7 @@ export const median = (values) => {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 };
 
-// One drawing a frame, however often it is asked for; none while nobody can see it.
+// At most one drawing per animation frame, however often it is requested; none while the page is hidden.
 export const painter = (draw) => {
   let isDue = false;
   return () => {
@@ -66,7 +66,7 @@ export const painter = (draw) => {
   };
 };
 
-// One tooltip for all charts; it follows the pointer, or stands beside what has the focus.
+// One tooltip for all charts; it follows the pointer, or stands next to the focused element.
 export const tip = {
   show(event, lines) {
     const box = $("tip");

@@ -1,10 +1,10 @@
-// What does the server say about itself? One stream, kept open: it comes back after a loss, and says so.
+// What does the server report about itself? One stream, kept open: it reconnects after a loss, and shows it.
 
 import { Refused, ask, eventsOf } from "./api.js";
 
 const WAIT_MS = 400;
 const WAIT_MS_MAX = 8000;
-// The server speaks at least every 15 s; a stream that is silent for longer is dead.
+// The server sends something at least every 15 s; a stream that is silent for longer is dead.
 const SILENT_MS_MAX = 40000;
 
 // `on` has hello, update, state(name, text) and denied(error).
@@ -68,7 +68,7 @@ export const follow = (on) => {
 
   run();
   addEventListener("online", () => wake());
-  // Try now: a new key, or an impatient person. A stream that is open is opened again.
+  // Reconnect now: with a new key, or on request. An open stream is opened again.
   return {
     retry() {
       wait = WAIT_MS;

@@ -1,8 +1,8 @@
-"""What has changed since a watcher last looked?
+"""What has changed since a watcher last asked?
 
-Turns that are over are put into one ring, and counted; nothing more happens while nobody watches. A watcher has a place
-in the ring and the bytes of its last picture. It asks, at most a few times a second, and gets everything new as one
-message, or nothing. So there is no queue: a slow reader asks less often, and is told how much it missed.
+A watcher is one open page. It has a position in the history and the bytes of its last snapshot. It asks, at most a few
+times a second, and gets everything new as one message, or nothing. So there is no queue: a slow reader asks less often,
+and is told how many turns it missed. Without a watcher nothing here runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,55 +19,46 @@ import msgspec
 from msgspec import Struct
 
 from segue import __version__
+from segue.dashboard.history import RecentTurns
 from segue.dashboard.together import together
 from segue.dashboard.views import (
     MARKS,
+    CacheUse,
     Look,
-    Memory,
     Picture,
-    Refusal,
-    Replica,
-    Share,
-    Totals,
-    TurnRow,
+    ReplicaView,
+    TurnView,
     Viewer,
+    WorkerShare,
     connections,
     running_rows,
     turn_row,
 )
 from segue.errors import TooMany
-from segue.process.afterwards import EndedTurn
 from segue.transports.websocket import Glance
 from segue.turn.running import Running
-from segue.turn.values import Owner
 
 log = logging.getLogger(__name__)
 
-# A few minutes of a busy agent, under a megabyte; what a page shows of the past is less.
-RING_MAX = 1_000
 # One message: what a page can draw before the next one comes.
 TURNS_MAX = 250
 # Pages open at once; each costs about a millisecond a second.
 WATCHERS_MAX = 32
-# Codes are our own and few, but transports pass them on as text.
-REFUSALS_MAX = 64
-# As many as there may be keys with a page of their own; the first ones stay.
-OWNERS_MAX = 10_000
-# While something happens, and while nothing does.
+# Pause between two messages while something happens, and while nothing does.
 TICK_S = 0.25
 IDLE_S = 1.0
-# How long after a turn, or a new page, something still happens.
+# How long after a turn, or after a page was opened, something still happens.
 CALM_S = 2.0
-# How often engines are asked for their health while somebody watches.
+# How often engines are asked for their health while a page is open.
 PROBE_S = 5.0
 
 encode = msgspec.json.encode
 _look = msgspec.json.Decoder(Look).decode
-_share = msgspec.json.Decoder(Share).decode
+_share = msgspec.json.Decoder(WorkerShare).decode
 
 
-async def nobody(question: bytes) -> Mapping[str, bytes]:
-    """There are no other workers."""
+async def no_workers(question: bytes) -> Mapping[str, bytes]:
+    """The answers of the other workers, where there are none."""
     return {}
 
 
@@ -79,15 +69,15 @@ class Sources:
     models: Sequence[str]
     sessions: Callable[[], Iterable[Glance]]
     runnings: Callable[[], Iterable[Running]]
-    memory: Callable[[], Sequence[Memory]]
-    # Asks all engines; then `replicas` knows how they are.
+    memory: Callable[[], Sequence[CacheUse]]
+    # Checks all engines; `replicas` turns the result into rows.
     probe: Callable[[], Awaitable[Mapping[str, bool]]]
-    replicas: Callable[[Mapping[str, bool]], Sequence[Replica]]
+    replicas: Callable[[Mapping[str, bool]], Sequence[ReplicaView]]
     backlog: Callable[[], int]
-    # Asks the other workers of the house; and how this one is called among them.
-    ask: Callable[[bytes], Awaitable[Mapping[str, bytes]]] = nobody
+    # Asks the other workers of the same parent process; and the name of this worker among them.
+    ask: Callable[[bytes], Awaitable[Mapping[str, bytes]]] = no_workers
     worker: str = ""
-    # The same for all workers of a house.
+    # The same for all workers of one parent process.
     process: str = ""
 
 
@@ -95,7 +85,7 @@ class Hello(Struct, frozen=True, tag_field="type", tag="hello"):
     """The first message: what does not change while the process lives."""
 
     version: str
-    # Another one after a restart: what a page knows of the old process is over.
+    # Different after a restart: what a page knows of the old process is out of date.
     process: str
     started_ms: float
     models: Sequence[str]
@@ -108,57 +98,33 @@ class Update(Struct, frozen=True, tag_field="type", tag="update"):
 
     now_ms: float
     missed: int
-    turns: Sequence[TurnRow]
+    turns: Sequence[TurnView]
     picture: msgspec.Raw | None
 
 
 class Feed:
-    """The recent past of a process, and who watches it."""
+    """What the open pages of the dashboard are told."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, history: RecentTurns, sources: Sources) -> None:
+        self.history = history
         self._sources = sources
-        self._ring: deque[tuple[int, EndedTurn]] = deque(maxlen=RING_MAX)
-        self._count = 0
-        self._totals = Totals()
-        self._owners: dict[Owner, Totals] = {}
-        self._refusals: dict[tuple[str, str], Refusal] = {}
         self._watcher_count = 0
         self._checks: Mapping[str, bool] = {}
         self._probing: asyncio.Task[None] | None = None
         self._probe_at = 0.0
-        self._calm_at = 0.0
+        # When a page was opened, or another worker had something new.
+        self._stirred_at = float("-inf")
         self._salt = secrets.token_bytes(16)
-        self._started_ms = time.time() * 1000
-        self._wall_ms = self._started_ms - time.perf_counter() * 1000
         self._process = sources.process or secrets.token_hex(8)
-
-    def observe(self, settled: EndedTurn) -> None:
-        """Remember a turn that is over. Called for every turn, watched or not."""
-        self._count += 1
-        self._ring.append((self._count, settled))
-        self._totals.add(settled)
-        owner = settled.entry.owner
-        if owner in self._owners or len(self._owners) < OWNERS_MAX:
-            self._owners.setdefault(owner, Totals()).add(settled)
-        self._calm_at = time.perf_counter() + CALM_S
-
-    def note_refusal(self, transport: str, code: str) -> None:
-        """Remember that a request was refused before it became a turn."""
-        known = self._refusals.get((transport, code))
-        if known is not None:
-            known.count += 1
-            known.at_ms = self._now_ms()
-        elif len(self._refusals) < REFUSALS_MAX:
-            self._refusals[transport, code] = Refusal(transport, code, 1, self._now_ms())
 
     @contextmanager
     def watching(self, viewer: Viewer) -> Iterator[Watcher]:
-        """A place in the feed while inside."""
+        """A watcher while inside."""
         if self._watcher_count >= WATCHERS_MAX:
             raise TooMany(f"Too many dashboards are open (at most {WATCHERS_MAX}).")
         self._watcher_count += 1
-        # A page that has just opened waits for what the engines answer.
-        self._calm_at = time.perf_counter() + CALM_S
+        # A page that has just opened waits for the health of the engines.
+        self._stirred_at = time.perf_counter()
         try:
             yield Watcher(self, viewer)
         finally:
@@ -169,74 +135,62 @@ class Feed:
     @property
     def pause_s(self) -> float:
         """How long a watcher waits before it asks again."""
-        is_busy = time.perf_counter() < self._calm_at or any(True for _ in self._sources.runnings())
+        calm_at = max(self._stirred_at, self.history.ended_at) + CALM_S
+        is_busy = time.perf_counter() < calm_at or any(True for _ in self._sources.runnings())
         return TICK_S if is_busy else IDLE_S
 
     def hello(self, viewer: Viewer) -> Hello:
-        """What a watcher is told first."""
+        """The first message to a watcher."""
         return Hello(
             version=__version__,
             process=self._process,
-            started_ms=self._started_ms,
+            started_ms=self.history.started_ms,
             models=self._sources.models,
             marks=MARKS,
             is_operator=viewer.is_operator,
         )
 
-    def turns_after(self, number: int, viewer: Viewer) -> tuple[int, list[TurnRow], int]:
-        """The viewer's turns after this place: the new place, the last of the turns, and how many were left out."""
-        fresh: list[tuple[int, EndedTurn]] = []
-        for one in reversed(self._ring):
-            if one[0] <= number:
-                break
-            if one[1].entry.owner == viewer.owner:
-                fresh.append(one)
-        listed = fresh[:TURNS_MAX][::-1]
-        rows = [turn_row(n, settled, self._wall_ms, self._salt) for n, settled in listed]
-        return self._count, rows, len(fresh) - len(rows)
-
-    def share(self, viewer: Viewer, number: int) -> Share:
-        """This worker's part of what a watcher is told."""
-        place, turns, missed = self.turns_after(number, viewer)
-        return Share(place, turns, missed, self.picture(viewer))
+    def share(self, viewer: Viewer, number: int) -> WorkerShare:
+        """This worker's part of an update: the viewer's turns after this position, and the present."""
+        turns = self.history.after(number, viewer.owner)
+        listed = turns[:TURNS_MAX][::-1]
+        rows = [turn_row(n, turn, self.history.wall_ms, self._salt) for n, turn in listed]
+        missed = len(turns) - len(rows)
+        return WorkerShare(self.history.count, rows, missed, self.picture(viewer))
 
     async def answer(self, question: bytes) -> bytes:
-        """The same, for a watcher at another worker."""
+        """This worker's part of an update, for a watcher at another worker."""
         look = _look(question)
         return encode(self.share(look.viewer, look.places.get(self._sources.worker, 0)))
 
-    async def shares(self, viewer: Viewer, places: dict[str, int]) -> dict[str, Share]:
-        """What every worker of the house tells this watcher, this one first."""
+    async def shares(self, viewer: Viewer, places: dict[str, int]) -> dict[str, WorkerShare]:
+        """The parts of all workers of the same parent process, this one first."""
         own = self._sources.worker
-        found = {own: self.share(viewer, places.get(own, 0))}
+        shares = {own: self.share(viewer, places.get(own, 0))}
         others = await self._sources.ask(encode(Look(viewer, places)))
-        found |= {worker: _share(body) for worker, body in others.items()}
-        if any(one.turns or one.picture.running_count for one in found.values()):
-            self._calm_at = time.perf_counter() + CALM_S
-        return found
+        shares |= {worker: _share(body) for worker, body in others.items()}
+        if any(share.turns or share.picture.running_count for share in shares.values()):
+            self._stirred_at = time.perf_counter()
+        return shares
 
     def picture(self, viewer: Viewer) -> Picture:
         """The present, as far as this worker knows it."""
         self._keep_probing()
-        sources, may = self._sources, viewer.is_operator
+        sources, history, may = self._sources, self.history, viewer.is_operator
         running_count, running = running_rows(sources.runnings(), viewer)
-        totals = self._totals if may else self._owners.get(viewer.owner, Totals())
         return Picture(
-            totals=totals,
-            connections=connections(sources.sessions(), viewer, self._wall_ms, self._salt),
+            totals=history.totals if may else history.totals_of(viewer.owner),
+            connections=connections(sources.sessions(), viewer, history.wall_ms, self._salt),
             running_count=running_count,
             running=running,
             memory=sources.memory() if may else (),
             replicas=sources.replicas(self._checks) if may else (),
-            refusals=list(self._refusals.values()) if may else (),
+            refusals=history.refusals if may else (),
             backlog=sources.backlog() if may else None,
         )
 
-    def _now_ms(self) -> float:
-        return round(self._wall_ms + time.perf_counter() * 1000)
-
     def _keep_probing(self) -> None:
-        """Ask the engines now and then, beside the stream: one that does not answer must not hold it up."""
+        """Check the engines now and then, beside the stream: an engine that does not answer must not delay it."""
         now = time.perf_counter()
         if now < self._probe_at or (self._probing is not None and not self._probing.done()):
             return
@@ -247,25 +201,23 @@ class Feed:
         try:
             self._checks = await self._sources.probe()
         except Exception:
-            log.exception("the engines could not be asked")
+            log.exception("health check of the engines failed")
 
 
 class Watcher:
-    """One open page: its place in the feed."""
+    """One open page: its position in the history of each worker."""
 
     def __init__(self, feed: Feed, viewer: Viewer) -> None:
         self._feed = feed
         self._viewer = viewer
-        # How much of each worker's past it has been told.
         self._places: dict[str, int] = {}
         self._last = b""
 
     def hello(self) -> bytes:
-        """The first message."""
         return encode(self._feed.hello(self._viewer))
 
     async def update(self) -> bytes | None:
-        """Everything new since the last call, from all workers, as one message, or nothing."""
+        """Everything new since the last call, from all workers, as one message, or None."""
         shares = await self._feed.shares(self._viewer, self._places)
         self._places = {worker: share.number for worker, share in shares.items()}
         turns = [turn for share in shares.values() for turn in share.turns]

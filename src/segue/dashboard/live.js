@@ -1,4 +1,4 @@
-// How is the process now? Tiles, tokens, sockets, memory, engines, errors: small drawings of the last update.
+// How is the process now? Tiles, tokens, connections, memory, engines, errors: small charts of the last update.
 
 import { $, age, bytes, clock, count, h, median, s, short, span } from "./dom.js";
 
@@ -47,21 +47,21 @@ export const drawTiles = (past, picture) => {
     tile(
       "Turns",
       [count(totals.turns), ""],
-      `${picture.running_count} running · ${perSecond.last} a second`,
+      `${picture.running_count} running · ${perSecond.last} per second`,
       perSecond.values,
       "turns",
     ),
     tile(
       "Time to first token",
       some(median(column("first_ms")), span),
-      "median of the last turns",
+      "median of recent turns",
       column("first_ms"),
       "first",
     ),
     tile(
-      "Tokens a second",
+      "Tokens per second",
       some(median(column("speed")), (one) => [count(one), ""]),
-      `${count(totals.output)} answered`,
+      `${count(totals.output)} output tokens`,
       column("speed"),
       "speed",
     ),
@@ -73,9 +73,9 @@ export const drawTiles = (past, picture) => {
       "reused",
     ),
     tile(
-      "Segue's own time",
+      "Overhead of Segue",
       some(median(column("own_ms")), span),
-      "a turn without its engine",
+      "per turn, without the engine",
       column("own_ms"),
       "own",
     ),
@@ -111,7 +111,7 @@ export const drawTokens = (past) => {
   const box = $("tokens");
   const turns = past.turns.filter((one) => one.reused + one.tokenized).slice(-BARS_MAX);
   if (!turns.length) {
-    box.replaceChildren(h("p", { class: "empty" }, "No prompt yet."));
+    box.replaceChildren(h("p", { class: "empty" }, "No prompts yet."));
     return;
   }
   const width = box.clientWidth;
@@ -135,7 +135,7 @@ export const drawTokens = (past) => {
     return s(
       "g",
       {},
-      s("title", {}, `${short(one.id)}: ${one.reused} reused, ${one.tokenized} tokenized`),
+      s("title", {}, `${short(one.id)}: ${one.reused} reused, ${one.tokenized} new`),
       s("rect", { class: "reused", x, y: base - kept, width: Math.max(1, step - 2), height: kept, rx: 1 }),
       s("rect", {
         class: "tokenized",
@@ -150,7 +150,7 @@ export const drawTokens = (past) => {
   box.replaceChildren(
     s(
       "svg",
-      { width, height, role: "img", "aria-label": "Tokens reused and tokenized in each of the last turns" },
+      { width, height, role: "img", "aria-label": "Reused and new prompt tokens of the last turns" },
       rule(0),
       rule(0.5),
       rule(1),
@@ -168,9 +168,9 @@ export const drawTokens = (past) => {
 export const drawConnections = (picture, now) => {
   const { connections } = picture;
   $("connections-sub").textContent =
-    `${count(connections.count)} open · ${connections.running} turns run · ${connections.waiting} wait`;
+    `${count(connections.count)} open · ${connections.running} turns running · ${connections.waiting} waiting`;
   drawCells(connections);
-  const head = ["socket", "lanes", "runs", "waits", "turns", "holds", "age"];
+  const head = ["id", "lanes", "running", "waiting", "turns", "memory", "age"];
   const rows = connections.rows
     .slice(0, SOCKETS_MAX)
     .map((one) =>
@@ -202,11 +202,11 @@ export const drawConnections = (picture, now) => {
           ),
           h("tbody", {}, rows),
         )
-      : h("p", { class: "empty" }, "No socket is open."),
+      : h("p", { class: "empty" }, "No open connections."),
   );
 };
 
-// A canvas: thousands of cells are one drawing.
+// A canvas: thousands of cells are drawn at once.
 const drawCells = ({ cells, count: all }) => {
   const canvas = $("cells");
   canvas.hidden = !cells;
@@ -275,13 +275,13 @@ export const drawMemory = (picture, isOperator) => {
             ),
           );
         })
-      : [h("p", { class: "empty" }, isOperator ? "Nothing is known yet." : "For operators.")]),
+      : [h("p", { class: "empty" }, isOperator ? "No data yet." : "Visible with the operator scope.")]),
   );
 };
 
 export const drawEngines = (picture, isOperator) => {
   const up = picture.replicas.filter((one) => one.is_up).length;
-  $("engines-sub").textContent = picture.replicas.length ? `${up} of ${picture.replicas.length} answer` : "";
+  $("engines-sub").textContent = picture.replicas.length ? `${up} of ${picture.replicas.length} up` : "";
   $("engines").replaceChildren(
     ...(picture.replicas.length
       ? picture.replicas.map((one) =>
@@ -297,11 +297,11 @@ export const drawEngines = (picture, isOperator) => {
             h(
               "span",
               { class: "sub" },
-              one.is_up ? (one.running === null ? "up" : `${one.running} run · ${one.waiting} wait`) : "down",
+              one.is_up ? (one.running === null ? "up" : `${one.running} running · ${one.waiting} waiting`) : "down",
             ),
           ),
         )
-      : [h("p", { class: "empty" }, isOperator ? "Not asked yet." : "For operators.")]),
+      : [h("p", { class: "empty" }, isOperator ? "Not checked yet." : "Visible with the operator scope.")]),
   );
 };
 
@@ -323,7 +323,7 @@ export const drawErrors = (past, picture) => {
   const rows = [...failed, ...refused].sort((a, b) => b.at - a.at).slice(0, ERRORS_MAX);
   const times = picture.refusals.reduce((sum, one) => sum + one.count, 0);
   $("errors-sub").textContent =
-    `${count(picture.totals.failed)} turns failed · ${count(times)} requests refused`;
+    `${count(picture.totals.failed)} failed turns · ${count(times)} refused requests`;
   $("errors").replaceChildren(
     rows.length
       ? h(

@@ -1,4 +1,4 @@
-// What does the page show? Joins the stream to the drawings, and the address to a view.
+// What does the page show? Connects the feed to the charts, and the URL to a view.
 
 import { hasKey, setKey } from "./api.js";
 import { $, age, h, painter } from "./dom.js";
@@ -68,7 +68,7 @@ const feed = follow({
     past.clear(message.marks);
     picture = EMPTY;
     if (process && process !== message.process)
-      banner("The server was restarted. Figures begin again.", "good", 8000);
+      banner("The server was restarted. All figures start again.", "good", 8000);
     else banner("");
     process = message.process;
     isOperator = message.is_operator;
@@ -88,7 +88,7 @@ const feed = follow({
     $("link").dataset.state = name;
     $("link").querySelector("span").textContent = text;
     if (name === "lost" && process)
-      banner(`The server cannot be reached. What you see is the past; ${text}.`);
+      banner(`The server cannot be reached. The figures are out of date; ${text}.`);
   },
   denied(error) {
     $("ask-wrong").hidden = !hasKey();
@@ -122,7 +122,7 @@ const show = () => {
   drawRace();
 };
 
-const THEMES = { system: "as the system has them", light: "light", dark: "dark" };
+const THEMES = { system: "system", light: "light", dark: "dark" };
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const dress = () => {
   const chosen = localStorage.getItem("segue-theme") ?? "system";

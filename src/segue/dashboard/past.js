@@ -1,4 +1,4 @@
-// What do we know of the turns so far? A bounded memory, and the chains that the turns form.
+// Which turns have ended so far? A bounded list, and the chains that they form.
 
 const TURNS_MAX = 600;
 
@@ -27,7 +27,7 @@ export const stagesOf = (turn) => {
   return found;
 };
 
-// When sampling paused for a tool that the server ran; drawn over the stages.
+// When sampling paused for a server-side tool; drawn over the stages.
 export const pausesOf = (turn) => (turn.pauses ?? []).map(([from, to]) => ["pause", "tools", from, to]);
 
 const derive = (turn, names) => {
@@ -40,7 +40,7 @@ const derive = (turn, names) => {
     .reduce((sum, [, , from, to]) => sum + to - from, 0);
   const spoke = first !== null && last !== null ? last - first - paused : 0;
   turn.speed = spoke > 0.5 && turn.output > 1 ? ((turn.output - 1) * 1000) / spoke : null;
-  // Everything but the engine: what we ourselves add to a turn.
+  // Everything but the engine: what Segue itself adds to a turn.
   const engine = first !== null && last !== null ? last - (turn.mark.rendered ?? 0) : 0;
   turn.own_ms = turn.total_ms === null ? null : Math.max(0, turn.total_ms - engine);
   return turn;
@@ -66,11 +66,11 @@ export class Past {
     }
     if (this.turns.length > TURNS_MAX)
       for (const old of this.turns.splice(0, this.turns.length - TURNS_MAX)) this.byId.delete(old.id);
-    // They are told in the order in which they settled; we draw them in the order in which they began.
+    // They arrive in the order in which they ended, and are drawn in the order in which they began.
     this.turns.sort((a, b) => a.at_ms - b.at_ms);
   }
 
-  // Chains, the latest first: turns (and those that run) joined by their parents.
+  // Chains, the latest first: ended and running turns joined by their parents.
   chains(running) {
     const roots = new Map();
     // Parents begin before their children, so that each root is known when it is asked for.

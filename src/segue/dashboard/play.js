@@ -1,4 +1,4 @@
-// What happens on a socket? Say something, see every event, steer while it runs.
+// What happens on a WebSocket connection? Send a message, see every event, steer while it runs.
 
 import { openSocket } from "./api.js";
 import { $, h, painter, short, took } from "./dom.js";
@@ -19,10 +19,10 @@ const form = () => new FormData($("play-form"));
 const buttons = () => {
   $("play-steer").disabled = $("play-stop").disabled = !running;
   $("play-sub").textContent = running
-    ? `Runs: ${running}`
+    ? `Running: ${running}`
     : parent
       ? `The next message continues ${parent}`
-      : "One socket. Each message continues the last response.";
+      : "One WebSocket connection. Each message continues the last response.";
 };
 
 const say = (kind, text) => {
@@ -48,7 +48,7 @@ const detail = (event) =>
   event.reason ??
   "";
 
-// Rows are added once a frame: a fast model must not freeze the page. What is too much for a frame is counted.
+// Rows are added once per animation frame: a fast model must not freeze the page. Surplus rows are only counted.
 const list = painter(() => {
   const box = $("events");
   const isAtEnd = box.scrollTop + box.clientHeight > box.scrollHeight - 40;
@@ -68,7 +68,7 @@ const list = painter(() => {
   box.append(...rows);
   while (box.children.length > EVENTS_MAX) box.firstElementChild.remove();
   $("play-count").textContent =
-    `${seen} frames${seen > EVENTS_MAX ? `, the last ${EVENTS_MAX} are shown` : ""}`;
+    `${seen} frames${seen > EVENTS_MAX ? `, showing the last ${EVENTS_MAX}` : ""}`;
   if (isAtEnd) box.scrollTop = box.scrollHeight;
 });
 
@@ -117,7 +117,7 @@ const heard = (event) => {
       running = null;
       break;
     case "response.steer.failed":
-      say("fault", `Steering: ${event.error?.message ?? event.error?.code ?? "failed"}`);
+      say("fault", `Steer failed: ${event.error?.message ?? event.error?.code ?? "unknown error"}`);
       break;
     case "response.failed":
       say("fault", event.response.error?.message ?? "failed");
@@ -141,17 +141,17 @@ const connected = () => {
   const fresh = (socket = openSocket());
   fresh.onmessage = ({ data }) => heard(JSON.parse(data));
   fresh.onclose = ({ code, reason }) => {
-    note("fault", "socket closed", `${code} ${reason}`);
+    note("fault", "connection closed", `${code} ${reason}`);
     if (running && socket === fresh) {
       running = null;
-      foot("the socket was closed");
+      foot("connection closed");
     }
     if (socket === fresh) socket = null;
     buttons();
   };
   return new Promise((resolve, reject) => {
     fresh.onopen = () => resolve(fresh);
-    fresh.onerror = () => reject(new Error("The socket could not be opened."));
+    fresh.onerror = () => reject(new Error("The WebSocket connection could not be opened."));
   });
 };
 

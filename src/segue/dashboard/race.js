@@ -1,11 +1,11 @@
-// How much does it matter how one talks to the server? The same scripted rollout over HTTP and over the socket.
-// Both lanes take turns: one turn here, one turn there, so that neither waits for the other's work on the engine.
+// How much does the transport matter? The same scripted conversation over HTTP and over WebSocket.
+// The two lanes alternate turn by turn, so that neither waits for the other's work on the engine.
 
 import { ask, eventsOf, openSocket } from "./api.js";
 import { $, bytes, h, median, painter, s, took } from "./dom.js";
 
 const TERMINAL = new Set(["response.completed", "response.incomplete", "response.failed", "error"]);
-// What a tool gives back in a real coding session.
+// The output of a tool in a real coding session.
 const OUTPUT_CHARS = 2000;
 const WORDS = (
   "the function reads a file and returns its lines while the test waits for a result " +
@@ -29,7 +29,7 @@ const size = (text) => new TextEncoder().encode(text).length;
 const prose = (tokens, seed) =>
   Array.from({ length: tokens }, (_, at) => WORDS[(at * 7 + seed + (at >> 4)) % WORDS.length]).join(" ");
 
-// What the client says next, from what the model said: the same rule in both lanes.
+// The next input of the client, from the output of the model: the same rule in both lanes.
 const reply = (output, turn) => {
   const outputs = output
     .filter((item) => item.type === "function_call")
@@ -50,7 +50,7 @@ class Lane {
   get total() {
     return this.turns.reduce((sum, one) => sum + one.ms, 0);
   }
-  // One small turn that does not count: whoever goes first must not pay for what the process does only once.
+  // One small turn that is not counted: the lane that goes first must not pay for what the process does only once.
   async warm() {
     await this.exchange([{ type: "message", role: "user", content: "Are you ready?" }], () => {});
     this.reset();
@@ -128,7 +128,7 @@ class HttpLane extends Lane {
 
 class SocketLane extends Lane {
   constructor(plan) {
-    super("socket", "WebSocket, what is new", plan);
+    super("socket", "WebSocket, new items only", plan);
     this.reset();
   }
   reset() {
@@ -139,7 +139,7 @@ class SocketLane extends Lane {
     this.socket = openSocket();
     await new Promise((resolve, reject) => {
       this.socket.onopen = resolve;
-      this.socket.onerror = () => reject(new Error("The socket could not be opened."));
+      this.socket.onerror = () => reject(new Error("The WebSocket connection could not be opened."));
     });
   }
 
@@ -151,7 +151,7 @@ class SocketLane extends Lane {
     });
     this.sent += size(frame);
     return new Promise((resolve, reject) => {
-      this.socket.onclose = () => reject(new Error("The socket was closed."));
+      this.socket.onclose = () => reject(new Error("The WebSocket connection was closed."));
       this.socket.onmessage = ({ data }) => {
         this.received += data.length;
         const event = JSON.parse(data);
@@ -237,7 +237,7 @@ const lines = (box, lanes, read, write) => {
   box.replaceChildren(
     s(
       "svg",
-      { width, height, role: "img", "aria-label": "HTTP and socket, turn after turn" },
+      { width, height, role: "img", "aria-label": "HTTP and WebSocket, per turn" },
       ...rules,
       ...drawn,
       s("text", { class: "faint", x: left + 4, y: height - 5 }, "turn 1"),
@@ -256,9 +256,9 @@ const verdict = ([http, socket]) => {
         ? `${Math.round(-saved * 100)} % more time`
         : "about the same time";
   return [
-    "The socket took ",
+    "WebSocket took ",
     time,
-    ` and sent ${fewer >= 1.5 ? `${fewer.toFixed(fewer < 10 ? 1 : 0)} times fewer bytes` : "about as many bytes"}.`,
+    ` and sent ${fewer >= 1.5 ? `${fewer.toFixed(fewer < 10 ? 1 : 0)} times fewer bytes` : "about the same number of bytes"}.`,
   ];
 };
 
@@ -285,7 +285,7 @@ const run = async (plan) => {
     for (const lane of lanes) await lane.warm();
     const says = new Map(lanes.map((lane) => [lane, lane.opening(seed)]));
     for (let turn = 1; turn <= plan.turns; turn += 1) {
-      // Who goes first changes, so that drift hurts both alike.
+      // The order alternates, so that drift affects both alike.
       for (const lane of turn % 2 ? [http, socket] : [socket, http]) {
         plan.signal.throwIfAborted();
         const waiting = lane.turn(says.get(lane));
@@ -317,7 +317,7 @@ export const startRace = () => {
     const form = new FormData(event.target);
     stopping = new AbortController();
     $("race-go").textContent = "Stop";
-    $("race-result").replaceChildren("They are off…");
+    $("race-result").replaceChildren("Running…");
     await run({
       model: form.get("model"),
       turns: Number(form.get("turns")),

@@ -1,4 +1,4 @@
-// What was said in a conversation? Read through the public API, as any client would, from the newest turn back.
+// What is in a conversation? Read through the public API, as any client would, from the newest turn back.
 
 import { askJson } from "./api.js";
 import { $, h } from "./dom.js";
@@ -27,7 +27,7 @@ const shown = (item) => {
       return ["tool", `calls ${item.name}`, item.input];
     case "function_call_output":
     case "custom_tool_call_output":
-      return ["tool", "tool answers", words(item.output)];
+      return ["tool", "tool output", words(item.output)];
     default:
       return ["tool", item.type, JSON.stringify(item, null, 1)];
   }
@@ -49,7 +49,7 @@ const turn = async (id) => {
     parts: [
       h("div", { class: "cut-here" }, `${id} · ${response.status}`),
       ...given.data.map(line),
-      given.has_more ? h("p", { class: "sub" }, "More items were given; they are not shown.") : null,
+      given.has_more ? h("p", { class: "sub" }, "There are more input items; they are not shown.") : null,
       ...response.output.map(line),
     ].filter(Boolean),
   };
@@ -58,7 +58,7 @@ const turn = async (id) => {
 export const openReader = async (id) => {
   const [dialog, box] = [$("reader"), $("reader-items")];
   $("reader-sub").textContent = id;
-  box.replaceChildren(h("p", { class: "empty" }, "Reading…"));
+  box.replaceChildren(h("p", { class: "empty" }, "Loading…"));
   if (!dialog.open) dialog.showModal();
   const opened = (dialog.dataset.id = id);
   const more = async (from) => {
@@ -74,8 +74,8 @@ export const openReader = async (id) => {
       const text =
         error.status === 404
           ? found.length
-            ? "What came before was not kept."
-            : "This response was not kept (store: false), or is gone: there is nothing to read."
+            ? "Earlier responses are not stored."
+            : "This response is not stored (store: false), or was deleted."
           : error.message;
       found.unshift(h("p", { class: "empty" }, text));
       next = null;

@@ -1,7 +1,7 @@
-"""How does the dashboard leave the process? A page at `/`, its parts under `/dashboard/`, and one stream.
+"""Which routes does the dashboard have? A page at `/`, its parts under `/dashboard/`, and one stream.
 
-The page asks for nothing from elsewhere, and its policy forbids it. It carries no data: whoever may fetch the page
-still needs a key for the stream, where keys are asked for. Clients that do not want HTML get one line of text at `/`.
+The page loads nothing from other servers, and its Content-Security-Policy forbids it. It carries no data: the stream
+needs an API key wherever requests need one. Clients that do not accept HTML get one line of text at `/`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ KINDS = {
 }
 PAGE = "index.html"
 
-# Nothing from elsewhere, nothing inline, in nobody's frame. `{sockets}` names our own sockets: not every browser counts
-# them as 'self'.
+# Nothing from other servers, nothing inline, no frames. `{sockets}` names our own WebSocket URLs: not every browser
+# counts them as 'self'.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'{sockets}; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?")
 
-# A comment keeps proxies from closing a stream that has nothing to say.
+# A comment keeps proxies from closing an idle stream.
 PING = b": still here\n\n"
 PING_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A part of the page, as it lies in the package."""
+    """A file of the page, from the package."""
 
     kind: bytes
     body: bytes
@@ -51,7 +51,7 @@ class Asset:
 
 
 def read_assets() -> dict[str, Asset]:
-    """All parts of the page by name."""
+    """All files of the page by name."""
     assets = {}
     for file in files("segue.dashboard").iterdir():
         kind = KINDS.get("." + file.name.rpartition(".")[2])
@@ -63,7 +63,7 @@ def read_assets() -> dict[str, Asset]:
 
 
 def viewer_of(exchange: Exchange) -> Viewer:
-    """Who asks for the stream. The one owner of a server without keys is its operator too."""
+    """Who opened the stream. On a server without keys the one owner is the operator too."""
     return Viewer(exchange.owner, is_operator=exchange.account.is_operator)
 
 
@@ -77,7 +77,6 @@ class Dashboard:
 
     @property
     def routes(self) -> Sequence[Route]:
-        """What the HTTP application serves for us."""
         return (
             Route("GET", r"/", self._welcome, None),
             Route("GET", r"/dashboard/feed", self._stream, "dashboard"),
@@ -105,7 +104,7 @@ class Dashboard:
             (b"content-type", asset.kind),
             (b"etag", asset.etag),
             (b"vary", b"accept"),
-            # A new version of the server is a new page: ask each time, and mostly hear that nothing changed.
+            # A new version of the server has a new page: browsers revalidate, and mostly get a 304.
             (b"cache-control", b"no-cache"),
             (b"content-security-policy", policy(exchange.header(b"host")).encode()),
             (b"x-content-type-options", b"nosniff"),
@@ -127,7 +126,7 @@ class Dashboard:
         with self._feed.watching(viewer) as watcher:
             leaving = asyncio.create_task(exchange.left())
             try:
-                await self._tell(exchange, watcher, leaving)
+                await self._send_updates(exchange, watcher, leaving)
             except TimeoutError:
                 leaving.cancel()
                 await exchange.cut()
@@ -135,10 +134,10 @@ class Dashboard:
             finally:
                 leaving.cancel()
 
-    async def _tell(
+    async def _send_updates(
         self, exchange: Exchange, watcher: Watcher, leaving: asyncio.Task[None]
     ) -> None:
-        """Everything new, until the client leaves or the process does."""
+        """Send everything new until the client leaves or the process stops."""
         loop = asyncio.get_running_loop()
         await exchange.start(200, SSE_HEADERS)
         await self._write(exchange, _event(watcher.hello()))
@@ -161,7 +160,7 @@ class Dashboard:
 
 
 def policy(host: str) -> str:
-    """What the page may do; its own sockets are named by the host that the browser asked."""
+    """The Content-Security-Policy; its WebSocket URLs have the host that the browser used."""
     sockets = f" ws://{host} wss://{host}" if HOST.fullmatch(host) else ""
     return POLICY.format(sockets=sockets)
 

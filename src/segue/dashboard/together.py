@@ -1,7 +1,7 @@
-"""How do the pictures of several workers become one?
+"""How do the snapshots of several workers become one?
 
-In: a picture of each. Out: one picture of all. What is counted is added up; what is listed is listed together, within
-the same limits. Pure.
+In: a snapshot of each worker. Out: one snapshot of all. Counts are added up; lists are joined, within the same limits.
+Pure.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from segue.dashboard.views import (
     CONNECTIONS_LISTED_MAX,
     FULLEST,
     RUNNING_LISTED_MAX,
+    CacheUse,
     Connections,
-    Memory,
     Picture,
-    Refusal,
-    Replica,
+    RefusalCount,
+    ReplicaView,
     Totals,
 )
 
 
 def together(pictures: Sequence[Picture]) -> Picture:
-    """One picture of all workers."""
+    """One snapshot of all workers."""
     if len(pictures) == 1:
         return pictures[0]
     running = sorted((row for one in pictures for row in one.running), key=lambda r: r.created_at)
@@ -65,8 +65,8 @@ def _connections(several: Sequence[Connections]) -> Connections:
     )
 
 
-def _memory(rows: Iterable[Memory]) -> list[Memory]:
-    found: dict[str, Memory] = {}
+def _memory(rows: Iterable[CacheUse]) -> list[CacheUse]:
+    found: dict[str, CacheUse] = {}
     for row in rows:
         known = found.get(row.name)
         if known is None:
@@ -74,14 +74,14 @@ def _memory(rows: Iterable[Memory]) -> list[Memory]:
         elif row.name == FULLEST:
             found[row.name] = max(known, row, key=lambda one: one.bytes)
         else:
-            found[row.name] = Memory(
+            found[row.name] = CacheUse(
                 row.name, known.bytes + row.bytes, known.bytes_max + row.bytes_max
             )
     return list(found.values())
 
 
-def _replicas(rows: Iterable[Replica]) -> list[Replica]:
-    found: dict[tuple[str, str], Replica] = {}
+def _replicas(rows: Iterable[ReplicaView]) -> list[ReplicaView]:
+    found: dict[tuple[str, str], ReplicaView] = {}
     for row in rows:
         known = found.get((row.model, row.name))
         if known is not None:
@@ -99,12 +99,12 @@ def _added(one: int | None, other: int | None) -> int | None:
     return other if one is None else one if other is None else one + other
 
 
-def _refusals(rows: Iterable[Refusal]) -> list[Refusal]:
-    found: dict[tuple[str, str], Refusal] = {}
+def _refusals(rows: Iterable[RefusalCount]) -> list[RefusalCount]:
+    found: dict[tuple[str, str], RefusalCount] = {}
     for row in rows:
         known = found.get((row.transport, row.code))
         if known is not None:
-            row = Refusal(
+            row = RefusalCount(
                 row.transport, row.code, known.count + row.count, max(known.at_ms, row.at_ms)
             )
         found[row.transport, row.code] = row

@@ -2,7 +2,7 @@
 
 import { $, h, roving, s, short, tip, took } from "./dom.js";
 
-const ABOUT = "A response is a commit, a second child is a fork. Open one to read it.";
+const ABOUT = "A response continues its parent; a second child is a fork. Select a response to read it.";
 const STEP = 34;
 const ROW = 30;
 const COLUMNS_MAX = 60;
@@ -10,7 +10,7 @@ const ROWS_MAX = 14;
 const CHIPS_MAX = 7;
 const COLOURS = 6;
 
-// The root of the conversation that is looked at; nothing for all of them.
+// The root of the selected conversation; null for all of them.
 let chosen = null;
 let focused = "";
 
@@ -75,17 +75,17 @@ const summary = ({ nodes }) => {
   return `${many(nodes.length, "turn")}${forked ? ` · ${many(forked, "fork")}` : ""}`;
 };
 
-const told = (node) => [
+const details = (node) => [
   h("b", {}, node.id),
-  h("div", {}, h("span", {}, node.isRunning ? "runs" : node.status), h("span", {}, node.model)),
+  h("div", {}, h("span", {}, node.isRunning ? "running" : node.status), h("span", {}, node.model)),
   ...(node.isRunning
     ? []
     : [
-        h("div", {}, h("span", {}, "took"), h("span", {}, took(node.total_ms ?? 0))),
+        h("div", {}, h("span", {}, "duration"), h("span", {}, took(node.total_ms ?? 0))),
         h(
           "div",
           {},
-          h("span", {}, "tokens: reused, tokenized"),
+          h("span", {}, "prompt tokens: reused, new"),
           h("span", {}, `${node.reused} · ${node.tokenized}`),
         ),
       ]),
@@ -94,12 +94,12 @@ const told = (node) => [
 export const drawTree = (past, running, open, redraw) => {
   const box = $("tree");
   const all = past.chains(running);
-  // Requests of their own are not conversations; they are drawn where there is nothing else.
+  // Single requests are not conversations; they are shown only where there is nothing else.
   const joined = all.filter((one) => one.nodes.length > 1);
   const chains = joined.length ? joined : all;
   if (!chains.length) {
     $("chains").replaceChildren();
-    box.replaceChildren(h("p", { class: "empty" }, "Nothing has been said yet."));
+    box.replaceChildren(h("p", { class: "empty" }, "No responses yet."));
     return;
   }
   if (!chains.some((one) => one.root === chosen)) chosen = null;
@@ -114,9 +114,9 @@ export const drawTree = (past, running, open, redraw) => {
   );
   if (focusedChip >= 0) $("chains").children[Math.min(focusedChip, listed.length)].focus();
   $("tree-sub").textContent =
-    ABOUT + (singles ? ` Not drawn: ${many(singles, "request")} of their own.` : "");
+    ABOUT + (singles ? ` ${many(singles, "single request")} not shown.` : "");
 
-  // One below the other, the latest first, as many as there is room for.
+  // One below the other, the latest first, as many as fit.
   const { placed, rows } = layOut(
     (chosen ? chains.filter((one) => one.root === chosen) : listed).flatMap((one) => one.nodes),
   );
@@ -156,12 +156,12 @@ export const drawTree = (past, running, open, redraw) => {
         "data-id": one.node.id,
         "aria-label": `Response ${short(one.node.id)}, ${one.node.status}`,
         onclick: () => open(one.node.id),
-        onmousemove: (event) => tip.show(event, told(one.node)),
+        onmousemove: (event) => tip.show(event, details(one.node)),
         onmouseleave: tip.hide,
         onblur: tip.hide,
         onfocus: (event) => {
           focused = one.node.id;
-          tip.show(event, told(one.node));
+          tip.show(event, details(one.node));
         },
         onkeydown: (event) => {
           if (event.key === "Enter") open(one.node.id);
@@ -178,7 +178,7 @@ export const drawTree = (past, running, open, redraw) => {
           s(
             "text",
             { class: "faint", x: 20, y: height - 4 },
-            `${rows - ROWS_MAX} more branches are not drawn`,
+            `${rows - ROWS_MAX} more branches not shown`,
           ),
         ]
       : [];

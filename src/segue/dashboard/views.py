@@ -1,7 +1,7 @@
-"""What does a watcher see? Values for the page, made from what the process knows; no content, only ids and figures.
+"""What does the page show? Values made from the state of the process; no content, only ids and figures.
 
 A key sees its own turns, lanes and connections. An operator sees totals of the whole process, the caches and the
-engines, and nobody's conversations but its own. On the loopback without keys there is one owner, and it is both.
+engines, and only its own conversations. On the loopback without keys there is one owner, who is both.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MARKS = (
 CONNECTIONS_LISTED_MAX = 48
 CELLS_MAX = 4_096
 RUNNING_LISTED_MAX = 64
-# The cache that is one connection's alone, so that those of several workers are not added up.
-FULLEST = "fullest connection"
+# This is the cache of one connection: over several workers the largest counts, not the sum.
+FULLEST = "largest connection"
 # The last pauses of a turn; there are no more than its hosted calls.
 PAUSES_LISTED_MAX = 32
 # A cell of the map of connections is one digit.
@@ -45,14 +45,14 @@ CELL_MAX = 9
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who looks: whose turns may be seen, and whether the process's totals may."""
+    """Whose turns may be shown, and whether the totals of the process may."""
 
     owner: Owner
     is_operator: bool
 
 
-class TurnRow(Struct, frozen=True):
-    """A turn that is over."""
+class TurnView(Struct, frozen=True):
+    """A turn that ended."""
 
     number: int
     id: str
@@ -63,7 +63,7 @@ class TurnRow(Struct, frozen=True):
     transport: str
     status: str
     error: str | None
-    # When its request was read, in milliseconds of the clock on the wall.
+    # When its request was read, in milliseconds since the epoch.
     at_ms: float
     # Milliseconds after that, in the order of MARKS.
     marks: tuple[float | None, ...]
@@ -73,13 +73,13 @@ class TurnRow(Struct, frozen=True):
     output: int
     bytes: int
     found_in: str | None
-    # Calls that our own tools answered, and when sampling paused for them, in milliseconds like the marks.
+    # Calls of server-side tools, and when sampling paused for them, in milliseconds like the marks.
     tools: int = 0
     pauses: tuple[tuple[float, float], ...] = ()
 
 
 class RunningRow(Struct, frozen=True):
-    """A turn that runs."""
+    """A running turn."""
 
     id: str
     parent: str | None
@@ -88,7 +88,7 @@ class RunningRow(Struct, frozen=True):
 
 
 class ConnectionRow(Struct, frozen=True):
-    """An open socket."""
+    """An open WebSocket connection."""
 
     id: str
     opened_ms: float
@@ -100,7 +100,7 @@ class ConnectionRow(Struct, frozen=True):
 
 
 class Connections(Struct, frozen=True):
-    """The open sockets: all of them counted, those with most to do listed, one digit of load for each."""
+    """The open WebSocket connections: their number, the busiest as rows, one digit of load for each."""
 
     count: int
     lanes: int
@@ -110,16 +110,16 @@ class Connections(Struct, frozen=True):
     rows: Sequence[ConnectionRow]
 
 
-class Memory(Struct, frozen=True):
-    """A cache: what it holds, and what it may hold."""
+class CacheUse(Struct, frozen=True):
+    """A cache: its size and its limit."""
 
     name: str
     bytes: int
     bytes_max: int
 
 
-class Replica(Struct, frozen=True):
-    """An engine, or one of several that serve the same model. Load is unknown where nobody counts it."""
+class ReplicaView(Struct, frozen=True):
+    """An engine, or one of several replicas of a model. Its load is None where it is not counted."""
 
     model: str
     name: str
@@ -129,7 +129,7 @@ class Replica(Struct, frozen=True):
 
 
 class Totals(Struct):
-    """What turns came to since the start."""
+    """Sums over all turns since the start."""
 
     turns: int = 0
     failed: int = 0
@@ -139,9 +139,9 @@ class Totals(Struct):
     output: int = 0
     bytes: int = 0
 
-    def add(self, settled: EndedTurn) -> None:
-        """Count a turn that is over."""
-        entry, tally = settled.entry, settled.tally
+    def add(self, turn: EndedTurn) -> None:
+        """Count a turn that ended."""
+        entry, tally = turn.entry, turn.tally
         self.turns += 1
         self.failed += entry.status == "failed"
         self.tokenized += tally.tokens_tokenized
@@ -151,8 +151,8 @@ class Totals(Struct):
         self.bytes += tally.bytes_received
 
 
-class Refusal(Struct):
-    """How often requests were refused with this code before they became turns, and when last."""
+class RefusalCount(Struct):
+    """How many requests were refused with this code before they became turns, and when the last was."""
 
     transport: str
     code: str
@@ -167,48 +167,48 @@ class Picture(Struct, frozen=True):
     connections: Connections
     running_count: int
     running: Sequence[RunningRow]
-    memory: Sequence[Memory]
-    replicas: Sequence[Replica]
-    refusals: Sequence[Refusal]
+    memory: Sequence[CacheUse]
+    replicas: Sequence[ReplicaView]
+    refusals: Sequence[RefusalCount]
     backlog: int | None
 
 
-class Share(Struct, frozen=True):
-    """What one worker tells a watcher: its place in that worker's past, the turns since, and the present."""
+class WorkerShare(Struct, frozen=True):
+    """One worker's part of an update: the position in its history, the turns since, and the present."""
 
     number: int
-    turns: Sequence[TurnRow]
+    turns: Sequence[TurnView]
     missed: int
     picture: Picture
 
 
 class Look(Struct, frozen=True):
-    """What a watcher asks the other workers: who looks, and how much of each one's past is known."""
+    """What a watcher asks the other workers: for whom, and its position in the history of each."""
 
     viewer: Viewer
     places: dict[str, int]
 
 
 def name_connection(key: str, salt: bytes) -> str:
-    """A short name for a connection: the same for all its lanes, and nothing of the process's own."""
+    """A short name for a connection: the same for all its lanes, without internal ids."""
     return hashlib.blake2s(key.encode(), key=salt, digest_size=3).hexdigest() if key else ""
 
 
-def turn_row(number: int, settled: EndedTurn, wall_ms: float, salt: bytes) -> TurnRow:
-    """A turn as the page gets it; `wall_ms` is the wall's clock where the process's own clock is zero."""
-    entry, tally, marks = settled.entry, settled.tally, settled.tally.marks
+def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnView:
+    """A turn for the page; `wall_ms` is the wall clock at the zero of the process's own clock."""
+    entry, tally, marks = turn.entry, turn.tally, turn.tally.marks
     began = marks.get(MARKS[0], 0.0)
-    connection, _, lane = settled.lane.partition("/")
-    return TurnRow(
+    connection, _, lane = turn.lane.partition("/")
+    return TurnView(
         number=number,
         id=entry.turn_id,
-        parent=settled.parent_id,
+        parent=turn.parent_id,
         connection=name_connection(connection, salt),
         lane=lane,
         model=entry.model,
-        transport=settled.transport,
+        transport=turn.transport,
         status=entry.status,
-        error=settled.error,
+        error=turn.error,
         at_ms=round(wall_ms + began * 1000, 3),
         marks=tuple(
             round((at - began) * 1000, 3) if (at := marks.get(name)) is not None else None
@@ -229,7 +229,7 @@ def turn_row(number: int, settled: EndedTurn, wall_ms: float, salt: bytes) -> Tu
 
 
 def running_rows(runnings: Iterable[Running], viewer: Viewer) -> tuple[int, list[RunningRow]]:
-    """How many turns run, and the oldest of the viewer's own."""
+    """The number of running turns, and the oldest of the viewer's own."""
     counted = 0
     rows: list[RunningRow] = []
     for running in runnings:
@@ -245,7 +245,7 @@ def running_rows(runnings: Iterable[Running], viewer: Viewer) -> tuple[int, list
 def connections(
     glances: Iterable[Glance], viewer: Viewer, wall_ms: float, salt: bytes
 ) -> Connections:
-    """The sockets that this viewer may count, and its own as a list."""
+    """The connections that this viewer may count, and the busiest of its own."""
     seen = [one for one in glances if viewer.is_operator or one.owner == viewer.owner]
     seen.sort(key=lambda one: one.opened_at)
     own = (one for one in seen if one.owner == viewer.owner)

@@ -1,16 +1,16 @@
-// Where did the last turns spend their time? One row a turn, one bar a stage, on one axis of time.
-// Timeline: true times, long pauses cut short, so that settling is seen beside the next turn.
-// Aligned: all begin at zero.
+// Where did the last turns spend their time? One row per turn, one bar per stage, on one time axis.
+// Timeline: real times, with long pauses shortened, so that settling is seen next to the following turn.
+// Aligned: all turns begin at zero.
 
 import { $, clock, count, h, roving, s, short, span, tip, took } from "./dom.js";
 import { STAGES, pausesOf, stagesOf } from "./past.js";
 
-const ABOUT = "The last turns. Settling overlaps the next one.";
+const ABOUT = "The last turns, stage by stage. Usage is recorded (settle) while the next turn runs.";
 const ROW = 21;
 const BAR = 11;
 const TOP = 26;
 const CUT = 22;
-// A pause longer than this share of what is shown is cut short.
+// A pause longer than this share of the shown time is shortened.
 const PAUSE_SHARE = 0.12;
 
 let axis = "timeline";
@@ -23,7 +23,7 @@ export const setAxis = (name) => {
 export const legend = () =>
   STAGES.map(([kind, label]) => h("span", {}, h("i", { class: `swatch ${kind}` }), label));
 
-// Pieces of time with their place on the axis: [from, to, x]; between two of them a pause is cut.
+// Periods with their position on the axis: [from, to, x]; between two of them a pause is left out.
 const pieces = (rows, width) => {
   const busy = [];
   for (const { at_ms: at, end } of rows) {
@@ -64,7 +64,7 @@ const ruler = (scale, width) => {
   );
 };
 
-const told = (turn) => [
+const details = (turn) => [
   h("b", {}, turn.id),
   h(
     "div",
@@ -88,7 +88,7 @@ const told = (turn) => [
   h(
     "div",
     {},
-    h("span", {}, "tokens: reused, tokenized, answered"),
+    h("span", {}, "tokens: reused, new, output"),
     h("span", {}, `${turn.reused} · ${turn.tokenized} · ${turn.output}`),
   ),
 ];
@@ -100,12 +100,12 @@ export const drawWaterfall = (past, open) => {
   const turns = past.turns.slice(isNarrow ? -12 : -18);
   if (!turns.length) {
     box.replaceChildren(
-      h("p", { class: "empty" }, "No turn has ended yet. Race, or say something in the playground."),
+      h("p", { class: "empty" }, "No turns yet. Start a race, or send a message in the playground."),
     );
     return;
   }
   if (past.missed)
-    $("waterfall-sub").textContent = `${ABOUT} ${count(past.missed)} were too many to be told.`;
+    $("waterfall-sub").textContent = `${ABOUT} ${count(past.missed)} turns were skipped.`;
   const rows = turns.map((turn) => ({
     turn,
     at_ms: turn.at_ms,
@@ -164,11 +164,11 @@ export const drawWaterfall = (past, open) => {
         tabindex: -1,
         "data-id": turn.id,
         "aria-label": `Turn ${short(turn.id)}, ${turn.transport}, ${figure} ${unit}, ${turn.status}`,
-        onmousemove: (event) => tip.show(event, told(turn)),
+        onmousemove: (event) => tip.show(event, details(turn)),
         onmouseleave: tip.hide,
         onfocus: (event) => {
           focused = turn.id;
-          tip.show(event, told(turn));
+          tip.show(event, details(turn));
         },
         onblur: tip.hide,
         onclick: () => open(turn.id),
@@ -184,7 +184,7 @@ export const drawWaterfall = (past, open) => {
         : s(
             "text",
             { class: "faint", x: 58, y: y + 14.5 },
-            `${turn.transport === "websocket" ? "socket" : turn.transport} ${turn.lane.slice(0, 6)}`,
+            `${turn.transport === "websocket" ? "ws" : turn.transport} ${turn.lane.slice(0, 6)}`,
           ),
       ...bars,
       s("text", { x: width - 4, y: y + 14.5, "text-anchor": "end" }, `${figure} ${unit}`),

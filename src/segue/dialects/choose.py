@@ -1,9 +1,9 @@
 """Which dialect does this model speak?
 
-In: a name from the settings, or the model's own files (a GGUF or a tokenizer folder), and its vocabulary. Out: a dialect.
-For "auto" the special tokens say which families a model can belong to; then each of them writes a few small conversations,
-and the family that writes them as the model's own template does is chosen. If none does, the template itself is run.
-A model without a template is known by its special tokens alone; where these say nothing, it is refused.
+In: a name from the settings, the model's own files (a GGUF or a tokenizer folder) and its vocabulary. Out: a dialect.
+For "auto" the special tokens say which families a model can belong to. Each of these writes a few small conversations,
+and the family that writes them as the model's own template does is chosen. If there is none, the template itself is
+run. A model without a template is known by its special tokens alone; if no family has them, it is refused.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What is a model family, and how does it become a dialect?
 
-A `Family` is a value: the special tokens, and plain functions that write and read. `TokenDialect` is the one dialect
-for all of them, a family on a vocabulary; nothing in it knows a family by name. `choose.py` has the table of families.
+A `Family` is a value: the special tokens, and plain functions that write and read. `TokenDialect` is the dialect
+of all of them: a family on a vocabulary. Nothing in it knows a family by name. `choose.py` has the table of families.
 
 Every function that writes takes the vocabulary first and gives ids. It puts them together from chunks with
-`Vocabulary.ids`: a `Mark` is a special token, a text never becomes one.
+`Vocabulary.ids`: a `Mark` is a special token, and text never becomes special.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class Family:
     reader: Callable[[BoundFamily, Scene], Reader]
     # How an answer begins that is forced to be a call, or JSON.
     call: CallForm
-    # Skips or ends the model's thought, before every forced answer; and where it is true, wherever the effort is "none".
+    # Skips or ends the model's thought, before every forced answer.
     without_thought: tuple[Chunk, ...] = ()
+    # Whether the thought is also skipped where the effort is "none".
     is_thought_optional: bool = False
     # Whether the special tokens alone decide, so that the model's template is not compared.
     is_known_by_tokens: bool = False
@@ -114,11 +115,9 @@ class TokenDialect:
         return replace(rendered, lead=self._bound.vocabulary.ids(*chunks), schema=schema)
 
     def write(self, items: Sequence[Item]) -> IdArray[int]:
-        """What the model would sample to say these items."""
         return self._family.write(self._bound.vocabulary, items)
 
     def reader(self, scene: Scene) -> Reader:
-        """A reader for the answer to this scene, which knows the tools by name."""
         found = grammar_offer(scene)
         if found is None:
             return self._family.reader(self._bound, scene)
@@ -144,7 +143,7 @@ MODEL_TURN = {
 def blocks_of(
     items: Sequence[Item], joins: set[tuple[str, str]], tools: Callable[[Sequence[Offer]], str]
 ) -> list[list[Part]]:
-    """What these items say, by block; `tools` tells tools that an item brings."""
+    """What these items say, by block; `tools` writes the tools that an item brings."""
     blocks: list[list[Part]] = []
     for item in items:
         for part in _parts_of(item, tools):

@@ -6,10 +6,10 @@ Out: the lead, which is the beginning of the answer in our words, and the schema
 A lead ends where a token of the model would end too: after a newline, or after `"arguments":`. The brace that follows
 is the model's, because most vocabularies join it with a space or a quote.
 
-A custom tool may have a grammar. Engines follow the grammar itself, which knows nothing of JSON, so the words around the
-input are ours: the lead begins the call up to the quote of its `input`, the model writes the input as it is, and the end
-of the call is added after it. In the prompt of later turns such an input stands unescaped, as it was sampled. Its reader
-needs no marks: everything after the lead, up to a stop, is the input.
+A custom tool may have a grammar. Engines follow the grammar itself, which knows nothing of JSON, so the words around
+the input are ours: the lead begins the call up to the quote of its `input`, the model writes the input as it is, and
+the end of the call is added after it. In the prompt of later turns such an input stands unescaped, as it was sampled.
+Its reader needs no marks: everything after the lead, up to a stop, is the input.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Chunks = tuple[Chunk, ...]
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a family begins a call, and ends one."""
+    """How a family begins and ends a call."""
 
     # Begins a call of the tool with this name, up to its arguments.
     named: Callable[[str], Chunks]
@@ -73,7 +73,7 @@ def lead_of(form: CallForm, scene: Scene) -> tuple[Chunks, bytes | Grammar | Non
         return form.named(offers[0].qualified_name), arguments_schema(offers[0])
     if form.arguments_key is None:
         raise InvalidRequest(
-            "This model can be made to call one tool by name, but not one of several.",
+            "'tool_choice' can force this model to call a tool by name, but not any of several tools.",
             code="unsupported_value",
             param="tool_choice",
         )
@@ -85,8 +85,8 @@ def _text_schema(form: CallForm, scene: Scene) -> bytes | None:
         # The model may want to call a tool instead, and one schema cannot describe both.
         if scene.format is not None:
             raise InvalidRequest(
-                "This model cannot be held to 'text.format' while it may also call tools. Leave one of "
-                "them out, or say 'tool_choice': 'none' for the answer.",
+                "'text.format' is not enforced for this model while it may also call tools. Leave out the "
+                "format or the tools, or send 'tool_choice': 'none'.",
                 code="unsupported_value",
                 param="text.format",
             )
@@ -103,7 +103,7 @@ def is_call_forced(scene: Scene) -> bool:
 
 
 def grammar_offer(scene: Scene) -> tuple[Offer, Grammar] | None:
-    """The one tool that must be called, if it has a grammar and the engine can follow one.
+    """The only tool that must be called, if it has a grammar and the engine can follow it.
 
     Whether the engine reads this grammar was checked before the turn began.
     """
@@ -151,7 +151,6 @@ class GrammarReader:
         self.is_over = False
 
     def feed(self, piece: Piece) -> list[Parsed]:
-        """What has become certain with these ids, the lead first."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
         parsed: list[Parsed] = []
         for id in piece.ids:
@@ -162,7 +161,6 @@ class GrammarReader:
         return parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
-        """Close the call, and seal the turn."""
         parsed: list[Parsed] = []
         is_cut = is_cut and not self._is_stopped
         if not self._is_open:

@@ -3,16 +3,16 @@
 A message is `<|start|>`, who speaks, `<|channel|>` and its name, `<|message|>`, the text, `<|end|>`. The model thinks
 in the channel `analysis`, calls tools in `commentary` (there the header says `to=functions.name`, and `<|call|>` ends
 the message), and answers in `final`, which `<|return|>` ends; in history that is an `<|end|>`. All marks are special
-tokens, so that no text can be mistaken for one:
+tokens, so that no text can be mistaken for a mark:
 
     state      at                                            goes to
-    header     text; <|channel|>, <|constrain|>              stays, noting what it says
-    header     <|message|>                                   body, and opens a call; text is opened by its first letter
-    body       text                                          stays, and says it
+    header     text; <|channel|>, <|constrain|>              stays, noting the text
+    header     <|message|>                                   body, and opens a call; a text opens with its first letter
+    body       text                                          stays, and writes it
     any        <|end|>, <|start|>                            closes what is open, header
     any        <|call|>, <|return|>                          the turn is over
 
-A message to a tool that `tool_choice` forbids is text. Where calls may not be parallel, the first one ends the turn.
+A message to a tool that `tool_choice` forbids is text. Where calls may not be parallel, the first call ends the turn.
 
 The system message says what day it is (the day on which the chain began), how much to think, and which channels there
 are; instructions and tools are the developer's message. What was thought before the last final answer is forgotten.
@@ -23,16 +23,17 @@ from __future__ import annotations
 import re
 from array import array
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+import msgspec
+
+from segue.dialects.call_json import InputReader
 from segue.dialects.family import BoundFamily, Family, system_of
 from segue.dialects.forced import CallForm
-from segue.dialects.inputs import InputReader
-from segue.dialects.logprobs import PendingLogprobs
-from segue.dialects.offers import added_by, may_call, offer_in, opened_call
+from segue.dialects.item_writer import PendingLogprobs, text_of_token
+from segue.dialects.offers import added_by, may_call, offer_in, opened_call, parameters_of
 from segue.dialects.parts import Part, part_of
-from segue.dialects.typescript import FUNCTIONS, tools_section
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
 from segue.turn.values import (
     Head,
@@ -60,6 +61,7 @@ from segue.wire.items import (
     ToolSearchOutput,
 )
 from segue.wire.kinds import is_model_written
+from segue.wire.tools import Offer
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
@@ -79,6 +81,8 @@ EFFORTS = {
     "none": "low", "minimal": "low", "low": "low", "high": "high", "xhigh": "high", "max": "high",
 }  # fmt: skip
 RECIPIENT = re.compile(r"\bto=(\S+)")
+# The namespace of tools that stand in none.
+FUNCTIONS = "functions"
 # Whom the model may speak to without calling anything.
 PEOPLE = {"assistant", "user", "all"}
 
@@ -221,12 +225,12 @@ def _effort(head: Head) -> str:
     return EFFORTS.get(head.reasoning.effort or "", "medium")
 
 
-def _is_alike(one: Head, other: Head) -> bool:
-    return _effort(one) == _effort(other) and is_alike_by_words(one, other)
+def _is_alike(head: Head, other: Head) -> bool:
+    return _effort(head) == _effort(other) and is_alike_by_words(head, other)
 
 
 def _finals(items: Sequence[Item]) -> set[int]:
-    """Which of these are final answers: what the model says to the user with no call behind it in the same turn."""
+    """Which of these are final answers: what the model says to the user with no call after it in the same turn."""
     found: set[int] = set()
     is_calling = False
     for n in range(len(items) - 1, -1, -1):
@@ -244,6 +248,152 @@ def _finals(items: Sequence[Item]) -> set[int]:
 def _last_final(items: Sequence[Item]) -> int:
     """Up to the last final answer."""
     return max(_finals(items), default=-1) + 1
+
+
+# --- tools as TypeScript --------------------------------------------------------------------------
+
+# Functions in namespaces, letter for letter as the family's own library writes them, odd places of comments included,
+# because that is what the model was trained on.
+
+JsonObject = dict[str, object]
+
+
+def tools_section(tools: Iterable[Offer]) -> str:
+    """All tools by namespace."""
+    spaces: dict[str, list[str]] = {}
+    for tool in tools:
+        spaces.setdefault(tool.namespace or FUNCTIONS, []).append(_declaration(tool))
+    return "\n\n".join(["# Tools", *(_namespace(name, spaces[name]) for name in sorted(spaces))])
+
+
+def _namespace(name: str, declarations: Sequence[str]) -> str:
+    inside = "\n".join(declarations)
+    return f"## {name}\n\nnamespace {name} {{\n\n{inside}\n}} // namespace {name}"
+
+
+def _declaration(offer: Offer) -> str:
+    description = offer.tool.description
+    lines = _lines(description) if isinstance(description, str) else []
+    comment = "".join(f"// {line}\n" for line in lines)
+    parameters = parameters_of(offer.tool)
+    taken = "" if parameters is None else f"_: {_type(parameters, '')}"
+    return f"{comment}type {offer.tool.name} = ({taken}) => any;\n"
+
+
+def _lines(text: str) -> list[str]:
+    """As Rust cuts them: at newlines only, with nothing after the last."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+# Types of JSON schema that are one word of TypeScript.
+WORDS = {"number": "number", "integer": "number", "boolean": "boolean"}
+
+
+def _type(schema: object, indent: str) -> str:
+    if not isinstance(schema, dict):
+        return "any"
+    variants = schema.get("oneOf")
+    if isinstance(variants, list):
+        return "".join(f"\n{indent} | {_variant(variant, indent)}" for variant in variants)
+    match schema.get("type"):
+        case list() as kinds:
+            names = [kind for kind in kinds if isinstance(kind, str)]
+            return " | ".join("number" if name == "integer" else name for name in names)
+        case "object":
+            return _object(schema, indent)
+        case "string":
+            return _string(schema.get("enum"))
+        case "array":
+            return f"{_type(schema['items'], indent)}[]" if "items" in schema else "Array<any>"
+        case str() as kind:
+            return WORDS.get(kind, "any")
+        case _:
+            return "any"
+
+
+def _string(listed: object) -> str:
+    if not isinstance(listed, list) or not listed:
+        return "string"
+    return " | ".join(f'"{value}"' for value in listed if isinstance(value, str))
+
+
+def _object(schema: JsonObject, indent: str) -> str:
+    description = _text(schema, "description")
+    out = "" if description is None else f"{indent}// {description}\n"
+    out += "{\n"
+    required = schema.get("required")
+    properties = schema.get("properties")
+    for key, value in (properties if isinstance(properties, dict) else {}).items():
+        is_required = isinstance(required, list) and key in required
+        out += _property(f"{key}{'' if is_required else '?'}", value, indent)
+    return f"{out}{indent}}}"
+
+
+def _property(name: str, schema: object, indent: str) -> str:
+    if not isinstance(schema, dict):
+        return f"{indent}{name}: any,\n"
+    out = ""
+    title, description = _text(schema, "title"), _text(schema, "description")
+    if title is not None:
+        out += f"{indent}// {title}\n{indent}//\n"
+    variants = schema.get("oneOf")
+    if description is not None and not isinstance(variants, list):
+        out += f"{indent}// {description}\n"
+    examples = schema.get("examples")
+    if isinstance(examples, list) and examples:
+        shown = [f'{indent}// - "{example}"\n' for example in examples if isinstance(example, str)]
+        out += f"{indent}// Examples:\n{''.join(shown)}"
+    if isinstance(variants, list):
+        return out + _variants(name, schema, variants, indent)
+    kind = _nullable(schema, _type(schema, indent + "    "))
+    return f"{out}{indent}{name}: {kind},{_remark(_default(schema))}\n"
+
+
+def _variants(name: str, schema: JsonObject, variants: Sequence[object], indent: str) -> str:
+    description, default = _text(schema, "description"), _default(schema)
+    first = _text(variants[0], "description") if variants else None
+    out = "" if description in (None, first) else f"{indent}// {description}\n"
+    out += "" if default is None else f"{indent}// {default}\n"
+    out += f"{indent}{name}:\n"
+    for n, variant in enumerate(variants):
+        remark = _text(variant, "description")
+        is_said = description is not None and (n == 0 or remark == description)
+        remarks = (None if is_said else remark, _default(variant))
+        kind = _nullable(variant, _type(variant, indent + "   "))
+        out += f"{indent} | {kind}{_remark(*remarks)}\n"
+    return f"{out}{indent},\n"
+
+
+def _variant(schema: object, indent: str) -> str:
+    kind = _nullable(schema, _type(schema, indent + "   "))
+    # Here, unlike elsewhere, the default of an enumeration is quoted too.
+    return kind + _remark(_text(schema, "description"), _default(schema, is_quoted=True))
+
+
+def _nullable(schema: object, kind: str) -> str:
+    is_nullable = isinstance(schema, dict) and schema.get("nullable") is True
+    return f"{kind} | null" if is_nullable and "null" not in kind else kind
+
+
+def _default(schema: object, *, is_quoted: bool = False) -> str | None:
+    if not isinstance(schema, dict) or "default" not in schema:
+        return None
+    default = schema["default"]
+    if not isinstance(default, str):
+        return f"default: {msgspec.json.encode(default).decode()}"
+    is_bare = schema.get("enum") and not is_quoted
+    return f"default: {default}" if is_bare else f'default: "{default}"'
+
+
+def _remark(*texts: str | None) -> str:
+    remark = " ".join(text for text in texts if text is not None)
+    return f" // {remark}" if remark else ""
+
+
+def _text(schema: object, key: str) -> str | None:
+    found = schema.get(key) if isinstance(schema, dict) else None
+    return found if isinstance(found, str) else None
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -265,22 +415,21 @@ class HarmonyReader:
         # Sampled since the last closed item.
         self._ids = array("I")
         self._is_stopped = False
-        # Whether nothing was sampled behind the last `<|end|>`.
+        # Whether nothing was sampled after the last `<|end|>`.
         self._is_ended = False
-        # The header so far: who speaks, and behind each mark what it says.
+        # The header so far: who speaks, and the text after each mark.
         self._header = {"": ""}
         self._section = ""
         # What the body is; None in a header. Text is opened by its first letter.
         self._body: ItemOpened | None = None
         self._is_open = False
         self._input = InputReader()
-        # Whether the one call that there may be is whole.
+        # Whether the only call that is allowed is whole.
         self.is_over = False
-        # Where odds are asked for: those of tokens whose text is not said yet.
+        # Where logprobs were requested: those of tokens whose text is not sent yet.
         self._pending: PendingLogprobs | None = None
 
     def feed(self, piece: Piece) -> list[Parsed]:
-        """What has become certain with these ids."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
         parsed = self._parsed = []
         if piece.logprobs or self._pending is not None:
@@ -302,7 +451,6 @@ class HarmonyReader:
         return parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
-        """Close the open item, and seal the turn."""
         parsed = self._parsed = []
         is_call = self._body is not None and self._body.is_call
         self._end(is_cut=is_cut and not (self._is_stopped or self.is_over))
@@ -344,11 +492,12 @@ class HarmonyReader:
     def _take_text(self, id: int, logprobs: TokenLogprob | None) -> None:
         data = self._vocabulary.bytes_of(id)
         if id not in self._plain_tokens:
-            self._plain_tokens[id] = _plain_token(data)
+            whole = text_of_token(data)
+            self._plain_tokens[id] = ItemText(whole) if whole else None
         text = self._decode.decode(data)
         if self._pending is not None:
             self._pending.take(id, logprobs, len(text))
-        self._say(text)
+        self._write_text(text)
         self._is_flowing = (
             self._is_open
             and self._body is not None
@@ -374,7 +523,7 @@ class HarmonyReader:
             if self._pending is not None:
                 self._pending.begin(0)
 
-    def _say(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         assert self._body is not None
         if not text:
             return
@@ -384,7 +533,7 @@ class HarmonyReader:
             if text := self._input.feed(text):
                 self._parsed.append(ItemText(text))
         elif self._pending is not None and self._body.kind == "message":
-            self._parsed.append(ItemText(text, self._pending.say(len(text))))
+            self._parsed.append(ItemText(text, self._pending.take_sent(len(text))))
         else:
             self._parsed.append(ItemText(text))
 
@@ -393,17 +542,17 @@ class HarmonyReader:
         self._parsed.append(body)
 
     def _end(self, *, is_cut: bool = False) -> None:
-        """The message is over, whether it said so or not."""
+        """The message is over, with or without an end mark."""
         rest = "" if is_cut else self._decode.decode(b"", final=True)
         self._decode.reset()
         if self._pending is not None:
             self._pending.add(len(rest))
         stray = "" if CHANNEL in self._header else self._header[""].removeprefix("assistant")
         if self._body is None and stray.strip():
-            # No message at all, only text: an untrained model, or a broken prompt. Nobody kept its odds.
+            # No message at all, only text: an untrained model, or a broken prompt. Its logprobs were not kept.
             self._body, rest = ItemOpened("message"), stray + rest
         if self._body is not None:
-            self._say(rest)
+            self._write_text(rest)
         if self._is_open:
             if text := self._input.close():
                 self._parsed.append(ItemText(text))
@@ -418,14 +567,7 @@ class HarmonyReader:
         return self._vocabulary.special(mark)
 
 
-def _plain_token(data: bytes) -> ItemText | None:
-    """The token as said, if it is whole characters."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return None
-    return ItemText(text) if text else None
-
+# --- the family -----------------------------------------------------------------------------------
 
 HARMONY = Family(
     version=VERSION,

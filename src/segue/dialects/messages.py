@@ -5,9 +5,8 @@ next turn adds what the model wrote and what is given now, and nothing before th
 the first message; only if they change is everything written again. Tools are not part of it: the engine has a field for
 them.
 
-What the model says in one go is one assistant message: reasoning, text and calls together. Calls and their outputs are
-paired by `call_id`; a call that nobody answers by id, or an answer without one, is told in words, because
-endpoints refuse the one without the other.
+A model turn is one assistant message: reasoning, text and calls together. Calls and their outputs are paired by
+`call_id`; a call or an output without an id is written as text, because endpoints refuse either without the other.
 """
 
 from __future__ import annotations
@@ -16,9 +15,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from segue.dialects.inputs import InputReader
+from segue.dialects.call_json import InputReader
+from segue.dialects.family import MODEL_TURN
 from segue.dialects.offers import may_call, offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, part_of
+from segue.dialects.warm import rounds_of
 from segue.errors import EngineFailed
 from segue.turn.values import (
     NO_IDS,
@@ -52,14 +53,6 @@ from segue.wire.tools import plain_name
 
 # A change of this file that changes what is written needs a new number.
 VERSION = "messages2"
-# What goes on in the same assistant message: a model turn in the order in which a model writes it.
-JOINS = {
-    ("think", "think"),
-    ("think", "talk"),
-    ("think", "call"),
-    ("talk", "call"),
-    ("call", "call"),
-}
 
 JsonObject = dict[str, object]
 
@@ -67,24 +60,16 @@ JsonObject = dict[str, object]
 class MessagesDialect:
     """A `Dialect` for chat endpoints.
 
-    `sees_images`: pictures are handed on; otherwise they are told in words. `sends_reasoning`: what the model thought
+    `sees_images`: pictures are sent; otherwise they are described in words. `sends_reasoning`: what the model thought
     goes back as `reasoning_content`, and the endpoint's template decides what to keep of it.
     """
 
     def __init__(self, *, sees_images: bool = False, sends_reasoning: bool = True) -> None:
         self._sees_images = sees_images
         self._sends_reasoning = sends_reasoning
-        self._fingerprint = f"{VERSION}-{sees_images:d}{sends_reasoning:d}"
-
-    @property
-    def fingerprint(self) -> str:
-        """Names this format; there is no vocabulary in it."""
-        return self._fingerprint
-
-    @property
-    def stops(self) -> frozenset[int]:
-        """None: the endpoint ends the model's turn itself."""
-        return frozenset()
+        self.fingerprint = f"{VERSION}-{sees_images:d}{sends_reasoning:d}"
+        # None: the endpoint ends the model's turn itself.
+        self.stops: frozenset[int] = frozenset()
 
     def render(self, scene: Scene) -> Rendered:
         """The messages. Their counts are in bytes, as the length of the prompt is."""
@@ -92,8 +77,8 @@ class MessagesDialect:
         context = warm or NO_MESSAGES
         if warm is None and scene.head.instructions is not None:
             context = context.plus(_encode(_message("system", scene.head.instructions)))
-        for one in (*rounds, Round(scene.given)):
-            context = context.plus(self._row(one.given)).plus(self._row(one.wrote))
+        for round in (*rounds, Round(scene.given)):
+            context = context.plus(self._row(round.given)).plus(self._row(round.wrote))
         reused = 0 if warm is None else warm.length
         return Rendered(context, NO_IDS, context.length - reused, reused)
 
@@ -102,28 +87,27 @@ class MessagesDialect:
         return NO_IDS
 
     def reader(self, scene: Scene) -> MessagesReader:
-        """A reader for the answer to this scene, which knows the tools by name."""
         return MessagesReader(scene)
 
     def _last_warm(self, scene: Scene) -> tuple[Messages | None, list[Round]]:
-        """The longest row that still holds, and the rounds behind it. What a turn keeps ends before its last words."""
+        """The longest row that still holds, and the rounds after it. What a turn keeps ends before its last words."""
         later: list[Past] = []
         turn = scene.past
         while turn is not None:
             row = self._usable(scene.head, turn.warm)
             if row is not None:
                 last = Round((), turn.rounds[-1].wrote)
-                return row, [last, *_rounds(later), *scene.rounds]
+                return row, [last, *rounds_of(later), *scene.rounds]
             later.append(turn)
             turn = turn.above
         row = self._usable(scene.head, scene.recalled)
         if row is not None:
             return row, list(scene.rounds[1:])
-        return None, [*since_fresh([*_rounds(later), *scene.rounds])]
+        return None, [*since_fresh([*rounds_of(later), *scene.rounds])]
 
     def _usable(self, head: Head, warm: Warm | None) -> Messages | None:
         """The row that was kept, if it was made in this format under the same instructions."""
-        if warm is None or warm.fingerprint != self._fingerprint:
+        if warm is None or warm.fingerprint != self.fingerprint:
             return None
         is_alike = warm.head.instructions == head.instructions
         return warm.prompt if is_alike and isinstance(warm.prompt, Messages) else None
@@ -145,23 +129,22 @@ class MessagesDialect:
                 pictures = []
             if part.kind == "think" and not (part.text and self._sends_reasoning):
                 continue
-            if spoken and (spoken[-1].kind, part.kind) not in JOINS:
+            is_spoken = part.kind in ("think", "talk") or (part.kind == "call" and part.call_id)
+            is_same_turn = is_spoken and spoken and (spoken[-1].kind, part.kind) in MODEL_TURN
+            if spoken and not is_same_turn:
                 yield _assistant(spoken)
                 spoken = []
-            if part.kind in ("think", "talk") or (part.kind == "call" and part.call_id):
+            if is_spoken:
                 spoken.append(part)
                 continue
-            if spoken:
-                yield _assistant(spoken)
-                spoken = []
-            yield self._told(item, part)
+            yield self._other(item, part)
             pictures += self._pictures(item) if part.call_id else []
         if spoken:
             yield _assistant(spoken)
         if pictures:
             yield _shown(pictures)
 
-    def _told(self, item: Item, part: Part) -> JsonObject:
+    def _other(self, item: Item, part: Part) -> JsonObject:
         """A message of its own."""
         match part.kind:
             case "response" if part.call_id:
@@ -183,29 +166,25 @@ class MessagesDialect:
         if not (self._sees_images and isinstance(value, FunctionCallOutput | CustomToolCallOutput)):
             return []
         parts = value.output if isinstance(value.output, list) else []
-        return [one for one in parts if isinstance(one, InputImage) and _is_shown(one)]
+        return [inner for inner in parts if isinstance(inner, InputImage) and _is_shown(inner)]
 
     def _content(self, item: Item, part: Part) -> str | list[JsonObject]:
-        """What a user said; with pictures in it where the model sees them."""
+        """What a user wrote; with pictures where the model sees them."""
         value = item.value
         if not (
             self._sees_images and isinstance(value, Message) and isinstance(value.content, list)
         ):
             return part.text
-        if not any(isinstance(one, InputImage) and _is_shown(one) for one in value.content):
+        if not any(isinstance(inner, InputImage) and _is_shown(inner) for inner in value.content):
             return part.text
         content: list[JsonObject] = []
-        for one in value.content:
-            if isinstance(one, InputImage) and _is_shown(one):
-                content.append({"type": "image_url", "image_url": _image(one)})
+        for inner in value.content:
+            if isinstance(inner, InputImage) and _is_shown(inner):
+                content.append({"type": "image_url", "image_url": _image(inner)})
             else:
-                words = part_of(Item(b"", Message(role="user", content=[one]))).text
+                words = part_of(Item(b"", Message(role="user", content=[inner]))).text
                 content.append({"type": "text", "text": words})
         return content
-
-
-def _rounds(turns: Sequence[Past]) -> list[Round]:
-    return [one for turn in reversed(turns) for one in turn.rounds]
 
 
 def _message(role: str, text: str) -> JsonObject:
@@ -216,23 +195,23 @@ def _output(item: Item) -> str:
     """A tool's output with pictures in it: its words, and where a picture stands."""
     assert isinstance(item.value, FunctionCallOutput | CustomToolCallOutput)
     words = []
-    for one in item.value.output:
-        assert not isinstance(one, str)
-        is_shown = isinstance(one, InputImage) and _is_shown(one)
-        parsed = part_of(Item(b"", Message(role="user", content=[one]))).text
-        words.append("[image: shown behind the outputs]" if is_shown else parsed)
+    for inner in item.value.output:
+        assert not isinstance(inner, str)
+        is_shown = isinstance(inner, InputImage) and _is_shown(inner)
+        text = part_of(Item(b"", Message(role="user", content=[inner]))).text
+        words.append("[image: shown behind the outputs]" if is_shown else text)
     return "\n".join(words)
 
 
 def _shown(pictures: Sequence[InputImage]) -> JsonObject:
     content: list[JsonObject] = [{"type": "text", "text": "Images from the tool outputs:"}]
-    content += [{"type": "image_url", "image_url": _image(one)} for one in pictures]
+    content += [{"type": "image_url", "image_url": _image(picture)} for picture in pictures]
     return {"role": "user", "content": content}
 
 
 def _is_shown(part: InputImage) -> bool:
     """Whether the picture itself is here. An address is not handed on: the engine would follow it, in the operator's
-    network, for whoever wrote it (docs/hazards.md T10)."""
+    network, for the author of the request (docs/hazards.md T10)."""
     return isinstance(part.image_url, str) and part.image_url.startswith("data:")
 
 
@@ -244,7 +223,7 @@ def _image(part: InputImage) -> JsonObject:
 
 
 def _assistant(parts: Sequence[Part]) -> JsonObject:
-    """One model turn: what it thought, what it said, whom it called."""
+    """One model turn: its reasoning, its text and its calls."""
     text = "".join(part.text for part in parts if part.kind == "talk")
     calls = [_call(part) for part in parts if part.kind == "call"]
     message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
@@ -256,7 +235,7 @@ def _assistant(parts: Sequence[Part]) -> JsonObject:
 
 
 def _call(part: Part) -> JsonObject:
-    """Endpoints decode arguments: those that are no object are put into one."""
+    """Endpoints decode arguments: arguments that are no object are put into an object."""
     bare = part.text.strip()
     arguments = bare if is_object(bare) else dumps({"arguments": part.text}) if bare else "{}"
     function = {"name": plain_name(part.name), "arguments": arguments}
@@ -282,14 +261,13 @@ class MessagesReader:
         self._blank = ""
         self._blank_logprobs: tuple[Logprob, ...] = ()
         self._has_thought = False
-        # Whether the one call that there may be is whole.
+        # Whether the only call that is allowed is whole.
         self.is_over = False
         self._index: int | None = None
         self._closed_indexes: set[int] = set()
         self._input = InputReader()
 
     def feed(self, piece: Piece) -> list[Parsed]:
-        """What has become certain with these deltas."""
         assert isinstance(piece, Deltas), "this dialect reads deltas"
         parsed = self._parsed = []
         for delta in piece.deltas:
@@ -304,7 +282,6 @@ class MessagesReader:
         return parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
-        """Close what is open."""
         parsed = self._parsed = []
         self._close(is_cut=is_cut and not self.is_over)
         parsed.append(TurnClosed(NO_IDS))
@@ -327,7 +304,7 @@ class MessagesReader:
             if not text.strip():
                 self._blank, self._blank_logprobs = text, logprobs
                 return
-            # Newlines behind a thought belong to its mark; at the very beginning they are the model's own.
+            # Newlines after a thought belong to its mark; at the very beginning they are the model's own.
             text = text.lstrip("\n") if self._has_thought else text
             self._begin(ItemOpened("message"))
             if self.is_over:

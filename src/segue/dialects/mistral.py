@@ -15,7 +15,7 @@ way to call, `[TOOL_CALLS]` and JSON, and what small models write instead:
     arguing     any mark                            closes
 
 Where `tool_choice` forbids all calls, their marks mean nothing; a call of a tool that it forbids was text. Where calls
-may not be parallel, the first one ends the model's turn.
+may not be parallel, the first call ends the model's turn.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pathlib import Path
 
 import msgspec
 
+from segue.dialects.call_json import InputReader
 from segue.dialects.family import MODEL_TURN, BoundFamily, Family, blocks_of, is_from
 from segue.dialects.forced import CallForm
-from segue.dialects.inputs import InputReader
 from segue.dialects.offers import function_of, may_call, offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, object_or_string, parts_of
 from segue.dialects.text_reader import TextMarks, TextReader
@@ -174,28 +174,27 @@ class MistralReader:
         self._marks = {self._vocabulary.special(name): name for name in names}
         self._decode = getincrementaldecoder("utf-8")("replace")
         self._parsed: list[Parsed] = []
-        # The mark behind which we are; nothing while talking.
+        # The last mark; nothing while talking.
         self._state = ""
         # Reads the text of this stretch; None: there was none yet.
         self._text: TextReader | None = None
         # Sampled since the last closed item.
         self._ids = id_array()
         self._is_stopped = False
-        # Whether the one call that there may be is whole.
+        # Whether the only call that is allowed is whole.
         self.is_over = False
         self._open: ItemOpened | None = None
         # A name as far as it has come, or blanks before a thought.
         self._held = ""
-        # The arguments, and whether they are told as they come; None: their first letter is not here yet.
+        # The arguments, and whether they are sent as they come; None: their first letter is not here yet.
         self._arguments: list[str] = []
         self._input = InputReader()
-        self._is_told: bool | None = None
-        # From where on the ids are the name of a call, and what their odds were.
-        self._named_from = 0
-        self._named_odds: list[TokenLogprob | None] = []
+        self._is_streamed: bool | None = None
+        # From where on the ids are the name of a call, and their logprobs.
+        self._name_from = 0
+        self._name_logprobs: list[TokenLogprob | None] = []
 
     def feed(self, piece: Piece) -> list[Parsed]:
-        """What has become certain with these ids."""
         assert isinstance(piece, Ids), "this dialect reads tokens"
         self._parsed = []
         is_read = not (self._is_stopped or self.is_over)
@@ -208,7 +207,6 @@ class MistralReader:
         return self._parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
-        """Close the open item, and seal the turn."""
         self._parsed = []
         self._finish(is_cut=is_cut and not (self._is_stopped or self.is_over))
         self._parsed.append(TurnClosed(self._ids + self._bound.seal))
@@ -217,7 +215,7 @@ class MistralReader:
     def _take(self, id: int, logprobs: Sequence[TokenLogprob | None]) -> None:
         mark = self._marks.get(id)
         if self._state in (CALL, CALL_ID):
-            self._named_odds.extend(logprobs or [None])
+            self._name_logprobs.extend(logprobs or [None])
         if mark == END:
             self._finish()
             self._is_stopped = True
@@ -235,8 +233,8 @@ class MistralReader:
             if self.is_over:
                 return
             self._state = mark
-            self._named_from = len(self._ids)
-            self._named_odds = list(logprobs or [None])
+            self._name_from = len(self._ids)
+            self._name_logprobs = list(logprobs or [None])
             self._ids.append(id)
         elif not self._state:
             self._talk(Ids([id], logprobs))
@@ -276,12 +274,12 @@ class MistralReader:
                     self._parsed.append(value)
 
     def _was_text(self) -> None:
-        """Behind the mark of a call stands no name."""
-        ids = self._ids[self._named_from :]
-        self._ids = self._ids[: self._named_from]
+        """There is no name after the mark of a call."""
+        ids = self._ids[self._name_from :]
+        self._ids = self._ids[: self._name_from]
         self._state, self._held = "", ""
         self._decode.reset()
-        self._talk(Ids(ids, self._named_odds[: len(ids)] if any(self._named_odds) else ()))
+        self._talk(Ids(ids, self._name_logprobs[: len(ids)] if any(self._name_logprobs) else ()))
 
     # Thinking and calling.
 
@@ -315,17 +313,17 @@ class MistralReader:
         self._held, self._arguments, self._input = "", [], InputReader()
         self._state = ARGS
         opened = opened_call(name, offer_in(self._scene, name))
-        self._is_told = False if opened.kind == "custom" else None
+        self._is_streamed = False if opened.kind == "custom" else None
         self._begin(opened)
 
     def _argue(self, text: str) -> None:
         self._arguments.append(text)
-        if self._is_told is None:
+        if self._is_streamed is None:
             text = "".join(self._arguments)
             begun = text.lstrip()
             # A string may hold the object, as some models write it.
-            self._is_told = begun[0] != '"' if begun else None
-        if self._is_told:
+            self._is_streamed = begun[0] != '"' if begun else None
+        if self._is_streamed:
             self._write(text)
         elif self._open is not None and self._open.kind == "custom":
             self._write(self._input.feed(text))
@@ -339,7 +337,7 @@ class MistralReader:
             self._parsed.append(ItemText(text))
 
     def _finish(self, *, is_cut: bool = False) -> None:
-        """What we are in is over, whether it said so or not."""
+        """The item is over, with or without an end mark."""
         if self._state in (CALL, CALL_ID):
             self._was_text()
         if self._text is not None:
@@ -351,22 +349,22 @@ class MistralReader:
         if self._open is not None:
             if self._state == ARGS:
                 arguments = "".join(self._arguments)
-                self._write(self._untold(arguments, is_cut=is_cut))
+                self._write(self._unsent(arguments, is_cut=is_cut))
                 is_cut = is_cut and not is_object(arguments.strip())
             self._parsed.append(ItemClosed(self._ids, is_cut))
             self._ids = id_array()
             self.is_over = self._state == ARGS and not self._scene.head.parallel_tool_calls
         self._state, self._held, self._open = "", "", None
 
-    def _untold(self, arguments: str, *, is_cut: bool) -> str:
-        """What is told of the arguments when they are whole."""
+    def _unsent(self, arguments: str, *, is_cut: bool) -> str:
+        """What is left to send of the arguments when they are whole."""
         assert self._open is not None
         if self._open.kind == "custom":
             return self._input.close()
-        if self._is_told is None:
+        if self._is_streamed is None:
             return "" if is_cut else "{}"
         try:
-            return "" if self._is_told else msgspec.json.decode(arguments, type=str)
+            return "" if self._is_streamed else msgspec.json.decode(arguments, type=str)
         except msgspec.DecodeError:
             return arguments
 
@@ -383,7 +381,7 @@ class _Tekken(msgspec.Struct):
 
 
 def _is_format_known(path: Path) -> bool:
-    """Whether Mistral's own file, where there is one, is of the format that is written here."""
+    """Whether Mistral's own file, if it is there, is of the format that is written here."""
     file = (path if path.is_dir() else path.parent) / TEKKEN
     if not file.is_file():
         return True
@@ -396,7 +394,7 @@ def _with_prompt(prompt: str) -> Family:
 
 
 def _family(default_system: str = "") -> Family:
-    """`default_system`: the system text where a request has none; some of the models' templates have one."""
+    """`default_system`: the system text where a request has none, as some of the models' templates have it."""
     return Family(
         version=VERSION,
         specials=(BEGIN, END, CALL, ARGS, *(mark for pair in AROUND.values() for mark in pair)),

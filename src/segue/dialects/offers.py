@@ -1,6 +1,6 @@
 """Which tools can the model call, and which must it?
 
-In: a scene. Out: its tools as JSON for the model's eyes, the tool that a name means, and where the answer is forced,
+In: a scene. Out: its tools as JSON for the model, the tool that a name means, and where the answer is forced,
 the JSON schema that it must follow. A custom tool is to the model a function with one string, `input`; a shell,
 patches and the search for tools are functions too. Tools that items have brought count like those of the request.
 """
@@ -55,7 +55,7 @@ def parameters_of(tool: FunctionTool | CustomTool) -> object:
 
 
 def added_by(item: Item) -> tuple[Offer, ...]:
-    """Tools that came in an item; those that nobody here can run are not told, as in a request."""
+    """Tools that came in an item, without tools that cannot be run here, as in a request."""
     match item.value:
         case AdditionalTools(tools=tools):
             return offers_of(tools)
@@ -68,12 +68,12 @@ def added_by(item: Item) -> tuple[Offer, ...]:
 def offer_in(
     scene: Scene, name: str, spelled: Callable[[str], str] = lambda name: name
 ) -> Offer | None:
-    """The tool of this name: of the request, or else what items have brought, or else one that is deferred.
+    """The tool of this name: of the request, or else what items have brought, or else a deferred tool.
 
     `spelled` is how the family writes a name.
     """
-    # What a search has loaded of a remote server is a copy: it is called as what it is.
-    remote = [one for one in scene.head.tools.deferred if one.builtin == "mcp"]
+    # A tool of a remote server that a search has loaded is a copy: the original is called.
+    remote = [offer for offer in scene.head.tools.deferred if offer.builtin == "mcp"]
     for offer in (*scene.head.tools.offers, *remote, *scene.offers, *scene.deferred):
         if spelled(offer.qualified_name) == name:
             return offer
@@ -81,7 +81,7 @@ def offer_in(
 
 
 def opened_call(name: str, offer: Offer | None) -> ItemOpened:
-    """A call of this tool; of a tool that nobody offers, a function call by its whole name."""
+    """A call of this tool; of an unknown tool, a function call by its whole name."""
     if offer is None:
         return ItemOpened("function", name)
     is_async = offer.tool.is_async is True
@@ -89,7 +89,7 @@ def opened_call(name: str, offer: Offer | None) -> ItemOpened:
 
 
 def may_call(scene: Scene, offer: Offer | None) -> bool:
-    """Whether `tool_choice` lets the model call this tool; if it names none, also one that nobody knows."""
+    """Whether `tool_choice` lets the model call this tool; if it names none, also an unknown tool."""
     choice = scene.head.tool_choice
     if not isinstance(choice, ToolChoiceName):
         return choice != "none"
@@ -100,14 +100,14 @@ def may_call(scene: Scene, offer: Offer | None) -> bool:
 
 
 def forced(scene: Scene) -> tuple[Offer, ...]:
-    """The tools of which one must be called; none if the model may do without."""
+    """The tools of which the model must call any; none if it may do without."""
     choice = scene.head.tool_choice
     offers = scene.offers if choice == "required" else scene.offers + scene.deferred
     return forced_offers(choice, offers)
 
 
 def arguments_schema(offer: Offer) -> bytes:
-    """What the arguments of this one tool must be."""
+    """What the arguments of this tool must be."""
     return msgspec.json.encode(parameters_of(offer.tool) or OBJECT)
 
 
@@ -150,7 +150,7 @@ def _calls(offers: Sequence[Offer], arguments_key: str) -> list[object]:
 
 
 def _any_of(schemas: Sequence[object]) -> object:
-    """One schema out of several. What they refer to in themselves stands at the top of each, and so does it here."""
+    """One schema out of several. References inside a schema are to its own top, so they are moved with it."""
     if len(schemas) == 1 and not _refers(schemas[0]):
         return schemas[0]
     shared: dict[str, object] = {}
@@ -177,7 +177,7 @@ def _refers(schema: object) -> bool:
 
 
 def _root(schema: object) -> object:
-    """The schema to which `#` means itself: of a call, its arguments."""
+    """The schema that `#` refers to: of a call, its arguments."""
     assert isinstance(schema, dict)
     if "const" in schema.get("properties", {}).get("name", {}):
         return [*schema["properties"].values()][1]
@@ -193,7 +193,7 @@ def _with_root(schema: object, root: object) -> object:
 
 
 def _moved(schema: object, place: str) -> object:
-    """The same schema with what it refers to in itself at its new place."""
+    """The same schema with its references to itself at their new place."""
     match schema:
         case dict():
             moved = {key: _moved(inner, place) for key, inner in schema.items()}

@@ -14,9 +14,9 @@ from typing import NamedTuple, assert_never
 import msgspec
 from msgspec import Raw
 
-from segue.dialects.files import text_of_file
 from segue.dialects.offers import added_by, definition_of
 from segue.wire.calls import arguments_of
+from segue.wire.files import text_of_file
 from segue.wire.items import (
     ApplyPatchCall,
     ConfigurationUpdate,

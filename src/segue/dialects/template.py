@@ -2,10 +2,10 @@
 
 The template (Jinja, from a tokenizer folder or a GGUF) is run in a sandbox over the whole conversation, once each time.
 Its text is cut at the special tokens that it contains, and the pieces are encoded one by one. A prompt that was kept
-knows the digest of its text: if the new text begins with that text, its tokens are taken, and only what is behind them
-is cut and tokenized. So what is rendered is all, and what is tokenized is new.
+knows the digest of its text: if the new text begins with that text, its tokens are taken, and only what is after them
+is cut and tokenized. So everything is rendered, and only what is new is tokenized.
 
-Two tricks keep promises that a template cannot know of. What somebody wrote is shielded before it goes in: a letter
+Two tricks keep promises that a template cannot know of. Text of users and tools is shielded before it goes in: a letter
 that is in no text breaks every special token in it, and is taken out again when the piece is encoded. And what the
 model has sampled goes in as a placeholder, for which its kept ids stand in the end.
 
@@ -49,7 +49,7 @@ from segue.wire.items import Item
 
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "template1"
-# Noncharacters: Unicode promises that no text has them; one that does all the same is escaped.
+# Noncharacters: Unicode promises that no text has them; where a text does, they are escaped.
 SHIELD, KEPT_BEFORE, KEPT_AFTER, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 OURS = re.compile("[\ufdd0-\ufdd3]")
 ESCAPED = re.compile("\ufdd3([0-3])")
@@ -113,7 +113,7 @@ class TemplateRunner:
             raise ServerFault(f"The model's chat template cannot be read: {wrong}") from wrong
 
     def run(self, messages: Chat, tools: object, root_at: int, *, is_cued: bool) -> str:
-        """The conversation as text. A template may refuse one, for example where roles do not alternate."""
+        """The conversation as text. A template may refuse it, for example where roles do not alternate."""
         try:
             found: str = self._run(
                 messages=messages,
@@ -202,7 +202,6 @@ class _TemplatePrompts:
         self.is_thinking = cued.rstrip().endswith(THINK)
 
     def render(self, bound: BoundFamily, scene: Scene) -> Rendered:
-        """The prompt as the template writes it."""
         context, cue = self._texts(bound, scene)
         kept = [round for round in scene.history() if _is_kept(bound, round)]
         base, digest = self._base(bound, scene, context)
@@ -218,7 +217,7 @@ class _TemplatePrompts:
         return Rendered(prompt, cue_ids, tokenized, reused)
 
     def _usual_cue(self, probe: Chat, cued: str) -> str | None:
-        """What the template puts behind a conversation; None if that depends, or if it wants more than a question."""
+        """What the template puts after a conversation; None if that depends, or if it wants more than a question."""
         try:
             bare = self._runner.run(probe, None, 0, is_cued=False)
         except InvalidRequest:
@@ -230,7 +229,7 @@ class _TemplatePrompts:
     def _texts(self, bound: BoundFamily, scene: Scene) -> tuple[str, str]:
         """The conversation without its cue, and the cue.
 
-        A template that counts on seeing calls may refuse a placeholder; then everything is written anew.
+        A template that counts on seeing calls may refuse a placeholder; then everything is written again.
         """
         try:
             return self._texts_of(scene, *self._chat(bound, scene, is_keeping=True))
@@ -250,16 +249,16 @@ class _TemplatePrompts:
                 return context, cue
         bare = self._runner.run(chat, tools, scene.root_at, is_cued=False)
         same = 0
-        for one, other in zip(self._split(bare), self._split(cued), strict=False):
-            if one != other:
+        for piece, other in zip(self._split(bare), self._split(cued), strict=False):
+            if piece != other:
                 break
-            same += len(one)
+            same += len(piece)
         return cued[:same], cued[same:]
 
-    def _is_cut_at(self, before: str, behind: str) -> bool:
+    def _is_cut_at(self, before: str, after: str) -> bool:
         """Whether a piece ends between these two texts."""
         is_ended = before.endswith(KEPT_AFTER) or self._special_end.search(before, _tail(before))
-        return bool(is_ended or self._cut.match(behind))
+        return bool(is_ended or self._cut.match(after))
 
     def _split(self, text: str) -> list[str]:
         """Special tokens, placeholders, and the text between them."""
@@ -289,10 +288,10 @@ class _TemplatePrompts:
     def _base(
         self, bound: BoundFamily, scene: Scene, context: str
     ) -> tuple[TemplatePrompt, blake2b]:
-        """The longest kept prompt with whose text this one begins, and the digest to go on with."""
+        """The longest kept prompt with whose text this prompt begins, and the digest to go on with."""
         for written in _kept_prompts(bound, scene):
-            before, behind = context[: written.chars], context[written.chars :]
-            is_cut = not behind or self._is_cut_at(before, behind)
+            before, after = context[: written.chars], context[written.chars :]
+            is_cut = not after or self._is_cut_at(before, after)
             if len(before) != written.chars or not is_cut:
                 continue
             digest = blake2b(_bytes(before), digest_size=16)
@@ -322,12 +321,14 @@ class _TemplatePrompts:
         if not offers:
             return chat, None
         if "tools" in self._template:
-            return chat, [json.loads(self._shielded(dumps(definition_of(one)))) for one in offers]
-        told = self._shielded(tools_text(offers))
+            return chat, [
+                json.loads(self._shielded(dumps(definition_of(offer)))) for offer in offers
+            ]
+        text = self._shielded(tools_text(offers))
         if chat and chat[0]["role"] == "system":
-            told = f"{chat[0]['content']}\n\n{told}"
+            text = f"{chat[0]['content']}\n\n{text}"
             chat = chat[1:]
-        return [{"role": "system", "content": told}, *chat], None
+        return [{"role": "system", "content": text}, *chat], None
 
     def _messages(self, items: Sequence[Item]) -> Chat:
         groups = blocks_of(items, JOINS, tools_text)
@@ -401,7 +402,7 @@ def _sampled(bound: BoundFamily, round: Round) -> IdArray[int]:
 
 
 def _kept_prompts(bound: BoundFamily, scene: Scene) -> list[TemplatePrompt]:
-    """The prompts of the last turns, before what was said to them; or the recalled prompt."""
+    """The prompts of the last turns, before the model's answers; or the recalled prompt."""
     found: list[TemplatePrompt] = []
     turn = scene.past
     while turn is not None and len(found) < KEPT_PROMPTS_MAX:

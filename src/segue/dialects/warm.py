@@ -138,7 +138,7 @@ class Writing:
 
 
 def without_thoughts(items: Sequence[Item], forgotten: int) -> Sequence[Item]:
-    """These items, less the reasoning among the first so many."""
+    """These items, without the reasoning among the first `forgotten`."""
     if not forgotten:
         return items
     return [
@@ -149,7 +149,7 @@ def without_thoughts(items: Sequence[Item], forgotten: int) -> Sequence[Item]:
 
 
 def _names(rounds: Sequence[Round], count: int, turn: Past | None) -> NameOf:
-    """Finds a call by its id, the last one first: in the first so many rounds, then in the turns before."""
+    """Finds a call by its id, the last call first: in the first `count` rounds, then in the turns before."""
 
     def name_of(call_id: str) -> str:
         for item in _backwards(rounds, count, turn):
@@ -243,7 +243,7 @@ def _is_forgetful(writing: Writing, bound: BoundFamily, turn: Past) -> bool:
 
 
 def _thinks(writing: Writing, bound: BoundFamily, round: Round) -> bool:
-    """Whether the model left a thought in this round, be it an empty one that is no item."""
+    """Whether the model left a thought in this round, even an empty thought that is no item."""
     if has_thought(round.wrote):
         return True
     is_kept = round.fingerprint == bound.fingerprint

@@ -1,8 +1,8 @@
-"""How is the secret of an API key remembered? Not at all: as a keyed hash, under the keys of the seal ring.
+"""How is the secret of an API key stored? Not at all: only its hash is, keyed with a seal key.
 
-A secret has 256 random bits, so nobody finds it from its hash. The hash is keyed as well, so that whoever can write to
-the store, but not read the ring, cannot put a key of his own there. Hashes under every key of the ring are
-looked for, so that rotating the ring takes no API key back. docs/decisions/0012 says why.
+A secret has 256 random bits, so it cannot be found from its hash. The hash is keyed as well, so that an intruder who
+can write to the store, but not read the seal keys, cannot add an API key. Hashes with every seal key are looked up, so
+that rotating the seal keys revokes no API key. docs/decisions/0012 says why.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from segue.stores.seals import RingKey
 
 PREFIX = "sk-segue-"
 SECRET_BYTES = 32
-# So that a digest of ours and a sealed text of ours never come from the same bits.
+# So that a digest and a sealed text never come from the same bits.
 PURPOSE = b"segue api keys"
 
 
 def new_secret() -> str:
-    """A fresh secret, to be shown once."""
+    """A new secret, to be shown once."""
     return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
 
 
 class KeyHashes:
-    """Hashes secrets under a ring of keys, the newest one first."""
+    """Hashes secrets with all seal keys, the newest first."""
 
     def __init__(self, ring: Sequence[RingKey]) -> None:
         self._secrets = {key.name.hex(): hmac.digest(key.secret, PURPOSE, "sha256") for key in ring}
 
     @property
     def newest(self) -> str:
-        """The name of the ring's key that new API keys are hashed with."""
+        """The name of the seal key that new API keys are hashed with."""
         return next(iter(self._secrets))
 
     def knows(self, ring: str) -> bool:
-        """Whether a key of this name is on the ring."""
+        """Whether there is a seal key of this name."""
         return ring in self._secrets
 
     def digests(self, secret: str) -> list[str]:
-        """Every digest that this secret may be known by, the newest first."""
+        """Every digest that this secret may be stored under, the newest first."""
         return [
             hmac.digest(key, secret.encode(errors="replace"), "sha256").hex()
             for key in self._secrets.values()

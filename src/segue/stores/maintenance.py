@@ -1,9 +1,9 @@
-"""What does a store do beside its turns, and when?
+"""When is a store maintained?
 
-In: a `Maintenance`, how long things are kept, and who hears of erased turns. Every few seconds it is said that this
-process lives, turns of dead processes end as failed, and what other processes erased leaves the caches of this one.
-Every hour what is too old goes, a few rows at a time, so that nobody who saves a turn waits long behind it. Whatever
-fails is tried again; nothing here ends a server.
+In: a `Maintenance`, how long things are kept, and a function that is called with erased turns. Every few seconds this
+process writes its heartbeat, turns of dead processes end as failed, and what other processes erased leaves the caches
+of this one. Every hour what is too old is deleted, a few rows at a time, so that no save waits long. What fails is
+tried again; nothing here ends a server.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from segue.turn.values import Owner, Retention
 
 log = logging.getLogger(__name__)
 
-# Often enough that a deletion reaches the caches of other processes soon, and a lease outlives a few missed beats.
+# Often enough that a deletion reaches the caches of other processes soon, and a lease outlives a few missed heartbeats.
 BEAT_S = 2.0
 SWEEP_EVERY_S = 3_600.0
-# Rows in one step of a sweep, and the pause behind it: a write waits for one step at most.
+# Rows in one step of a sweep, and the pause after it: a write waits for one step at most.
 BATCH = 100
 PAUSE_S = 0.05
-# How long a key stands for its turn.
+# How long an idempotency key belongs to its turn.
 CLAIM_S = 86_400
-# Longer than any turn runs: a save that comes later than this cannot come.
+# Longer than any turn runs: no save comes later than this.
 ERASED_S = 86_400
-# Erasures are asked for again for this long: a transaction may become visible later than it began.
+# Erasures are read again for this long: a transaction may become visible later than it began.
 OVERLAP_S = 15
 
 OnErased = Callable[[Owner, str], Awaitable[object]]
@@ -39,7 +39,7 @@ OnErased = Callable[[Owner, str], Awaitable[object]]
 async def kept_up(
     maintenance: Maintenance, retention: Retention, on_erased: OnErased
 ) -> AsyncIterator[None]:
-    """A store that is kept up for as long as this lasts."""
+    """The store is maintained while this is open."""
     task = asyncio.create_task(keep_up(maintenance, retention, on_erased))
     try:
         yield
@@ -50,36 +50,38 @@ async def kept_up(
 
 
 async def keep_up(maintenance: Maintenance, retention: Retention, on_erased: OnErased) -> None:
-    """Both loops for ever; cancelled when the store closes."""
+    """Both loops; cancelled when the store closes."""
     async with asyncio.TaskGroup() as group:
         group.create_task(keep_alive(maintenance, on_erased))
         group.create_task(keep_tidy(maintenance, retention))
 
 
 async def keep_alive(maintenance: Maintenance, on_erased: OnErased) -> None:
-    """Beat, end what the dead left, and pass on what was erased, each once."""
-    told: set[tuple[Owner, str]] = set()
+    """Write the heartbeat, end turns of dead processes, and report what was erased, each turn once."""
+    reported: set[tuple[Owner, str]] = set()
     while True:
         await asyncio.sleep(BEAT_S)
         try:
             if ended := await maintenance.recover():
-                log.warning("%d turns of processes that have died were ended as failed", ended)
+                log.warning("%d turns of dead processes were ended as failed", ended)
             erased = set(await maintenance.erasures())
-            for owner, turn_id in erased - told:
+            for owner, turn_id in erased - reported:
                 await on_erased(owner, turn_id)
                 # A sweep elsewhere may have erased thousands.
                 await asyncio.sleep(0)
-            told = erased
+            reported = erased
         except ApiError:
-            log.exception("the store could not be kept up")
+            log.exception("the store could not be maintained; trying again in %s s", BEAT_S)
 
 
 async def keep_tidy(maintenance: Maintenance, retention: Retention) -> None:
-    """Sweep once an hour, from the start on."""
+    """Delete what is too old, once an hour and at the start."""
     while True:
         try:
             is_more = await maintenance.sweep(retention)
         except ApiError:
-            log.exception("the store could not be swept")
+            log.exception(
+                "old rows could not be deleted from the store; trying again in %s s", SWEEP_EVERY_S
+            )
             is_more = False
         await asyncio.sleep(PAUSE_S if is_more else SWEEP_EVERY_S)

@@ -1,8 +1,9 @@
-"""What is remembered in a PostgreSQL database: turns, usage in the same transactions, events, the keys of repeats, and
-API keys.
+"""What is remembered in a PostgreSQL database? `PostgresStore`: turns with their usage, events, conversations, keys,
+limits, and the seal keys.
 
-In: turns to save, owners and ids to find. Out: turns, and errors of ours only. How a database is reached is `pool`'s
-question; here are the rows. Records are the same as in SQLite.
+In: turns to save, owners and ids to find. Out: turns, and only our own errors. How the database is reached is the
+question of `postgres_database`; here are the rows, packed as in SQLite. A class for each seam, in the order of
+`turn/seams.py`, then what runs on a connection.
 """
 
 from __future__ import annotations
@@ -11,44 +12,47 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import cast
+from typing import Literal, Self, cast
 
 import msgspec
 
 from segue.errors import StoreFailed
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
-from segue.stores.conversations import Row as ConversationRow
-from segue.stores.conversations import from_row, pack_shelved, unpack_shelved
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
-from segue.stores.pool import (
-    COLLIDING,
+from segue.stores.postgres_database import (
+    CONFLICTS,
     LEASE_S,
     QUERIES,
     Columns,
-    Connection,
+    PostgresConnection,
     PostgresDatabase,
-    Work,
+    PostgresWork,
     border,
     touched,
 )
 from segue.stores.records import (
+    ConversationColumns,
     KeyRow,
-    Part,
-    Record,
-    Row,
+    LongField,
+    TurnColumns,
+    TurnRecord,
     abandon,
     digest_key,
     link,
     pack,
+    pack_added,
     pack_events,
     pack_key,
+    unpack_added,
+    unpack_conversation,
     unpack_events,
     unpack_key,
+    usage_of,
 )
 from segue.stores.seals import RingKey, new_key
-from segue.turn.commit import entry_of
 from segue.turn.values import (
     Claim,
     Conversation,
@@ -62,48 +66,66 @@ from segue.turn.values import (
 )
 from segue.wire.events import Event
 
-# Parts that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.
+# Long fields that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.
 KNOWN_MAX = 10_000
-# How often a chain is read again because a part went between two statements.
+# How often a chain is read again because a long field was deleted between two statements.
 READS_MAX = 3
-# Below this every turn is.
+# Above the time and number of every turn: where a sweep begins.
 HIGHEST = (2**62, 2**62)
 NO_USAGE = (None,) * 7
 
 log = logging.getLogger(__name__)
 
-PartKey = tuple[Owner, bytes]
-UsedRow = tuple[str, Owner, str, int, int, int, int, int]
-TurnRow = tuple[str, str | None, bytes, bytes, bytes | None, bytes | None]
+_FieldKey = tuple[Owner, bytes]
+_UsedRow = tuple[str, Owner, str, int, int, int, int, int]
+_TurnRow = tuple[str, str | None, bytes, bytes, bytes | None, bytes | None]
 
 
-class PostgresTurns:
-    """Stored turns in a database."""
+class PostgresStore:
+    """A whole store in one database, which several machines may share."""
 
     def __init__(self, database: PostgresDatabase) -> None:
+        self.turns = _Turns(database)
+        self.ledger = _Ledger(database)
+        self.events = _EventLog(database)
+        self.idempotency_keys = _IdempotencyKeys(database)
+        self.conversations = _Conversations(database, self.turns)
+        self.keys = _Keys(database)
+        self.shared_limits = _SharedLimits(database)
+        self.maintenance = _Maintenance(database)
+        self.ring = _Ring(database)
+        self.is_ready = database.is_ready
+        self.close = database.close
+
+    @classmethod
+    async def open(cls, url: str, *, durability: Literal["full", "relaxed"] = "full") -> Self:
+        """Connect to the database, and bring its tables up to date."""
+        return cls(await PostgresDatabase.open(url, durability=durability))
+
+
+class _Turns:
+    def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
-        # Parts that were there when they were last named.
-        self._known: OrderedDict[PartKey, None] = OrderedDict()
+        # Long fields that were in the database when they were last named.
+        self._known: OrderedDict[_FieldKey, None] = OrderedDict()
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        """The turn with its chain, as far as the chain was stored and not deleted."""
         return await self._load(QUERIES["find"], owner, turn_id)
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
-        """The turn alone."""
         return await self._load(QUERIES["read"], owner, turn_id)
 
     async def save(self, turn: Turn) -> None:
-        """Make the turn and its usage durable, in one transaction. A second save replaces the
-        first; a turn that was deleted meanwhile leaves its usage only."""
+        """The turn and its usage, in one transaction. A second save replaces the first; a turn that
+        was deleted meanwhile leaves its usage only."""
         with border():
             work = self.writer(turn)
         await self._database.run(work)
 
-    def writer(self, turn: Turn) -> Work[None]:
+    def writer(self, turn: Turn) -> PostgresWork[None]:
         """What a connection does to save this turn."""
-        assert turn.is_stored, "a turn that is not to be stored has reached the database"
-        record, entry = pack(turn), entry_of(turn.owner, turn.response)
+        assert turn.is_stored, "an unstored turn has reached the database"
+        record, entry = pack(turn), usage_of(turn)
         values = (
             turn.owner,
             turn.id,
@@ -113,103 +135,89 @@ class PostgresTurns:
             record.instructions and record.instructions.digest,
             record.tools and record.tools.digest,
             self._database.worker if entry is None else None,
-            *(NO_USAGE if entry is None else usage_values(entry)),
+            *(NO_USAGE if entry is None else _usage_values(entry)),
         )
         return lambda connection: self._save(connection, turn.owner, record, values)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
-        """Erase the turn's row, its events, its keys, and the parts that nobody else uses."""
-        if not is_text(owner, turn_id):
+        """Its row, its events, its idempotency keys, and the long fields that no other turn names."""
+        if not _is_text(owner, turn_id):
             return False
-        return (
-            await self._database.run(
-                lambda connection: execute(connection, "delete", owner, turn_id)
-            )
-            > 0
-        )
+        return await self._database.execute("delete", owner, turn_id) > 0
 
     async def _save(
-        self, connection: Connection, owner: Owner, record: Record, values: Sequence[object]
+        self,
+        connection: PostgresConnection,
+        owner: Owner,
+        record: TurnRecord,
+        values: Sequence[object],
     ) -> None:
-        """Parts that are known are only named. If one has gone meanwhile the statement fails, and all are sent."""
-        parts = [part for part in (record.instructions, record.tools) if part is not None]
-        new = [part for part in parts if (owner, part.digest) not in self._known]
-        digests, bodies = [part.digest for part in new], [part.body for part in new]
+        """Long fields that are known are only named. If one was deleted meanwhile the statement fails, and all are
+        sent."""
+        named = [field for field in (record.instructions, record.tools) if field is not None]
+        new = [field for field in named if (owner, field.digest) not in self._known]
+        digests, bodies = [field.digest for field in new], [field.body for field in new]
         try:
             await connection.execute(QUERIES["save"], *values, digests, bodies)
-        except COLLIDING:
-            for part in parts:
-                self._known.pop((owner, part.digest), None)
+        except CONFLICTS:
+            for field in named:
+                self._known.pop((owner, field.digest), None)
             raise
-        for part in parts:
-            self._known[(owner, part.digest)] = None
-            self._known.move_to_end((owner, part.digest))
+        for field in named:
+            self._known[(owner, field.digest)] = None
+            self._known.move_to_end((owner, field.digest))
         while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
     async def _load(self, query: str, owner: Owner, turn_id: str) -> Turn | None:
-        if not is_text(owner, turn_id):
+        if not _is_text(owner, turn_id):
             return None
         for _ in range(READS_MAX):
-            rows, parts = await self._database.run(
-                lambda connection: fetch_chain(connection, query, owner, turn_id)
+            rows, fields = await self._database.run(
+                lambda connection: _fetch_chain(connection, query, owner, turn_id)
             )
-            if named(rows) <= parts.keys():
+            if _named(rows) <= fields.keys():
                 with border():
-                    build = partial(link, owner, turn_id, rows, parts.__getitem__)
-                    # A long chain takes a while to decode; the loop goes on meanwhile.
+                    build = partial(link, owner, turn_id, rows, fields.__getitem__)
+                    # A long chain takes a while to decode; the event loop goes on meanwhile.
                     return await asyncio.to_thread(build) if len(rows) > 1 else build()
-        raise StoreFailed("The store could not do what it should.")
+        raise StoreFailed("The store failed; the log of the server has the reason.")
 
 
-class PostgresLedger:
-    """Usage in a database."""
-
-    def __init__(self, database: PostgresDatabase) -> None:
-        self._database = database
+@dataclass(frozen=True, slots=True)
+class _Ledger:
+    database: PostgresDatabase
 
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
-        """Record these turns, each at most once."""
-        rows = [(entry.turn_id, entry.owner, *usage_values(entry)) for entry in entries]
-        # In one order everywhere, so that two who tell the same do not wait for each other in a circle.
-        rows.sort()
+        # In the same order everywhere, so that two processes with the same rows cannot deadlock.
+        rows = sorted(msgspec.structs.astuple(entry) for entry in entries)
         if rows:
-            await self._database.run(
+            await self.database.run(
                 lambda connection: connection.executemany(QUERIES["settle"], rows)
             )
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        """What was used since then, by day, owner and model."""
-        if owner is not None and not is_text(owner):
+        if owner is not None and not _is_text(owner):
             return []
-        rows = await self._database.run(
-            lambda connection: connection.fetch(QUERIES["report"], owner, since)
-        )
-        return [UsageTotal(*row) for row in cast("Sequence[UsedRow]", rows)]
+        rows = await self.database.fetch("report", owner, since)
+        return [UsageTotal(*row) for row in cast("Sequence[_UsedRow]", rows)]
 
 
-class PostgresEventLog:
-    """The events of stored turns in a database."""
-
-    def __init__(self, database: PostgresDatabase) -> None:
-        self._database = database
+@dataclass(frozen=True, slots=True)
+class _EventLog:
+    database: PostgresDatabase
 
     async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
-        """Write the next events down, as one row; not if their turn was deleted meanwhile."""
+        """One row for all of them; none if their turn was deleted meanwhile."""
         if events:
             body = await asyncio.to_thread(pack_events, events)
             first, last = events[0].number, events[-1].number
-            await self._database.run(
-                lambda connection: execute(connection, "append", owner, turn_id, first, last, body)
-            )
+            await self.database.execute("append", owner, turn_id, first, last, body)
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
-        """Every logged event with a higher number, in order; None if some of them are not there."""
-        if not is_text(owner, turn_id):
+        if not _is_text(owner, turn_id):
             return None
-        rows = await self._database.run(
-            lambda connection: connection.fetch(QUERIES["events_after"], owner, turn_id, number)
-        )
+        rows = await self.database.fetch("events_after", owner, turn_id, number)
         if not rows:
             return None
         batches = [cast(bytes, row[0]) for row in rows]
@@ -217,67 +225,44 @@ class PostgresEventLog:
             return await asyncio.to_thread(unpack_events, batches, number)
 
     async def delete(self, owner: Owner, turn_id: str) -> None:
-        """Erase them."""
-        if is_text(owner, turn_id):
-            await self._database.run(
-                lambda connection: execute(connection, "delete_events", owner, turn_id)
-            )
+        if _is_text(owner, turn_id):
+            await self.database.execute("delete_events", owner, turn_id)
 
 
-class PostgresIdempotencyKeys:
-    """The idempotency keys of stored turns in a database."""
-
-    def __init__(self, database: PostgresDatabase) -> None:
-        self._database = database
+@dataclass(frozen=True, slots=True)
+class _IdempotencyKeys:
+    database: PostgresDatabase
 
     async def claim(self, claim: Claim) -> Claim:
-        """Take the key if it is free or its time is over; returns whoever holds it now."""
-        assert claim.is_stored, (
-            "the key of a turn that is not to be stored has reached the database"
-        )
-        key, worker = digest_key(claim.key), self._database.worker
-        values = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
-        row = await self._database.run(
-            lambda connection: connection.fetchrow(QUERIES["claim"], *values)
+        assert claim.is_stored, "the idempotency key of an unstored turn has reached the database"
+        key, worker = digest_key(claim.key), self.database.worker
+        (row,) = await self.database.fetch(
+            "claim", claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S
         )
         turn_id, digest = cast("tuple[str, bytes]", row)
         return msgspec.structs.replace(claim, turn_id=turn_id, digest=digest)
 
     async def release(self, claim: Claim) -> None:
-        """Let go of a key whose turn was refused before it began."""
-        values = (claim.owner, digest_key(claim.key), claim.turn_id)
-        await self._database.run(lambda connection: execute(connection, "release", *values))
+        await self.database.execute("release", claim.owner, digest_key(claim.key), claim.turn_id)
 
 
-class PostgresConversations:
-    """Conversations in a PostgreSQL database."""
-
-    def __init__(self, database: PostgresDatabase) -> None:
-        self._database = database
-        self._turns = PostgresTurns(database)
+@dataclass(frozen=True, slots=True)
+class _Conversations:
+    database: PostgresDatabase
+    turns: _Turns
 
     async def find(self, owner: Owner, conversation_id: str) -> Conversation | None:
-        """The conversation without its items."""
-        row = await self._database.run(
-            lambda connection: connection.fetchrow(
-                QUERIES["find_conversation"], owner, conversation_id
-            )
-        )
-        return (
-            None if row is None else from_row(owner, conversation_id, cast("ConversationRow", row))
-        )
+        rows = await self.database.fetch("find_conversation", owner, conversation_id)
+        for row in cast("Sequence[ConversationColumns]", rows):
+            return unpack_conversation(owner, conversation_id, row)
+        return None
 
     async def read(
         self, owner: Owner, conversation_id: str, since: int = 0
     ) -> Sequence[ConversationItem]:
-        """Its items from this place on."""
-        rows = await self._database.run(
-            lambda connection: connection.fetch(
-                QUERIES["read_shelved"], owner, conversation_id, since
-            )
-        )
+        rows = await self.database.fetch("read_shelved", owner, conversation_id, since)
         with border():
-            return [unpack_shelved(*row) for row in cast("Sequence[tuple[str, bytes]]", rows)]
+            return [unpack_added(*row) for row in cast("Sequence[tuple[str, bytes]]", rows)]
 
     async def save(
         self,
@@ -285,38 +270,163 @@ class PostgresConversations:
         added: Sequence[ConversationItem] = (),
         turn: Turn | None = None,
     ) -> bool:
-        """Write it down with these items at its end, and with the turn, in one transaction."""
         with border():
-            ids, bodies = [one.id for one in added], [pack_shelved(one) for one in added]
-            write_its_turn = None if turn is None else self._turns.writer(turn)
-        tries, worker = count(), self._database.worker
+            ids, bodies = [item.id for item in added], [pack_added(item) for item in added]
+            write_turn = None if turn is None else self.turns.writer(turn)
+        tries, worker = count(), self.database.worker
 
-        async def write(connection: Connection) -> bool:
-            if next(tries) and await has_shelved(connection, conversation, ids):
-                # The first time it was written, and not heard of.
+        async def write(connection: PostgresConnection) -> bool:
+            if next(tries) and await _has_added(connection, conversation, ids):
+                # The first try was committed, and its answer was lost.
                 return True
-            if write_its_turn is None:
-                return await write_conversation(connection, conversation, ids, bodies, worker)
+            if write_turn is None:
+                return await _write_conversation(connection, conversation, ids, bodies, worker)
             async with connection.transaction():
-                is_written = await write_conversation(connection, conversation, ids, bodies, worker)
+                is_written = await _write_conversation(
+                    connection, conversation, ids, bodies, worker
+                )
                 if is_written:
-                    await write_its_turn(connection)
+                    await write_turn(connection)
             return is_written
 
-        return await self._database.run(write)
+        return await self.database.run(write)
 
     async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
-        """Erase it with all its items, or one of them."""
-        query = "delete_conversation" if item_id is None else "unshelve"
-        values = (owner, conversation_id) if item_id is None else (owner, conversation_id, item_id)
-        status = await self._database.run(
-            lambda connection: connection.execute(QUERIES[query], *values)
+        if item_id is None:
+            return await self.database.execute("delete_conversation", owner, conversation_id) > 0
+        return await self.database.execute("unshelve", owner, conversation_id, item_id) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    database: PostgresDatabase
+
+    async def add(self, key: Key, digest: str) -> None:
+        await self.database.execute("add_key", *pack_key(key, digest))
+
+    async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
+        return {row.digest: unpack_key(row) for row in await self._rows("find_keys", list(digests))}
+
+    async def given_out(self) -> Sequence[Key]:
+        return [unpack_key(row) for row in await self._rows("list_keys")]
+
+    async def revoke(self, key_id: str) -> bool:
+        return _is_text(key_id) and await self.database.execute("revoke_key", key_id) > 0
+
+    async def _rows(self, name: str, *values: object) -> list[KeyRow]:
+        rows = await self.database.fetch(name, *values)
+        return [KeyRow(*row) for row in cast("Sequence[KeyRow]", rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedLimits:
+    database: PostgresDatabase
+
+    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
+        """Each key in a transaction of its own: none waits while it has locked another."""
+        return [
+            await self.database.run(partial(_draw, draw=draw, worker=self.database.worker))
+            for draw in draws
+        ]
+
+
+class _Maintenance:
+    """A process is alive while its row in `workers` is recent, by the server's clock; a lost connection proves
+    nothing."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        # How far down, from the newest to the oldest, this pass of the sweep has come.
+        self._below = HIGHEST
+
+    async def recover(self) -> int:
+        await self._database.run(self._database.heartbeat)
+        rows = await self._database.fetch("dead", self._database.worker, LEASE_S)
+        count = 0
+        for (worker,) in cast("Sequence[tuple[str]]", rows):
+            while ended := await self._database.run(partial(_end_some, worker=worker)):
+                count += ended
+        return count
+
+    async def erasures(self) -> Sequence[tuple[Owner, str]]:
+        """Recent ones; each is returned a few times."""
+        rows = await self._database.fetch("erasures", OVERLAP_S + int(BEAT_S))
+        return [(owner, turn_id) for owner, turn_id in cast("Sequence[tuple[str, str]]", rows)]
+
+    async def sweep(self, retention: Retention) -> bool:
+        self._below, is_more = await self._database.run(
+            partial(_sweep_some, retention=retention, below=self._below)
         )
-        return touched(status) > 0
+        return is_more
 
 
-async def has_shelved(
-    connection: Connection, conversation: Conversation, ids: Sequence[str]
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """The seal keys in the database: every machine that uses the database has the same."""
+
+    database: PostgresDatabase
+
+    async def load(self) -> list[RingKey]:
+        fresh = new_key()
+        await self.database.execute("begin_ring", fresh.name, fresh.secret)
+        rows = cast("Sequence[tuple[bytes, bytes]]", await self.database.fetch("ring"))
+        return [RingKey(name, secret) for name, secret in rows]
+
+    async def rotate(self) -> int:
+        await self.load()
+        fresh = new_key()
+        await self.database.execute("add_to_ring", fresh.name, fresh.secret)
+        return len(await self.load())
+
+
+def _is_text(*names: str) -> bool:
+    """Whether these can be in a column of text at all: halves of surrogate pairs and NUL cannot, so nothing has
+    that name."""
+    try:
+        return b"\0" not in "".join(names).encode()
+    except UnicodeEncodeError:
+        return False
+
+
+# --- rows of turns -----------------------------------------------------------------------------------
+
+
+def _usage_values(entry: UsageEntry) -> tuple[object, ...]:
+    """The columns of a usage row after turn and owner."""
+    return msgspec.structs.astuple(entry)[2:]
+
+
+async def _fetch_chain(
+    connection: PostgresConnection, query: str, owner: Owner, turn_id: str
+) -> tuple[list[TurnColumns[bytes]], dict[bytes, LongField]]:
+    """The rows that the query finds, and the long fields that they name."""
+    found = cast("Sequence[_TurnRow]", await connection.fetch(query, owner, turn_id))
+    rows = [TurnColumns(*row) for row in found]
+    return rows, await _fetch_fields(connection, owner, rows)
+
+
+async def _fetch_fields(
+    connection: PostgresConnection, owner: Owner, rows: Sequence[TurnColumns[bytes]]
+) -> dict[bytes, LongField]:
+    """The long fields that these turns name, as far as they are there."""
+    digests = _named(rows)
+    if not digests:
+        return {}
+    found = await connection.fetch(QUERIES["parts"], owner, list(digests))
+    fields = cast("Sequence[tuple[bytes, bytes]]", found)
+    return {digest: LongField(digest, body) for digest, body in fields}
+
+
+def _named(rows: Sequence[TurnColumns[bytes]]) -> set[bytes]:
+    """The digests of all long fields that these turns name."""
+    return {digest for row in rows for digest in (row.instructions, row.tools) if digest}
+
+
+# --- rows of conversations and limits ----------------------------------------------------------------
+
+
+async def _has_added(
+    connection: PostgresConnection, conversation: Conversation, ids: Sequence[str]
 ) -> bool:
     """Whether these items are what came next in the conversation."""
     rows = await connection.fetch(
@@ -325,8 +435,8 @@ async def has_shelved(
     return bool(ids) and [row[0] for row in rows[: len(ids)]] == list(ids)
 
 
-async def write_conversation(
-    connection: Connection,
+async def _write_conversation(
+    connection: PostgresConnection,
     conversation: Conversation,
     ids: Sequence[str],
     bodies: Sequence[bytes],
@@ -345,174 +455,8 @@ async def write_conversation(
     return True
 
 
-class PostgresKeys:
-    """API keys in a database."""
-
-    def __init__(self, database: PostgresDatabase) -> None:
-        self._database = database
-
-    async def add(self, key: Key, digest: str) -> None:
-        """Give out a key."""
-        row = pack_key(key, digest)
-        await self._database.run(lambda connection: execute(connection, "add_key", *row))
-
-    async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
-        """Those of these that are somebody's and not revoked."""
-        return {row.digest: unpack_key(row) for row in await self._rows("find_keys", list(digests))}
-
-    async def given_out(self) -> Sequence[Key]:
-        """Every key that was ever given out, the oldest first."""
-        return [unpack_key(row) for row in await self._rows("list_keys")]
-
-    async def revoke(self, key_id: str) -> bool:
-        """Take it back for good."""
-        if not is_text(key_id):
-            return False
-        return (
-            await self._database.run(lambda connection: execute(connection, "revoke_key", key_id))
-            > 0
-        )
-
-    async def _rows(self, name: str, *values: object) -> list[KeyRow]:
-        rows = await self._database.run(lambda connection: connection.fetch(QUERIES[name], *values))
-        return [KeyRow(*row) for row in cast("Sequence[KeyRow]", rows)]
-
-
-class PostgresSharedLimits:
-    """The meters of all processes that share a database."""
-
-    def __init__(self, database: PostgresDatabase) -> None:
-        self._database = database
-
-    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
-        """What this process is given, each key in a transaction of its own: none waits while it has locked another."""
-        return [
-            await self._database.run(partial(draw_one, draw=draw, worker=self._database.worker))
-            for draw in draws
-        ]
-
-
-class PostgresMaintenance:
-    """What is done beside the turns of a database.
-
-    A process is alive while its row in `workers` is young, by the server's clock: a dead connection proves nothing.
-    """
-
-    def __init__(self, database: PostgresDatabase) -> None:
-        self._database = database
-        # How far down, from the newest to the oldest, this pass of the sweep has come.
-        self._below = HIGHEST
-
-    async def recover(self) -> int:
-        """Say that this process lives, and end as failed what dead ones left running; how many turns."""
-        await self._database.run(self._database.beat)
-        rows = await self._database.run(
-            lambda connection: connection.fetch(QUERIES["dead"], self._database.worker, LEASE_S)
-        )
-        count = 0
-        for (worker,) in cast("Sequence[tuple[str]]", rows):
-            while ended := await self._database.run(partial(end_some, worker=worker)):
-                count += ended
-        return count
-
-    async def erasures(self) -> Sequence[tuple[Owner, str]]:
-        """Turns that anybody has erased lately; each is told a few times."""
-        window_s = OVERLAP_S + int(BEAT_S)
-        rows = await self._database.run(
-            lambda connection: connection.fetch(QUERIES["erasures"], window_s)
-        )
-        return [(owner, turn_id) for owner, turn_id in cast("Sequence[tuple[str, str]]", rows)]
-
-    async def sweep(self, retention: Retention) -> bool:
-        """Erase a few of those that are too old; False when this pass has seen them all."""
-        self._below, is_more = await self._database.run(
-            partial(sweep_some, retention=retention, below=self._below)
-        )
-        return is_more
-
-
-class PostgresRing:
-    """The ring of keys in a database: every machine that uses the database has the same."""
-
-    def __init__(self, database: PostgresDatabase) -> None:
-        self._database = database
-
-    async def load(self) -> list[RingKey]:
-        """The keys, the newest first; there is always one."""
-        fresh = new_key()
-
-        async def ask(connection: Connection) -> Sequence[Columns]:
-            await connection.execute(QUERIES["begin_ring"], fresh.name, fresh.secret)
-            return await connection.fetch(QUERIES["ring"])
-
-        rows = cast("Sequence[tuple[bytes, bytes]]", await self._database.run(ask))
-        return [RingKey(name, secret) for name, secret in rows]
-
-    async def rotate(self) -> int:
-        """Put a fresh key in front; how many there are."""
-        await self.load()
-        fresh = new_key()
-        await self._database.run(
-            lambda connection: execute(connection, "add_to_ring", fresh.name, fresh.secret)
-        )
-        return len(await self.load())
-
-
-def is_text(*words: str) -> bool:
-    """Whether these can be in a column of text at all: halves of surrogate pairs and NUL cannot, so nothing has
-    that name."""
-    try:
-        return b"\0" not in "".join(words).encode()
-    except UnicodeEncodeError:
-        return False
-
-
-def usage_values(entry: UsageEntry) -> tuple[str, str, int, int, int, int, int]:
-    """The columns of a row of usage behind whose it is."""
-    return (
-        entry.model,
-        entry.status,
-        entry.input_tokens,
-        entry.cached_tokens,
-        entry.output_tokens,
-        entry.ended_at,
-        entry.tool_calls,
-    )
-
-
-async def execute(connection: Connection, name: str, *values: object) -> int:
-    """Run the statement of this name; how many rows it touched."""
-    return touched(await connection.execute(QUERIES[name], *values))
-
-
-async def fetch_chain(
-    connection: Connection, query: str, owner: Owner, turn_id: str
-) -> tuple[list[Row[bytes]], dict[bytes, Part]]:
-    """The rows that the query finds, and the parts that they name."""
-    found = cast("Sequence[TurnRow]", await connection.fetch(query, owner, turn_id))
-    rows = [Row(*row) for row in found]
-    return rows, await fetch_parts(connection, owner, rows)
-
-
-async def fetch_parts(
-    connection: Connection, owner: Owner, rows: Sequence[Row[bytes]]
-) -> dict[bytes, Part]:
-    """The parts that these turns name, as far as they are there."""
-    digests = named(rows)
-    if not digests:
-        return {}
-    found = await connection.fetch(QUERIES["parts"], owner, list(digests))
-    parts = cast("Sequence[tuple[bytes, bytes]]", found)
-    return {digest: Part(digest, body) for digest, body in parts}
-
-
-def named(rows: Sequence[Row[bytes]]) -> set[bytes]:
-    """The digests of all parts that these turns name."""
-    return {digest for row in rows for digest in (row.instructions, row.tools) if digest}
-
-
-async def draw_one(connection: Connection, *, draw: Draw, worker: str) -> Grant:
-    """Lock the key's row, see what others hold, write down what is left."""
+async def _draw(connection: PostgresConnection, *, draw: Draw, worker: str) -> Grant:
+    """Lock the key's row, read what others hold, write what is left."""
     async with connection.transaction():
         await connection.execute(QUERIES["relax_draw"])
         limits = (draw.limits.requests_per_min, draw.limits.tokens_per_min)
@@ -522,55 +466,62 @@ async def draw_one(connection: Connection, *, draw: Draw, worker: str) -> Grant:
         others = HeldPlaces(*cast("tuple[int, int]", tuple(cast("Columns", taken))))
         left, grant = share_out(draw, Level(*level), others, now)
         held = (grant.held.connections, grant.held.lanes)
-        await execute(
-            connection, "end_draw", draw.key_id, left.requests, left.tokens, left.at, worker, *held
+        await connection.execute(
+            QUERIES["end_draw"], draw.key_id, left.requests, left.tokens, left.at, worker, *held
         )
         if grant.held == HeldPlaces():
-            await execute(connection, "drop_held", draw.key_id, worker)
+            await connection.execute(QUERIES["drop_held"], draw.key_id, worker)
     return grant
 
 
-async def end_some(connection: Connection, *, worker: str) -> int:
-    """End as failed some of the turns that this dead process left; how many. When none is left its keys for turns that
-    never were are free again, and so is its place."""
+# --- maintenance -------------------------------------------------------------------------------------
+
+
+async def _end_some(connection: PostgresConnection, *, worker: str) -> int:
+    """End as failed some of the turns that this dead process left; how many. When none is left its idempotency keys,
+    conversations and slots are free again."""
     left = await connection.fetch(QUERIES["abandoned"], worker, BATCH)
     for found in left:
         owner, last = cast("tuple[Owner, int | None]", tuple(found)[:2])
-        row = Row(*cast("TurnRow", tuple(found)[2:]))
-        await end_one(connection, worker, owner, row, last)
+        row = TurnColumns(*cast("_TurnRow", tuple(found)[2:]))
+        await _end_turn(connection, worker, owner, row, last)
     if not left:
-        await execute(connection, "release_claims", worker)
-        await execute(connection, "release_speakers", worker)
-        await execute(connection, "release_places", worker)
-        await execute(connection, "leave", worker)
+        await connection.execute(QUERIES["release_claims"], worker)
+        await connection.execute(QUERIES["release_speakers"], worker)
+        await connection.execute(QUERIES["release_places"], worker)
+        await connection.execute(QUERIES["leave"], worker)
     return len(left)
 
 
-async def end_one(
-    connection: Connection, worker: str, owner: Owner, row: Row[bytes], last: int | None
+async def _end_turn(
+    connection: PostgresConnection,
+    worker: str,
+    owner: Owner,
+    row: TurnColumns[bytes],
+    last: int | None,
 ) -> None:
-    """End one turn as failed. One that cannot be read must not keep the others, or a server that starts, waiting."""
+    """End one turn as failed. A turn that cannot be read must not block the others, or a server that starts."""
     try:
-        parts = await fetch_parts(connection, owner, [row])
-        turn = link(owner, row.id, [row], parts.__getitem__)
+        fields = await _fetch_fields(connection, owner, [row])
+        turn = link(owner, row.id, [row], fields.__getitem__)
         assert turn is not None
         failed, entry, events = abandon(turn, last)
         response = pack(failed).response
     except (ValueError, KeyError, msgspec.MsgspecError):
-        log.exception("turn %s was left running and cannot be read", row.id)
-        await execute(connection, "give_up", owner, row.id)
+        log.exception("turn %s was left running by a dead process and cannot be decoded", row.id)
+        await connection.execute(QUERIES["give_up"], owner, row.id)
         return
-    # The event first: once the turn has ended nobody comes back to write it.
+    # The event first: once the turn has ended no later pass would write it.
     if events:
         first, body = events[0].number, pack_events(events)
-        await execute(connection, "append", owner, row.id, first, first, body)
-    await execute(connection, "end", owner, row.id, worker, response, *usage_values(entry))
+        await connection.execute(QUERIES["append"], owner, row.id, first, first, body)
+    await connection.execute(QUERIES["end"], owner, row.id, worker, response, *_usage_values(entry))
 
 
-async def sweep_some(
-    connection: Connection, *, retention: Retention, below: tuple[int, int]
+async def _sweep_some(
+    connection: PostgresConnection, *, retention: Retention, below: tuple[int, int]
 ) -> tuple[tuple[int, int], bool]:
-    """Erase a few old rows of each kind; how far down it came, and whether there is more to see."""
+    """Erase a few old rows of each kind; how far down it came, and whether there is more to look at."""
     gone = 0
     for name, age_s in (
         ("delete_erased_events", 1),
@@ -579,19 +530,19 @@ async def sweep_some(
         ("delete_old_erased", ERASED_S),
     ):
         if age_s:
-            gone = max(gone, await execute(connection, name, age_s, BATCH))
-    seen = await sweep_turns(connection, retention.turns_s, below) if retention.turns_s else []
+            gone = max(gone, touched(await connection.execute(QUERIES[name], age_s, BATCH)))
+    seen = await _sweep_turns(connection, retention.turns_s, below) if retention.turns_s else []
     is_more = BATCH in (gone, len(seen))
     return (seen[-1] if len(seen) == BATCH else HIGHEST), is_more
 
 
-async def sweep_turns(
-    connection: Connection, age_s: int, below: tuple[int, int]
+async def _sweep_turns(
+    connection: PostgresConnection, age_s: int, below: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """Erase those of a few old turns that nobody goes on from; all that were looked at."""
+    """Erase a few old turns, except those with descendants; all that were looked at."""
     rows = await connection.fetch(QUERIES["old_turns"], age_s, *below, BATCH)
     old = cast("Sequence[tuple[int, int, str, str]]", rows)
     for _, seq, owner, turn_id in old:
-        if await execute(connection, "delete_tip", seq):
-            await execute(connection, "forget_erased", owner, turn_id)
+        if touched(await connection.execute(QUERIES["delete_tip"], seq)):
+            await connection.execute(QUERIES["forget_erased"], owner, turn_id)
     return [(saved_at, seq) for saved_at, seq, _, _ in old]

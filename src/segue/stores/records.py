@@ -1,9 +1,10 @@
-"""How a turn becomes bytes and a turn again, for every store that keeps bytes.
+"""How does a turn become bytes and a turn again, for every store that keeps bytes?
 
-In: a `Turn`. Out: a `Record`, one row's worth, and back. Items are kept verbatim, sampled ids to
-the id. What a response echoes at length (tools, instructions) is split off as a `Part`, so that a
-store can keep it once for many turns. Warmth and decoded tools are only speed and are not kept.
-The events of a turn become batches the same way. Nothing here does I/O.
+In: a `Turn`. Out: a `TurnRecord`, which a database keeps as one row, and back. Items are kept to the
+byte, sampled ids to the id. What a response echoes at length (tools, instructions) is split off as a
+`LongField`, so that a store can keep it once for many turns. Warmth and decoded tools only save time
+and are not kept. Events, items of conversations and API keys become rows here too. Nothing here does
+I/O.
 """
 
 from __future__ import annotations
@@ -21,65 +22,74 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.limits import KeyLimits
 from segue.turn.commit import entry_of
-from segue.turn.values import IdArray, Key, Owner, Round, Turn, UsageEntry
+from segue.turn.values import (
+    Conversation,
+    ConversationItem,
+    IdArray,
+    Key,
+    Owner,
+    Round,
+    Turn,
+    UsageEntry,
+)
 from segue.wire.codec import encode_event, encode_response
 from segue.wire.events import Event, Failed
 from segue.wire.items import Call, Item, ItemValue, Reasoning
 from segue.wire.response import Fault, Response
 
-PartName = TypeVar("PartName")
+FieldName = TypeVar("FieldName")
 
-# A part shorter than this costs less inside its response than in a row of its own.
-PART_BYTES_MIN = 64
+# A field shorter than this costs less inside its response than in a row of its own.
+FIELD_BYTES_MIN = 64
 # Measured on small turns: the Python objects around one turn and around one item.
 TURN_BYTES = 2_000
 ITEM_BYTES = 600
 
 SHORT = Raw(b"null")
 
-# Events repeat one another, so the quickest level finds most of what there is to find.
+# Events repeat one another, so the fastest compression level finds most of it.
 EVENTS_LEVEL = 1
 
-# A key may be of any length and of any characters; its digest is neither.
-KEY_BYTES = 32
+# An idempotency key may have any length and any characters; its digest has a fixed size.
+DIGEST_BYTES = 32
 
 ABANDONED = Fault("server_error", "The server stopped before the response was finished.")
 
 
-class Part(NamedTuple):
-    """A long piece of a response, by its digest."""
+class LongField(NamedTuple):
+    """A long field of a response, by its digest."""
 
     digest: bytes
     body: bytes
 
 
-class Record(NamedTuple):
-    """One turn as bytes: its history, its response, and the parts split off the response."""
+class TurnRecord(NamedTuple):
+    """One turn as bytes: its history, its response, and the fields split off the response."""
 
     history: bytes
     response: bytes
-    instructions: Part | None
-    tools: Part | None
+    instructions: LongField | None
+    tools: LongField | None
 
 
-class Row(NamedTuple, Generic[PartName]):
-    """A turn as a database has it: a record whose parts are only named, in the database's own way."""
+class TurnColumns(NamedTuple, Generic[FieldName]):
+    """A turn as a database row: a record whose long fields are only named, by the database's own kind of key."""
 
     id: str
     parent_id: str | None
     history: bytes
     response: bytes
-    instructions: PartName | None
-    tools: PartName | None
+    instructions: FieldName | None
+    tools: FieldName | None
 
 
-class Tagged(Struct):
-    """The one field that tells whether the bytes of an item name their own type."""
+class _Tagged(Struct):
+    """The field that says whether the bytes of an item name their own type."""
 
     type: str | UnsetType | None = UNSET
 
 
-class KeptItem(Struct, array_like=True):
+class _KeptItem(Struct, array_like=True):
     """`form` is the value once more, only where the bytes alone would not decode to it."""
 
     raw: bytes
@@ -87,9 +97,9 @@ class KeptItem(Struct, array_like=True):
     form: bytes | None
 
 
-class KeptRound(Struct, array_like=True):
-    given: list[KeptItem]
-    wrote: list[KeptItem]
+class _KeptRound(Struct, array_like=True):
+    given: list[_KeptItem]
+    wrote: list[_KeptItem]
     ids: list[bytes]
     tail: bytes
     fingerprint: str | None
@@ -97,10 +107,10 @@ class KeptRound(Struct, array_like=True):
     is_fresh: bool = False
 
 
-class History(Struct, array_like=True):
+class _History(Struct, array_like=True):
     """`output` is None where it is what the rounds wrote, which is the rule."""
 
-    rounds: list[KeptRound]
+    rounds: list[_KeptRound]
     open_calls: list[Call]
     model_turns: int
     root_at: int
@@ -109,55 +119,61 @@ class History(Struct, array_like=True):
     passed: list[str] = []
 
 
-def kind_of(kind: type[ItemValue]) -> str:
-    """The tag by which the wire knows this type of item."""
+def _kind_of(kind: type[ItemValue]) -> str:
+    """The tag of this type of item on the wire."""
     return str(kind.__struct_config__.tag)
 
 
-TAGGED: msgspec.json.Decoder[Tagged] = msgspec.json.Decoder(Tagged)
-HISTORY: msgspec.msgpack.Decoder[History] = msgspec.msgpack.Decoder(History)
-EVENTS: msgspec.msgpack.Decoder[list[tuple[str, int, bytes]]] = msgspec.msgpack.Decoder(
+_TAGGED: msgspec.json.Decoder[_Tagged] = msgspec.json.Decoder(_Tagged)
+_HISTORY: msgspec.msgpack.Decoder[_History] = msgspec.msgpack.Decoder(_History)
+_EVENTS: msgspec.msgpack.Decoder[list[tuple[str, int, bytes]]] = msgspec.msgpack.Decoder(
     list[tuple[str, int, bytes]]
 )
-RESPONSE: msgspec.json.Decoder[Response] = msgspec.json.Decoder(Response)
+_RESPONSE: msgspec.json.Decoder[Response] = msgspec.json.Decoder(Response)
+_KEPT_ITEM: msgspec.msgpack.Decoder[_KeptItem] = msgspec.msgpack.Decoder(_KeptItem)
 # One for each type rather than one for all: a decoder of a single type forgives a missing tag.
-VALUES: dict[str, msgspec.json.Decoder[ItemValue]] = {
-    kind_of(kind): msgspec.json.Decoder(kind) for kind in get_args(ItemValue)
+_VALUES: dict[str, msgspec.json.Decoder[ItemValue]] = {
+    _kind_of(kind): msgspec.json.Decoder(kind) for kind in get_args(ItemValue)
 }
 
 
 def link(
     owner: Owner,
     turn_id: str,
-    rows: Iterable[Row[PartName]],
-    part: Callable[[PartName], Part],
+    rows: Iterable[TurnColumns[FieldName]],
+    load: Callable[[FieldName], LongField],
 ) -> Turn | None:
-    """The named turn with those of its ancestors that are among the rows."""
-    by_id: dict[str | None, Row[PartName]] = {row.id: row for row in rows}
-    chain: list[Row[PartName]] = []
+    """The turn with this id, linked to its ancestors as far as they are among the rows."""
+    by_id: dict[str | None, TurnColumns[FieldName]] = {row.id: row for row in rows}
+    chain: list[TurnColumns[FieldName]] = []
     above: str | None = turn_id
     while (row := by_id.pop(above, None)) is not None:
         chain.append(row)
         above = row.parent_id
     turn: Turn | None = None
     for row in reversed(chain):
-        record = Record(
+        record = TurnRecord(
             row.history,
             row.response,
-            None if row.instructions is None else part(row.instructions),
-            None if row.tools is None else part(row.tools),
+            None if row.instructions is None else load(row.instructions),
+            None if row.tools is None else load(row.tools),
         )
         turn = unpack((owner, row.id, row.parent_id, record), turn, is_whole=above is None)
     return turn
 
 
+def usage_of(turn: Turn) -> UsageEntry | None:
+    """The usage row of this turn, counted again if it was reloaded; None while it runs."""
+    return turn.usage or entry_of(turn.owner, turn.response)
+
+
 def abandon(turn: Turn, last: int | None) -> tuple[Turn, UsageEntry, list[Event]]:
-    """A turn whose process has died, as failed; its usage, which nobody knows; and the last word of its events, if any
-    were written down."""
+    """A turn whose process has died, as failed; its usage row, which may count too little; and its terminal event, if
+    events of it were logged."""
     response = msgspec.structs.replace(turn.response, status="failed", error=ABANDONED)
-    entry = entry_of(turn.owner, response)
-    assert entry is not None, "a failed turn has ended"
     failed = replace(turn, response=response)
+    entry = usage_of(failed)
+    assert entry is not None, "a failed turn has ended"
     if last is None:
         return failed, entry, []
     event = Failed(sequence_number=last + 1, response=encode_response(response))
@@ -171,11 +187,11 @@ def pack_events(events: Sequence[Event]) -> bytes:
 
 
 def unpack_events(batches: Iterable[bytes], number: int) -> list[Event] | None:
-    """The events after this number from batches in their order; None if one is missing. What is
-    told twice counts once."""
+    """The events after this number, from batches in order; None if one is missing. An event that was logged twice
+    is returned once."""
     found: list[Event] = []
     for batch in batches:
-        for kind, its_number, data in EVENTS.decode(zlib.decompress(batch)):
+        for kind, its_number, data in _EVENTS.decode(zlib.decompress(batch)):
             if its_number > number + 1:
                 return None
             if its_number == number + 1:
@@ -185,40 +201,39 @@ def unpack_events(batches: Iterable[bytes], number: int) -> list[Event] | None:
 
 
 def digest_key(key: str) -> bytes:
-    """An idempotency key as stores know it."""
-    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+    """An idempotency key as stores keep it."""
+    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
-def pack(turn: Turn) -> Record:
-    """The turn as bytes."""
-    history = History(
-        [pack_round(round_) for round_ in turn.rounds],
+def pack(turn: Turn) -> TurnRecord:
+    history = _History(
+        [_pack_round(round_) for round_ in turn.rounds],
         list(turn.open_calls.values()),
         turn.model_turns,
         turn.root_at,
-        output_beside(turn),
+        _output_beside(turn),
         list(turn.passed),
     )
-    instructions = part_of(turn.response.instructions)
-    tools = part_of(turn.response.tools)
+    instructions = _long_field(turn.response.instructions)
+    tools = _long_field(turn.response.tools)
     response = msgspec.structs.replace(
         turn.response,
         output=[],
         instructions=SHORT if instructions else turn.response.instructions,
         tools=SHORT if tools else turn.response.tools,
     )
-    return Record(
+    return TurnRecord(
         msgspec.msgpack.encode(history), msgspec.json.encode(response), instructions, tools
     )
 
 
 def unpack(
-    row: tuple[str, str, str | None, Record], parent: Turn | None, *, is_whole: bool
+    row: tuple[str, str, str | None, TurnRecord], parent: Turn | None, *, is_whole: bool
 ) -> Turn:
     """The turn from its owner, id, parent's id and record, linked to its parent."""
     owner, turn_id, parent_id, record = row
-    history = HISTORY.decode(record.history)
-    rounds = tuple(unpack_round(round_) for round_ in history.rounds)
+    history = _HISTORY.decode(record.history)
+    rounds = tuple(_unpack_round(round_) for round_ in history.rounds)
     written = [item.raw for round_ in rounds for item in round_.wrote]
     output = written if history.output is None else history.output
     restored: dict[str, Raw] = {}
@@ -227,7 +242,7 @@ def unpack(
     if record.tools:
         restored["tools"] = Raw(record.tools.body)
     response = msgspec.structs.replace(
-        RESPONSE.decode(record.response), output=[Raw(raw) for raw in output], **restored
+        _RESPONSE.decode(record.response), output=[Raw(raw) for raw in output], **restored
     )
     return Turn(
         id=turn_id,
@@ -242,19 +257,19 @@ def unpack(
         root_at=history.root_at,
         is_whole=is_whole,
         passed=tuple(history.passed),
-        bytes=weigh(record, rounds) + weigh_parts(response, parent),
+        bytes=_weigh(record, rounds) + _weigh_fields(response, parent),
     )
 
 
-def weigh(record: Record, rounds: tuple[Round, ...]) -> int:
-    """What a reloaded turn holds: its bytes, the same text again in decoded values, and the objects
-    around them."""
+def _weigh(record: TurnRecord, rounds: tuple[Round, ...]) -> int:
+    """What a reloaded turn costs in memory: its bytes, the same text again in decoded values, and
+    the objects around them."""
     items = sum(len(round_.given) + len(round_.wrote) for round_ in rounds)
     return TURN_BYTES + ITEM_BYTES * items + 2 * (len(record.history) + len(record.response))
 
 
-def weigh_parts(response: Response, parent: Turn | None) -> int:
-    """What the response's parts add to what the parent holds: neighbours share equal ones."""
+def _weigh_fields(response: Response, parent: Turn | None) -> int:
+    """What the long fields of the response add to what the parent holds: equal ones are shared."""
     if parent is None:
         return len(bytes(response.instructions)) + len(bytes(response.tools))
     before = parent.response
@@ -268,76 +283,97 @@ def weigh_parts(response: Response, parent: Turn | None) -> int:
     )
 
 
-def part_of(raw: Raw) -> Part | None:
+def _long_field(raw: Raw) -> LongField | None:
     """The bytes with their digest if they are worth a row of their own."""
     body = bytes(raw)
-    if len(body) < PART_BYTES_MIN:
+    if len(body) < FIELD_BYTES_MIN:
         return None
-    return Part(blake2b(body, digest_size=16).digest(), body)
+    return LongField(blake2b(body, digest_size=16).digest(), body)
 
 
-def output_beside(turn: Turn) -> list[bytes] | None:
+def _output_beside(turn: Turn) -> list[bytes] | None:
     """The output where it is not simply what the rounds wrote."""
     output = [bytes(raw) for raw in turn.response.output]
     written = [item.raw for round_ in turn.rounds for item in round_.wrote]
     return None if output == written else output
 
 
-def pack_round(round_: Round) -> KeptRound:
-    """One round for the record."""
-    return KeptRound(
-        [pack_item(item) for item in round_.given],
-        [pack_item(item) for item in round_.wrote],
-        [pack_ids(ids) for ids in round_.ids],
-        pack_ids(round_.tail),
+def _pack_round(round_: Round) -> _KeptRound:
+    return _KeptRound(
+        [_pack_item(item) for item in round_.given],
+        [_pack_item(item) for item in round_.wrote],
+        [_pack_ids(ids) for ids in round_.ids],
+        _pack_ids(round_.tail),
         round_.fingerprint,
         round_.did_sample,
         round_.is_fresh,
     )
 
 
-def unpack_round(kept: KeptRound) -> Round:
-    """One round from the record."""
+def _unpack_round(kept: _KeptRound) -> Round:
     return Round(
-        tuple(unpack_item(item) for item in kept.given),
-        tuple(unpack_item(item) for item in kept.wrote),
-        tuple(unpack_ids(ids) for ids in kept.ids),
-        unpack_ids(kept.tail),
+        tuple(_unpack_item(item) for item in kept.given),
+        tuple(_unpack_item(item) for item in kept.wrote),
+        tuple(_unpack_ids(ids) for ids in kept.ids),
+        _unpack_ids(kept.tail),
         kept.fingerprint,
         kept.did_sample,
         kept.is_fresh,
     )
 
 
-def pack_item(item: Item) -> KeptItem:
+def _pack_item(item: Item) -> _KeptItem:
     """The item's bytes and type. Clients may leave the type out, or send null for it (docs/protocol.md
-    3); what was sealed is kept as it was opened."""
-    kind = kind_of(type(item.value))
-    speaks = TAGGED.decode(item.raw).type in (kind, UNSET)
-    if speaks and isinstance(item.value, Reasoning):
-        speaks = VALUES[kind].decode(item.raw) == item.value
-    return KeptItem(item.raw, kind, None if speaks else msgspec.json.encode(item.value))
+    3); sealed reasoning is kept as it was decrypted."""
+    kind = _kind_of(type(item.value))
+    is_enough = _TAGGED.decode(item.raw).type in (kind, UNSET)
+    if is_enough and isinstance(item.value, Reasoning):
+        is_enough = _VALUES[kind].decode(item.raw) == item.value
+    return _KeptItem(item.raw, kind, None if is_enough else msgspec.json.encode(item.value))
 
 
-def unpack_item(kept: KeptItem) -> Item:
-    """The item, checked again by its type."""
-    return Item(kept.raw, VALUES[kept.kind].decode(kept.form or kept.raw))
+def _unpack_item(kept: _KeptItem) -> Item:
+    return Item(kept.raw, _VALUES[kept.kind].decode(kept.form or kept.raw))
 
 
-def pack_ids(ids: IdArray[int]) -> bytes:
-    """Token ids as four bytes each, little end first on every machine."""
+def _pack_ids(ids: IdArray[int]) -> bytes:
+    """Token ids as four bytes each, little-endian on every machine."""
     if sys.byteorder == "big":
         ids = array("I", ids)
         ids.byteswap()
     return ids.tobytes()
 
 
-def unpack_ids(packed: bytes) -> IdArray[int]:
-    """Token ids from their bytes."""
+def _unpack_ids(packed: bytes) -> IdArray[int]:
     ids = array("I", packed)
     if sys.byteorder == "big":
         ids.byteswap()
     return ids
+
+
+# created_at, metadata, tip_id, tip_items, count, version, speaker
+ConversationColumns = tuple[int, bytes, str | None, int, int, int, str | None]
+
+
+def unpack_conversation(
+    owner: Owner, conversation_id: str, columns: ConversationColumns
+) -> Conversation:
+    """A conversation from its row."""
+    created_at, metadata, tip_id, tip_items, count, version, speaker = columns
+    texts = msgspec.json.decode(metadata, type=dict[str, str])
+    return Conversation(
+        conversation_id, owner, created_at, texts, tip_id, tip_items, count, version, speaker
+    )
+
+
+def pack_added(added: ConversationItem) -> bytes:
+    """An item of a conversation as its row keeps it."""
+    return msgspec.msgpack.encode(_pack_item(added.item))
+
+
+def unpack_added(item_id: str, body: bytes) -> ConversationItem:
+    """An item of a conversation from its row."""
+    return ConversationItem(item_id, _unpack_item(_KEPT_ITEM.decode(body)))
 
 
 class KeyRow(NamedTuple):
@@ -355,30 +391,15 @@ class KeyRow(NamedTuple):
 
 
 def pack_key(key: Key, digest: str) -> KeyRow:
-    """A key as its row."""
-    scopes, limits = msgspec.json.encode(key.scopes), msgspec.json.encode(key.limits)
-    return KeyRow(
-        digest,
-        key.id,
-        key.name,
-        key.owner,
-        scopes.decode(),
-        limits.decode(),
-        key.ring,
-        key.created_at,
-        key.revoked_at,
-    )
+    texts = {
+        name: msgspec.json.encode(getattr(key, name)).decode() for name in ("scopes", "limits")
+    }
+    return KeyRow(digest, **(msgspec.structs.asdict(key) | texts))
 
 
 def unpack_key(row: KeyRow) -> Key:
-    """A row as its key."""
-    return Key(
-        id=row.id,
-        name=row.name,
-        owner=row.owner,
-        scopes=msgspec.json.decode(row.scopes, type=tuple[str, ...]),
-        limits=msgspec.json.decode(row.limits, type=KeyLimits),
-        ring=row.ring,
-        created_at=row.created_at,
-        revoked_at=row.revoked_at,
-    )
+    fields = row._asdict()
+    del fields["digest"]
+    scopes = msgspec.json.decode(row.scopes, type=tuple[str, ...])
+    limits = msgspec.json.decode(row.limits, type=KeyLimits)
+    return Key(**(fields | {"scopes": scopes, "limits": limits}))

@@ -1,8 +1,8 @@
-"""How is what clients keep for us sealed? Authenticated encryption, bound to the owner, under a ring of keys.
+"""How is what clients keep for us encrypted? Authenticated encryption, bound to the owner, with a ring of seal keys.
 
-In: bytes. Out: an opaque text, and back. The newest key of the ring seals, every key opens, so that what was sealed
+In: bytes. Out: an opaque text, and back. The newest key encrypts, every key decrypts, so that what was sealed
 survives restarts and rotation. The ring is a file that only its owner may read, or a table of the database that several
-machines share; a server with neither has a ring of its own, and what it seals dies with it.
+machines share; a server with neither has a key of its own, and what it seals cannot be read after it has stopped.
 """
 
 from __future__ import annotations
@@ -29,32 +29,29 @@ NONCE_BYTES = 12
 
 
 class RingKey(msgspec.Struct, frozen=True):
-    """One key of a ring, by its name."""
+    """One seal key, with its name."""
 
     name: bytes
     secret: bytes
 
 
 def new_key() -> RingKey:
-    """A fresh key."""
     return RingKey(secrets.token_bytes(NAME_BYTES), secrets.token_bytes(KEY_BYTES))
 
 
 class RingSeals:
-    """Seals under a ring of keys, the newest one first."""
+    """Seals with a ring of keys, the newest first."""
 
     def __init__(self, keys: Sequence[RingKey]) -> None:
         self._newest = keys[0].name
         self._ciphers = {key.name: AESGCM(key.secret) for key in keys}
 
     def seal(self, owner: Owner, body: bytes) -> str:
-        """The bytes under the newest key."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         sealed = self._ciphers[self._newest].encrypt(nonce, body, _bound_to(owner))
         return base64.urlsafe_b64encode(VERSION + self._newest + nonce + sealed).decode()
 
     def open(self, owner: Owner, sealed: str) -> bytes | None:
-        """The bytes, if a key of the ring sealed them for this owner."""
         try:
             data = base64.b64decode(sealed.encode("ascii"), altchars=b"-_", validate=True)
         except (NotBase64, UnicodeEncodeError):
@@ -75,17 +72,17 @@ def _bound_to(owner: Owner) -> bytes:
 
 
 def open_ring(path: Path) -> RingSeals:
-    """The ring in this file; a missing file is made with one fresh key."""
+    """The seal keys in this file; a missing file is created with one new key."""
     if not path.exists():
         _create(path)
     keys = read_ring(path)
-    # Even if another process has made it: that one may not have come so far yet.
+    # Even if another process has created it: it may not have synced the folder yet.
     _keep_name(path)
     return RingSeals(keys)
 
 
 def rotate_ring(path: Path) -> int:
-    """Put a fresh key in front; what the older ones sealed can still be opened. Returns how many there are."""
+    """Add a new key, which seals from now on; the older ones still decrypt. Returns how many there are."""
     keys = [new_key(), *(read_ring(path) if path.exists() else [])]
     beside = path.with_name(path.name + ".new")
     _write(beside, keys)
@@ -103,12 +100,14 @@ def read_ring(path: Path) -> list[RingKey]:
     except msgspec.MsgspecError:
         keys = []
     if not keys or any(len(key.secret) != KEY_BYTES for key in keys):
-        raise Misconfigured(f"seal_keys: {path} is not a ring of keys.")
+        raise Misconfigured(
+            f"seal_keys: {path} is not a file of seal keys. Restore it from a backup, or name another file."
+        )
     return keys
 
 
 def _create(path: Path) -> None:
-    """Made whole beside its place and linked there, so that of several processes one wins and all read the same."""
+    """Written under another name and then linked, so that of several processes one wins and all read the same."""
     beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     _write(beside, [new_key()])
     try:
@@ -116,7 +115,7 @@ def _create(path: Path) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise Misconfigured(f"seal_keys: {path} cannot be made: {error.strerror}.") from None
+        raise Misconfigured(f"seal_keys: {path} cannot be created: {error.strerror}.") from None
     finally:
         beside.unlink()
 
@@ -133,7 +132,7 @@ def _write(path: Path, keys: Sequence[RingKey]) -> None:
 
 
 def _keep_name(path: Path) -> None:
-    """A file survives a power cut once it is synced, its name once the folder is. Some file systems cannot be asked."""
+    """A file survives a power cut once it is synced, its name once the folder is. Some file systems cannot sync one."""
     with suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:

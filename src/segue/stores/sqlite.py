@@ -1,7 +1,8 @@
-"""What is remembered in one SQLite file: turns, usage in the same transactions, events, the keys of repeats, API keys.
+"""What is remembered in one SQLite file? `SqliteStore`: turns with their usage, events, conversations, keys, limits.
 
-In: turns to save, owners and ids to find. Out: turns, and errors of ours only. How a file is written and read beside
-the loop is `database`'s question; here are the rows.
+In: turns to save, owners and ids to find. Out: turns, and only our own errors. How the file is written and read beside
+the event loop is the question of `sqlite_database`; here are the rows. A class for each seam, in the order of
+`turn/seams.py`, then what the writing thread does.
 """
 
 from __future__ import annotations
@@ -11,114 +12,141 @@ import logging
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
+from typing import Literal, Self
 
 import msgspec
+from msgspec import structs
 
-from segue.stores.database import QUERIES, SqliteDatabase, Work, border
+from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.records import (
     KeyRow,
-    Part,
-    Record,
-    Row,
+    LongField,
+    TurnColumns,
+    TurnRecord,
     abandon,
     digest_key,
     link,
     pack,
+    pack_added,
     pack_events,
     pack_key,
+    unpack_added,
+    unpack_conversation,
     unpack_events,
     unpack_key,
+    usage_of,
 )
-from segue.turn.commit import entry_of
-from segue.turn.values import Claim, Key, Owner, Retention, Turn, UsageEntry, UsageTotal
+from segue.stores.sqlite_database import QUERIES, SqliteDatabase, SqliteWork, border
+from segue.turn.values import (
+    Claim,
+    Conversation,
+    ConversationItem,
+    Key,
+    Owner,
+    Retention,
+    Turn,
+    UsageEntry,
+    UsageTotal,
+)
 from segue.wire.events import Event
 
 log = logging.getLogger(__name__)
 
-EventsRow = dict[str, str | int | bytes]
+_EventsRow = dict[str, str | int | bytes]
 
-# Below this every turn is.
+# Above the time and number of every turn: where a sweep begins.
 HIGHEST = (2**62, 2**62)
 
 
-class SqliteTurns:
-    """Stored turns in a database."""
+class SqliteStore:
+    """A whole store in one file."""
+
+    # The seal keys are in a file beside it.
+    ring: None = None
 
     def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
+        self.turns = _Turns(database)
+        self.ledger = _Ledger(database)
+        self.events = _EventLog(database)
+        self.idempotency_keys = _IdempotencyKeys(database)
+        self.conversations = _Conversations(database)
+        self.keys = _Keys(database)
+        self.shared_limits = _SharedLimits(database)
+        self.maintenance = _Maintenance(database)
+        self.is_ready = database.is_ready
+        self.close = database.close
+
+    @classmethod
+    async def open(cls, path: Path, *, durability: Literal["full", "relaxed"] = "full") -> Self:
+        """Open or create the file, and bring its tables up to date."""
+        return cls(await SqliteDatabase.open(path, durability=durability))
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    database: SqliteDatabase
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        """The turn with its chain, as far as the chain was stored and not deleted."""
         return await self._load(QUERIES["find"], owner, turn_id)
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
-        """The turn alone."""
         return await self._load(QUERIES["read"], owner, turn_id)
 
     async def save(self, turn: Turn) -> None:
-        """Make the turn and its usage durable, in one transaction. A second save replaces the
-        first; a turn that was deleted meanwhile leaves its usage only."""
+        """The turn and its usage, in one transaction. A second save replaces the first; a turn that
+        was deleted meanwhile leaves its usage only."""
         with border():
-            work = turn_writer(turn, self._database)
-        await self._database.write(work)
+            work = _turn_writer(turn, self.database)
+        await self.database.write(work)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
-        """Erase the turn's row, its events, its keys, and the parts that nobody else uses."""
-        if not is_text(owner, turn_id):
+        """Its row, its events, its idempotency keys, and the long fields that no other turn names."""
+        if not _is_text(owner, turn_id):
             return False
         key = {"owner": owner, "id": turn_id}
-
-        def erase(writer: sqlite3.Connection) -> bool:
-            return writer.execute(QUERIES["delete"], key).rowcount > 0
-
-        return await self._database.write(erase, is_erasing=True)
+        return await self.database.execute("delete", key, is_erasing=True) > 0
 
     async def _load(self, query: str, owner: Owner, turn_id: str) -> Turn | None:
-        if not is_text(owner, turn_id):
+        if not _is_text(owner, turn_id):
             return None
-        return await self._database.read(lambda reader: load_chain(reader, query, owner, turn_id))
+        return await self.database.read(lambda reader: _load_chain(reader, query, owner, turn_id))
 
 
-class SqliteLedger:
-    """Usage in a database."""
-
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
+@dataclass(frozen=True, slots=True)
+class _Ledger:
+    database: SqliteDatabase
 
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
-        """Record these turns, each at most once."""
         if entries:
-            rows = [msgspec.structs.asdict(entry) for entry in entries]
-            await self._database.write(lambda writer: write_usage(writer, rows))
+            rows = [structs.asdict(entry) for entry in entries]
+            await self.database.write(lambda writer: _write_usage(writer, rows))
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        """What was used since then, by day, owner and model."""
-        if owner is not None and not is_text(owner):
+        if owner is not None and not _is_text(owner):
             return []
         key = {"owner": owner, "since": since}
-        return await self._database.read(
+        return await self.database.read(
             lambda reader: [UsageTotal(*row) for row in reader.execute(QUERIES["report"], key)]
         )
 
 
-class SqliteEventLog:
-    """The events of stored turns in a database."""
-
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
+@dataclass(frozen=True, slots=True)
+class _EventLog:
+    database: SqliteDatabase
 
     async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
-        """Write the next events down, as one row; not if their turn was deleted meanwhile."""
+        """One row for all of them; none if their turn was deleted meanwhile."""
         if events:
-            # Not by the writer: others would wait for it.
-            row = await asyncio.to_thread(events_row, owner, turn_id, events)
-            await self._database.write(lambda writer: write_events(writer, row))
+            # Not packed in the writing thread: other writes would wait for it.
+            row = await asyncio.to_thread(_events_row, owner, turn_id, events)
+            await self.database.write(lambda writer: _write_events(writer, row))
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
-        """Every logged event with a higher number, in order; None if some of them are not there."""
-        if not is_text(owner, turn_id):
+        if not _is_text(owner, turn_id):
             return None
         key = {"owner": owner, "turn_id": turn_id, "number": number}
 
@@ -128,85 +156,125 @@ class SqliteEventLog:
             batches = reader.execute(QUERIES["events_after"], key)
             return unpack_events((row[0] for row in batches), number)
 
-        return await self._database.read(load)
+        return await self.database.read(load)
 
     async def delete(self, owner: Owner, turn_id: str) -> None:
-        """Erase them."""
-        if not is_text(owner, turn_id):
-            return
-        key = {"owner": owner, "turn_id": turn_id}
-
-        def erase(writer: sqlite3.Connection) -> None:
-            writer.execute(QUERIES["delete_events"], key)
-
-        await self._database.write(erase, is_erasing=True)
+        if _is_text(owner, turn_id):
+            key = {"owner": owner, "turn_id": turn_id}
+            await self.database.execute("delete_events", key, is_erasing=True)
 
 
-class SqliteIdempotencyKeys:
-    """The idempotency keys of stored turns in a database."""
-
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
+@dataclass(frozen=True, slots=True)
+class _IdempotencyKeys:
+    database: SqliteDatabase
 
     async def claim(self, claim: Claim) -> Claim:
-        """Take the key if it is free or its time is over; returns whoever holds it now."""
-        assert claim.is_stored, (
-            "the key of a turn that is not to be stored has reached the database"
-        )
-        worker = self._database.lease.worker
-        return await self._database.write(lambda writer: write_claim(writer, claim, worker))
+        assert claim.is_stored, "the idempotency key of an unstored turn has reached the database"
+        worker = self.database.lease.worker
+        return await self.database.write(lambda writer: _write_claim(writer, claim, worker))
 
     async def release(self, claim: Claim) -> None:
-        """Let go of a key whose turn was refused before it began."""
         key = {"owner": claim.owner, "key": digest_key(claim.key), "turn_id": claim.turn_id}
-
-        def erase(writer: sqlite3.Connection) -> None:
-            writer.execute(QUERIES["release"], key)
-
-        await self._database.write(erase)
+        await self.database.execute("release", key)
 
 
-class SqliteKeys:
-    """API keys in a database."""
+@dataclass(frozen=True, slots=True)
+class _Conversations:
+    database: SqliteDatabase
 
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
+    async def find(self, owner: Owner, conversation_id: str) -> Conversation | None:
+        key = {"owner": owner, "id": conversation_id}
+        row = await self.database.read(
+            lambda reader: reader.execute(QUERIES["find_conversation"], key).fetchone()
+        )
+        return None if row is None else unpack_conversation(owner, conversation_id, row)
+
+    async def read(
+        self, owner: Owner, conversation_id: str, since: int = 0
+    ) -> Sequence[ConversationItem]:
+        key = {"owner": owner, "id": conversation_id, "since": since}
+        rows = await self.database.read(
+            lambda reader: reader.execute(QUERIES["read_shelved"], key).fetchall()
+        )
+        with border():
+            return [unpack_added(item_id, body) for item_id, body in rows]
+
+    async def save(
+        self,
+        conversation: Conversation,
+        added: Sequence[ConversationItem] = (),
+        turn: Turn | None = None,
+    ) -> bool:
+        with border():
+            bodies = [(item.id, pack_added(item)) for item in added]
+            write_turn = None if turn is None else _turn_writer(turn, self.database)
+        worker = self.database.lease.worker
+
+        def write(writer: sqlite3.Connection) -> bool:
+            is_written = _write_conversation(writer, conversation, bodies, worker)
+            if is_written and write_turn is not None:
+                write_turn(writer)
+            return is_written
+
+        return await self.database.write(write)
+
+    async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
+        key = {"owner": owner, "id": conversation_id, "item_id": item_id}
+
+        def erase(writer: sqlite3.Connection) -> bool:
+            if item_id is None:
+                writer.execute(QUERIES["unshelve_all"], key)
+                return writer.execute(QUERIES["delete_conversation"], key).rowcount > 0
+            if writer.execute(QUERIES["unshelve"], key).rowcount == 0:
+                return False
+            writer.execute(QUERIES["unlink_tip"], key)
+            return True
+
+        return await self.database.write(erase, is_erasing=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    database: SqliteDatabase
 
     async def add(self, key: Key, digest: str) -> None:
-        """Give out a key."""
-        row = pack_key(key, digest)._asdict()
-        await self._database.write(lambda writer: writer.execute(QUERIES["add_key"], row))
+        await self.database.execute("add_key", pack_key(key, digest)._asdict())
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
-        """Those of these that are somebody's and not revoked."""
-        asked = {"digests": msgspec.json.encode(digests).decode()}
-        rows = await self._database.read(
-            lambda reader: reader.execute(QUERIES["find_keys"], asked).fetchall()
+        wanted = {"digests": msgspec.json.encode(digests).decode()}
+        rows = await self.database.read(
+            lambda reader: reader.execute(QUERIES["find_keys"], wanted).fetchall()
         )
         with border():
             return {row[0]: unpack_key(KeyRow(*row)) for row in rows}
 
     async def given_out(self) -> Sequence[Key]:
-        """Every key that was ever given out, the oldest first."""
-        rows = await self._database.read(
+        rows = await self.database.read(
             lambda reader: reader.execute(QUERIES["list_keys"]).fetchall()
         )
         with border():
             return [unpack_key(KeyRow(*row)) for row in rows]
 
     async def revoke(self, key_id: str) -> bool:
-        """Take it back for good."""
-        if not is_text(key_id):
+        if not _is_text(key_id):
             return False
         key = {"id": key_id, "now": int(time.time())}
-        return await self._database.write(
-            lambda writer: writer.execute(QUERIES["revoke_key"], key).rowcount > 0
+        return await self.database.execute("revoke_key", key) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedLimits:
+    database: SqliteDatabase
+
+    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
+        """All of them in one transaction."""
+        worker = self.database.lease.worker
+        return await self.database.write(
+            lambda writer: [_draw(writer, draw, worker) for draw in draws]
         )
 
 
-class SqliteMaintenance:
-    """What is done beside the turns of a database."""
-
+class _Maintenance:
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
         self._seen_at = int(time.time())
@@ -214,18 +282,16 @@ class SqliteMaintenance:
         self._below = HIGHEST
 
     async def recover(self) -> int:
-        """End as failed what dead processes left running; how many turns."""
         dead = await self._database.read(self._dead)
         count = 0
         for worker in dead:
-            while ended := await self._database.write(partial(end_some, worker=worker)):
+            while ended := await self._database.write(partial(_end_some, worker=worker)):
                 count += ended
             with border():
-                self._database.lease.bury(worker)
+                self._database.lease.remove(worker)
         return count
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
-        """Turns that anybody has erased since the last call."""
         now = int(time.time())
         since = {"since": self._seen_at - OVERLAP_S}
         rows = await self._database.read(
@@ -235,9 +301,8 @@ class SqliteMaintenance:
         return rows
 
     async def sweep(self, retention: Retention) -> bool:
-        """Erase a few of those that are too old; False when this pass has seen them all."""
         self._below, is_more = await self._database.write(
-            lambda writer: sweep_some(writer, retention, self._below), is_erasing=True
+            lambda writer: _sweep_some(writer, retention, self._below), is_erasing=True
         )
         return is_more
 
@@ -247,36 +312,38 @@ class SqliteMaintenance:
         return [worker for worker in running | lease.others() if not lease.is_alive(worker)]
 
 
-def is_text(*words: str) -> bool:
+def _is_text(*names: str) -> bool:
     """Whether these can be in the file at all: half of a surrogate pair is no text, so nothing has
     that name."""
     try:
-        "".join(words).encode()
+        "".join(names).encode()
     except UnicodeEncodeError:
         return False
     return True
 
 
-def turn_writer(turn: Turn, database: SqliteDatabase) -> Work[None]:
+# --- rows of turns -----------------------------------------------------------------------------------
+
+
+def _turn_writer(turn: Turn, database: SqliteDatabase) -> SqliteWork[None]:
     """What the writing thread does to save this turn."""
-    assert turn.is_stored, "a turn that is not to be stored has reached the database"
-    record, entry = pack(turn), entry_of(turn.owner, turn.response)
+    assert turn.is_stored, "an unstored turn has reached the database"
+    record, entry = pack(turn), usage_of(turn)
     worker = database.lease.worker if entry is None else None
-    return lambda writer: write_turn(writer, turn, record, entry, worker)
+    return lambda writer: _write_turn(writer, turn, record, entry, worker)
 
 
-def write_turn(
+def _write_turn(
     writer: sqlite3.Connection,
     turn: Turn,
-    record: Record,
+    record: TurnRecord,
     entry: UsageEntry | None,
     worker: str | None,
 ) -> None:
-    """The rows of one turn: its parts, itself, its usage."""
-    if not is_erased(writer, turn.owner, turn.id):
-        for part in (record.instructions, record.tools):
-            if part is not None:
-                writer.execute(QUERIES["save_part"], {"owner": turn.owner, **part._asdict()})
+    if not _is_erased(writer, turn.owner, turn.id):
+        for long_field in (record.instructions, record.tools):
+            if long_field is not None:
+                writer.execute(QUERIES["save_part"], {"owner": turn.owner, **long_field._asdict()})
         row = {
             "owner": turn.owner,
             "id": turn.id,
@@ -290,35 +357,36 @@ def write_turn(
         }
         writer.execute(QUERIES["save"], row)
     if entry is not None:
-        write_usage(writer, [msgspec.structs.asdict(entry)])
+        _write_usage(writer, [structs.asdict(entry)])
 
 
-def is_erased(connection: sqlite3.Connection, owner: Owner, turn_id: str) -> bool:
-    """Whether a turn of this name was deleted."""
+def _is_erased(connection: sqlite3.Connection, owner: Owner, turn_id: str) -> bool:
     key = {"owner": owner, "id": turn_id}
     return connection.execute(QUERIES["is_erased"], key).fetchone() is not None
 
 
-def write_usage(writer: sqlite3.Connection, rows: list[dict[str, object]]) -> None:
-    """Rows of usage; those that are there already stay as they are."""
+def _write_usage(writer: sqlite3.Connection, rows: list[dict[str, object]]) -> None:
+    """Rows that are there already stay as they are."""
     writer.executemany(QUERIES["settle"], rows)
 
 
-def load_chain(reader: sqlite3.Connection, query: str, owner: Owner, turn_id: str) -> Turn | None:
+def _load_chain(reader: sqlite3.Connection, query: str, owner: Owner, turn_id: str) -> Turn | None:
     """The turns that the query finds, linked from the oldest on."""
-    found = reader.execute(query, {"owner": owner, "id": turn_id})
-    rows: list[Row[int]] = [Row(*row) for row in found]
-    return link(owner, turn_id, rows, cache(partial(load_part, reader, owner)))
+    rows: list[TurnColumns[int]] = [
+        TurnColumns(*row) for row in reader.execute(query, {"owner": owner, "id": turn_id})
+    ]
+    return link(owner, turn_id, rows, cache(partial(_load_field, reader, owner)))
 
 
-def load_part(reader: sqlite3.Connection, owner: Owner, part_id: int) -> Part:
-    """A part by the number that a turn has for it."""
-    row = reader.execute(QUERIES["part"], {"owner": owner, "id": part_id}).fetchone()
-    return Part(row[0], row[1])
+def _load_field(reader: sqlite3.Connection, owner: Owner, field_id: int) -> LongField:
+    row = reader.execute(QUERIES["part"], {"owner": owner, "id": field_id}).fetchone()
+    return LongField(row[0], row[1])
 
 
-def events_row(owner: Owner, turn_id: str, events: Sequence[Event]) -> EventsRow:
-    """One batch of events."""
+# --- rows of events, idempotency keys, conversations and limits --------------------------------------
+
+
+def _events_row(owner: Owner, turn_id: str, events: Sequence[Event]) -> _EventsRow:
     return {
         "owner": owner,
         "turn_id": turn_id,
@@ -329,14 +397,13 @@ def events_row(owner: Owner, turn_id: str, events: Sequence[Event]) -> EventsRow
     }
 
 
-def write_events(writer: sqlite3.Connection, row: EventsRow) -> None:
-    """One batch."""
-    if not is_erased(writer, str(row["owner"]), str(row["turn_id"])):
+def _write_events(writer: sqlite3.Connection, row: _EventsRow) -> None:
+    if not _is_erased(writer, str(row["owner"]), str(row["turn_id"])):
         writer.execute(QUERIES["append"], row)
 
 
-def write_claim(writer: sqlite3.Connection, claim: Claim, worker: str) -> Claim:
-    """Take the key or find out who has it. One process writes at a time, so nobody comes between."""
+def _write_claim(writer: sqlite3.Connection, claim: Claim, worker: str) -> Claim:
+    """Take the key or read which claim holds it: one process writes at a time, so both are one step."""
     now = int(time.time())
     row = {
         "owner": claim.owner,
@@ -349,42 +416,85 @@ def write_claim(writer: sqlite3.Connection, claim: Claim, worker: str) -> Claim:
     }
     writer.execute(QUERIES["claim"], row)
     turn_id, digest = writer.execute(QUERIES["holder"], row).fetchone()
-    return msgspec.structs.replace(claim, turn_id=turn_id, digest=digest)
+    return structs.replace(claim, turn_id=turn_id, digest=digest)
 
 
-def end_some(writer: sqlite3.Connection, worker: str) -> int:
-    """End as failed some of the turns that this dead process left; how many. Its keys for turns that
-    never were are free again."""
+def _write_conversation(
+    writer: sqlite3.Connection,
+    conversation: Conversation,
+    bodies: Sequence[tuple[str, bytes]],
+    worker: str,
+) -> bool:
+    """False if it is gone or was written by another meanwhile."""
+    fields = structs.asdict(conversation) | {
+        "metadata": msgspec.json.encode(conversation.metadata),
+        "added": len(bodies),
+        "worker": worker,
+    }
+    query = "update_conversation" if conversation.version else "create_conversation"
+    if writer.execute(QUERIES[query], fields).rowcount == 0:
+        return False
+    key = {"owner": conversation.owner, "id": conversation.id}
+    rows = [
+        {**key, "position": conversation.count + at, "item_id": item_id, "body": body}
+        for at, (item_id, body) in enumerate(bodies)
+    ]
+    writer.executemany(QUERIES["shelve"], rows)
+    return True
+
+
+def _draw(writer: sqlite3.Connection, draw: Draw, worker: str) -> Grant:
+    """Read and write in one step: one process writes at a time."""
+    key = {"key_id": draw.key_id, "worker": worker}
+    row = writer.execute(QUERIES["level"], key).fetchone()
+    others = HeldPlaces(*writer.execute(QUERIES["held_by_others"], key).fetchone())
+    level, grant = share_out(draw, None if row is None else Level(*row), others, time.time())
+    if row is None or draw.requests or draw.tokens:
+        values = {"requests": level.requests, "tokens": level.tokens, "at": level.at}
+        writer.execute(QUERIES["save_level"], key | values)
+    held = {"connections": grant.held.connections, "lanes": grant.held.lanes}
+    writer.execute(QUERIES["save_held" if grant.held != HeldPlaces() else "drop_held"], key | held)
+    return grant
+
+
+# --- maintenance -------------------------------------------------------------------------------------
+
+
+def _end_some(writer: sqlite3.Connection, worker: str) -> int:
+    """End as failed some of the turns that this dead process left; how many. Its idempotency keys, conversations and
+    slots are free again."""
     key = {"worker": worker, "count_max": BATCH}
     left = writer.execute(QUERIES["abandoned"], key).fetchall()
     for owner, last, *row in left:
-        end_one(writer, owner, Row(*row), last)
+        _end_turn(writer, owner, TurnColumns(*row), last)
     writer.execute(QUERIES["release_claims"], key)
     writer.execute(QUERIES["release_speakers"], key)
     writer.execute(QUERIES["release_places"], key)
     return len(left)
 
 
-def end_one(writer: sqlite3.Connection, owner: Owner, row: Row[int], last: int | None) -> None:
-    """End one turn as failed. One that cannot be read must not keep the others, or a server that starts, waiting."""
+def _end_turn(
+    writer: sqlite3.Connection, owner: Owner, row: TurnColumns[int], last: int | None
+) -> None:
+    """End one turn as failed. A turn that cannot be read must not block the others, or a server that starts."""
     try:
-        turn = link(owner, row.id, [row], partial(load_part, writer, owner))
+        turn = link(owner, row.id, [row], partial(_load_field, writer, owner))
         assert turn is not None
         failed, entry, events = abandon(turn, last)
         record = pack(failed)
     except (ValueError, KeyError, msgspec.MsgspecError):
-        log.exception("turn %s was left running and cannot be read", row.id)
+        log.exception("turn %s was left running by a dead process and cannot be decoded", row.id)
         writer.execute(QUERIES["give_up"], {"owner": owner, "id": row.id})
         return
-    write_turn(writer, failed, record, entry, worker=None)
+    _write_turn(writer, failed, record, entry, worker=None)
     if events:
-        write_events(writer, events_row(owner, row.id, events))
+        _write_events(writer, _events_row(owner, row.id, events))
 
 
-def sweep_some(
+def _sweep_some(
     writer: sqlite3.Connection, retention: Retention, below: tuple[int, int]
 ) -> tuple[tuple[int, int], bool]:
-    """Erase a few old rows of each kind; how far down it came, and whether there is more to see."""
+    """Erase a few old rows of each kind; how far down it came, and whether there is more to look at."""
     now = int(time.time())
     gone = 0
     for query, age_s in (
@@ -395,15 +505,15 @@ def sweep_some(
         if age_s:
             key = {"before": now - age_s, "count_max": BATCH}
             gone = max(gone, writer.execute(QUERIES[query], key).rowcount)
-    seen = sweep_turns(writer, now - retention.turns_s, below) if retention.turns_s else []
+    seen = _sweep_turns(writer, now - retention.turns_s, below) if retention.turns_s else []
     is_more = BATCH in (gone, len(seen))
     return (seen[-1] if len(seen) == BATCH else HIGHEST), is_more
 
 
-def sweep_turns(
+def _sweep_turns(
     writer: sqlite3.Connection, before: int, below: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """Erase those of a few old turns that nobody goes on from; all that were looked at."""
+    """Erase a few old turns, except those with descendants; all that were looked at."""
     key = {"before": before, "below_at": below[0], "below_seq": below[1], "count_max": BATCH}
     old: list[tuple[int, int, str, str]] = writer.execute(QUERIES["old_turns"], key).fetchall()
     for _, seq, owner, turn_id in old:

@@ -46,9 +46,6 @@ from segue.wire.web import without_sources
 
 log = logging.getLogger(__name__)
 
-# What a key must be good for, beside sampling: the web search, the operator's MCP servers, and any other that a request
-# names by its address (docs/hazards.md T11).
-SCOPES = ("web_search", "mcp", "mcp_url")
 # How many hosted calls one response may have, whatever the request says.
 CALLS_MAX = 128
 # How many calls over the limit are refused before the response ends.

@@ -138,7 +138,7 @@ class McpServers:
             known = self._find(tool, path)
             scope = "mcp" if known is self._servers.get(tool.server_label) else "mcp_url"
             if scope not in may:
-                raise Forbidden(f"This key is not good for '{scope}'.", param=path)
+                raise Forbidden(f"This key lacks the scope '{scope}'.", param=path)
 
     def _find(self, tool: McpTool, path: str = "tools") -> McpServer:
         known = self._servers.get(tool.server_label)

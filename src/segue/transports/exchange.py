@@ -16,9 +16,9 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
+from segue.accounts.account import Account
 from segue.errors import ApiError, InvalidRequest, Refused, Unauthenticated, too_large
 from segue.ids import new_id
-from segue.transports.auth import Account
 from segue.transports.inflate import inflate
 from segue.turn.running import Running, Subscriber
 from segue.turn.values import Cancel, Owner

@@ -193,7 +193,7 @@ class HttpApp:
         )
 
     async def _decode(self, exchange: Exchange) -> tuple[Create, Tally]:
-        await exchange.account.quota.ask()
+        await exchange.account.quota.take_request()
         body = await exchange.text(self._services.limits.body_bytes_max)
         create = decode_create(body)
         trace = exchange.header(b"traceparent") or decode_traceparent(create)

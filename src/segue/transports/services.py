@@ -6,13 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from segue.accounts.account import Account, Accounts
 from segue.process.runner import Runner
-from segue.transports.auth import LOCAL, Account, Accounts
 from segue.transports.origin import Gate
 from segue.turn.seams import Conversations, Turns
 from segue.turn.values import Owner, Turn
-
-__all__ = ["LOCAL", "Limits", "NearTurns", "Services"]
 
 
 class NearTurns(Turns, Protocol):

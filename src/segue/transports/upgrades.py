@@ -9,8 +9,9 @@ from collections.abc import Awaitable
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
+from segue.accounts.account import Account
 from segue.errors import ApiError, Refused, Unauthenticated, Unavailable
-from segue.transports.auth import Account, bearer, offered
+from segue.transports.auth import bearer, offered
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
 from segue.transports.socket import Refusal

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
+from segue.accounts.account import Account
 from segue.errors import (
     ApiError,
     Conflict,
@@ -27,7 +28,6 @@ from segue.errors import (
     too_large,
 )
 from segue.session.lanes import Lane, Lanes, Ticket
-from segue.transports.auth import Account
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
 from segue.transports.socket import Closed, Socket
@@ -438,7 +438,7 @@ class Session:
         try:
             _refuse_background(create)
             await self._services.accounts.check(self.account)
-            await self.account.quota.ask()
+            await self.account.quota.take_request()
             await self._services.runner.begin(create, caller, asked.tally, subscriber, "websocket")
         except Exception as fault:
             error = (

@@ -41,6 +41,7 @@ from segue.turn.values import (
 )
 from segue.wire.calls import CommandSaid, CommandScanner
 from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, encode_response
+from segue.wire.drafts import REASONING, Draft, Streamed, TextEvents, Where
 from segue.wire.events import (
     AnnotationAdded,
     Compacting,
@@ -79,12 +80,7 @@ from segue.wire.items import (
     SummaryText,
 )
 from segue.wire.kinds import (
-    REASONING,
     AnyKind,
-    Draft,
-    Streamed,
-    TextEvents,
-    Where,
     hosted_work,
     kind_named,
     kind_of,

@@ -19,7 +19,7 @@ from segue.wire.items import (
     McpListTools,
     ToolSearchOutput,
 )
-from segue.wire.tools import Offer, Tool, carried_of, deferred_of, name_of, offers_of
+from segue.wire.tools import Offer, ToolDefinition, carried_of, deferred_of, name_of, offers_of
 
 
 def apply_effects(before: Effects, items: Iterable[Item]) -> Effects:
@@ -61,7 +61,9 @@ def effects_of(turn: Turn | None) -> Effects:
     return apply_effects(NO_EFFECTS, (item for one in rounds for item in (*one.given, *one.wrote)))
 
 
-def _carried(old: Sequence[Tool], new: Sequence[Tool]) -> tuple[Tool, ...]:
+def _carried(
+    old: Sequence[ToolDefinition], new: Sequence[ToolDefinition]
+) -> tuple[ToolDefinition, ...]:
     names = {name_of(one) for one in new}
     return (*(one for one in old if name_of(one) not in names), *new)
 

@@ -43,7 +43,7 @@ from segue.wire.items import (
 )
 from segue.wire.kinds import required_by
 from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
-from segue.wire.response import InputDetails, OutputDetails, Usage
+from segue.wire.response import NO_USAGE, InputDetails, OutputDetails, Usage
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,6 @@ STEER_PIECES_MAX = 64
 OVER_PIECES_MAX = 8
 
 PROBLEM = "The server had an error while processing your request."
-NO_USAGE = Usage(0, InputDetails(), 0, OutputDetails(), 0)
 NOT_STARTED = JobStarted()
 
 

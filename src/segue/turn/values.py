@@ -17,8 +17,8 @@ from segue.errors import ApiError
 from segue.limits import KeyLimits
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
-from segue.wire.response import ENDED, Response
-from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tool, Tools
+from segue.wire.response import NO_USAGE, Response
+from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, ToolDefinition, Tools
 
 Owner = str
 IdArray = array  # of typecode "I": four bytes a token
@@ -121,7 +121,7 @@ class Effects(Struct, frozen=True):
     # What remote servers have listed: of each label the newest.
     listed: tuple[McpListTools, ...] = ()
     # Tools of the server's own, without what is secret in them.
-    carried: tuple[Tool, ...] = ()
+    carried: tuple[ToolDefinition, ...] = ()
 
 
 NO_EFFECTS = Effects()
@@ -556,18 +556,18 @@ class UsageEntry(Struct, frozen=True):
     @staticmethod
     def of(owner: Owner, response: Response, tool_calls: int) -> UsageEntry | None:
         """The row of a turn that has ended; None while it runs."""
-        if response.status not in ENDED:
+        if not response.is_ended:
             return None
-        usage = response.usage
+        usage = response.usage or NO_USAGE
         return UsageEntry(
             turn_id=response.id,
             owner=owner,
             model=response.model,
             status=response.status,
-            input_tokens=usage.input_tokens if usage else 0,
-            cached_tokens=usage.input_tokens_details.cached_tokens if usage else 0,
-            output_tokens=usage.output_tokens if usage else 0,
-            ended_at=response.completed_at or response.created_at,
+            input_tokens=usage.input_tokens,
+            cached_tokens=usage.input_tokens_details.cached_tokens,
+            output_tokens=usage.output_tokens,
+            ended_at=response.ended_at,
             tool_calls=tool_calls,
         )
 

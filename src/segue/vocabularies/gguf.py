@@ -30,7 +30,7 @@ SCALARS = {
 }
 STRING = 8
 ARRAY = 9
-PAIRS_MAX = 65_536  # Real files have some 30 to 60; more means that this is not the head of one.
+PAIRS_MAX = 65_536  # Real files have some 30 to 60; more means that this is not a GGUF.
 
 
 def read_gguf(path: Path) -> dict[str, GgufValue]:

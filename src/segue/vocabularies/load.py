@@ -31,7 +31,7 @@ def _plain(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
     def encode(text: str) -> Sequence[int]:
         if len(text) < BESIDE_CHARS_MIN:
             return tokenizer.encode(text, add_special_tokens=False).ids
-        # Only a batch, be it of one, is encoded without holding up the interpreter.
+        # Only a batch, even of a single text, is encoded without holding up the interpreter.
         return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     return encode
@@ -71,7 +71,7 @@ CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-4o": _split(GPT4O),
     "tekken": _split(TEKKEN_CUT),
 }
-# Where a piece that is a token stays one, whatever the merges would make of it.
+# Where a piece that is a token stays a token, whatever the merges would make of it.
 WHOLE_PIECES = {"tekken"}
 # The same cuts for ASCII text, where the classes of Unicode are plain ranges. White space before a digit that stands
 # alone is a piece of its own.

@@ -145,7 +145,7 @@ class Vocabulary:
         return frozenset(self._specials)
 
     def bytes_of(self, id: int) -> bytes:
-        """The exact bytes of a token, perhaps a part of a character; nothing for a special one."""
+        """The exact bytes of a token, perhaps a part of a character; nothing for a special token."""
         found = self._bytes[id]
         if found is None:
             found = self._bytes[id] = self._spell(id)

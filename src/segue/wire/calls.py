@@ -30,7 +30,7 @@ from segue.wire.items import (
     UpdateFile,
 )
 
-Fields = Mapping[str, object]
+_Fields = Mapping[str, object]
 
 # How many members are given up, one by one from the end, until arguments that were cut off can be read.
 GIVEN_UP_MAX = 8
@@ -219,7 +219,7 @@ def search_arguments(arguments: str) -> Raw:
     return Raw(arguments.strip().encode())
 
 
-def _fields(arguments: str, wrapper: str) -> Fields:
+def _fields(arguments: str, wrapper: str) -> _Fields:
     """The arguments as an object, as far as there is one; some models put it into the field that the item has."""
     value = _read(arguments)
     inner = value.get(wrapper) if isinstance(value, dict) and len(value) == 1 else None
@@ -274,12 +274,12 @@ def _open_ends(text: str) -> _Ends:
     return _Ends(escape_at if is_cut_off else len(text), quote + "".join(reversed(stack)), comma)
 
 
-def _count(fields: Fields, key: str) -> int | None:
+def _count(fields: _Fields, key: str) -> int | None:
     value = fields.get(key)
     return value if type(value) is int and value >= 0 else None
 
 
-def _text(fields: Fields, key: str) -> str | None:
+def _text(fields: _Fields, key: str) -> str | None:
     value = fields.get(key)
     return value if isinstance(value, str) else None
 

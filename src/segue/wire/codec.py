@@ -49,7 +49,7 @@ from segue.wire.tools import (
     FunctionTool,
     McpTool,
     NamespaceTool,
-    Tool,
+    ToolDefinition,
     Tools,
     ToolSearchTool,
     deferred_of,
@@ -57,10 +57,10 @@ from segue.wire.tools import (
 )
 
 T = TypeVar("T")
-Fields: TypeAlias = dict[str, Raw]
+_Fields: TypeAlias = dict[str, Raw]
 
 # What a part has in a list even if the client left it out.
-PART_DEFAULTS: dict[str, Fields] = {
+PART_DEFAULTS: dict[str, _Fields] = {
     "output_text": {"annotations": Raw(b"[]"), "logprobs": Raw(b"[]")},
     "input_image": {"detail": Raw(b'"auto"')},
 }
@@ -111,9 +111,9 @@ _raws = msgspec.json.Decoder(list[Raw])
 _message = msgspec.json.Decoder(Message)
 _reference = msgspec.json.Decoder(ItemReference)
 _item: msgspec.json.Decoder[ItemValue] = msgspec.json.Decoder(ItemValue)
-_tool: msgspec.json.Decoder[Tool] = msgspec.json.Decoder(Tool)
-_object = msgspec.json.Decoder(Fields)
-_objects = msgspec.json.Decoder(list[Fields])
+_tool: msgspec.json.Decoder[ToolDefinition] = msgspec.json.Decoder(ToolDefinition)
+_object = msgspec.json.Decoder(_Fields)
+_objects = msgspec.json.Decoder(list[_Fields])
 _schema = msgspec.json.Decoder(dict[str, object] | None)
 _any_object = msgspec.json.Decoder(dict[str, object])
 _remote = msgspec.json.Decoder(RemoteTool)
@@ -124,7 +124,7 @@ encode = _encoder.encode
 ITEM_TYPES = frozenset(
     str(kind.__struct_config__.tag) for kind in ItemValue.__args__ if kind is not HostedOutput
 )
-TOOL_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in Tool.__args__)
+TOOL_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in ToolDefinition.__args__)
 
 
 def decode_create(body: bytes) -> Create:
@@ -394,13 +394,13 @@ def decode_tools(raw: Raw | bytes, known: Tools | None) -> tuple[Tools, bool]:
     return Tools(_key(data, definitions), definitions, echo, offers, deferred), True
 
 
-def _key(data: bytes, definitions: Sequence[Tool]) -> bytes:
+def _key(data: bytes, definitions: Sequence[ToolDefinition]) -> bytes:
     """What the next list of tools is compared with: keys of remote servers are not kept, not even for that."""
     is_secret = any(isinstance(one, McpTool) for one in definitions)
     return blake2b(data, digest_size=32).digest() if is_secret else data
 
 
-def definitions_in(create: Create) -> list[tuple[Tool, Raw]]:
+def definitions_in(create: Create) -> list[tuple[ToolDefinition, Raw]]:
     """The tools of a request that was taken, each beside its own bytes, secrets included: those that its items bring,
     and then those that it lists."""
     raws = create.input if isinstance(create.input, list) else []
@@ -420,7 +420,7 @@ def check_schema(raw: Raw, path: str) -> None:
         _check_readable(raw, path)
 
 
-def _decode_tool(raw: Raw, path: str) -> Tool:
+def _decode_tool(raw: Raw, path: str) -> ToolDefinition:
     peek = _decode(_peek, raw, path)
     if peek.type in TOOL_TYPES:
         tool = _decode(_tool, raw, path)
@@ -436,7 +436,7 @@ def _decode_tool(raw: Raw, path: str) -> Tool:
     )
 
 
-def _check_parameters(tool: Tool, path: str) -> None:
+def _check_parameters(tool: ToolDefinition, path: str) -> None:
     if isinstance(tool, FunctionTool) and isinstance(tool.output_schema, Raw):
         _decode(_schema, tool.output_schema, f"{path}.output_schema")
     match tool:
@@ -452,7 +452,7 @@ def _check_parameters(tool: Tool, path: str) -> None:
             pass
 
 
-def _echo_tool(raw: Raw, tool: Tool) -> bytes:
+def _echo_tool(raw: Raw, tool: ToolDefinition) -> bytes:
     """A tool as the response repeats it: functions complete with their nullable keys, no secrets."""
     match tool:
         case FunctionTool():
@@ -543,7 +543,7 @@ def list_object(data: Sequence[bytes], ids: Sequence[str], *, has_more: bool) ->
 def listed_item(item: Item, item_id: str, status: str | None = None) -> bytes:
     """An input item as lists show it: as it came but for its id, completed with what clients expect in a list."""
     given = _object.decode(item.raw)
-    fields: dict[str, Raw | str | list[Fields]] = {**given}
+    fields: dict[str, Raw | str | list[_Fields]] = {**given}
     kind = str(item.value.__struct_config__.tag)
     if _is_null(given.get("type")):
         fields["type"] = kind
@@ -560,17 +560,17 @@ def listed_item(item: Item, item_id: str, status: str | None = None) -> bytes:
     return encode(fields)
 
 
-def _listed_content(message: Message, content: Raw) -> list[Fields]:
+def _listed_content(message: Message, content: Raw) -> list[_Fields]:
     """The parts of a message, of one part if it was a plain string, with the keys that parts must have."""
     kind = "output_text" if message.role == "assistant" else "input_text"
     if isinstance(message.content, str):
-        parts: list[Fields] = [{"type": Raw(encode(kind)), "text": content}]
+        parts: list[_Fields] = [{"type": Raw(encode(kind)), "text": content}]
     else:
         parts = _objects.decode(content)
     return [_completed_part(part) for part in parts]
 
 
-def _completed_part(part: Fields) -> Fields:
+def _completed_part(part: _Fields) -> _Fields:
     usual = PART_DEFAULTS.get(_string.decode(part["type"]), {})
     return {**part, **{name: one for name, one in usual.items() if _is_null(part.get(name))}}
 

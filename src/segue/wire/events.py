@@ -38,27 +38,27 @@ class OfResponse(Numbered, frozen=True, kw_only=True):
     response: Raw
 
 
-class Created(OfResponse, tag="response.created", frozen=True, kw_only=True):
+class Created(OfResponse, tag="response.created", frozen=True):
     pass
 
 
-class Queued(OfResponse, tag="response.queued", frozen=True, kw_only=True):
+class Queued(OfResponse, tag="response.queued", frozen=True):
     pass
 
 
-class InProgress(OfResponse, tag="response.in_progress", frozen=True, kw_only=True):
+class InProgress(OfResponse, tag="response.in_progress", frozen=True):
     pass
 
 
-class Completed(OfResponse, tag="response.completed", frozen=True, kw_only=True):
+class Completed(OfResponse, tag="response.completed", frozen=True):
     pass
 
 
-class Failed(OfResponse, tag="response.failed", frozen=True, kw_only=True):
+class Failed(OfResponse, tag="response.failed", frozen=True):
     pass
 
 
-class Incomplete(OfResponse, tag="response.incomplete", frozen=True, kw_only=True):
+class Incomplete(OfResponse, tag="response.incomplete", frozen=True):
     pass
 
 
@@ -67,11 +67,11 @@ class OfItem(Numbered, frozen=True, kw_only=True):
     item: Raw
 
 
-class OutputItemAdded(OfItem, tag="response.output_item.added", frozen=True, kw_only=True):
+class OutputItemAdded(OfItem, tag="response.output_item.added", frozen=True):
     pass
 
 
-class OutputItemDone(OfItem, tag="response.output_item.done", frozen=True, kw_only=True):
+class OutputItemDone(OfItem, tag="response.output_item.done", frozen=True):
     pass
 
 
@@ -177,7 +177,7 @@ class CustomInputDone(
     input: str
 
 
-class Compacting(Inside, tag="response.compaction.compacting", frozen=True, kw_only=True):
+class Compacting(Inside, tag="response.compaction.compacting", frozen=True):
     pass
 
 
@@ -218,57 +218,39 @@ class ShellOutputDone(
     output: list[Raw]
 
 
-class WebSearchInProgress(
-    Inside, tag="response.web_search_call.in_progress", frozen=True, kw_only=True
-):
+class WebSearchInProgress(Inside, tag="response.web_search_call.in_progress", frozen=True):
     pass
 
 
-class WebSearchSearching(
-    Inside, tag="response.web_search_call.searching", frozen=True, kw_only=True
-):
+class WebSearchSearching(Inside, tag="response.web_search_call.searching", frozen=True):
     pass
 
 
-class WebSearchCompleted(
-    Inside, tag="response.web_search_call.completed", frozen=True, kw_only=True
-):
+class WebSearchCompleted(Inside, tag="response.web_search_call.completed", frozen=True):
     pass
 
 
-class FileSearchInProgress(
-    Inside, tag="response.file_search_call.in_progress", frozen=True, kw_only=True
-):
+class FileSearchInProgress(Inside, tag="response.file_search_call.in_progress", frozen=True):
     pass
 
 
-class FileSearchSearching(
-    Inside, tag="response.file_search_call.searching", frozen=True, kw_only=True
-):
+class FileSearchSearching(Inside, tag="response.file_search_call.searching", frozen=True):
     pass
 
 
-class FileSearchCompleted(
-    Inside, tag="response.file_search_call.completed", frozen=True, kw_only=True
-):
+class FileSearchCompleted(Inside, tag="response.file_search_call.completed", frozen=True):
     pass
 
 
-class CodeInProgress(
-    Inside, tag="response.code_interpreter_call.in_progress", frozen=True, kw_only=True
-):
+class CodeInProgress(Inside, tag="response.code_interpreter_call.in_progress", frozen=True):
     pass
 
 
-class CodeInterpreting(
-    Inside, tag="response.code_interpreter_call.interpreting", frozen=True, kw_only=True
-):
+class CodeInterpreting(Inside, tag="response.code_interpreter_call.interpreting", frozen=True):
     pass
 
 
-class CodeCompleted(
-    Inside, tag="response.code_interpreter_call.completed", frozen=True, kw_only=True
-):
+class CodeCompleted(Inside, tag="response.code_interpreter_call.completed", frozen=True):
     pass
 
 
@@ -280,15 +262,11 @@ class CodeDone(Inside, tag="response.code_interpreter_call_code.done", frozen=Tr
     code: str
 
 
-class ImageInProgress(
-    Inside, tag="response.image_generation_call.in_progress", frozen=True, kw_only=True
-):
+class ImageInProgress(Inside, tag="response.image_generation_call.in_progress", frozen=True):
     pass
 
 
-class ImageGenerating(
-    Inside, tag="response.image_generation_call.generating", frozen=True, kw_only=True
-):
+class ImageGenerating(Inside, tag="response.image_generation_call.generating", frozen=True):
     pass
 
 
@@ -299,35 +277,31 @@ class ImagePartial(
     partial_image_b64: str
 
 
-class ImageCompleted(
-    Inside, tag="response.image_generation_call.completed", frozen=True, kw_only=True
-):
+class ImageCompleted(Inside, tag="response.image_generation_call.completed", frozen=True):
     pass
 
 
-class McpListInProgress(
-    Inside, tag="response.mcp_list_tools.in_progress", frozen=True, kw_only=True
-):
+class McpListInProgress(Inside, tag="response.mcp_list_tools.in_progress", frozen=True):
     pass
 
 
-class McpListCompleted(Inside, tag="response.mcp_list_tools.completed", frozen=True, kw_only=True):
+class McpListCompleted(Inside, tag="response.mcp_list_tools.completed", frozen=True):
     pass
 
 
-class McpListFailed(Inside, tag="response.mcp_list_tools.failed", frozen=True, kw_only=True):
+class McpListFailed(Inside, tag="response.mcp_list_tools.failed", frozen=True):
     pass
 
 
-class McpCallInProgress(Inside, tag="response.mcp_call.in_progress", frozen=True, kw_only=True):
+class McpCallInProgress(Inside, tag="response.mcp_call.in_progress", frozen=True):
     pass
 
 
-class McpCallCompleted(Inside, tag="response.mcp_call.completed", frozen=True, kw_only=True):
+class McpCallCompleted(Inside, tag="response.mcp_call.completed", frozen=True):
     pass
 
 
-class McpCallFailed(Inside, tag="response.mcp_call.failed", frozen=True, kw_only=True):
+class McpCallFailed(Inside, tag="response.mcp_call.failed", frozen=True):
     pass
 
 

@@ -1,12 +1,15 @@
 """What do the bytes of a file say? Text of any kind, Markdown and source code, as words; a PDF is only known as one.
 
-In: bytes. Out: text, or None where there is none to be had.
+In: bytes, or an `input_file` part of a request. Out: text, or None where there is none to be had. Nothing is fetched
+here, and no PDF is parsed: its text was read before and stands beside its bytes. Long texts are cut, and say so.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+
+from segue.wire.items import InputFile
 
 # Far beyond any context that we know of; a bound on work, not on models.
 FILE_CHARS_MAX = 2_000_000
@@ -34,3 +37,16 @@ def text_of_bytes(data: bytes) -> str | None:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         return None
+
+
+def text_of_file(part: InputFile) -> str | None:
+    """The text of a file that came inside a request; None for a URL, another format or broken data."""
+    text = part.text if isinstance(part.text, str) else _text_inside(part)
+    if text is not None and len(text) > FILE_CHARS_MAX:
+        return text[:FILE_CHARS_MAX] + f"\n[cut after {FILE_CHARS_MAX} characters]"
+    return text
+
+
+def _text_inside(part: InputFile) -> str | None:
+    data = contents(part.file_data) if isinstance(part.file_data, str) else None
+    return None if data is None or is_pdf(data) else text_of_bytes(data)

@@ -12,42 +12,39 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.wire.requests import Effort, TextFormat
-from segue.wire.tools import Execution, Tool
+from segue.wire.requests import Effort, MaybeFlag, MaybeText, RawField, TextFormat
+from segue.wire.tools import Execution, ToolDefinition
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Text = str | None | UnsetType
-Flag = bool | None | UnsetType
-Json = Raw | UnsetType
 
 
-class Part(Struct, frozen=True, tag_field="type", kw_only=True):
+class _Part(Struct, frozen=True, tag_field="type", kw_only=True):
     """One piece of a message's or an output's content."""
 
 
-class InputText(Part, tag="input_text", frozen=True, kw_only=True):
+class InputText(_Part, tag="input_text", frozen=True, kw_only=True):
     text: str
 
 
-class InputImage(Part, tag="input_image", frozen=True, kw_only=True):
-    image_url: Text = UNSET
-    file_id: Text = UNSET
-    detail: Text = UNSET
+class InputImage(_Part, tag="input_image", frozen=True, kw_only=True):
+    image_url: MaybeText = UNSET
+    file_id: MaybeText = UNSET
+    detail: MaybeText = UNSET
 
 
-class InputFile(Part, tag="input_file", frozen=True, kw_only=True):
-    file_id: Text = UNSET
-    file_url: Text = UNSET
-    file_data: Text = UNSET
-    filename: Text = UNSET
-    detail: Text = UNSET
+class InputFile(_Part, tag="input_file", frozen=True, kw_only=True):
+    file_id: MaybeText = UNSET
+    file_url: MaybeText = UNSET
+    file_data: MaybeText = UNSET
+    filename: MaybeText = UNSET
+    detail: MaybeText = UNSET
     # What a PDF says, once the server has read it.
-    text: Text = msgspec.field(name="segue:text", default=UNSET)
+    text: MaybeText = msgspec.field(name="segue:text", default=UNSET)
 
 
-class InputAudio(Part, tag="input_audio", frozen=True, kw_only=True):
-    input_audio: Json = UNSET
-    audio_url: Text = UNSET
+class InputAudio(_Part, tag="input_audio", frozen=True, kw_only=True):
+    input_audio: RawField = UNSET
+    audio_url: MaybeText = UNSET
 
 
 class TopLogprob(Struct, frozen=True):
@@ -73,21 +70,21 @@ class UrlCitation(Struct, frozen=True, tag_field="type", tag="url_citation", kw_
     url: str
 
 
-class OutputText(Part, tag="output_text", frozen=True, kw_only=True):
+class OutputText(_Part, tag="output_text", frozen=True, kw_only=True):
     text: str
     annotations: list[Raw] | UnsetType | None = UNSET
     logprobs: list[Raw] | UnsetType | None = UNSET
 
 
-class Refusal(Part, tag="refusal", frozen=True, kw_only=True):
+class Refusal(_Part, tag="refusal", frozen=True, kw_only=True):
     refusal: str
 
 
-class ReasoningText(Part, tag="reasoning_text", frozen=True, kw_only=True):
+class ReasoningText(_Part, tag="reasoning_text", frozen=True, kw_only=True):
     text: str
 
 
-class SummaryText(Part, tag="summary_text", frozen=True, kw_only=True):
+class SummaryText(_Part, tag="summary_text", frozen=True, kw_only=True):
     text: str
 
 
@@ -98,7 +95,7 @@ OutputPart = InputText | InputImage | InputFile | InputAudio | OutputText
 class Body(Struct, frozen=True, tag_field="type", kw_only=True):
     """What every item may carry."""
 
-    id: Text = UNSET
+    id: MaybeText = UNSET
 
 
 class Message(Body, tag="message", frozen=True, kw_only=True):
@@ -113,15 +110,15 @@ class FunctionCall(Body, tag="function_call", frozen=True, kw_only=True):
     call_id: str
     name: str
     arguments: str
-    namespace: Text = UNSET
-    is_async: Flag = msgspec.field(name="async", default=UNSET)
+    namespace: MaybeText = UNSET
+    is_async: MaybeFlag = msgspec.field(name="async", default=UNSET)
 
 
 class FunctionCallOutput(Body, tag="function_call_output", frozen=True, kw_only=True):
-    call_id: Text = UNSET
+    call_id: MaybeText = UNSET
     output: str | list[OutputPart]
-    name: Text = UNSET
-    namespace: Text = UNSET
+    name: MaybeText = UNSET
+    namespace: MaybeText = UNSET
     status: ItemStatus | UnsetType | None = UNSET
 
 
@@ -130,60 +127,60 @@ class CustomToolCall(Body, tag="custom_tool_call", frozen=True, kw_only=True):
     call_id: str
     name: str
     input: str
-    namespace: Text = UNSET
-    is_async: Flag = msgspec.field(name="async", default=UNSET)
+    namespace: MaybeText = UNSET
+    is_async: MaybeFlag = msgspec.field(name="async", default=UNSET)
 
 
 class CustomToolCallOutput(Body, tag="custom_tool_call_output", frozen=True, kw_only=True):
-    call_id: Text = UNSET
+    call_id: MaybeText = UNSET
     output: str | list[OutputPart]
-    name: Text = UNSET
+    name: MaybeText = UNSET
     status: ItemStatus | UnsetType | None = UNSET
 
 
 class Reasoning(Body, tag="reasoning", frozen=True, kw_only=True):
     summary: list[SummaryText] = []
     content: list[ReasoningText] | UnsetType | None = UNSET
-    encrypted_content: Text = UNSET
+    encrypted_content: MaybeText = UNSET
     status: ItemStatus | UnsetType | None = UNSET
 
 
 class WebSearchCall(Body, tag="web_search_call", frozen=True, kw_only=True):
-    action: Json = UNSET
-    status: Text = UNSET
+    action: RawField = UNSET
+    status: MaybeText = UNSET
 
 
 class FileSearchCall(Body, tag="file_search_call", frozen=True, kw_only=True):
     queries: list[str] | UnsetType = UNSET
-    results: Json = UNSET
-    status: Text = UNSET
+    results: RawField = UNSET
+    status: MaybeText = UNSET
 
 
 class CodeInterpreterCall(Body, tag="code_interpreter_call", frozen=True, kw_only=True):
-    code: Text = UNSET
-    container_id: Text = UNSET
-    outputs: Json = UNSET
-    status: Text = UNSET
+    code: MaybeText = UNSET
+    container_id: MaybeText = UNSET
+    outputs: RawField = UNSET
+    status: MaybeText = UNSET
 
 
 class ImageGenerationCall(Body, tag="image_generation_call", frozen=True, kw_only=True):
-    result: Text = UNSET
-    status: Text = UNSET
+    result: MaybeText = UNSET
+    status: MaybeText = UNSET
 
 
 class ComputerCall(Body, tag="computer_call", frozen=True, kw_only=True):
     call_id: str
-    action: Json = UNSET
-    actions: Json = UNSET
-    pending_safety_checks: Json = UNSET
-    status: Text = UNSET
+    action: RawField = UNSET
+    actions: RawField = UNSET
+    pending_safety_checks: RawField = UNSET
+    status: MaybeText = UNSET
 
 
 class ComputerCallOutput(Body, tag="computer_call_output", frozen=True, kw_only=True):
     call_id: str
     output: Raw
-    acknowledged_safety_checks: Json = UNSET
-    status: Text = UNSET
+    acknowledged_safety_checks: RawField = UNSET
+    status: MaybeText = UNSET
 
 
 class Hints(Struct, frozen=True, rename={"read_only": "readOnlyHint"}):
@@ -204,17 +201,17 @@ class RemoteTool(Struct, frozen=True):
 class McpListTools(Body, tag="mcp_list_tools", frozen=True, kw_only=True):
     server_label: str
     tools: list[Raw]
-    error: Json = UNSET
+    error: RawField = UNSET
 
 
 class McpCall(Body, tag="mcp_call", frozen=True, kw_only=True):
     server_label: str
     name: str
     arguments: str
-    output: Text = UNSET
-    error: Json = UNSET
-    status: Text = UNSET
-    approval_request_id: Text = UNSET
+    output: MaybeText = UNSET
+    error: RawField = UNSET
+    status: MaybeText = UNSET
+    approval_request_id: MaybeText = UNSET
 
 
 class McpApprovalRequest(Body, tag="mcp_approval_request", frozen=True, kw_only=True):
@@ -226,7 +223,7 @@ class McpApprovalRequest(Body, tag="mcp_approval_request", frozen=True, kw_only=
 class McpApprovalResponse(Body, tag="mcp_approval_response", frozen=True, kw_only=True):
     approval_request_id: str
     approve: bool
-    reason: Text = UNSET
+    reason: MaybeText = UNSET
 
 
 class ShellAction(Struct, frozen=True, kw_only=True):
@@ -238,8 +235,8 @@ class ShellAction(Struct, frozen=True, kw_only=True):
 class ShellCall(Body, tag="shell_call", frozen=True, kw_only=True):
     call_id: str
     action: ShellAction
-    environment: Json = UNSET
-    status: Text = UNSET
+    environment: RawField = UNSET
+    status: MaybeText = UNSET
 
 
 class ShellExit(Struct, tag_field="type", tag="exit", frozen=True):
@@ -262,27 +259,27 @@ class ShellCallOutput(Body, tag="shell_call_output", frozen=True, kw_only=True):
     call_id: str
     output: list[ShellOutput]
     max_output_length: int | UnsetType | None = UNSET
-    status: Text = UNSET
+    status: MaybeText = UNSET
 
 
 class LocalShellAction(Struct, tag_field="type", tag="exec", frozen=True, kw_only=True):
     command: list[str]
     env: dict[str, str] | None = None
     timeout_ms: int | UnsetType | None = UNSET
-    user: Text = UNSET
-    working_directory: Text = UNSET
+    user: MaybeText = UNSET
+    working_directory: MaybeText = UNSET
 
 
 class LocalShellCall(Body, tag="local_shell_call", frozen=True, kw_only=True):
     call_id: str
     action: LocalShellAction
-    status: Text = UNSET
+    status: MaybeText = UNSET
 
 
 class LocalShellCallOutput(Body, tag="local_shell_call_output", frozen=True, kw_only=True):
     output: str
-    call_id: Text = UNSET
-    status: Text = UNSET
+    call_id: MaybeText = UNSET
+    status: MaybeText = UNSET
 
 
 class CreateFile(Struct, tag_field="type", tag="create_file", frozen=True):
@@ -305,32 +302,32 @@ PatchOperation = CreateFile | UpdateFile | DeleteFile
 class ApplyPatchCall(Body, tag="apply_patch_call", frozen=True, kw_only=True):
     call_id: str
     operation: PatchOperation
-    status: Text = UNSET
+    status: MaybeText = UNSET
 
 
 class ApplyPatchCallOutput(Body, tag="apply_patch_call_output", frozen=True, kw_only=True):
     call_id: str
-    status: Text = UNSET
-    output: Text = UNSET
+    status: MaybeText = UNSET
+    output: MaybeText = UNSET
 
 
 class ToolSearchCall(Body, tag="tool_search_call", frozen=True, kw_only=True):
-    call_id: Text = UNSET
+    call_id: MaybeText = UNSET
     execution: Execution | UnsetType = UNSET
-    arguments: Json = UNSET
-    status: Text = UNSET
+    arguments: RawField = UNSET
+    status: MaybeText = UNSET
 
 
 class ToolSearchOutput(Body, tag="tool_search_output", frozen=True, kw_only=True):
-    tools: list[Tool]
-    call_id: Text = UNSET
+    tools: list[ToolDefinition]
+    call_id: MaybeText = UNSET
     execution: Execution | UnsetType = UNSET
-    status: Text = UNSET
+    status: MaybeText = UNSET
 
 
 class AdditionalTools(Body, tag="additional_tools", frozen=True, kw_only=True):
-    tools: list[Tool]
-    role: Text = UNSET
+    tools: list[ToolDefinition]
+    role: MaybeText = UNSET
 
 
 class ReasoningUpdate(Struct, frozen=True):
@@ -347,15 +344,15 @@ class ConfigurationUpdate(Body, tag="configuration_update", frozen=True, kw_only
 
 
 class Program(Body, tag="program", frozen=True, kw_only=True):
-    call_id: Text = UNSET
+    call_id: MaybeText = UNSET
     code: str
-    fingerprint: Text = UNSET
+    fingerprint: MaybeText = UNSET
 
 
 class ProgramOutput(Body, tag="program_output", frozen=True, kw_only=True):
-    call_id: Text = UNSET
-    result: Json = UNSET
-    status: Text = UNSET
+    call_id: MaybeText = UNSET
+    result: RawField = UNSET
+    status: MaybeText = UNSET
 
 
 class Compaction(Body, tag="compaction", frozen=True, kw_only=True):

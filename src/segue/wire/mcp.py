@@ -24,13 +24,13 @@ from segue.wire.items import (
     RemoteTool,
     WebSearchCall,
 )
-from segue.wire.tools import FunctionTool, McpTool, Offer, Tool, Tools, ToolSearchTool
+from segue.wire.tools import FunctionTool, McpTool, Offer, ToolDefinition, Tools, ToolSearchTool
 from segue.wire.web import words_of_action
 
 ErrorKind = Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_error"]
 
 
-class Some(Struct, frozen=True):
+class ToolFilter(Struct, frozen=True):
     """Some of a server's tools: by name, by being read-only, or both."""
 
     tool_names: tuple[str, ...] | None = None
@@ -43,19 +43,19 @@ class Some(Struct, frozen=True):
         return is_named and self.read_only in (None, is_read_only)
 
 
-class Asking(Struct, frozen=True):
+class ApprovalRule(Struct, frozen=True):
     """When a person is asked."""
 
-    always: Some | None = None
-    never: Some | None = None
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
 
 
 _tool = msgspec.json.Decoder(RemoteTool)
-_allowed: msgspec.json.Decoder[tuple[str, ...] | Some | None] = msgspec.json.Decoder(
-    tuple[str, ...] | Some | None
+_allowed: msgspec.json.Decoder[tuple[str, ...] | ToolFilter | None] = msgspec.json.Decoder(
+    tuple[str, ...] | ToolFilter | None
 )
-_asking: msgspec.json.Decoder[Literal["always", "never"] | Asking | None] = msgspec.json.Decoder(
-    Literal["always", "never"] | Asking | None
+_asking: msgspec.json.Decoder[Literal["always", "never"] | ApprovalRule | None] = (
+    msgspec.json.Decoder(Literal["always", "never"] | ApprovalRule | None)
 )
 
 
@@ -93,7 +93,7 @@ def is_allowed(definition: McpTool, tool: RemoteTool) -> bool:
     if not isinstance(definition.allowed_tools, Raw):
         return True
     allowed = _allowed.decode(definition.allowed_tools)
-    if isinstance(allowed, Some):
+    if isinstance(allowed, ToolFilter):
         return allowed.has(tool)
     return allowed is None or tool.name in allowed
 
@@ -105,7 +105,7 @@ def needs_approval(definition: McpTool, tool: RemoteTool) -> bool:
     match _asking.decode(definition.require_approval):
         case "never":
             return False
-        case Asking(always=always, never=never):
+        case ApprovalRule(always=always, never=never):
             is_asked = always is not None and always.has(tool)
             return is_asked or never is None or not never.has(tool)
         case _:
@@ -168,7 +168,7 @@ def listing(item_id: str, definition: McpTool, tools: Sequence[RemoteTool]) -> M
     return McpListTools(id=item_id, server_label=definition.server_label, tools=shown)
 
 
-def is_same_server(one: Tool | None, other: McpTool) -> bool:
+def is_same_server(one: ToolDefinition | None, other: McpTool) -> bool:
     """Whether two requests name the same server, and the same of its tools."""
     if not isinstance(one, McpTool):
         return False

@@ -10,7 +10,10 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-Json = Raw | UnsetType
+# Fields that may be null or absent, and fields that are kept as bytes.
+MaybeText = str | None | UnsetType
+MaybeFlag = bool | None | UnsetType
+RawField = Raw | UnsetType
 Number = Annotated[float, Meta(ge=-2, le=2)]
 # What clients and stores can hold; JSON itself has no end of digits.
 COUNT_MAX = 2**63 - 1
@@ -41,7 +44,7 @@ class ReasoningConfig(Struct, frozen=True):
 class TextFormat(Struct, frozen=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str | UnsetType = UNSET
-    schema: Json = UNSET
+    schema: RawField = UNSET
     strict: bool | UnsetType | None = UNSET
     description: str | UnsetType | None = UNSET
 
@@ -69,7 +72,7 @@ class ConversationRef(Struct, frozen=True):
 class PromptRef(Struct, frozen=True):
     id: str
     version: str | None = None
-    variables: Json = UNSET
+    variables: RawField = UNSET
 
 
 class Compact(Struct, frozen=True):
@@ -97,11 +100,11 @@ class Create(Struct, frozen=True, kw_only=True):
     store: bool | None = None
     generate: bool | None = None
     # Checked by hand, because a bad one has its own error and must not be echoed.
-    stream_id: Json = UNSET
+    stream_id: RawField = UNSET
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     background: bool | None = None
-    tools: Json = UNSET
+    tools: RawField = UNSET
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceName | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=0, le=COUNT_MAX)] | None = None
@@ -128,8 +131,8 @@ class Create(Struct, frozen=True, kw_only=True):
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     user: str | None = None
     # Codex's own; a trace that it has begun is all that is read of it.
-    client_metadata: Json = UNSET
-    moderation: Json = UNSET
+    client_metadata: RawField = UNSET
+    moderation: RawField = UNSET
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
     # Ours, experimental, on the socket only: one long response for a whole rollout (docs/protocol.md 11).
     rollout: bool | None = None
@@ -172,8 +175,8 @@ class SteerFrame(Struct, frozen=True, kw_only=True):
 
     type: str
     previous_response_id: str
-    input: Json = UNSET
-    stream_id: Json = UNSET
+    input: RawField = UNSET
+    stream_id: RawField = UNSET
 
 
 class AppendFrame(Struct, frozen=True, kw_only=True):

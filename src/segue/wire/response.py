@@ -10,10 +10,9 @@ from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-# The statuses in which a response stays.
-ENDED = ("completed", "failed", "incomplete", "cancelled")
-
 ResponseStatus = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
+# A response with one of these never changes again.
+ENDED = frozenset({"completed", "failed", "incomplete", "cancelled"})
 
 
 class InputDetails(Struct, frozen=True):
@@ -31,6 +30,9 @@ class Usage(Struct, frozen=True):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+
+
+NO_USAGE = Usage(0, InputDetails(), 0, OutputDetails(), 0)
 
 
 class Fault(Struct, frozen=True):
@@ -98,6 +100,16 @@ class Response(Struct, frozen=True, kw_only=True):
     user: str | None
     metadata: dict[str, str]
     conversation: Named | UnsetType = UNSET
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it never changes again."""
+        return self.status in ENDED
+
+    @property
+    def ended_at(self) -> int:
+        """When it was completed; where it was not, the last time that it bears."""
+        return self.completed_at or self.created_at
 
 
 class ItemList(Struct, frozen=True, kw_only=True):

@@ -4,14 +4,14 @@ In: the structs of this room, nothing else. Out: named schemas that refer to eac
 `transports/openapi` serves. A type that is both taken and sent stands there twice: as it is taken, generously, and
 with `Written` before its name as we write it, where every field that we always send is required and null is left out.
 
-The structs keep some fields raw, because their bytes travel unread. `RAW` says what those bytes are, `UNREAD` names
-those of which we know nothing; a raw field in neither fails the tests.
+The structs keep some fields raw, because their bytes are passed on unread. `RAW` says what those bytes are; a test
+names the raw fields of which we know nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -44,7 +44,7 @@ from segue.wire.response import (
     Response,
     TextEcho,
 )
-from segue.wire.tools import Tool
+from segue.wire.tools import ToolDefinition
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 Schema: TypeAlias = dict[str, Json]
@@ -53,7 +53,7 @@ Schemas: TypeAlias = dict[str, Schema]
 REF = "#/components/schemas/"
 
 # What a client may send; its other types are reached from here.
-TAKEN = (Create, ItemValue, Tool, SteerFrame, AppendFrame, NewConversation, AddedItems)
+TAKEN = (Create, ItemValue, ToolDefinition, SteerFrame, AppendFrame, NewConversation, AddedItems)
 # What we may send beside items.
 SENT = (
     Response,
@@ -139,35 +139,8 @@ RAW: dict[str, Schema] = {
     "McpListTools.tools": OBJECTS,
     "variables": _or_null(OBJECT),
 }
-# These are kept and handed on as they came, whatever they are; named in the same two ways.
-UNREAD = {
-    "Create.client_metadata",
-    "Create.moderation",
-    "SteerRef.input",
-    "InputAudio.input_audio",
-    "WebSearchCall.action",
-    "FileSearchCall.results",
-    "CodeInterpreterCall.outputs",
-    "ComputerCall.action",
-    "ComputerCall.actions",
-    "ComputerCall.pending_safety_checks",
-    "ComputerCallOutput.output",
-    "ComputerCallOutput.acknowledged_safety_checks",
-    "McpListTools.error",
-    "McpCall.error",
-    "ShellCall.environment",
-    "ToolSearchCall.arguments",
-    "ProgramOutput.result",
-    "CustomTool.format",
-    "McpTool.allowed_tools",
-    "McpTool.require_approval",
-    "filters",
-    "FileSearchTool.ranking_options",
-    "CodeInterpreterTool.container",
-}
-
-# Sections of the contract mean nothing to who reads the documents.
-_SECTION = re.compile(r" \((?:protocol|product|hazards)\.md[^)]*\)")
+# Sections of the contract mean nothing to readers of the documents.
+_SECTION = re.compile(r" \((?:docs/)?(?:protocol|product|hazards)\.md[^)]*\)")
 
 
 def schemas() -> Schemas:
@@ -175,52 +148,43 @@ def schemas() -> Schemas:
     (_, items, tools, *_), taken = _generate(TAKEN)
     taken |= {name: _untagged(taken[name]) for name in SINGLE}
     (_, event, *_), sent = _generate((*SENT, *WRITTEN))
-    named: dict[str, Json] = {name: f"Written{name}" if name in taken else name for name in sent}
-    extra = {kind.__name__: fields for kind, fields in WRITTEN.items()} | WRITTEN_PARTS
-    written = {
-        str(named[name]): _renamed(_as_sent(name, schema, extra.get(name, ())), named)
-        for name, schema in sent.items()
-    }
-    outputs: list[Json] = [ref(str(named[kind.__name__])) for kind in WRITTEN]
+    always = {kind.__name__: fields for kind, fields in WRITTEN.items()} | WRITTEN_PARTS
+    names = {name: f"Written{name}" if name in taken else name for name in sent}
+    written = {names[name]: _as_sent(name, one, always.get(name)) for name, one in sent.items()}
     unions: Schemas = {
         "Item": items,
-        "OutputItem": {"anyOf": outputs},
+        "OutputItem": {"anyOf": [ref(names[kind.__name__]) for kind in WRITTEN]},
         "Tool": tools,
         "Event": event,
     }
-    return {**taken, **written, **unions, **_loose_forms(taken)}
-
-
-def _untagged(schema: Schema) -> Schema:
-    """The same where the type may be left out, because there is only one."""
-    required = schema["required"]
-    assert isinstance(required, list)
-    return {**schema, "required": [field for field in required if field != "type"]}
+    return {**taken, **_pointing(written, names), **unions, **_loose_forms(taken)}
 
 
 def event_names() -> dict[str, str]:
     """The schema of each event that we may send, by the event's type."""
-    return _tagged(Typed.__args__)
-
-
-def _tagged(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, str]:
-    return {str(kind.__struct_config__.tag): kind.__name__ for kind in kinds}
+    return {str(kind.__struct_config__.tag): kind.__name__ for kind in Typed.__args__}
 
 
 def _generate(kinds: Iterable[object]) -> tuple[tuple[Schema, ...], Schemas]:
-    """The library's schemas, with the raw fields said."""
+    """The library's schemas, with raw fields filled in and without section numbers."""
     whole, parts = msgspec.json.schema_components(kinds, ref_template=REF + "{name}")
-    return whole, {name: _told(name, schema) for name, schema in parts.items()}
+    return whole, {name: _filled_in(name, schema) for name, schema in parts.items()}
 
 
-def _told(name: str, schema: Schema) -> Schema:
-    """A generated schema with its raw fields and without section numbers."""
-    fields = schema["properties"]
-    assert isinstance(fields, dict)
-    told: Schema = {field: _raw(name, field, one) for field, one in fields.items()}
+def _filled_in(name: str, schema: Schema) -> Schema:
+    fields, _ = _fields(schema)
+    filled: Schema = {field: _raw(name, field, one) for field, one in fields.items()}
     words = schema.get("description")
     rest: Schema = {} if words is None else {"description": _SECTION.sub("", str(words))}
-    return {**schema, **rest, "properties": told}
+    return {**schema, **rest, "properties": filled}
+
+
+def _fields(schema: Schema) -> tuple[Schema, list[Json]]:
+    """The fields of an object, and the names of the required ones."""
+    fields, required = schema["properties"], schema.get("required", [])
+    assert isinstance(fields, dict)
+    assert isinstance(required, list)
+    return fields, required
 
 
 def _raw(name: str, field: str, generated: Json) -> Json:
@@ -252,29 +216,25 @@ def _is_open(schema: Json) -> bool:
             return False
 
 
-def _as_sent(name: str, schema: Schema, extra: Iterable[str]) -> Schema:
-    """A type as we write it: defaults are always there, and what is absent is left out rather than null."""
-    fields, required = schema["properties"], schema.get("required", [])
-    assert isinstance(fields, dict)
-    assert isinstance(required, list)
-    is_item = name in {kind.__name__ for kind in WRITTEN} or name in WRITTEN_PARTS
-    always = [field for field, one in fields.items() if isinstance(one, dict) and "default" in one]
-    told: Schema = {}
+def _as_sent(name: str, schema: Schema, always: Sequence[str] | None) -> Schema:
+    """A type as we write it: fields with a default are always there. Of items and parts, which name the fields that
+    are there `always`, an absent field is left out rather than null."""
+    fields, required = _fields(schema)
+    sent: Schema = {}
+    defaults: list[str] = []
     for field, one in fields.items():
         assert isinstance(one, dict)
-        said: Schema = {key: value for key, value in one.items() if key != "default"}
-        keeps_null = not is_item or f"{name}.{field}" in NULL_IS_SAID
-        told[field] = said if keeps_null else _without_null(said)
+        defaults += [field] if "default" in one else []
+        kept: Schema = {key: value for key, value in one.items() if key != "default"}
+        keeps_null = always is None or f"{name}.{field}" in NULL_IS_SAID
+        sent[field] = kept if keeps_null else _without_null(kept)
     if "sequence_number" in fields:
-        told["stream_id"] = {**STRING, "description": "The lane, if the request named one."}
+        sent["stream_id"] = {**STRING, "description": "The lane, if the request named one."}
     if name == "Message":
         parts: list[Json] = [ref("OutputText"), ref("Refusal")]
-        told["content"] = {"type": "array", "items": {"anyOf": parts}}
-    return {
-        **schema,
-        "properties": told,
-        "required": [*dict.fromkeys([*required, *always, *extra])],
-    }
+        sent["content"] = {"type": "array", "items": {"anyOf": parts}}
+    names: list[Json] = [*dict.fromkeys([*map(str, required), *defaults, *(always or ())])]
+    return {**schema, "properties": sent, "required": names}
 
 
 def _without_null(schema: Schema) -> Schema:
@@ -287,23 +247,12 @@ def _without_null(schema: Schema) -> Schema:
             return schema
 
 
-def _renamed(node: Schema, names: Mapping[str, Json]) -> Schema:
-    """A schema whose pointers lead to what we write."""
-    found = _pointing(node, names)
-    assert isinstance(found, dict)
-    return found
-
-
-def _pointing(node: Json, names: Mapping[str, Json]) -> Json:
-    match node:
-        case str() if node.startswith(REF):
-            return f"{REF}{names.get(node.removeprefix(REF), node.removeprefix(REF))}"
-        case dict():
-            return {key: _pointing(one, names) for key, one in node.items()}
-        case list():
-            return [_pointing(one, names) for one in node]
-        case _:
-            return node
+def _pointing(written: Schemas, names: Mapping[str, str]) -> Schemas:
+    """The same schemas, with pointers to types as we write them."""
+    text = msgspec.json.encode(written).decode()
+    text = re.sub(rf'(?<="{REF})\w+(?=")', lambda name: names.get(name[0], name[0]), text)
+    pointing: Schemas = msgspec.json.decode(text)
+    return pointing
 
 
 def _loose_forms(taken: Schemas) -> Schemas:
@@ -317,14 +266,13 @@ def _loose_forms(taken: Schemas) -> Schemas:
     }
 
 
+def _untagged(schema: Schema) -> Schema:
+    """The same where the type may be left out."""
+    _, required = _fields(schema)
+    return {**schema, "required": [field for field in required if field != "type"]}
+
+
 def _untyped(schema: Schema) -> Schema:
     """The same without its type, or with a null in its place."""
-    fields, required = schema["properties"], schema.get("required", [])
-    assert isinstance(fields, dict)
-    assert isinstance(required, list)
-    untyped: Schema = {**fields, "type": {"type": "null"}}
-    return {
-        **schema,
-        "properties": untyped,
-        "required": [field for field in required if field != "type"],
-    }
+    fields, _ = _fields(schema)
+    return {**_untagged(schema), "properties": {**fields, "type": {"type": "null"}}}

@@ -13,15 +13,12 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.wire.requests import ToolChoiceName
+from segue.wire.requests import MaybeFlag, MaybeText, RawField, ToolChoiceName
 
 # What chat endpoints allow in the name of a function.
 PLAIN_NAME_MAX = 64
 _NOT_PLAIN = re.compile(r"[^a-zA-Z0-9_-]")
 
-Text = str | None | UnsetType
-Flag = bool | None | UnsetType
-Json = Raw | UnsetType
 Execution = Literal["server", "client"]
 # Tools of the contract's own that the model is told of as functions; each has a type of call item of its own.
 Builtin = Literal["shell", "local_shell", "apply_patch", "tool_search", "mcp", "web_search"]
@@ -36,33 +33,33 @@ class Definition(Struct, frozen=True, tag_field="type", kw_only=True):
 
 class FunctionTool(Definition, tag="function", frozen=True, kw_only=True):
     name: str
-    description: Text = UNSET
-    parameters: Json = UNSET
-    strict: Flag = UNSET
-    is_async: Flag = msgspec.field(name="async", default=UNSET)
-    defer_loading: Flag = UNSET
-    output_schema: Json = UNSET
+    description: MaybeText = UNSET
+    parameters: RawField = UNSET
+    strict: MaybeFlag = UNSET
+    is_async: MaybeFlag = msgspec.field(name="async", default=UNSET)
+    defer_loading: MaybeFlag = UNSET
+    output_schema: RawField = UNSET
     allowed_callers: list[str] | UnsetType | None = UNSET
 
 
 class CustomTool(Definition, tag="custom", frozen=True, kw_only=True):
     name: str
-    description: Text = UNSET
-    format: Json = UNSET
-    is_async: Flag = msgspec.field(name="async", default=UNSET)
-    defer_loading: Flag = UNSET
+    description: MaybeText = UNSET
+    format: RawField = UNSET
+    is_async: MaybeFlag = msgspec.field(name="async", default=UNSET)
+    defer_loading: MaybeFlag = UNSET
 
 
 class NamespaceTool(Definition, tag="namespace", frozen=True, kw_only=True):
     name: str
-    description: Text = UNSET
+    description: MaybeText = UNSET
     tools: list[FunctionTool | CustomTool] = []
 
 
 class ToolSearchTool(Definition, tag="tool_search", frozen=True, kw_only=True):
     execution: Execution | UnsetType | None = UNSET
-    description: Text = UNSET
-    parameters: Json = UNSET
+    description: MaybeText = UNSET
+    parameters: RawField = UNSET
 
 
 class WebFilters(Struct, frozen=True):
@@ -83,7 +80,7 @@ class WebLocation(Struct, frozen=True):
 
 class WebSearchTool(Definition, tag="web_search", frozen=True, kw_only=True):
     search_context_size: Literal["low", "medium", "high"] | UnsetType | None = UNSET
-    external_web_access: Flag = UNSET
+    external_web_access: MaybeFlag = UNSET
     filters: WebFilters | UnsetType | None = UNSET
     user_location: WebLocation | UnsetType | None = UNSET
 
@@ -109,21 +106,21 @@ class McpTool(Definition, tag="mcp", frozen=True, kw_only=True):
     """`headers` and `authorization` are left out on purpose: they are never echoed or stored."""
 
     server_label: str
-    server_url: Text = UNSET
-    connector_id: Text = UNSET
-    tunnel_id: Text = UNSET
-    server_description: Text = UNSET
-    allowed_tools: Json = UNSET
-    require_approval: Json = UNSET
-    defer_loading: Flag = UNSET
+    server_url: MaybeText = UNSET
+    connector_id: MaybeText = UNSET
+    tunnel_id: MaybeText = UNSET
+    server_description: MaybeText = UNSET
+    allowed_tools: RawField = UNSET
+    require_approval: RawField = UNSET
+    defer_loading: MaybeFlag = UNSET
 
 
 class Skill(Struct, frozen=True):
     """Something that a local shell can do, and where it is written down how."""
 
-    name: Text = UNSET
-    description: Text = UNSET
-    path: Text = UNSET
+    name: MaybeText = UNSET
+    description: MaybeText = UNSET
+    path: MaybeText = UNSET
 
 
 class ShellEnvironment(Struct, frozen=True):
@@ -164,19 +161,19 @@ class ProgrammaticTool(Definition, tag="programmatic_tool_calling", frozen=True,
 class FileSearchTool(Definition, tag="file_search", frozen=True, kw_only=True):
     vector_store_ids: list[str] | UnsetType = UNSET
     max_num_results: int | UnsetType | None = UNSET
-    filters: Json = UNSET
-    ranking_options: Json = UNSET
+    filters: RawField = UNSET
+    ranking_options: RawField = UNSET
 
 
 class CodeInterpreterTool(Definition, tag="code_interpreter", frozen=True, kw_only=True):
-    container: Json = UNSET
+    container: RawField = UNSET
 
 
 class ImageGenerationTool(Definition, tag="image_generation", frozen=True, kw_only=True):
     pass
 
 
-Tool = (
+ToolDefinition = (
     FunctionTool
     | CustomTool
     | NamespaceTool
@@ -235,7 +232,7 @@ class Tools(Struct, frozen=True):
     """
 
     raw: bytes = b"[]"
-    definitions: tuple[Tool, ...] = ()
+    definitions: tuple[ToolDefinition, ...] = ()
     echo: bytes = b"[]"
     offers: tuple[Offer, ...] = ()
     deferred: tuple[Offer, ...] = ()
@@ -243,10 +240,10 @@ class Tools(Struct, frozen=True):
     # Whether the functions of a web search are among the offers.
     has_web: bool = False
     # Tools of the server's own that items have brought; one of the same name in the request goes before.
-    carried: tuple[Tool, ...] = ()
+    carried: tuple[ToolDefinition, ...] = ()
 
     @property
-    def known(self) -> tuple[Tool, ...]:
+    def known(self) -> tuple[ToolDefinition, ...]:
         """The definitions of the request, and those that the history carries."""
         return (*self.definitions, *self.carried)
 
@@ -263,7 +260,9 @@ class Tools(Struct, frozen=True):
 NO_TOOLS = Tools()
 
 
-def offers_of(definitions: Sequence[Tool], *, is_loaded: bool = False) -> tuple[Offer, ...]:
+def offers_of(
+    definitions: Sequence[ToolDefinition], *, is_loaded: bool = False
+) -> tuple[Offer, ...]:
     """What the model is told it can call: namespaces opened, and tools that the client runs as functions.
 
     A tool that is deferred stays away while there is a search that can find it. `is_loaded`: one has.
@@ -290,14 +289,14 @@ def offers_of(definitions: Sequence[Tool], *, is_loaded: bool = False) -> tuple[
     return tuple(offers)
 
 
-def carried_of(definitions: Sequence[Tool]) -> tuple[Tool, ...]:
+def carried_of(definitions: Sequence[ToolDefinition]) -> tuple[ToolDefinition, ...]:
     """The tools of an item that hold in the head as if the request had listed them: those that the server runs, and
     the search that finds them."""
     kinds = McpTool | WebSearchTool | ToolSearchTool
     return tuple(one for one in definitions if isinstance(one, kinds))
 
 
-def name_of(tool: Tool) -> str:
+def name_of(tool: ToolDefinition) -> str:
     """By what the calls of a tool find it; nothing for a tool that the server does not run."""
     match tool:
         case McpTool(server_label=label):
@@ -308,7 +307,7 @@ def name_of(tool: Tool) -> str:
             return ""
 
 
-def deferred_of(definitions: Sequence[Tool]) -> tuple[Offer, ...]:
+def deferred_of(definitions: Sequence[ToolDefinition]) -> tuple[Offer, ...]:
     """The tools that a search of the same list can find."""
     if _search_in(definitions) is None:
         return ()
@@ -320,7 +319,7 @@ def is_local(tool: ShellTool) -> bool:
     return not tool.environment or tool.environment.type == "local"
 
 
-def _opened(tool: Tool) -> list[Offer]:
+def _opened(tool: ToolDefinition) -> list[Offer]:
     match tool:
         case FunctionTool() | CustomTool():
             return [Offer(tool)]
@@ -334,7 +333,7 @@ def _is_deferred(offer: Offer) -> bool:
     return offer.tool.defer_loading is True
 
 
-def _search_in(definitions: Sequence[Tool]) -> ToolSearchTool | None:
+def _search_in(definitions: Sequence[ToolDefinition]) -> ToolSearchTool | None:
     return next((tool for tool in definitions if isinstance(tool, ToolSearchTool)), None)
 
 
@@ -428,7 +427,7 @@ def _shell(tool: ShellTool) -> FunctionTool:
     )
 
 
-def _search(search: ToolSearchTool, definitions: Sequence[Tool]) -> FunctionTool:
+def _search(search: ToolSearchTool, definitions: Sequence[ToolDefinition]) -> FunctionTool:
     """The search, and in its description what it can find: of a lone tool what it does, of a namespace the names."""
     about = search.description or SEARCH_ABOUT
     has_own = isinstance(search.parameters, Raw) and bytes(search.parameters) != b"null"
@@ -443,7 +442,7 @@ def _search(search: ToolSearchTool, definitions: Sequence[Tool]) -> FunctionTool
     )
 
 
-def _findable(tool: Tool) -> str:
+def _findable(tool: ToolDefinition) -> str:
     match tool:
         case NamespaceTool():
             names = [inner.name for inner in tool.tools if inner.defer_loading is True]

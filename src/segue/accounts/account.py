@@ -1,0 +1,231 @@
+"""Who is asking? An API key's secret in, an `Account` out, or a refusal.
+
+Without keys every request belongs to the one local owner. With keys, a secret is looked up by its digests. The accounts
+that were found are cached, and the whole cache is confirmed against the store every two seconds, so that a key that was
+revoked anywhere stops working here within five seconds; or at once, when `look` is called. An account that could not be
+confirmed for that long is not trusted: the request is answered 503.
+
+    mode    which requests need a key
+    off     none; only on a loopback address
+    auto    all, once the store has or ever had a key; until then none, and only on a loopback address
+    keys    all
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Literal
+
+from segue.accounts.quota import KeyQuota, Metering, unlimited
+from segue.accounts.scopes import OPERATOR, SCOPES
+from segue.background import in_background
+from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
+from segue.turn.seams import Keys
+from segue.turn.values import Key, Owner
+
+log = logging.getLogger(__name__)
+
+AuthMode = Literal["auto", "off", "keys"]
+TellOthers = Callable[[], Awaitable[None]]
+
+# The owner of every request where no keys are required.
+LOCAL: Owner = "local"
+
+# What an operator's key may see besides its scopes, of all owners.
+OPERATOR_SCOPES = frozenset(("metrics", "dashboard"))
+
+# Cached keys are confirmed this often, and not trusted for longer than TRUST_S without it.
+CONFIRM_S = 2.0
+TRUST_S = 5.0
+# A key that was not used for this long leaves the cache.
+IDLE_S = 600.0
+# Unknown secrets that are looked up at once: a flood of wrong secrets leaves most of the store's readers free.
+LOOKUPS_MAX = 4
+
+SECRET = re.compile(r"sk-segue-[A-Za-z0-9_-]{43}")
+
+
+class Account:
+    """An authenticated caller: whose turns it sees, its scopes, and what it uses now."""
+
+    def __init__(self, key: Key | None, digest: str = "", metering: Metering | None = None) -> None:
+        self.key_id = "" if key is None else key.id
+        self.owner: Owner = LOCAL if key is None else key.owner
+        scopes = frozenset(SCOPES if key is None else key.scopes)
+        self.is_operator = OPERATOR in scopes
+        self.scopes = scopes | OPERATOR_SCOPES if self.is_operator else scopes
+        self.quota = unlimited() if key is None else KeyQuota(key.limits, key.id, metering)
+        self.is_revoked = False
+        self.digest = digest
+        self.confirmed_at = self.used_at = time.monotonic()
+
+    def check_scope(self, scope: str) -> None:
+        """Refuse a request for which the key lacks the scope."""
+        if scope not in self.scopes:
+            raise Forbidden(f"This key lacks the scope '{scope}'.")
+
+
+class Accounts:
+    """The accounts that this process has cached."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        digests: Callable[[str], Sequence[str]],
+        mode: AuthMode,
+        metering: Metering | None = None,
+    ) -> None:
+        self._keys = keys
+        self._metering = metering
+        self._digests = digests
+        self._mode = mode
+        self.is_required = mode == "keys"
+        self._local = Account(None)
+        self._accounts: dict[str, Account] = {}
+        # Accounts whose limits bound what their owner has in memory.
+        self._bounded: dict[Owner, set[Account]] = {}
+        self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
+        self._look_now = asyncio.Event()
+
+    @asynccontextmanager
+    async def kept(
+        self, on_revoked: Callable[[Account], None], tell_others: TellOthers | None = None
+    ) -> AsyncIterator[None]:
+        """Confirm the accounts regularly while inside. `on_revoked` is called with each account that lost its key, and
+        `tell_others` when this process is the first to notice a change."""
+        await self._notice_keys()
+        async with in_background(self._keep(on_revoked, tell_others)):
+            yield
+
+    def look(self) -> None:
+        """Keys were created or revoked elsewhere: confirm now."""
+        self._look_now.set()
+
+    def may_stay(self, account: Account) -> bool:
+        """Whether this account, which was admitted earlier, would be admitted now."""
+        is_keyless = account is self._local and self.is_required
+        return not (account.is_revoked or is_keyless)
+
+    def bounded(self, owner: Owner) -> Collection[Account]:
+        """The accounts of this owner whose state in memory has a limit."""
+        return self._bounded.get(owner, ())
+
+    def known(self, secret: str | None) -> Account | None:
+        """The account of this secret, if it is cached."""
+        if not self.is_required:
+            return self._local
+        if secret is None or not SECRET.fullmatch(secret):
+            raise _refused(secret)
+        for digest in self._digests(secret):
+            account = self._accounts.get(digest)
+            if account is not None and _is_trusted(account):
+                account.used_at = time.monotonic()
+                return account
+        return None
+
+    async def find(self, secret: str | None) -> Account:
+        """The account of this secret; a refusal if there is none."""
+        account = self.known(secret)
+        if account is not None:
+            return account
+        assert secret is not None, "`known` has refused a missing secret"
+        digests = self._digests(secret)
+        async with self._lookups:
+            keys = await self._keys.find(digests)
+        for digest, key in keys.items():
+            return self._enter(digest, key)
+        raise _refused(secret)
+
+    async def check(self, account: Account) -> None:
+        """Refuse an account that was admitted earlier and has lost its key since."""
+        if not self.may_stay(account):
+            raise _refused("" if account.key_id else None)
+        if account.key_id and not _is_trusted(account):
+            raise Unavailable("Keys cannot be checked at the moment. Please retry.")
+        account.used_at = time.monotonic()
+
+    def _enter(self, digest: str, key: Key) -> Account:
+        account = self._accounts.get(digest)
+        if account is None or account.is_revoked:
+            account = self._accounts[digest] = Account(key, digest, self._metering)
+            if key.limits.state_bytes_max:
+                self._bounded.setdefault(key.owner, set()).add(account)
+        account.confirmed_at = account.used_at = time.monotonic()
+        return account
+
+    async def _keep(
+        self, on_revoked: Callable[[Account], None], tell_others: TellOthers | None
+    ) -> None:
+        while True:
+            was_asked = await self._wait()
+            try:
+                was_required = self.is_required
+                gone = await self.confirm()
+                for account in gone:
+                    on_revoked(account)
+            except ApiError:
+                log.exception("API keys could not be confirmed against the store")
+                continue
+            if tell_others and not was_asked and (gone or self.is_required != was_required):
+                # A worker that cannot be told confirms by itself.
+                with suppress(ApiError):
+                    await tell_others()
+
+    async def _wait(self) -> bool:
+        """Wait until the next confirmation is due; True if `look` asked for it."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._look_now.wait(), CONFIRM_S)
+        was_asked = self._look_now.is_set()
+        self._look_now.clear()
+        return was_asked
+
+    async def confirm(self) -> Sequence[Account]:
+        """Look all accounts up in the store; returns those that have lost their key."""
+        await self._notice_keys()
+        gone = [self._local] if self.is_required and self._local.quota.connections else []
+        if not self._accounts:
+            return gone
+        asked_at = time.monotonic()
+        accounts = tuple(self._accounts.values())
+        keys = await self._keys.find([account.digest for account in accounts])
+        for account in accounts:
+            if account.digest in keys:
+                account.confirmed_at = asked_at
+                is_left = asked_at - account.used_at > IDLE_S and account.quota.is_idle
+            else:
+                account.is_revoked = is_left = True
+                gone.append(account)
+            if is_left:
+                self._forget(account)
+        return gone
+
+    def _forget(self, account: Account) -> None:
+        self._accounts.pop(account.digest, None)
+        bounded = self._bounded.get(account.owner, set())
+        bounded.discard(account)
+        if not bounded:
+            self._bounded.pop(account.owner, None)
+
+    async def _notice_keys(self) -> None:
+        """In mode auto, the first key makes keys required for good."""
+        if self._mode == "auto" and not self.is_required and await self._keys.given_out():
+            self.is_required = True
+
+
+def _is_trusted(account: Account) -> bool:
+    return not account.is_revoked and time.monotonic() - account.confirmed_at < TRUST_S
+
+
+def _refused(secret: str | None) -> Unauthenticated:
+    """A wrong, a revoked and a made-up secret get the same answer; a missing secret gets another."""
+    if secret is None:
+        return Unauthenticated(
+            "You did not provide an API key. Provide it in an Authorization header: "
+            "'Authorization: Bearer YOUR_KEY'."
+        )
+    return Unauthenticated("Incorrect API key provided.", is_wrong=True)

@@ -1,0 +1,61 @@
+"""How does this process reach the other processes that share its store?
+
+With one process and a SQLite or memory store there are none: then the cluster room is not even imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from segue.settings import Settings
+from segue.turn.seams import Bus
+
+if TYPE_CHECKING:
+    from segue.cluster.peers import Peers
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Where a worker stands among the workers of one parent process; a server of one process has none."""
+
+    # The same for all workers of one parent.
+    group: str = ""
+    # The Unix socket where the workers meet, unless they meet in the database.
+    hub: str = ""
+    # The folder with the sockets of embedded engines that another process runs.
+    engines: str = ""
+
+
+ALONE = WorkerPlace()
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The bus to the other processes, and this process among them."""
+
+    bus: Bus
+    peers: Peers
+    # The parent process that this worker belongs to; empty where there is none.
+    group: str
+
+
+@asynccontextmanager
+async def open_cluster(settings: Settings, place: WorkerPlace) -> AsyncIterator[Cluster | None]:
+    """Through the database (PostgreSQL), through the parent's hub (several workers), or None (one process)."""
+    if settings.store_kind == "postgresql":
+        from segue.cluster.notify import open_notify_bus
+        from segue.cluster.peers import Peers
+
+        async with open_notify_bus(settings.store) as notify:
+            yield Cluster(notify, Peers(notify, place.group), place.group)
+    elif place.hub:
+        from segue.cluster.hub import open_hub_bus
+        from segue.cluster.peers import Peers
+
+        async with open_hub_bus(place.hub) as hub:
+            yield Cluster(hub, Peers(hub, place.group), place.group)
+    else:
+        yield None

@@ -1,0 +1,114 @@
+"""Who learns of a turn that has ended, and how does the operator see the health of the process?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from segue.builders.cluster import Cluster
+from segue.builders.state import State
+from segue.dashboard.history import RecentTurns
+from segue.dashboard.views import ReplicaView
+from segue.engines.routes import RoutedEngine
+from segue.observe.audit import Audit
+from segue.observe.metrics import Metrics, together
+from segue.observe.traces import Traces
+from segue.process.afterwards import Afterwards
+from segue.settings import Settings
+from segue.storage import ServerStore
+from segue.turn.plan import Model, Models
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """Metrics, the dashboard's history, and the queue that feeds them with ended turns."""
+
+    metrics: Metrics
+    history: RecentTurns
+    afterwards: Afterwards
+    refusals: Sequence[Callable[[str, str], None]]
+
+    def note_refusal(self, transport: str, code: str) -> None:
+        """A request was refused before it became a turn."""
+        for note in self.refusals:
+            note(transport, code)
+
+
+@asynccontextmanager
+async def open_observers(settings: Settings, state: State) -> AsyncIterator[Observers]:
+    """Metrics and history always, traces and audit log where they are configured; both drain on the way out."""
+    metrics, history = Metrics(), RecentTurns()
+    metrics.note_limits(settings)
+    observers = [metrics.observe, history.observe, state.trim]
+    refusals = [metrics.note_refusal, history.note_refusal]
+    async with AsyncExitStack() as stack:
+        if settings.otel_endpoint:
+            traces = Traces(settings.otel_endpoint, settings.otel_headers)
+            observers.append((await stack.enter_async_context(traces)).observe)
+        if settings.audit_log:
+            audit = await stack.enter_async_context(Audit(settings.audit_log))
+            observers.append(audit.observe)
+            refusals.append(audit.note_refusal)
+        yield Observers(metrics, history, Afterwards(state.store.ledger, observers), refusals)
+
+
+class HealthCheck:
+    """Whether the store and the engines answer."""
+
+    def __init__(self, store: ServerStore, models: Models, metrics: Metrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        # By name, without aliases.
+        self._models: dict[str, Model] = {model.name: model for model in models.values()}
+
+    async def check(self) -> dict[str, bool]:
+        """Ask the store and every engine now."""
+        checks = {"store": await self._store.is_ready()}
+        for name, model in self._models.items():
+            checks[f"engine:{name}"] = is_up = await model.engine.is_ready()
+            if isinstance(model.engine, RoutedEngine):
+                for health in model.engine.replicas():
+                    self._metrics.note_engine(health.name, is_up=health.is_up)
+            else:
+                self._metrics.note_engine(name, is_up=is_up)
+        return checks
+
+    def replicas(self, checks: Mapping[str, bool]) -> list[ReplicaView]:
+        """Each replica where there are several, else what the engine last answered."""
+        rows: list[ReplicaView] = []
+        for name, model in self._models.items():
+            if isinstance(model.engine, RoutedEngine):
+                rows += [
+                    ReplicaView(name, health.name, health.is_up, health.running, health.waiting)
+                    for health in model.engine.replicas()
+                ]
+            elif f"engine:{name}" in checks:
+                rows.append(ReplicaView(name, name, checks[f"engine:{name}"]))
+        return rows
+
+
+class MetricsPage:
+    """The page that Prometheus reads, of all workers of one parent process."""
+
+    def __init__(self, observers: Observers, health: HealthCheck, cluster: Cluster | None) -> None:
+        self._observers = observers
+        self._health = health
+        self._peers = None if cluster is None else cluster.peers
+        if self._peers is not None:
+            self._peers.answer("metrics", lambda worker, body: self._write_own())
+
+    async def write(self) -> bytes:
+        """The page now, with every turn that has ended."""
+        if self._peers is None:
+            return await self._write_own()
+        others, own = await asyncio.gather(
+            self._peers.ask("metrics", b"", self._peers.siblings), self._write_own()
+        )
+        return together([own, *others.values()])
+
+    async def _write_own(self) -> bytes:
+        await self._observers.afterwards.drained()
+        await self._health.check()
+        return self._observers.metrics.write()

@@ -1,0 +1,117 @@
+"""What does this process remember, for whom, and within which limits?"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from segue.accounts.account import Account, Accounts
+from segue.accounts.metering import Meter
+from segue.builders.cluster import Cluster
+from segue.process.afterwards import EndedTurn
+from segue.process.render_cache import RenderCache
+from segue.process.runner import Runner
+from segue.settings import Settings
+from segue.storage import ServerStore, check_public, check_ring, load_ring
+from segue.stores.budget import Budget
+from segue.stores.hashes import KeyHashes
+from segue.stores.layered import LayeredTurns
+from segue.stores.memory_turns import MemoryTurns
+from segue.stores.seals import RingKey
+from segue.transports.services import NearTurns
+from segue.turn.seams import Turns
+from segue.turn.values import Owner
+
+Forget = Callable[[Owner, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The store, the caches in front of it, and who may use them."""
+
+    settings: Settings
+    store: ServerStore
+    # The keys that encrypt what clients keep for us, and that hash API keys.
+    ring: Sequence[RingKey]
+    hashes: KeyHashes
+    accounts: Accounts
+    meter: Meter
+    # The memory of all connections together.
+    budget: Budget
+    render_cache: RenderCache
+
+    def open_cache(self, account: Account) -> tuple[NearTurns, Turns]:
+        """A fresh cache for a connection, and the same cache in front of the store."""
+        near = MemoryTurns(self.settings.connection_state_bytes_max)
+        near.enter(self.budget, account.key_id, lambda: account.quota.state_bytes_max)
+        return near, LayeredTurns(near, self.store.turns)
+
+    def trim(self, turn: EndedTurn) -> None:
+        """After each turn: what its owner has in the process's caches, besides connections, counts for each key."""
+        owner, cached = turn.entry.owner, self.store.state
+        for account in self.accounts.bounded(owner):
+            left = max(0, account.quota.state_bytes_max - self.budget.bytes_of(account.key_id))
+            # Rendering again is cheaper than reading from the store again.
+            self.render_cache.trim(owner, max(0, left - cached.bytes_of(owner)))
+            cached.trim(owner, left)
+
+
+async def build_state(settings: Settings, store: ServerStore, cluster: Cluster | None) -> State:
+    """The store with its keys checked, and empty caches."""
+    ring = await load_ring(settings, store)
+    hashes = KeyHashes(ring)
+    await check_ring(store.keys, hashes, settings)
+    await check_public(store.keys, settings)
+    budget = Budget(settings.connections_state_bytes_max)
+    meter = Meter(store.shared_limits, None if cluster is None else cluster.peers, budget.trim)
+    return State(
+        settings=settings,
+        store=store,
+        ring=ring,
+        hashes=hashes,
+        accounts=Accounts(store.keys, hashes.digests, settings.auth, meter),
+        meter=meter,
+        budget=budget,
+        render_cache=RenderCache(settings.render_cache_bytes_max),
+    )
+
+
+class Eraser:
+    """Deletes a turn everywhere: in the store, in the caches of this process, and in those of other processes."""
+
+    def __init__(self, store: ServerStore, cluster: Cluster | None, runner: Runner) -> None:
+        self._store = store
+        self._runner = runner
+        self._caches: list[Forget] = []
+        self._peers = None if cluster is None else cluster.peers
+        if self._peers is not None:
+            self._peers.answer("erased", self._erased_elsewhere)
+
+    def add(self, forget: Forget) -> None:
+        """Another cache must forget erased turns from now on."""
+        self._caches.append(forget)
+
+    async def erase(self, owner: Owner, turn_id: str) -> bool:
+        """Delete a turn; False if there is none."""
+        is_erased = await self._store.turns.delete(owner, turn_id)
+        await self._forget(owner, turn_id)
+        if self._peers is not None:
+            # Sooner than the store would tell them.
+            await self._peers.send("erased", msgspec.msgpack.encode((owner, turn_id)))
+        return is_erased
+
+    async def forget(self, owner: Owner, turn_id: str) -> None:
+        """Drop a turn that is no longer in the store from the caches of this process."""
+        await self._store.state.delete(owner, turn_id)
+        await self._forget(owner, turn_id)
+
+    async def _forget(self, owner: Owner, turn_id: str) -> None:
+        self._runner.forget(owner, turn_id)
+        for forget in self._caches:
+            await forget(owner, turn_id)
+
+    async def _erased_elsewhere(self, worker: str, body: bytes) -> None:
+        owner, turn_id = msgspec.msgpack.decode(body, type=tuple[str, str])
+        await self.forget(owner, turn_id)

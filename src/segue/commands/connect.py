@@ -1,0 +1,487 @@
+"""How is a client configured for this server? `segue connect CLIENT` prints a snippet, and for Codex edits its file.
+
+In: the name of a client, the server's URL, a model. Out: a snippet that runs as it is; for Codex a change to its
+`config.toml`, shown before it is made. Other keys are not touched, a value that is replaced stays as a comment, and the
+file is copied first. A file that cannot be edited safely is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import re
+import shutil
+import sys
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import tomlkit
+from tomlkit import TOMLDocument
+from tomlkit.container import OutOfOrderTableProxy
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import Item, Table
+
+from segue.errors import Misconfigured
+from segue.settings import codex_home
+
+URL = "http://127.0.0.1:8080"
+# A server on the same machine answers at once; over a slow network it may take a while.
+ASK_S_MAX = 5.0
+BACKUPS_MAX = 1_000
+PROVIDER = "segue"
+# Codex's own prompt and tools are about 9,000 tokens, before the conversation begins.
+SMALL_TOKENS = 24_000
+# The comment on lines that are written for a small model, and removed for a larger one.
+MARK = "for a small model"
+SMALL_PROMPT = "segue-small-model.md"
+SMALL_PROMPT_TEXT = (
+    "You are a coding agent in a terminal. Use the tools where they help. Answer in few words.\n"
+)
+SMALL_FEATURES = ("multi_agent", "goals")
+
+CodexValue = str | bool | int
+# A document or one of its tables: both are containers of items.
+TomlTable = TOMLDocument | Table
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEndpoint:
+    """A server and one of its models."""
+
+    base_url: str
+    model: str
+    # The environment variable with the API key, if the server needs one.
+    key_env: str | None = None
+    # The context window, if the server reports it.
+    context_tokens: int | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether Codex's usual prompt and tools leave too little of the context window."""
+        return self.context_tokens is not None and self.context_tokens < SMALL_TOKENS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `segue connect`."""
+    parser.add_argument("client", choices=(*SNIPPETS, "codex"), help="the client to connect")
+    parser.add_argument("--url", default=URL, help=f"URL of the server (default: {URL})")
+    parser.add_argument(
+        "--model", help="name of the model (default: the first that the server lists)"
+    )
+    parser.add_argument(
+        "--key-env", metavar="NAME", help="environment variable with the API key (Codex only)"
+    )
+    parser.add_argument("--print", action="store_true", help="only print, write nothing")
+    parser.add_argument("--yes", action="store_true", help="write without asking")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a snippet, or edit Codex's configuration; returns the exit status."""
+    base_url = base_url_of(options.url)
+    endpoint = find_endpoint(base_url, options.model, options.key_env)
+    if options.client != "codex":
+        print(SNIPPETS[options.client](endpoint))
+        return 0
+    if options.print:
+        print(codex_block(endpoint))
+        return 0
+    return _write_codex(endpoint, codex_home() / "config.toml", is_agreed=options.yes)
+
+
+def base_url_of(url: str) -> str:
+    """The base URL for clients: with the version, without a slash at the end."""
+    if not re.match(r"https?://[^/]", url):
+        raise Misconfigured(f"url: '{url}' is not a URL such as {URL}.")
+    url = url.rstrip("/")
+    return url if url.endswith("/v1") else f"{url}/v1"
+
+
+class _Model(msgspec.Struct):
+    id: str
+    context_window: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def find_endpoint(base_url: str, model: str | None, key_env: str | None = None) -> ModelEndpoint:
+    """The named model, or the first that the running server lists."""
+    try:
+        served = _served(base_url)
+    except Misconfigured:
+        if model is None:
+            raise
+        served = []
+    if model is None and not served:
+        raise Misconfigured(f"model: the server at {base_url} lists no model.")
+    name = model or served[0].id
+    contexts = {listed.id: listed.context_window for listed in served}
+    return ModelEndpoint(base_url, name, key_env, contexts.get(name))
+
+
+def _served(base_url: str) -> list[_Model]:
+    try:
+        with urllib.request.urlopen(f"{base_url}/models", timeout=ASK_S_MAX) as answer:
+            return msgspec.json.decode(answer.read(), type=_Models).data
+    except (OSError, urllib.error.URLError, msgspec.MsgspecError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise Misconfigured(
+            f"url: cannot list the models at {base_url}: {reason}. "
+            "Start a server with `segue serve`, or give another --url, or name the --model yourself."
+        ) from None
+
+
+# --- snippets ----------------------------------------------------------------------------------------
+
+
+def _python(endpoint: ModelEndpoint) -> str:
+    return f'''# pip install 'openai[realtime]'
+from openai import OpenAI
+
+ENDS = {{"response.completed", "response.failed", "response.incomplete", "error"}}
+client = OpenAI(base_url="{endpoint.base_url}", api_key="none")
+with client.responses.connect() as connection:
+    parent = {{}}
+    for question in ("Name a fruit.", "And a vegetable."):
+        connection.response.create(model="{endpoint.model}", input=question, store=False, **parent)
+        for event in connection:
+            if event.type == "response.output_text.delta":
+                print(event.delta, end="", flush=True)
+            if event.type in ENDS:
+                break
+        print()
+        parent = {{"previous_response_id": event.response.id}}'''
+
+
+def _node(to: ModelEndpoint) -> str:
+    return f"""// npm install openai ws
+import OpenAI from 'openai';
+import {{ ResponsesWS }} from 'openai/resources/responses/ws';
+
+const client = new OpenAI({{ baseURL: '{to.base_url}', apiKey: 'none' }});
+const socket = new ResponsesWS(client);
+const questions = ['Name a fruit.', 'And a vegetable.'];
+const ask = (parent) =>
+  socket.send({{ type: 'response.create', model: '{to.model}', store: false, input: questions.shift(), ...parent }});
+
+socket.on('error', (error) => console.error(error.message));
+socket.on('event', (event) => {{
+  if (event.type === 'response.output_text.delta') process.stdout.write(event.delta);
+  if (event.type === 'response.completed') {{
+    process.stdout.write('\\n');
+    if (questions.length) ask({{ previous_response_id: event.response.id }});
+    else socket.close();
+  }}
+}});
+ask();"""
+
+
+def _agents_python(endpoint: ModelEndpoint) -> str:
+    return f'''# pip install openai-agents 'openai[realtime]'
+import asyncio
+
+from agents import (
+    Agent,
+    responses_websocket_session,
+    set_default_openai_client,
+    set_default_openai_responses_transport,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI
+
+
+async def main() -> None:
+    client = AsyncOpenAI(base_url="{endpoint.base_url}", api_key="none")
+    set_tracing_disabled(True)
+    set_default_openai_client(client, use_for_tracing=False)
+    set_default_openai_responses_transport("websocket")
+    agent = Agent(name="helper", model="{endpoint.model}", instructions="Answer in one sentence.")
+    async with responses_websocket_session() as session:
+        run = session.run_streamed(agent, "Name a fruit.", auto_previous_response_id=True)
+        async for _ in run.stream_events():
+            pass
+    print(run.final_output)
+
+
+asyncio.run(main())'''
+
+
+def _agents_js(endpoint: ModelEndpoint) -> str:
+    return f"""// npm install @openai/agents openai zod     (Node 22 or newer)
+import {{ Agent, OpenAIProvider, Runner }} from '@openai/agents';
+import OpenAI from 'openai';
+
+const client = new OpenAI({{ baseURL: '{endpoint.base_url}', apiKey: 'none' }});
+const provider = new OpenAIProvider({{ openAIClient: client, useResponses: true, useResponsesWebSocket: true }});
+const agent = new Agent({{ name: 'helper', model: '{endpoint.model}', instructions: 'Answer in one sentence.' }});
+const runner = new Runner({{ modelProvider: provider, tracingDisabled: true }});
+const run = await runner.run(agent, 'Name a fruit.', {{ stream: true }});
+for await (const _ of run);
+await run.completed;
+console.log(run.finalOutput);
+await provider.close();"""
+
+
+def _ai_sdk(endpoint: ModelEndpoint) -> str:
+    socket = endpoint.base_url.replace("http", "ws", 1)
+    return f"""// npm install ai @ai-sdk/openai @vercel/ai-sdk-openai-websocket-fetch zod ws
+import {{ createOpenAI }} from '@ai-sdk/openai';
+import {{ createWebSocketFetch }} from '@vercel/ai-sdk-openai-websocket-fetch';
+import {{ streamText }} from 'ai';
+
+const fetch = createWebSocketFetch({{ url: '{socket}/responses' }});
+const openai = createOpenAI({{ baseURL: '{endpoint.base_url}', apiKey: 'none', fetch }});
+const run = streamText({{ model: openai('{endpoint.model}'), prompt: 'Name a fruit.' }});
+for await (const text of run.textStream) process.stdout.write(text);
+process.stdout.write('\\n');
+fetch.close();"""
+
+
+def _curl(endpoint: ModelEndpoint) -> str:
+    body = json.dumps({"model": endpoint.model, "input": "Name a fruit.", "stream": True})
+    return f"curl -N {endpoint.base_url}/responses -d '{body}'"
+
+
+SNIPPETS: dict[str, Callable[[ModelEndpoint], str]] = {
+    "python": _python,
+    "node": _node,
+    "agents-python": _agents_python,
+    "agents-js": _agents_js,
+    "ai-sdk": _ai_sdk,
+    "curl": _curl,
+}
+
+
+# --- Codex -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What Codex's file must contain."""
+
+    top: dict[str, CodexValue]
+    provider: dict[str, CodexValue]
+    # For a small model only; every line is marked.
+    small_top: dict[str, CodexValue]
+    small_features: dict[str, CodexValue]
+
+    def over(self, before: dict[str, object]) -> dict[str, object]:
+        """The content of a file with this content before."""
+        providers = _table_of(before, "model_providers")
+        own = {**_table_of(providers, PROVIDER), **self.provider}
+        after = {**before, **self.top, **self.small_top}
+        after["model_providers"] = {**providers, PROVIDER: own}
+        if self.small_features:
+            after["features"] = {**_table_of(before, "features"), **self.small_features}
+        return after
+
+
+def _table_of(values: dict[str, object], name: str) -> dict[str, object]:
+    table = values.get(name)
+    return table if isinstance(table, dict) else {}
+
+
+def _wanted(endpoint: ModelEndpoint) -> _Wanted:
+    top: dict[str, CodexValue] = {"model": endpoint.model}
+    if endpoint.context_tokens is not None:
+        top["model_context_window"] = endpoint.context_tokens
+    top["model_provider"] = PROVIDER
+    provider: dict[str, CodexValue] = {
+        "name": PROVIDER,
+        "base_url": endpoint.base_url,
+        "wire_api": "responses",
+        "supports_websockets": True,
+    }
+    if endpoint.key_env is not None:
+        provider["env_key"] = endpoint.key_env
+    if not endpoint.is_small:
+        return _Wanted(top, provider, {}, {})
+    return _Wanted(
+        top,
+        provider,
+        {"model_instructions_file": SMALL_PROMPT, "web_search": "disabled"},
+        dict.fromkeys(SMALL_FEATURES, False),
+    )
+
+
+def codex_block(endpoint: ModelEndpoint) -> str:
+    """The lines of a new `config.toml`."""
+    return with_provider("", endpoint).rstrip("\n")
+
+
+def with_provider(text: str, endpoint: ModelEndpoint) -> str:
+    """Codex's file with Segue as its provider, and with everything else unchanged."""
+    wanted = _wanted(endpoint)
+    try:
+        document = tomlkit.parse(text if text.endswith("\n") or not text else text + "\n")
+        _drop_marked(document, wanted)
+        before = document.unwrap()
+        _set(document, wanted.top)
+        _set(document, wanted.small_top, is_marked=True)
+        _set(_subtable(document, "model_providers", PROVIDER), wanted.provider)
+        if wanted.small_features:
+            is_new = "features" not in document
+            _set(_subtable(document, "features"), wanted.small_features, is_marked=True)
+            if is_new:
+                _mark(_item(document, "features"))
+    except TOMLKitError as error:
+        raise Misconfigured(f"Codex's config.toml cannot be edited: {error}.") from None
+    changed = tomlkit.dumps(document)
+    _check_content(changed, wanted.over(before))
+    return changed
+
+
+def _set(table: TomlTable, values: dict[str, CodexValue], *, is_marked: bool = False) -> None:
+    """Set these keys; an old value stays as a comment above the new line."""
+    for key, value in values.items():
+        if key in table:
+            old = _item(table, key)
+            if old.unwrap() == value:
+                continue
+            line = f"{key} = {old.as_string()}{old.trivia.comment_ws}{old.trivia.comment}"
+            table[key] = value
+            trivia = _item(table, key).trivia
+            trivia.indent = "".join(f"# {part}\n" for part in line.splitlines())
+            trivia.comment_ws = trivia.comment = ""
+        else:
+            table[key] = value
+        if is_marked:
+            _mark(_item(table, key))
+
+
+def _drop_marked(document: TOMLDocument, wanted: _Wanted) -> None:
+    """Remove what a small model needed and this one does not."""
+    _drop_marked_keys(document, wanted.small_top)
+    features = document.get("features")
+    if isinstance(features, Table):
+        _drop_marked_keys(features, wanted.small_features)
+        if _is_marked(features) and not features:
+            del document["features"]
+
+
+def _drop_marked_keys(table: TomlTable, wanted: dict[str, CodexValue]) -> None:
+    for key in list(table):
+        item = table.item(key)
+        if _is_marked(item) and key not in wanted and not isinstance(item, Table):
+            del table[key]
+
+
+def _mark(item: Item) -> None:
+    item.trivia.comment_ws, item.trivia.comment = "  ", f"# {MARK}"
+
+
+def _is_marked(item: object) -> bool:
+    return isinstance(item, Item) and item.trivia.comment == f"# {MARK}"
+
+
+def _item(table: TomlTable, key: str) -> Item:
+    item = table.item(key)
+    if not isinstance(item, Item):
+        raise _unsafe()
+    return item
+
+
+def _subtable(document: TOMLDocument, *names: str) -> TomlTable:
+    """The table of this name, made if it is not there."""
+    table: object = document
+    for name in names:
+        if not isinstance(table, TOMLDocument | Table | OutOfOrderTableProxy):
+            raise _unsafe()
+        if name not in table:
+            table[name] = tomlkit.table(is_super_table=name != names[-1])
+        table = table[name]
+    if not isinstance(table, Table):
+        raise _unsafe()
+    return table
+
+
+def _check_content(changed: str, wanted: dict[str, object]) -> None:
+    """Refuse to write a file with any other content."""
+    try:
+        is_right = tomllib.loads(changed) == wanted
+    except tomllib.TOMLDecodeError:
+        is_right = False
+    if not is_right:
+        raise _unsafe()
+
+
+def _unsafe() -> Misconfigured:
+    return Misconfigured(
+        "Codex's config.toml is written in a way that cannot be edited safely. "
+        "Add by hand what `segue connect codex --print` shows."
+    )
+
+
+def _write_codex(endpoint: ModelEndpoint, path: Path, *, is_agreed: bool) -> int:
+    path = path.resolve()
+    try:
+        before = path.read_text() if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"cannot read {path}: {error}.") from None
+    after = with_provider(before, endpoint)
+    if after == before:
+        print(f"{path} is up to date already.")
+        return 0
+    _show(before, after, path)
+    if endpoint.is_small:
+        print(
+            f"The context window of {endpoint.model} is {endpoint.context_tokens} tokens; Codex's own prompt and tools "
+            f"are about 9,000. So this configures a short prompt ({SMALL_PROMPT}) and few tools.\n"
+        )
+    if not is_agreed and not _is_confirmed():
+        print("Nothing was written.")
+        return 1
+    backup = _back_up(path)
+    _replace(path, after)
+    if endpoint.is_small:
+        _replace(path.with_name(SMALL_PROMPT), SMALL_PROMPT_TEXT)
+    print(f"Wrote {path}." + (f" The old file is {backup.name}." if backup else ""))
+    print('Try it: codex exec --skip-git-repo-check "say hello"')
+    return 0
+
+
+def _show(before: str, after: str, path: Path) -> None:
+    if not before:
+        print(f"{path} will be:\n\n{after}")
+        return
+    print(f"{path} will change:\n")
+    for line in difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2):
+        if not line.startswith(("---", "+++")):
+            print(line)
+    print()
+
+
+def _is_confirmed() -> bool:
+    """Ask on the terminal; without an answer it is no."""
+    print("Write this? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _back_up(path: Path) -> Path | None:
+    """Copy the file next to itself, under a free name."""
+    if not path.exists():
+        return None
+    for number in range(BACKUPS_MAX):
+        backup = path.with_name(f"{path.name}.before-segue" + (f"-{number}" if number else ""))
+        if not backup.exists():
+            shutil.copy2(path, backup)
+            return backup
+    raise Misconfigured(f"{path.parent} already has {BACKUPS_MAX} copies of {path.name}.")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write the whole file or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text)
+    if path.exists():
+        shutil.copymode(path, fresh)
+    os.replace(fresh, path)

@@ -1,0 +1,241 @@
+"""Would the server start? `segue doctor` takes the flags of `segue serve`, checks what they name, and serves nothing.
+
+In: the settings. Out: one line for each check, and advice for each problem. It writes nothing that a server would not,
+and it does not open the store of a running server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import platform
+import shutil
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from segue import __version__
+from segue.errors import ApiError, Misconfigured
+from segue.models import build_models
+from segue.server import listen
+from segue.settings import ModelSettings, Settings
+from segue.storage import open_store
+
+ABOUT = "check engine, tokenizer, store and port, with advice for each problem"
+# Timeout of an engine's health check; clients would not wait longer either.
+ENGINE_S_MAX = 10.0
+ASK_S_MAX = 3.0
+# Weights are hundreds of megabytes, and a store that cannot grow fails requests.
+DISK_BYTES_MIN = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check; advice only if it failed."""
+
+    name: str
+    is_ok: bool
+    found: str
+    advice: str = ""
+
+
+def run(settings: Settings) -> int:
+    """Check everything and print it; returns the exit status."""
+    # The checks report what engines would log.
+    logging.disable(logging.WARNING)
+    console = Console(highlight=False, soft_wrap=True)
+    return asyncio.run(_run(settings, console))
+
+
+async def _run(settings: Settings, console: Console) -> int:
+    failed, is_running = 0, False
+    async with aclosing(examine(settings)) as checks:
+        async for check in checks:
+            mark = "[green]ok[/green]   " if check.is_ok else "[red]failed[/red]"
+            console.print(f"{mark}  [bold]{check.name}[/bold]  ", end="")
+            console.print(check.found, markup=False)
+            is_running = is_running or check.found.endswith(RUNS)
+            if not check.is_ok:
+                failed += 1
+                console.print(f"        advice: {check.advice}", markup=False)
+    well = (
+        "No problems: the server runs." if is_running else "No problems: `segue serve` would start."
+    )
+    console.print(f"{failed} checks failed." if failed else well)
+    return 1 if failed else 0
+
+
+async def examine(settings: Settings) -> AsyncGenerator[Check, None]:
+    """Every check, in the order of a start."""
+    yield Check("segue", True, f"{__version__}, Python {platform.python_version()}")
+    port = await asyncio.to_thread(check_port, settings)
+    yield port
+    is_running = port.is_ok and port.found.endswith(RUNS)
+    yield await check_store(settings, is_running=is_running)
+    for model in settings.served():
+        async with aclosing(check_model(settings, model)) as checks:
+            async for check in checks:
+                yield check
+
+
+# --- the port ----------------------------------------------------------------------------------------
+
+RUNS = "a Segue server runs there and is ready"
+
+
+def check_port(settings: Settings) -> Check:
+    """Whether the port is free, or what uses it."""
+    name = f"{settings.host}:{settings.port}"
+    try:
+        with listen(settings):
+            return Check("port", True, f"{name} is free")
+    except Misconfigured as error:
+        if not _is_taken(settings):
+            return Check("port", False, str(error), "use another --host or --port")
+    status = _ready_status(settings)
+    if status == 200:
+        return Check("port", True, f"{name}: {RUNS}")
+    if status == 503:
+        advice = f"see which check fails: curl http://{name}/ready"
+        return Check("port", False, f"{name}: a Segue server runs there and is not ready", advice)
+    advice = "stop that program, or use another --port"
+    return Check("port", False, f"{name} is in use by another program", advice)
+
+
+def _is_taken(settings: Settings) -> bool:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.settimeout(ASK_S_MAX)
+        return probe.connect_ex((settings.host, settings.port)) != errno.ECONNREFUSED
+
+
+class _Ready(msgspec.Struct):
+    status: str
+    checks: dict[str, bool]
+
+
+def _ready_status(settings: Settings) -> int | None:
+    """The status of `/ready`; None if the program on this port is not a Segue server."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    try:
+        with urllib.request.urlopen(
+            f"http://{host}:{settings.port}/ready", timeout=ASK_S_MAX
+        ) as answer:
+            status, body = answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            status, body = error.code, error.read()
+    except (OSError, ValueError):
+        return None
+    try:
+        msgspec.json.decode(body, type=_Ready)
+    except msgspec.MsgspecError:
+        return None
+    return int(status)
+
+
+# --- the store ---------------------------------------------------------------------------------------
+
+
+async def check_store(settings: Settings, *, is_running: bool) -> Check:
+    """Whether the store opens, without touching the store of a running server."""
+    if settings.store == "memory":
+        return Check("store", True, "memory: responses are lost when the server stops")
+    if is_running:
+        return Check(
+            "store", True, f"{settings.shown_store}: the running server reports that it is ready"
+        )
+    path = settings.store_path
+    if path is not None:
+        verdict = _look_at(path)
+        if verdict is not None:
+            return verdict
+    try:
+        async with open_store(settings) as store:
+            is_ready = await store.is_ready()
+    except (Misconfigured, ApiError, OSError) as error:
+        return Check("store", False, str(error), "use another --store, or repair this one")
+    advice = "check that no other program locks it, and that it is writable"
+    return Check(
+        "store",
+        is_ready,
+        f"{settings.shown_store} {'opens' if is_ready else 'does not answer'}",
+        advice,
+    )
+
+
+def _look_at(path: Path) -> Check | None:
+    """The verdict without opening the database file; None if the file exists and its folder is fine."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        return Check("store", False, f"{folder} does not exist", f"create it: mkdir -p {folder}")
+    if not os.access(folder, os.W_OK):
+        return Check("store", False, f"{folder} is not writable", "use another --store")
+    free = shutil.disk_usage(folder).free
+    if free < DISK_BYTES_MIN:
+        found = f"only {free // 1024**2} MiB free in {folder}"
+        return Check("store", False, found, "free some space, or use another --store")
+    return None if path.exists() else Check("store", True, f"{path} will be created")
+
+
+# --- models ------------------------------------------------------------------------------------------
+
+
+async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerator[Check, None]:
+    """Whether a model's files exist, its tokenizer and dialect fit, and its engine answers."""
+    name = f"model {model.name}"
+    try:
+        served = await asyncio.to_thread(build_models, _alone(settings, model))
+    except (Misconfigured, ApiError) as error:
+        yield Check(name, False, str(error), _advice(model))
+        return
+    async with aclosing(served):
+        built = served.models[model.name]
+        dialect = built.dialect.fingerprint.partition("-")[0].rstrip("0123456789")
+        yield Check(
+            name, True, f"dialect {dialect}, context window {built.context_tokens:,} tokens"
+        )
+        try:
+            async with asyncio.timeout(ENGINE_S_MAX):
+                is_up = await built.engine.is_ready()
+        except (TimeoutError, ApiError) as error:
+            yield Check(f"engine {model.engine}", False, f"no answer: {error}", _advice(model))
+            return
+        where = ", ".join(model.engine_url) or "in this process"
+        found = f"{where}: {'answers' if is_up else 'does not answer'}"
+        yield Check(f"engine {model.engine}", is_up, found, _advice(model))
+
+
+def _alone(settings: Settings, model: ModelSettings) -> Settings:
+    """The settings with only this model."""
+    table = {
+        key: value for key, value in msgspec.structs.asdict(model).items() if value is not None
+    }
+    return msgspec.structs.replace(settings, model=(), models=(table,))
+
+
+ADVICE: dict[str, Callable[[ModelSettings], str]] = {
+    "embedded": lambda model: (
+        f"download it with `segue models add {model.name}`, or name a GGUF file: --model FILE.gguf"
+    ),
+    "scripted": lambda model: "check --script and --tokenizer",
+}
+
+
+def _advice(model: ModelSettings) -> str:
+    if model.engine in ADVICE:
+        return ADVICE[model.engine](model)
+    urls = " ".join(model.engine_url) or "http://…"
+    return (
+        f"start the engine, or give its URL: --engine-url {urls}; vllm, sglang and llamacpp also need "
+        "--tokenizer, and an engine with an API key needs --engine-key"
+    )

@@ -1,0 +1,159 @@
+"""How does a person create, list and revoke API keys? The actions of `segue keys`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from segue.errors import Misconfigured
+from segue.limits import KeyLimits
+from segue.settings import Settings
+from segue.storage import create_key, list_keys, revoke_key
+from segue.turn.values import Key
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+USUAL_SCOPES = "responses,models"
+SCOPES_HELP = (
+    f"what the key may be used for, separated by commas (default: {USUAL_SCOPES}); others: metrics, "
+    "dashboard, and for server-side tools web_search, mcp, mcp_url"
+)
+WORD_CHARS_MAX = 100
+LIMITS = {
+    "requests_per_min": "requests per minute",
+    "tokens_per_min": "tokens per minute, input and output together",
+    "connections_max": "open WebSocket connections",
+    "lanes_max": "responses that run at once",
+    "state_bytes_max": "bytes of history kept in memory for this key",
+}
+
+
+def keys(options: argparse.Namespace, settings: Settings) -> int:
+    """Run one of the actions; returns the exit status."""
+    match options.action:
+        case "create":
+            return _create(options, settings)
+        case "list":
+            return _list(options, settings)
+        case _:
+            return _revoke(options, settings)
+
+
+def _create(options: argparse.Namespace, settings: Settings) -> int:
+    given = {name: getattr(options, _option(name)) for name in LIMITS}
+    limits = KeyLimits(**{name: value for name, value in given.items() if value is not None})
+    scopes = [word.strip() for word in options.scopes.split(",") if word.strip()]
+    name = _word("name", options.name)
+    owner = _word("owner", options.owner or options.name)
+    key, secret = asyncio.run(create_key(settings, name, owner, scopes, limits))
+    if options.json:
+        print(msgspec.json.encode({"secret": secret, **msgspec.structs.asdict(key)}).decode())
+        return 0
+    # Only the secret goes to standard output, so that a script can read it from there.
+    print(secret)
+    print(
+        f"This is {key.id}, owner {key.owner}. It is not shown again: store it somewhere safe.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _list(options: argparse.Namespace, settings: Settings) -> int:
+    found = asyncio.run(list_keys(_existing(settings)))
+    if options.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        Console().print(_table(found))
+    return 0
+
+
+def _revoke(options: argparse.Namespace, settings: Settings) -> int:
+    if not asyncio.run(revoke_key(_existing(settings), options.id)):
+        raise Misconfigured(
+            f"keys: there is no valid key {options.id}. See `segue keys list --json`."
+        )
+    print(f"{options.id} is revoked. Running servers refuse it within five seconds.")
+    return 0
+
+
+def _table(found: Sequence[Key]) -> Table:
+    table = Table("id", "name", "owner", "scopes", "limits", "created", "revoked", title="Keys")
+    for key in found:
+        limits = msgspec.structs.asdict(key.limits)
+        words = ", ".join(f"{name} {value:,}" for name, value in limits.items() if value)
+        table.add_row(
+            key.id,
+            key.name,
+            key.owner,
+            ", ".join(key.scopes),
+            words or "none",
+            _day(key.created_at),
+            "" if key.revoked_at is None else _day(key.revoked_at),
+        )
+    return table
+
+
+def _day(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+
+
+def _existing(settings: Settings) -> Settings:
+    """Refuse a SQLite file that does not exist: opening it would create it."""
+    path = settings.store_path
+    if path is not None and not path.exists():
+        raise Misconfigured(f"store: there is no file {path}.")
+    return settings
+
+
+def _word(what: str, text: str) -> str:
+    """Check a name: a terminal and every store must be able to show it."""
+    if not text.isprintable() or not 0 < len(text) <= WORD_CHARS_MAX:
+        raise Misconfigured(f"{what}: must be 1 to {WORD_CHARS_MAX} printable characters.")
+    return text
+
+
+def _option(limit: str) -> str:
+    return "limit_" + limit.removesuffix("_max")
+
+
+def _amount(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def add_keys_verb(verbs: Verbs) -> None:
+    """The arguments of `segue keys`."""
+    parser = verbs.add_parser("keys", help="create, list and revoke API keys")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    create = actions.add_parser("create", help="create a key and print its secret once")
+    create.add_argument("--name", required=True, help="a name for the key, in your own words")
+    create.add_argument(
+        "--owner", help="keys of one owner see each other's responses (default: the name)"
+    )
+    create.add_argument("--scopes", default=USUAL_SCOPES, help=SCOPES_HELP)
+    for name, text in LIMITS.items():
+        flag = "--" + _option(name).replace("_", "-")
+        create.add_argument(flag, type=_amount, metavar="N", help=f"{text} (default: no limit)")
+    listing = actions.add_parser("list", help="print all keys, without their secrets")
+    revoke = actions.add_parser("revoke", help="revoke a key permanently")
+    revoke.add_argument("id", help="the id of the key, from `segue keys list`")
+    for action in (create, listing, revoke):
+        action.add_argument("--config", metavar="FILE", help="TOML file that names the store")
+        action.add_argument("--store", metavar="STORE", help="the store of the keys")
+        action.add_argument(
+            "--seal-keys",
+            metavar="FILE",
+            help="file with the keys that hash API keys (default: next to the store's file)",
+        )
+    for action in (create, listing):
+        action.add_argument("--json", action="store_true", help="print JSON")

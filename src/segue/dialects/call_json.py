@@ -1,0 +1,211 @@
+"""How is the JSON of a call read, while the model still writes it?
+
+In: text, cut anywhere. Out: where an object ends (`Braces`), which tool is called, before its arguments (`header_of`)
+or in any order (`whole_call`), and the input of a custom tool as far as it is certain (`InputReader`).
+
+To the model a custom tool is a function with one string: `{"input": "…"}`. Its input is sent while it is written, so
+that a long patch is seen early. Where the JSON is broken nothing is lost: an invalid escape stays as it was written,
+and arguments that are something else altogether are sent as they are, at the end. An escape that was cut in the
+middle is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+HEADER = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
+    re.DOTALL,
+)
+# A name is at most 128 characters; a longer header is read when it is whole.
+HEADER_CHARS_MAX = 1024
+# With which keys an object may begin that is a call without a mark.
+FIRST_KEY = re.compile(r'\{\s*"(\w*)(")?')
+KEYS = ("name", "type", "id", "function", "arguments", "parameters")
+IN_STRING = re.compile(r'[\\"]')
+IN_OBJECT = re.compile(r'["{}<`]')
+
+
+class Braces:
+    """Finds the end of a JSON object that arrives in pieces."""
+
+    __slots__ = ("depth", "is_escaped", "is_quoted")
+
+    def __init__(self, depth: int = 0) -> None:
+        self.depth = depth
+        self.is_quoted = False
+        self.is_escaped = False
+
+    def end_in(self, text: str, at: int = 0) -> int | None:
+        """After the brace that closes the object, or before a `<` that cannot be JSON; None: not in here."""
+        if self.is_escaped and at < len(text):
+            self.is_escaped = False
+            at += 1
+        while found := (IN_STRING if self.is_quoted else IN_OBJECT).search(text, at):
+            at = found.end()
+            match found[0]:
+                case '"':
+                    self.is_quoted = not self.is_quoted
+                case "\\":
+                    self.is_escaped = at == len(text)
+                    at += 1
+                case "{":
+                    self.depth += 1
+                case "}":
+                    self.depth -= 1
+                    if self.depth == 0:
+                        return at
+                case _:
+                    return found.start()
+        return None
+
+
+# --- which tool is called -------------------------------------------------------------------------
+
+
+class CallHeader(NamedTuple):
+    """The name in a call, and where its arguments begin."""
+
+    name: str
+    end: int
+
+
+def header_of(text: str) -> CallHeader | None:
+    """The beginning of a call, if it is here and in the usual order."""
+    found = HEADER.match(text) if len(text) <= HEADER_CHARS_MAX else None
+    return None if found is None else CallHeader(_string(found[1]), found.end())
+
+
+def may_begin_call(text: str) -> bool:
+    """Whether an object that begins like this may be a call."""
+    if not text[1:].lstrip():
+        return True
+    key = FIRST_KEY.match(text)
+    if key is None:
+        return False
+    return key[1] in KEYS if key[2] else any(known.startswith(key[1]) for known in KEYS)
+
+
+class CallObject(Struct):
+    """A call that is an object, in any order of keys."""
+
+    name: str
+    arguments: Raw | UnsetType = UNSET
+    parameters: Raw | UnsetType = UNSET
+
+    def arguments_text(self) -> str:
+        """Verbatim; some models write the object into a string."""
+        found = self.parameters if self.arguments is UNSET else self.arguments
+        text = "{}" if found is UNSET else bytes(found).decode()
+        return _string(text) if text.startswith('"') else text
+
+
+class _Wrapped(Struct):
+    function: CallObject
+
+
+def whole_call(text: str) -> CallObject | None:
+    """The call that this object is; None if it is no call."""
+    try:
+        return msgspec.json.decode(text, type=CallObject)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        return msgspec.json.decode(text, type=_Wrapped).function
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _string(text: str) -> str:
+    return msgspec.json.decode(text, type=str)
+
+
+# --- the input of a custom tool -------------------------------------------------------------------
+
+OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+PLAIN = re.compile(r'[^"\\]+')
+# A whole escape; a character beyond the first 65,536 is two of them.
+ESCAPE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r'|\\u[0-9a-fA-F]{4}|\\["\\/bfnrt]'
+)
+# The beginning of an escape, up to the end of the text so far.
+BEGUN = re.compile(
+    r"\\(?:u[0-9a-fA-F]{0,3})?|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?"
+)
+# The longest beginning.
+BEGUN_CHARS_MAX = 11
+
+
+class _Input(Struct):
+    input: str
+
+
+class InputReader:
+    """Reads the arguments of one call."""
+
+    __slots__ = ("_held", "_is_closed", "_is_open")
+
+    def __init__(self) -> None:
+        # All of it until the string begins, then what may become an escape.
+        self._held = ""
+        self._is_open = False
+        self._is_closed = False
+
+    def feed(self, text: str) -> str:
+        """What has become certain of the input."""
+        if self._is_closed:
+            return ""
+        text = self._held + text
+        if not self._is_open:
+            opening = OPENING.match(text)
+            if opening is None:
+                self._held = text
+                return ""
+            self._is_open = True
+            text = text[opening.end() :]
+        return self._unescaped(text)
+
+    def close(self) -> str:
+        """What is left when there is no more: arguments that hold no such string at their beginning."""
+        return "" if self._is_open else _whole(self._held)
+
+    def _unescaped(self, text: str) -> str:
+        parsed: list[str] = []
+        at, self._held = 0, ""
+        while at < len(text):
+            if plain := PLAIN.match(text, at):
+                parsed.append(plain[0])
+                at = plain.end()
+            elif text[at] == '"':
+                self._is_closed = True
+                break
+            elif len(text) - at <= BEGUN_CHARS_MAX and BEGUN.fullmatch(text, at):
+                self._held = text[at:]
+                break
+            else:
+                escape = ESCAPE.match(text, at)
+                written = "\\" if escape is None else escape[0]
+                parsed.append(_meant(written))
+                at += len(written)
+        return "".join(parsed)
+
+
+def _meant(escape: str) -> str:
+    """The character; what is none, such as half of a pair, as it was written."""
+    try:
+        return msgspec.json.decode(f'"{escape}"', type=str)
+    except msgspec.DecodeError:
+        return escape
+
+
+def _whole(arguments: str) -> str:
+    """Another order of keys, or something else."""
+    try:
+        return msgspec.json.decode(arguments, type=_Input).input
+    except msgspec.DecodeError:
+        return arguments

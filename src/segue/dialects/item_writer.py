@@ -1,0 +1,161 @@
+"""Which items has the model written, and which ids and logprobs belong to them?
+
+In: what a reader has found: an item begins, this is its text, it ends. Out: the `Parsed` values of the turn.
+
+Where logprobs were requested, a token is sent with the first letter of its text. Text may be held back, or turn out to
+be a mark and never be sent; `PendingLogprobs` keeps the tokens until their text is sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from segue.dialects.call_json import InputReader
+from segue.dialects.offers import opened_call
+from segue.turn.values import ItemClosed, ItemOpened, ItemText, Parsed, TokenLogprob, id_array
+from segue.vocabularies.vocabulary import Vocabulary
+from segue.wire.items import Logprob, TopLogprob
+from segue.wire.tools import Offer
+
+# The logprob of an impossible token: JSON has no infinity, and clients know this number.
+LOGPROB_MIN = -9999.0
+
+
+def logprob_of(vocabulary: Vocabulary, id: int, logprobs: TokenLogprob) -> Logprob:
+    """A sampled token as the client sees it, in the vocabulary's own bytes."""
+    top = [_top(vocabulary, other, logprob) for other, logprob in logprobs.top]
+    data = vocabulary.bytes_of(id)
+    return Logprob(_text(data), list(data), max(logprobs.logprob, LOGPROB_MIN), top)
+
+
+def _top(vocabulary: Vocabulary, id: int, logprob: float) -> TopLogprob:
+    data = vocabulary.bytes_of(id)
+    return TopLogprob(_text(data), list(data), max(logprob, LOGPROB_MIN))
+
+
+def _text(data: bytes) -> str:
+    """The token as text; bytes that are only part of a character are written out."""
+    return data.decode(errors="backslashreplace")
+
+
+class PendingLogprobs:
+    """Tokens whose text was decoded and is not sent yet, each with where its text begins and ends.
+
+    Places are counted from the first token with logprobs. A part of a character has no text of its own: it begins and
+    ends where the character will stand.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._waiting: deque[tuple[int, int, Logprob]] = deque()
+        self._end = 0
+        self._sent = 0
+
+    def take(self, id: int, logprobs: TokenLogprob | None, chars: int) -> None:
+        """This token was decoded to `chars` characters. Special tokens are never text."""
+        begin, self._end = self._end, self._end + chars
+        if logprobs is not None and self._vocabulary.bytes_of(id):
+            logprob = logprob_of(self._vocabulary, id, logprobs)
+            self._waiting.append((begin, self._end, logprob))
+
+    def add(self, chars: int) -> None:
+        """Characters that came without a token: what stands for broken ones at the end."""
+        self._end += chars
+
+    def begin(self, rest: int) -> None:
+        """A text begins `rest` characters before the end; what was before it is not sent."""
+        sent = self._sent = self._end - rest
+        while self._waiting:
+            begin, end, _ = self._waiting[0]
+            if end > sent or begin == end == sent:
+                return
+            self._waiting.popleft()
+
+    def take_sent(self, chars: int) -> tuple[Logprob, ...]:
+        """The tokens that begin in the next `chars` characters, which are sent now."""
+        self._sent += chars
+        found = []
+        while self._waiting and self._waiting[0][0] < self._sent:
+            found.append(self._waiting.popleft()[2])
+        return tuple(found)
+
+
+class ItemWriter:
+    """The items of one model turn, of which at most one is open. Every sampled id belongs to an item or to the end."""
+
+    def __init__(self, *, is_single: bool) -> None:
+        """`is_single`: the turn is over after the first call."""
+        self.parsed: list[Parsed] = []
+        # Sampled since the last closed item.
+        self.ids = id_array()
+        self.open: ItemOpened | None = None
+        # Whether the only call that is allowed is whole.
+        self.is_over = False
+        # Where logprobs were requested: those of tokens whose text is not sent yet.
+        self.pending: PendingLogprobs | None = None
+        # Text is joined with what was written since here.
+        self.joined_from = 0
+        # How many of the ids belong to the open item, if what is held back becomes a call.
+        self.held_from = 0
+        self._is_single = is_single
+        self._input = InputReader()
+
+    def begin(self, opened: ItemOpened) -> None:
+        """An item begins."""
+        self.open = opened
+        self.parsed.append(opened)
+
+    def begin_message(self, rest: int) -> None:
+        """A message begins `rest` characters before the end of what was decoded."""
+        if self.pending is not None:
+            self.pending.begin(rest)
+        self.begin(ItemOpened("message"))
+
+    def begin_call(self, name: str, offer: Offer | None) -> None:
+        """A call begins. A message before it ends where the call was first suspected."""
+        if self.open is not None:
+            self.close(self.held_from)
+        self.begin(opened_call(name, offer))
+
+    def close(self, count: int | None = None, *, is_cut: bool = False) -> None:
+        """Close what is open, if anything is; the first `count` ids are its own, or all of them."""
+        if self.open is None:
+            return
+        count = len(self.ids) if count is None else count
+        self.is_over = self._is_single and self.open.is_call
+        self.parsed.append(ItemClosed(self.ids[:count], is_cut))
+        self.ids = self.ids[count:]
+        self.held_from = 0
+        self.open = None
+
+    def write(self, text: str) -> None:
+        """More text of the open item."""
+        if not text:
+            return
+        parsed = self.parsed
+        logprobs: tuple[Logprob, ...] = ()
+        if self.pending is not None and self.open is not None and self.open.kind == "message":
+            logprobs = self.pending.take_sent(len(text))
+        last = parsed[-1] if len(parsed) > self.joined_from else None
+        if isinstance(last, ItemText):
+            parsed[-1] = ItemText(last.text + text, last.logprobs + logprobs)
+        else:
+            parsed.append(ItemText(text, logprobs))
+
+    def write_arguments(self, text: str) -> None:
+        """More of the arguments of the open call; of a custom tool, what that adds to its input."""
+        assert self.open is not None
+        self.write(self._input.feed(text) if self.open.kind == "custom" else text)
+
+    def end_arguments(self) -> None:
+        """The arguments are whole."""
+        self.write(self._input.close())
+        self._input = InputReader()
+
+
+def text_of_token(data: bytes) -> str:
+    """The text of a token; nothing if it is only a part of a character."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return ""

@@ -1,0 +1,242 @@
+"""Where did a turn's time go, seen together with other services? OpenTelemetry traces over OTLP/HTTP.
+
+In: turns that ended, with their timeline. Out: one span for each turn and one for each of its stages, posted as JSON to
+a collector in the background, after the response. A client's `traceparent` becomes the parent of the turn's span.
+A span has durations, token counts and the outcome; never content, and of its owner only a hash.
+
+The protocol is small enough to be implemented here (docs/decisions/0014-guards-and-traces.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from segue import __version__
+from segue.errors import Misconfigured
+from segue.observe.batches import Batches
+from segue.process.afterwards import EndedTurn
+
+log = logging.getLogger(__name__)
+
+# Timeout of one batch.
+POST_S_MAX = 10.0
+# W3C Trace Context: version, trace, span, flags. A later version may add fields after them.
+TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+SAMPLED = 1
+# OTLP numbers: span kinds server and internal, status code error.
+SERVER, INTERNAL, ERROR = 2, 1, 2
+# The stage that ends with each mark of a timeline. A missing mark joins two stages.
+STAGES = {
+    "validated": "validate",
+    "resolved": "resolve",
+    "rendered": "render",
+    "first_token": "first_token",
+    "last_token": "sample",
+    "saved": "save",
+    "sent": "send",
+    "settled": "settle",
+}
+# Statuses of a collector that mean: retry.
+LATER = frozenset({429, 502, 503, 504})
+
+
+class OtlpValue(Struct, frozen=True, omit_defaults=True):
+    stringValue: str | None = None
+    # The protocol writes whole numbers as text.
+    intValue: str | None = None
+
+
+class Attribute(Struct, frozen=True):
+    key: str
+    value: OtlpValue
+
+
+class SpanStatus(Struct, frozen=True, omit_defaults=True):
+    code: int = 0
+    message: str = ""
+
+
+class Span(Struct, frozen=True, omit_defaults=True):
+    """A stretch of time with a name."""
+
+    traceId: str
+    spanId: str
+    name: str
+    kind: int
+    startTimeUnixNano: str
+    endTimeUnixNano: str
+    parentSpanId: str = ""
+    attributes: list[Attribute] = []
+    status: SpanStatus = SpanStatus()
+
+
+class TraceParent(Struct, frozen=True):
+    """The client's span that this turn belongs to."""
+
+    trace_id: str
+    span_id: str
+    is_sampled: bool
+
+
+def parent_of(traceparent: str) -> TraceParent | None:
+    """The parsed `traceparent`; None if there is none or it is invalid."""
+    match = TRACEPARENT.fullmatch(traceparent.strip().lower()[:256])
+    if match is None:
+        return None
+    version, trace_id, span_id, flags = match.groups()
+    if version == "ff" or not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    return TraceParent(trace_id, span_id, bool(int(flags, 16) & SAMPLED))
+
+
+def spans_of(turn: EndedTurn, epoch: float) -> list[Span]:
+    """The spans of a turn, its own first; `epoch` is the wall clock at the zero of its marks' clock."""
+    parent = parent_of(turn.tally.traceparent)
+    if parent is not None and not parent.is_sampled:
+        return []
+    trace_id = parent.trace_id if parent else secrets.token_hex(16)
+    span_id = secrets.token_hex(8)
+    marks = turn.tally.marks
+    failure = turn.error or ""
+    root = Span(
+        traceId=trace_id,
+        spanId=span_id,
+        parentSpanId=parent.span_id if parent else "",
+        name="segue.turn",
+        kind=SERVER,
+        startTimeUnixNano=_nanos(epoch + marks["received"]),
+        endTimeUnixNano=_nanos(epoch + marks["sent"]),
+        attributes=[*_attributes(turn)],
+        status=SpanStatus(ERROR, failure) if turn.entry.status == "failed" else SpanStatus(),
+    )
+    stages = [
+        Span(
+            traceId=trace_id,
+            spanId=secrets.token_hex(8),
+            parentSpanId=span_id,
+            name=f"segue.{name}",
+            kind=INTERNAL,
+            startTimeUnixNano=_nanos(epoch + begin),
+            endTimeUnixNano=_nanos(epoch + end),
+        )
+        for name, begin, end in _stages(marks)
+    ]
+    return [root, *stages]
+
+
+def _stages(marks: dict[str, float]) -> Iterator[tuple[str, float, float]]:
+    """Each stage with its start and end; marks need not be in the order of the table."""
+    begin = marks["received"]
+    for mark, stage in STAGES.items():
+        if (end := marks.get(mark)) is not None and end >= begin:
+            yield stage, begin, end
+            begin = end
+
+
+def _attributes(turn: EndedTurn) -> Iterator[Attribute]:
+    entry, tally = turn.entry, turn.tally
+    owner = blake2b(entry.owner.encode(), digest_size=8).hexdigest()
+    words = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": entry.model,
+        "gen_ai.response.id": entry.turn_id,
+        "segue.transport": turn.transport,
+        "segue.outcome": entry.status,
+        "segue.owner_hash": owner,
+        "error.type": turn.error or "",
+        "segue.state.found_in": tally.found_in or "",
+    }
+    numbers = {
+        "gen_ai.usage.input_tokens": entry.input_tokens,
+        "gen_ai.usage.cached_tokens": entry.cached_tokens,
+        "gen_ai.usage.output_tokens": entry.output_tokens,
+        "segue.bytes_received": tally.bytes_received,
+        "segue.items_validated": tally.items_validated,
+        "segue.tokens_tokenized": tally.tokens_tokenized,
+        "segue.tokens_reused": tally.tokens_reused,
+        "segue.guard_chars_checked": tally.guard_chars_checked,
+    }
+    for name, word in words.items():
+        if word:
+            yield Attribute(name, OtlpValue(stringValue=word))
+    for name, number in numbers.items():
+        yield Attribute(name, OtlpValue(intValue=str(number)))
+
+
+def _nanos(seconds: float) -> str:
+    return str(int(seconds * 1e9))
+
+
+class Traces:
+    """Sends spans to a collector; a context manager that drains on the way out."""
+
+    def __init__(self, endpoint: str, headers: Sequence[str] = ()) -> None:
+        self._url = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
+        self._headers = {"content-type": "application/json", **_headers(headers)}
+        self._batches: Batches[list[Span]] = Batches("traces", self._post)
+        self._session: aiohttp.ClientSession | None = None
+        self._is_failing = False
+
+    def observe(self, turn: EndedTurn) -> None:
+        """Add the spans of a turn that ended."""
+        spans = spans_of(turn, time.time() - time.perf_counter())
+        if spans:
+            self._batches.add(spans)
+
+    async def __aenter__(self) -> Traces:
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=POST_S_MAX))
+        await self._batches.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._batches.__aexit__()
+        assert self._session is not None
+        await self._session.close()
+
+    async def _post(self, batch: list[list[Span]]) -> bool:
+        """True if the collector took the batch or refused it for good, False to retry."""
+        assert self._session is not None
+        body = encode([span for spans in batch for span in spans])
+        try:
+            async with self._session.post(self._url, data=body, headers=self._headers) as answer:
+                is_taken, reason = answer.status not in LATER, f"status {answer.status}"
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            is_taken, reason, is_fine = False, type(error).__name__, False
+        else:
+            is_fine = answer.ok
+        if is_fine == self._is_failing:
+            self._is_failing = not is_fine
+            if not is_fine:
+                log.warning("traces: collector %s does not accept spans: %s", self._url, reason)
+        return is_taken
+
+
+def encode(spans: Sequence[Span]) -> bytes:
+    """The body of a request to a collector."""
+    named = {"service.name": "segue", "service.version": __version__}
+    resource = [Attribute(name, OtlpValue(stringValue=value)) for name, value in named.items()]
+    scope = {"name": "segue", "version": __version__}
+    scoped = [{"scope": scope, "spans": spans}]
+    return msgspec.json.encode(
+        {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": scoped}]}
+    )
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for header in given:
+        name, separator, value = header.partition("=")
+        if not separator or not name.strip():
+            # The value is not repeated: it may be a secret.
+            raise Misconfigured("otel_headers: write each header as NAME=VALUE.")
+        headers[name.strip()] = value.strip()
+    return headers

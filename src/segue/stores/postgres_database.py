@@ -1,0 +1,292 @@
+"""How is a PostgreSQL database reached?
+
+In: functions that use a connection. Out: their results once they are committed, and only our own errors.
+
+**A pool.** Connections are made when they are needed and kept; statements are prepared on first use. Such a function
+runs one statement as a rule, and so one transaction and one round trip; the server groups the commits of all
+connections itself.
+
+**Cancelled callers.** Work runs in a task of the pool, to its end. A caller that is cancelled only stops waiting, so no
+connection goes back half-read and its next user never gets another caller's rows (docs/hazards.md F35). A connection
+that did not answer in time is closed.
+
+**A lost server.** Work that lost its connection is tried again on another one, with growing pauses, for as long as
+SQLite would wait for a lock; then it is `Unavailable`. So everything that is run here may run twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from typing import Literal, Protocol, Self, TypeVar
+
+import asyncpg  # type: ignore[import-untyped]
+import msgspec
+
+from segue.errors import ApiError, StoreFailed, Unavailable
+from segue.ids import new_id
+from segue.stores.sql_files import load_migrations, load_queries
+
+T = TypeVar("T")
+
+# A commit is one round trip; a few that wait for the disk together are grouped there. Servers allow about a hundred.
+CONNECTIONS_MAX = 8
+# Far above the turns that one process runs at once; beyond it the server has stopped, and callers get an error.
+WAITING_MAX = 4_096
+CONNECT_S = 3.0
+# Longer than any statement takes, checkpoints of a busy server included.
+STATEMENT_S = 30.0
+# How long lost connections are tried again, and the pauses between.
+PATIENCE_S = 5.0
+PAUSE_MIN_S = 0.05
+PAUSE_MAX_S = 1.0
+# Longer than a statement takes, shorter than a readiness probe waits.
+READY_S = 1.0
+CLOSE_S = 5.0
+# A process that has not written a heartbeat for this long is dead: several heartbeats.
+LEASE_S = 15
+
+QUERIES = load_queries("postgres")
+COMMIT = {"full": "on", "relaxed": "off"}
+
+# Not our doing, and likely to pass: connections, resources, an operator, a server that has become a replica.
+TRANSIENT = (
+    asyncpg.PostgresConnectionError,
+    # A connection that the server closed while it was not in use.
+    asyncpg.InternalClientError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.ReadOnlySQLTransactionError,
+    OSError,
+    TimeoutError,
+)
+# Two transactions got into each other's way; the loser is tried again.
+CONFLICTS = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.ForeignKeyViolationError,
+)
+
+
+# The columns of a row, in order; the code that reads one says what they are.
+Columns = tuple[object, ...]
+
+
+class PostgresConnection(Protocol):
+    """The part of asyncpg's connection that is used here."""
+
+    async def fetch(self, query: str, *values: object) -> Sequence[Columns]: ...
+
+    async def fetchrow(self, query: str, *values: object) -> Columns | None: ...
+
+    async def execute(self, query: str, *values: object) -> str:
+        """Returns the verb and how many rows it touched."""
+
+    async def executemany(self, query: str, values: Sequence[Sequence[object]]) -> None:
+        """Run it for each of these, all or nothing."""
+
+    def transaction(self) -> AbstractAsyncContextManager[object]: ...
+
+
+PostgresWork = Callable[[PostgresConnection], Awaitable[T]]
+
+
+class _Conflict(Unavailable):
+    """Another transaction came between; trying again at once is likely to work."""
+
+
+@contextmanager
+def border() -> Iterator[None]:
+    """What goes wrong inside leaves as an error of ours: nothing of `asyncpg` crosses the seam."""
+    try:
+        yield
+    except ApiError:
+        raise
+    except CONFLICTS as error:
+        raise _Conflict("The store cannot be reached at the moment.") from error
+    except TRANSIENT as error:
+        raise Unavailable("The store cannot be reached at the moment.") from error
+    except (
+        asyncpg.PostgresError, asyncpg.InterfaceError,
+        OverflowError, ValueError, KeyError, zlib.error, msgspec.MsgspecError,
+    ) as error:  # fmt: skip
+        raise StoreFailed("The store failed; the log of the server has the reason.") from error
+
+
+class PostgresDatabase:
+    """A pool of connections to one database. Made by `open`."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self.worker = new_id("worker")
+        self._pool = pool
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._is_closed = False
+        # Shared by all callers that wait for the server to come back.
+        self._pause_s = 0.0
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        durability: Literal["full", "relaxed"] = "full",
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> Self:
+        """Connect to the database, and bring its tables up to date."""
+        with border():
+            pool = asyncpg.create_pool(
+                url,
+                min_size=0,
+                max_size=connections_max,
+                timeout=CONNECT_S,
+                command_timeout=STATEMENT_S,
+                # Nothing we do changes a session, so there is nothing to reset and no round trip for it.
+                reset=_keep,
+                server_settings={
+                    "synchronous_commit": COMMIT[durability],
+                    "application_name": "segue",
+                },
+            )
+            await pool
+        database = cls(pool)
+        try:
+            async with asyncio.timeout(STATEMENT_S):
+                await database.run(_migrate)
+            await database.run(database.heartbeat)
+        except TimeoutError as error:
+            pool.terminate()
+            raise Unavailable("The store cannot be reached at the moment.") from error
+        except BaseException:
+            pool.terminate()
+            raise
+        return database
+
+    async def run(self, work: PostgresWork[T]) -> T:
+        """Do this on a connection of the pool; return when it is committed. It may be run more than once."""
+        if self._is_closed:
+            raise Unavailable("The store is closed.")
+        if len(self._tasks) >= WAITING_MAX:
+            raise Unavailable("Too many statements are waiting for the store.")
+        task = asyncio.create_task(self._retried(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    async def fetch(self, name: str, *values: object) -> Sequence[Columns]:
+        """The rows of the statement of this name."""
+        return await self.run(lambda connection: connection.fetch(QUERIES[name], *values))
+
+    async def execute(self, name: str, *values: object) -> int:
+        """Run the statement of this name; how many rows it touched."""
+        return touched(
+            await self.run(lambda connection: connection.execute(QUERIES[name], *values))
+        )
+
+    async def is_ready(self) -> bool:
+        """Whether a statement would be accepted now."""
+        try:
+            async with asyncio.timeout(READY_S):
+                await self.execute("ready")
+        except (ApiError, TimeoutError):
+            return False
+        return True
+
+    async def heartbeat(self, connection: PostgresConnection) -> None:
+        """Write down that this process is alive."""
+        await connection.execute(QUERIES["beat"], self.worker)
+
+    async def close(self) -> None:
+        """Finish the work that waits, take this process off the list of workers, and close the connections."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        with suppress(ApiError), border():
+            async with asyncio.timeout(CLOSE_S):
+                await self._once(
+                    lambda connection: connection.execute(QUERIES["leave"], self.worker)
+                )
+                await self._pool.close()
+        self._pool.terminate()
+
+    def _forget(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Its caller may be cancelled; an exception that is never read would be logged.
+            task.exception()
+
+    async def _retried(self, work: PostgresWork[T]) -> T:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE_S
+        while True:
+            try:
+                result = await self._once(work)
+            except _Conflict:
+                if loop.time() > until:
+                    raise
+                await asyncio.sleep(random.uniform(0, PAUSE_MIN_S))
+            except Unavailable:
+                self._pause_s = min(PAUSE_MAX_S, max(PAUSE_MIN_S, 2 * self._pause_s))
+                # Spread, so that the callers that wait do not all come back at once.
+                pause_s = self._pause_s * random.uniform(0.5, 1)
+                if self._is_closed or loop.time() + pause_s > until:
+                    raise
+                await asyncio.sleep(pause_s)
+            else:
+                self._pause_s = 0.0
+                return result
+
+    async def _once(self, work: PostgresWork[T]) -> T:
+        with border():
+            connection = await self._pool.acquire(timeout=PATIENCE_S)
+            try:
+                return await work(connection)
+            except asyncpg.InterfaceError as error:
+                # Raised both for a connection that is lost and for a call that makes no sense.
+                if connection.is_closed():
+                    raise ConnectionResetError("the connection is lost") from error
+                raise
+            except (TimeoutError, asyncio.CancelledError, asyncpg.InternalClientError):
+                # It is in the middle of a statement: what still arrives must not reach the next user.
+                connection.terminate()
+                raise
+            finally:
+                await self._pool.release(connection)
+
+
+async def _keep(_: PostgresConnection) -> None:
+    pass
+
+
+async def _migrate(connection: PostgresConnection) -> None:
+    """Run the scripts that this database has not seen, under a lock: of several processes that start together one does
+    it."""
+    migrations = load_migrations("postgres")
+    await connection.execute("BEGIN")
+    try:
+        await connection.execute(QUERIES["lock_migrations"])
+        await connection.execute(QUERIES["make_migrations"])
+        row = await connection.fetchrow(QUERIES["version"])
+        version = row[0] if row is not None else 0
+        assert isinstance(version, int)
+        if version > migrations[-1][0]:
+            raise StoreFailed("The database was written by a newer version of Segue.")
+        for number, script in migrations:
+            if number > version:
+                await connection.execute(script)
+                await connection.execute(QUERIES["note_migration"], number)
+        await connection.execute("COMMIT")
+    except BaseException:
+        with suppress(Exception):
+            await connection.execute("ROLLBACK")
+        raise
+
+
+def touched(status: str) -> int:
+    """How many rows a statement touched, from what `execute` returns."""
+    return int(status.rpartition(" ")[2])

@@ -1,0 +1,73 @@
+"""Which processes that share a SQLite file are alive?
+
+In: the path of the file. Out: a lease for this process, and whether the lease of another process is
+still held. A lease is an empty file beside the database that its process keeps locked. The kernel
+frees the lock when the process ends, however it ends, so a dead process is known at once, and one
+that is only slow or stopped is never taken for dead. SQLite's own files must be on one machine too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What this process holds while it is alive."""
+
+    database: Path
+    worker: str
+    descriptor: int
+
+    @classmethod
+    def take(cls, database: Path, worker: str) -> Self:
+        path = lease_path(database, worker)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return cls(database, worker, descriptor)
+
+    def end(self) -> None:
+        """This process no longer uses the database."""
+        with suppress(OSError):
+            lease_path(self.database, self.worker).unlink()
+        os.close(self.descriptor)
+
+    def is_alive(self, worker: str) -> bool:
+        """Whether that process is alive."""
+        if worker == self.worker:
+            return True
+        try:
+            descriptor = os.open(lease_path(self.database, worker), os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # It is alive, or another process checks it at this moment and will act on the result.
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def remove(self, worker: str) -> None:
+        """Remove the lease of a dead process, once its turns have ended."""
+        lease_path(self.database, worker).unlink(missing_ok=True)
+
+    def others(self) -> set[str]:
+        """Every other process with a lease here, dead or alive."""
+        prefix = lease_path(self.database, "").name
+        return {
+            path.name.removeprefix(prefix)
+            for path in self.database.parent.iterdir()
+            if path.name.startswith(prefix)
+        } - {self.worker}
+
+
+def lease_path(database: Path, worker: str) -> Path:
+    """The file of a worker's lease: beside the database, like its log."""
+    return database.with_name(f"{database.name}-lease-{worker}")

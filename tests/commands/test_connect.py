@@ -1,0 +1,245 @@
+"""Codex's configuration keeps what stands in it, whatever it was; the verb asks before it writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.commands.connect import SNIPPETS, ModelEndpoint, base_url_of, codex_block, with_provider
+from segue.errors import Misconfigured
+from tests.support import served_process
+
+PLACE = ModelEndpoint("http://127.0.0.1:8080/v1", "smollm2")
+TABLE = {
+    "name": "segue",
+    "base_url": PLACE.base_url,
+    "wire_api": "responses",
+    "supports_websockets": True,
+}
+OWN = """# mine
+model = "gpt-5.5"   # the good one
+approval_policy = "never"
+
+[projects."/work"]
+trust_level = "trusted"
+
+[model_providers.other]
+name = "other"
+
+[model_providers.other.http_headers]
+x = "y"
+"""
+
+
+def test_new_file_holds_the_provider_alone() -> None:
+    assert tomllib.loads(codex_block(PLACE)) == {
+        "model": "smollm2",
+        "model_provider": "segue",
+        "model_providers": {"segue": TABLE},
+    }
+
+
+def test_everything_else_is_kept_and_what_is_replaced_stays_as_a_comment() -> None:
+    changed = with_provider(OWN, PLACE)
+    meant = tomllib.loads(changed)
+    before = tomllib.loads(OWN)
+    assert meant["model_providers"].pop("segue") == TABLE
+    assert meant == {**before, "model": "smollm2", "model_provider": "segue"}
+    assert '# model = "gpt-5.5"   # the good one' in changed.splitlines()
+    kept = [line for line in OWN.splitlines() if not line.startswith("model =")]
+    assert [line for line in changed.splitlines() if line in kept and line] == [
+        line for line in kept if line
+    ]
+
+
+def test_second_time_changes_nothing() -> None:
+    once = with_provider(OWN, PLACE)
+    assert with_provider(once, PLACE) == once
+
+
+def test_another_server_changes_only_its_own_lines() -> None:
+    """The table stays where it is, with the keys that the person has added to it."""
+    once = with_provider(OWN, PLACE).replace(
+        "supports_websockets = true", "supports_websockets = true\nstream_max_retries = 9"
+    )
+    moved = with_provider(
+        once + "\n[tui]\ntheme = 'x'\n", ModelEndpoint("http://h:1/v1", "m", "MY_KEY")
+    )
+    meant = tomllib.loads(moved)
+    assert meant["model_providers"]["segue"] == {
+        **TABLE,
+        "base_url": "http://h:1/v1",
+        "stream_max_retries": 9,
+        "env_key": "MY_KEY",
+    }
+    assert meant["tui"] == {"theme": "x"}
+    assert meant["model_providers"]["other"] == {"name": "other", "http_headers": {"x": "y"}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model_providers = { segue = { name = 'x' } }\n",
+        "not toml",
+    ],
+)
+def test_file_that_cannot_be_changed_safely_is_left_alone(text: str) -> None:
+    with pytest.raises(Misconfigured, match=r"config\.toml"):
+        with_provider(text, PLACE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'model' = 'x'\n",
+        "model_providers.segue.name = 'x'\n",
+        'note = """\n[model_providers.segue]\nmodel = 1\n"""\n',
+        "[model_providers.a]\nx = 1\n[tui]\ny = 2\n[model_providers.b]\nz = 3\n",
+        "model = 'x'",
+    ],
+)
+def test_odd_file_keeps_its_content(text: str) -> None:
+    before = tomllib.loads(text)
+    after = tomllib.loads(with_provider(text, PLACE))
+    providers = {**before.get("model_providers", {}), "segue": TABLE}
+    top = {"model": "smollm2", "model_provider": "segue"}
+    assert after == {**before, **top, "model_providers": providers}
+
+
+SMALL = ModelEndpoint(PLACE.base_url, "smollm2", None, 8_192)
+LARGE = ModelEndpoint(PLACE.base_url, "qwen", None, 131_072)
+
+
+def test_small_model_gets_a_short_prompt_and_few_tools() -> None:
+    meant = tomllib.loads(with_provider(OWN, SMALL))
+    assert meant["model_context_window"] == 8_192
+    assert meant["model_instructions_file"] == "segue-small-model.md"
+    assert meant["features"] == {"multi_agent": False, "goals": False}
+
+
+def test_larger_model_takes_back_what_a_small_one_needed() -> None:
+    """All but the values that were replaced, which stay as comments."""
+    own = OWN + "\n[features]\ngoals = true\nhooks = false\n"
+    small = with_provider(own, SMALL)
+    assert with_provider(small, SMALL) == small
+    assert "# goals = true" in small.splitlines()
+    meant = tomllib.loads(with_provider(small, LARGE))
+    assert meant["features"] == {"hooks": False}
+    assert meant["model_context_window"] == 131_072
+    assert "model_instructions_file" not in meant
+    assert tomllib.loads(with_provider(with_provider(OWN, SMALL), LARGE)) == tomllib.loads(
+        with_provider(OWN, LARGE)
+    )
+
+
+keys = st.text("abcdefgh_", min_size=1, max_size=8)
+values = st.one_of(st.booleans(), st.integers(-9, 9), st.text("xyz #[]=", max_size=8))
+tables = st.dictionaries(keys, values, max_size=4)
+
+
+def written(top: dict[str, Any], rest: dict[str, dict[str, Any]]) -> str:
+    """TOML of a simple file."""
+
+    def lines(table: dict[str, Any]) -> list[str]:
+        shown = {True: "true", False: "false"}
+        return [
+            f"{key} = {shown[value] if isinstance(value, bool) else repr(value)}"
+            for key, value in table.items()
+        ]
+
+    parts = [*lines(top)]
+    for name, table in rest.items():
+        parts += [f"[{name}]", *lines(table)]
+    return "\n".join(parts) + "\n"
+
+
+@given(
+    tables,
+    st.dictionaries(keys.map(lambda key: f"t.{key}") | st.just("features"), tables, max_size=3),
+)
+def test_any_simple_file_means_the_same_but_for_our_keys(
+    top: dict[str, Any], rest: dict[str, dict[str, Any]]
+) -> None:
+    top = {key: value for key, value in top.items() if key != "t"}
+    text = written(top, rest)
+    once = with_provider(text, PLACE)
+    meant = tomllib.loads(once)
+    assert meant.pop("model_providers") == {"segue": TABLE}
+    assert (meant.pop("model"), meant.pop("model_provider")) == ("smollm2", "segue")
+    assert meant == tomllib.loads(text)
+    assert with_provider(once, PLACE) == once
+    small = with_provider(once, SMALL)
+    assert with_provider(small, SMALL) == small
+    back = tomllib.loads(with_provider(small, LARGE))
+    assert {**back, "model": "smollm2"} == {**tomllib.loads(once), "model_context_window": 131_072}
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8080", "http://127.0.0.1:8080/", "http://127.0.0.1:8080/v1/"]
+)
+def test_address_is_taken_however_it_is_written(url: str) -> None:
+    assert base_url_of(url) == PLACE.base_url
+
+
+def test_address_without_a_scheme_is_refused() -> None:
+    with pytest.raises(Misconfigured, match="is not a URL"):
+        base_url_of("127.0.0.1:8080")
+
+
+def segue(*arguments: str, home: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
+    """The command, as a person would run it."""
+    return subprocess.run(
+        [sys.executable, "-m", "segue.cli", *arguments],
+        env={"PATH": "", "CODEX_HOME": str(home), "PYTHONPATH": ":".join(sys.path)},
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_person_connects_codex_after_seeing_what_will_be_written(tmp_path: Path) -> None:
+    """Nothing is written without a yes; the file as it was is kept; the second time there is nothing to do."""
+    home = tmp_path / "codex"
+    config = home / "config.toml"
+    with served_process("--store", "memory", "--model", "first", cwd=tmp_path) as served:
+        address = ("connect", "codex", "--url", served.url)
+        shown = segue(*address, "--print", home=home)
+        assert 'model = "first"' in shown.stdout
+        assert not home.exists()
+        assert segue(*address, home=home).returncode == 1
+        assert not home.exists()
+        assert segue(*address, home=home, typed="y\n").returncode == 0
+        assert tomllib.loads(config.read_text()) == tomllib.loads(shown.stdout)
+        config.write_text(OWN)
+        config.chmod(0o600)
+        assert segue(*address, "--yes", home=home).returncode == 0
+        assert (home / "config.toml.before-segue").read_text() == OWN
+        assert config.stat().st_mode & 0o777 == 0o600
+        again = segue(*address, "--yes", home=home)
+        assert "is up to date already" in again.stdout
+        assert sorted(path.name for path in home.iterdir()) == [
+            "config.toml",
+            "config.toml.before-segue",
+        ]
+
+
+def test_snippets_name_the_server_and_the_model() -> None:
+    for name, snippet in SNIPPETS.items():
+        text = snippet(ModelEndpoint("http://127.0.0.1:1234/v1", "my-model"))
+        assert "127.0.0.1:1234/v1" in text, name
+        assert "my-model" in text, name
+
+
+def test_connecting_to_nobody_says_what_to_do(tmp_path: Path) -> None:
+    done = segue("connect", "python", "--url", "http://127.0.0.1:1", home=tmp_path)
+    assert done.returncode == 2
+    assert "segue serve" in done.stderr

@@ -1,0 +1,80 @@
+"""The doctor finds what is wrong before a start, and says what to do."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from segue.commands.doctor import Check, examine
+from segue.settings import load_settings
+from tests.engines.fakes.chat import FakeChat
+from tests.support import served_process
+
+
+async def checks(**flags: object) -> dict[str, Check]:
+    """What it says, by name."""
+    given = {"engine": "scripted", "store": "memory", "port": 0} | flags
+    settings = load_settings(given, environment={})
+    return {check.name: check async for check in examine(settings)}
+
+
+async def test_all_is_well(tmp_path: Path) -> None:
+    found = await checks(store=f"sqlite:///{tmp_path / 'turns.db'}")
+    assert [check.name for check in found.values() if not check.is_ok] == []
+    assert set(found) == {"segue", "port", "store", "model scripted", "engine scripted"}
+    assert not (tmp_path / "turns.db").exists(), "a check makes nothing"
+
+
+async def test_taken_port_is_told_from_a_segue_that_runs(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        found = (await checks(port=other.getsockname()[1]))["port"]
+        assert not found.is_ok
+        assert "another program" in found.found
+        assert "--port" in found.advice
+    store = f"sqlite:///{tmp_path / 'turns.db'}"
+    with served_process("--store", store, cwd=tmp_path) as served:
+        told = await checks(port=served.port, store=store)
+        assert told["port"].is_ok
+        assert "a Segue server runs there" in told["port"].found
+        assert "the running server" in told["store"].found
+
+
+async def test_store_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+    missing = (await checks(store=f"sqlite:///{tmp_path / 'no' / 'turns.db'}"))["store"]
+    assert not missing.is_ok
+    assert "mkdir" in missing.advice
+    (tmp_path / "broken.db").write_text("this is no database, whatever it is called" * 100)
+    broken = (await checks(store=f"sqlite:///{tmp_path / 'broken.db'}"))["store"]
+    assert not broken.is_ok
+
+
+async def test_model_that_is_not_here_comes_with_the_way_to_get_it() -> None:
+    found = (await checks(engine="embedded", model=["nobody"]))["model nobody"]
+    assert not found.is_ok
+    assert "segue models add" in found.advice
+
+
+async def test_engine_that_is_away_is_told_from_one_that_answers() -> None:
+    async with FakeChat() as engine:
+        found = await checks(engine="chat", engine_url=[engine.url], model=["m"])
+        assert found["engine chat"].is_ok
+        url = engine.url
+    away = (await checks(engine="chat", engine_url=[url], model=["m"]))["engine chat"]
+    assert not away.is_ok
+    assert url in away.advice
+
+
+async def test_token_engine_without_a_tokenizer_is_named() -> None:
+    found = await checks(engine="vllm", engine_url=["http://127.0.0.1:1"], model=["m"])
+    assert "tokenizer" in found["model m"].found
+
+
+def test_exit_status_says_whether_all_is_well(tmp_path: Path) -> None:
+    def status(*flags: str) -> int:
+        command = [sys.executable, "-m", "segue.cli", "doctor", "--port", "0", *flags]
+        return subprocess.run(command, cwd=tmp_path, timeout=60, check=False).returncode
+
+    assert status("--engine", "scripted") == 0
+    assert status("--engine", "scripted", "--script", "nowhere.json") == 1

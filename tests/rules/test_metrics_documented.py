@@ -1,0 +1,52 @@
+"""Is every metric in the table of docs/observability.md, with its type and its labels, and is every row real?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.metrics import MetricWrapperBase
+
+from segue.observe.metrics import WATCHED, Metrics
+
+PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
+ROW = re.compile(r"^\| `(segue_\w+)` \| (\w+) \| (.+?) \| (.+) \|$", re.MULTILINE)
+
+Metric = tuple[str, str, tuple[str, ...]]
+
+
+def exported() -> set[Metric]:
+    """Name, type and labels of everything that a server exports."""
+    metrics = Metrics()
+    for name in WATCHED.keys() - {"segue_workers"}:
+        metrics.watch(name, lambda: 0)
+    return {described(metric) for metric in metrics.registry._collector_to_names}
+
+
+def described(metric: object) -> Metric:
+    assert isinstance(metric, MetricWrapperBase)
+    suffix = "_total" if metric._type == "counter" else ""
+    return metric._name + suffix, metric._type, tuple(metric._labelnames)
+
+
+def documented(page: str) -> list[Metric]:
+    return [
+        (name, kind, tuple(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels, _ in ROW.findall(page)
+    ]
+
+
+def test_page_lists_every_metric_and_no_other() -> None:
+    rows = documented(PAGE.read_text("utf-8"))
+    assert len(rows) == len(set(rows))
+    assert set(rows) == exported()
+
+
+def test_gauges_that_are_added_up_over_workers_say_so() -> None:
+    rows = ROW.findall(PAGE.read_text("utf-8"))
+    assert {name for name, _, _, text in rows if text.endswith("*summed*")} == set(WATCHED)
+
+
+def test_rule_reads_a_row() -> None:
+    row = "| `segue_x_total` | counter | `a`, `b` | something |\n| `segue_y` | gauge | none | more |\n"
+    assert documented(row) == [("segue_x_total", "counter", ("a", "b")), ("segue_y", "gauge", ())]

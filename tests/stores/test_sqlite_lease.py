@@ -1,0 +1,54 @@
+"""A lease holds exactly as long as its process."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from segue.stores.sqlite_lease import Lease, lease_path
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "segue.db"
+
+
+def test_living_process_is_alive_and_one_that_left_is_not(database: Path) -> None:
+    mine, theirs = Lease.take(database, "mine"), Lease.take(database, "theirs")
+    assert mine.is_alive("mine")
+    assert mine.is_alive("theirs")
+    assert mine.others() == {"theirs"}
+    theirs.end()
+    assert not mine.is_alive("theirs")
+    assert mine.others() == set()
+    mine.end()
+    assert list(database.parent.iterdir()) == []
+
+
+def test_asking_twice_changes_nothing(database: Path) -> None:
+    mine, theirs = Lease.take(database, "mine"), Lease.take(database, "theirs")
+    assert all(mine.is_alive("theirs") and theirs.is_alive("mine") for _ in range(3))
+    mine.end()
+    theirs.end()
+
+
+def test_dead_process_is_known_until_it_is_buried(database: Path) -> None:
+    mine, dead = Lease.take(database, "mine"), Lease.take(database, "dead")
+    os.close(dead.descriptor)
+    for _ in range(2):
+        assert mine.others() == {"dead"}
+        assert not mine.is_alive("dead")
+    mine.remove("dead")
+    mine.remove("dead")
+    assert mine.others() == set()
+    mine.end()
+
+
+def test_lease_is_private_and_two_databases_do_not_meet(database: Path) -> None:
+    mine = Lease.take(database, "mine")
+    other = Lease.take(database.with_name("other.db"), "theirs")
+    assert mine.others() == set()
+    assert stat.S_IMODE(lease_path(database, "mine").stat().st_mode) == 0o600
+    mine.end()
+    other.end()
