@@ -123,9 +123,6 @@ class ChatEngine:
         """Whether the endpoint lists its models, the one request that all of them answer."""
         return await self._upstream.is_up("/v1/models")
 
-    async def close(self) -> None:
-        await self._upstream.close()
-
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         if job.prompt.length == 0 and job.output_tokens_max == 0:
             yield Finish("length")

@@ -151,9 +151,6 @@ class TokenEngine(Generic[S]):
     async def is_ready(self) -> bool:
         return await self._upstream.is_up(self._codec.health_path)
 
-    async def close(self) -> None:
-        await self._upstream.close()
-
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         if job.prompt.length == 0:
             yield Finish("length")
