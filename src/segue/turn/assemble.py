@@ -21,6 +21,7 @@ is done when the tool is. So it is with an item that no model wrote, from `begin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Literal, assert_never
 
 import msgspec
@@ -55,6 +56,7 @@ from segue.wire.events import (
     Incomplete,
     InProgress,
     Inside,
+    Numbered,
     OutputItemAdded,
     OutputItemDone,
     OutputTextDelta,
@@ -127,14 +129,15 @@ class Assembler:
         reasoning: ReasoningView = "text",
         seal: Seal | None = None,
     ) -> None:
-        self._response = response
+        # As it stands: final once the turn has ended.
+        self.response = response
         # What it was before it was known how it ends.
         self._begun = response
         self._new_id = new_id
         self._reasoning = REASONING[reasoning]
         self._seal = seal
         self._state: Literal["new", "open", "ended"] = "new"
-        self._number = 0
+        self._numbers = count()
         self._open: _OpenItem | None = None
         self._snapshot = Raw(b"")
         self._compaction_id = ""
@@ -160,30 +163,22 @@ class Assembler:
         return assembler
 
     @property
-    def response(self) -> Response:
-        """The response as it stands: final once the turn has ended."""
-        return self._response
-
-    @property
     def visible(self) -> Response:
         """The response as clients may see it: its end is published after it is saved, with the terminal event."""
-        return self._response if self._state == "ended" else self._begun
+        return self.response if self._state == "ended" else self._begun
 
     def start(self) -> list[Event]:
         """The events that every turn begins with; the parent is bound by now. One in the background is queued first."""
-        self._require("new")
+        assert self._state == "new", self._state
         self._state = "open"
-        first = encode_response(self._response)
-        events = [encode_event(Created(sequence_number=self._next(), response=first))]
-        if self._response.status == "queued":
-            events.append(encode_event(Queued(sequence_number=self._next(), response=first)))
-            self._response = msgspec.structs.replace(self._response, status="in_progress")
-        self._begun = self._response
-        self._snapshot = encode_response(self._response)
-        events.append(
-            encode_event(InProgress(sequence_number=self._next(), response=self._snapshot))
-        )
-        return events
+        first = encode_response(self.response)
+        events = [self._event(Created, response=first)]
+        if self.response.status == "queued":
+            events.append(self._event(Queued, response=first))
+            self.response = msgspec.structs.replace(self.response, status="in_progress")
+        self._begun = self.response
+        self._snapshot = encode_response(self.response)
+        return [*events, self._event(InProgress, response=self._snapshot)]
 
     @property
     def is_at_boundary(self) -> bool:
@@ -203,48 +198,40 @@ class Assembler:
 
     def accept(self, steer: Steer) -> Event:
         """A steer is accepted; it is not applied yet."""
-        self._require("open")
-        ref = SteerRef(previous_response_id=self._response.id, id=steer.id)
-        return encode_event(SteerAccepted(sequence_number=self._next(), steer=ref))
+        assert self._state == "open", self._state
+        ref = SteerRef(previous_response_id=self.response.id, id=steer.id)
+        return self._event(SteerAccepted, steer=ref)
 
     def pend(self, steer: Steer, required: Sequence[Required]) -> Event:
         """A steer waits for what the client owes."""
-        self._require("ended")
-        ref = SteerRef(previous_response_id=self._response.id, id=steer.id)
-        return encode_event(
-            SteerPending(sequence_number=self._next(), steer=ref, required_input=list(required))
-        )
+        assert self._state == "ended", self._state
+        ref = SteerRef(previous_response_id=self.response.id, id=steer.id)
+        return self._event(SteerPending, steer=ref, required_input=list(required))
 
     def fail(self, error: ApiError, given: Raw, steer: Steer | None = None) -> Event:
         """A steer is refused, or one that was accepted could not be applied: its input goes back."""
         ref = SteerRef(
-            previous_response_id=self._response.id,
+            previous_response_id=self.response.id,
             id=UNSET if steer is None else steer.id,
             input=given,
         )
-        return steer_failed(ref, error, self._next())
+        return steer_failed(ref, error, next(self._numbers))
 
     def wait_for(self, required: Sequence[Required]) -> Event:
         """A rollout waits for these outputs of its client; the response goes on."""
-        self._require("open")
-        return encode_event(
-            Done(
-                sequence_number=self._next(),
-                response_id=self._response.id,
-                required_input=list(required),
-            )
-        )
+        assert self._state == "open", self._state
+        return self._event(Done, response_id=self.response.id, required_input=list(required))
 
     def compact(self) -> list[Event]:
         """A compaction begins; what the model writes for it is not shown."""
-        self._require("open")
+        assert self._state == "open", self._state
         self._compaction_id = item_id = self.item_id(Compaction)
         added = self._added_event(Compaction(id=item_id, encrypted_content=""))
         return [added, self._inside(Compacting, item_id, len(self.items))]
 
     def compacted(self, body: bytes) -> list[Event]:
         """The compaction is done: its content is sealed, so that only this server can read it."""
-        self._require("open")
+        assert self._state == "open", self._state
         assert self._seal is not None, "nothing is compacted where nothing can be sealed"
         done = as_item(Compaction(id=self._compaction_id, encrypted_content=self._seal(body)))
         event = self._done_event(done, len(self.items))
@@ -258,7 +245,7 @@ class Assembler:
 
     def begin(self, begun: Item) -> list[Event]:
         """One of our own tools begins to work on an item that no model wrote."""
-        self._require("open")
+        assert self._state == "open", self._state
         value, index = begun.value, len(self.items)
         kind, item_id = kind_of(value), _id_of(value)
         apart = kind.hosted.apart if kind.hosted is not None else None
@@ -273,7 +260,7 @@ class Assembler:
 
     def finish(self, done: Item) -> list[Event]:
         """The tool is done with this item."""
-        self._require("open")
+        assert self._state == "open", self._state
         value, kind = done.value, kind_of(done.value)
         item_id = _id_of(value)
         index = self._pending.pop(item_id)
@@ -295,20 +282,21 @@ class Assembler:
         begun = () if kind.hosted is None else kind.hosted.begun
         return [self._inside(event, item_id, index) for event in begun]
 
-    def _inside(self, kind: type[Inside], item_id: str, index: int) -> Event:
-        return encode_event(kind(**self._where(item_id, index)))
+    def _event(self, kind: Callable[..., Numbered], **fields: object) -> Event:
+        """The next event: of this kind, with these fields."""
+        return encode_event(kind(sequence_number=next(self._numbers), **fields))
 
-    def _where(self, item_id: str, index: int) -> Where:
-        return {"sequence_number": self._next(), "item_id": item_id, "output_index": index}
+    def _inside(self, kind: type[Inside], item_id: str, index: int) -> Event:
+        return self._event(kind, item_id=item_id, output_index=index)
 
     def heartbeat(self) -> Event:
         """A sign of life: an ordinary numbered event that every client may ignore."""
-        self._require("open")
-        return encode_event(InProgress(sequence_number=self._next(), response=self._snapshot))
+        assert self._state == "open", self._state
+        return self._event(InProgress, response=self._snapshot)
 
     def feed(self, parsed: Sequence[Parsed]) -> list[Event]:
         """The events for what the model wrote."""
-        self._require("open")
+        assert self._state == "open", self._state
         events: list[Event] = []
         for one in parsed:
             match one:
@@ -328,12 +316,12 @@ class Assembler:
 
     def conclude(self, end: End, usage: Usage, now: int) -> Response:
         """The response as it will be saved and sent. Only a failure may leave an item unfinished."""
-        self._require("open")
+        assert self._state == "open", self._state
         if self._open is not None and end.status != "failed":
             raise AssertionError("an item is open at the end of a turn")
         self.error = error = end.error
-        self._response = msgspec.structs.replace(
-            self._response,
+        self.response = msgspec.structs.replace(
+            self.response,
             status=end.status,
             completed_at=now if end.status == "completed" else None,
             error=None if error is None else Fault(error.code, error.message, error.param or UNSET),
@@ -341,24 +329,15 @@ class Assembler:
             output=[Raw(item.raw) for item in self.items],
             usage=usage,
         )
-        return self._response
+        return self.response
 
     def end(self) -> Event:
         """The terminal event; nothing may follow it."""
-        self._require("open")
+        assert self._state == "open", self._state
         self._state = "ended"
-        kind = {"completed": Completed, "failed": Failed}.get(self._response.status, Incomplete)
-        snapshot = encode_response(self._response)
-        return encode_event(kind(sequence_number=self._next(), response=snapshot))
-
-    def _require(self, state: str) -> None:
-        if self._state != state:
-            raise AssertionError(f"the response is {self._state}, not {state}")
-
-    def _next(self) -> int:
-        number = self._number
-        self._number = number + 1
-        return number
+        kind = {"completed": Completed, "failed": Failed}.get(self.response.status, Incomplete)
+        snapshot = encode_response(self.response)
+        return self._event(kind, response=snapshot)
 
     def _open_item(self, opened: ItemOpened, events: list[Event]) -> None:
         if self._open is not None:
@@ -368,7 +347,7 @@ class Assembler:
         assert streamed is not None, f"no model writes a {kind.type}"
         is_ours = opened.execution == "server"
         draft = Draft(
-            call_id=self._new_id("call") if opened.is_call and not is_ours else "",
+            call_id="" if is_ours or kind.pairing is None else self._new_id("call"),
             id=self.item_id(kind.struct),
             name=opened.name,
             namespace=opened.namespace,
@@ -382,17 +361,14 @@ class Assembler:
         if isinstance(streamed.progress, TextEvents):
             item.delta = _delta(streamed.progress, draft.id, item.index)
             events.extend(self._part_events(streamed.progress, draft, item.index))
-        events.extend(self._begun_events(kind, draft.id, item.index))
+        if kind.hosted is not None:
+            events.extend(self._begun_events(kind, draft.id, item.index))
 
     def _added_event(self, value: ItemValue) -> Event:
-        number, index = self._next(), len(self.items)
-        added = OutputItemAdded(sequence_number=number, output_index=index, item=Raw(encode(value)))
-        return encode_event(added)
+        return self._event(OutputItemAdded, output_index=len(self.items), item=Raw(encode(value)))
 
     def _done_event(self, done: Item, index: int) -> Event:
-        return encode_event(
-            OutputItemDone(sequence_number=self._next(), output_index=index, item=Raw(done.raw))
-        )
+        return self._event(OutputItemDone, output_index=index, item=Raw(done.raw))
 
     def _write(self, text: str, events: list[Event]) -> None:
         item = self._open
@@ -402,9 +378,7 @@ class Assembler:
         if item.commands is not None:
             events.extend(self._command_events(item, item.commands.feed(text)))
         elif item.delta is not None:
-            number = self._number
-            self._number = number + 1
-            events.append(item.delta.event(number, text))
+            events.append(item.delta.event(next(self._numbers), text))
 
     def _write_likely(self, wrote: ItemText, events: list[Event]) -> None:
         """Text with how likely its tokens were, which only messages have a place for."""
@@ -415,9 +389,8 @@ class Assembler:
         item.pieces.append(wrote.text)
         logprobs = [Raw(encode(one)) for one in wrote.logprobs]
         item.logprobs.extend(logprobs)
-        at = self._where(item.draft.id, item.index)
-        delta = OutputTextDelta(**at, content_index=0, delta=wrote.text, logprobs=logprobs)
-        events.append(encode_event(delta))
+        at = {"item_id": item.draft.id, "output_index": item.index, "content_index": 0}
+        events.append(self._event(OutputTextDelta, **at, delta=wrote.text, logprobs=logprobs))
 
     def _close_item(self, closed: ItemClosed, events: list[Event]) -> None:
         item = self._open
@@ -462,17 +435,13 @@ class Assembler:
         """The text is whole; the draft has what it cites."""
         if item.delta is not None and not item.pieces:
             # Strict clients want one delta at least, even for an empty text (docs/protocol.md 5.2 rule 5).
-            events.append(item.delta.event(self._next(), ""))
+            events.append(item.delta.event(next(self._numbers), ""))
         if self.cite is not None and item.kind.struct is Message:
             draft = msgspec.structs.replace(draft, annotations=self.cite(draft.text))
         for number, annotation in enumerate(draft.annotations):
-            added = AnnotationAdded(
-                **self._where(draft.id, item.index),
-                content_index=0,
-                annotation_index=number,
-                annotation=annotation,
-            )
-            events.append(encode_event(added))
+            at = {"item_id": draft.id, "output_index": item.index, "content_index": 0}
+            added = {"annotation_index": number, "annotation": annotation}
+            events.append(self._event(AnnotationAdded, **at, **added))
         events.extend(self._text_done(text, draft, item.index))
         return draft
 
@@ -484,17 +453,15 @@ class Assembler:
             match what:
                 case "begun":
                     item.delta = DeltaTemplate("response.shell_call_command.delta", {**place})
-                    begun = ShellCommandAdded(sequence_number=self._next(), command="", **place)
-                    events.append(encode_event(begun))
+                    events.append(self._event(ShellCommandAdded, command="", **place))
                 case "more":
                     assert item.delta is not None
-                    events.append(item.delta.event(self._next(), text))
+                    events.append(item.delta.event(next(self._numbers), text))
                 case "whole":
                     if item.delta is not None and not text:
-                        events.append(item.delta.event(self._next(), ""))
+                        events.append(item.delta.event(next(self._numbers), ""))
                     item.delta = None
-                    done = ShellCommandDone(sequence_number=self._next(), command=text, **place)
-                    events.append(encode_event(done))
+                    events.append(self._event(ShellCommandDone, command=text, **place))
                 case _:
                     assert_never(what)
         return events
@@ -503,23 +470,27 @@ class Assembler:
         """A text that no model wrote, in one delta."""
         text = kind.streamed.progress if kind.streamed is not None else None
         assert isinstance(text, TextEvents), f"a {kind.type} has no text"
-        delta = _delta(text, draft.id, index).event(self._next(), draft.text)
+        delta = _delta(text, draft.id, index).event(next(self._numbers), draft.text)
         return [delta, *self._text_done(text, draft, index)]
 
     def _text_done(self, text: TextEvents, draft: Draft, index: int) -> list[Event]:
-        done = encode_event(text.done(self._where(draft.id, index), draft))
-        return [done, *self._part_events(text, draft, index)]
+        at: Where = {
+            "sequence_number": next(self._numbers),
+            "item_id": draft.id,
+            "output_index": index,
+        }
+        return [encode_event(text.done(at, draft)), *self._part_events(text, draft, index)]
 
     def _part_events(self, text: TextEvents, draft: Draft, index: int) -> list[Event]:
         """That the content part around a text is added, or done; some texts have none."""
         if text.part is None:
             return []
-        part, at = text.part(draft), self._where(draft.id, index)
+        part, at = text.part(draft), {"item_id": draft.id, "output_index": index}
         if isinstance(part, SummaryText):
             in_summary = SummaryPartAdded if draft.is_added else SummaryPartDone
-            return [encode_event(in_summary(**at, summary_index=0, part=part))]
+            return [self._event(in_summary, **at, summary_index=0, part=part)]
         in_content = ContentPartAdded if draft.is_added else ContentPartDone
-        return [encode_event(in_content(**at, content_index=0, part=part))]
+        return [self._event(in_content, **at, content_index=0, part=part)]
 
 
 def _id_of(value: ItemValue) -> str:
