@@ -217,7 +217,7 @@ def build_feed(
     sources = Sources(
         models=list(runner.models),
         sessions=lambda: (session.status() for session in upgrades.sessions),
-        runnings=lambda: runner.registry.running,
+        runnings=lambda: runner.registry.running.values(),
         memory=lambda: _cache_uses(state, upgrades),
         probe=health.check,
         replicas=health.replicas,

@@ -61,7 +61,7 @@ def count(path: Path, table: str) -> int:
         return number
 
 
-class StartLimit:
+class Barrier:
     """Holds up the first commit until it is let through, and counts the writes in each."""
 
     def __init__(self) -> None:
@@ -115,48 +115,48 @@ async def test_acknowledged_turn_survives_a_crash(path: Path) -> None:
 
 
 async def test_saves_that_wait_share_one_commit(path: Path) -> None:
-    turnstile = StartLimit()
-    async with opened(path, turnstile) as database:
+    barrier = Barrier()
+    async with opened(path, barrier) as database:
         turns = SqliteStore(database).turns
         first = asyncio.create_task(turns.save(make_turn("first")))
-        await turnstile.until_held()
+        await barrier.until_held()
         others = [asyncio.create_task(turns.save(turn)) for turn in make_chain(50)]
         await asyncio.sleep(0)
         assert not any(task.done() for task in (first, *others)), "acknowledged before the commit"
-        turnstile.go.set()
+        barrier.go.set()
         await asyncio.gather(first, *others)
-    assert turnstile.groups == [1, 50]
+    assert barrier.groups == [1, 50]
     assert count(path, "turns") == 51
 
 
 async def test_loop_and_readers_go_on_while_a_commit_takes_its_time(path: Path) -> None:
-    turnstile = StartLimit()
-    async with opened(path, turnstile) as database:
+    barrier = Barrier()
+    async with opened(path, barrier) as database:
         turns = SqliteStore(database).turns
-        turnstile.go.set()
+        barrier.go.set()
         await turns.save(make_turn("a"))
-        turnstile.go.clear()
-        turnstile.is_held.clear()
+        barrier.go.clear()
+        barrier.is_held.clear()
         saving = asyncio.create_task(turns.save(make_turn("b")))
-        await turnstile.until_held()
+        await barrier.until_held()
         assert await turns.find(OWNER, "a") is not None
         assert await turns.find(OWNER, "b") is None, "seen before it was durable"
-        turnstile.go.set()
+        barrier.go.set()
         await saving
         assert await turns.find(OWNER, "b") is not None
 
 
 async def test_cancelled_save_harms_nobody(path: Path) -> None:
-    turnstile = StartLimit()
-    async with opened(path, turnstile) as database:
+    barrier = Barrier()
+    async with opened(path, barrier) as database:
         turns = SqliteStore(database).turns
         tasks = [asyncio.create_task(turns.save(make_turn("t0")))]
-        await turnstile.until_held()
+        await barrier.until_held()
         tasks += [asyncio.create_task(turns.save(make_turn(f"t{n}"))) for n in range(1, 30)]
         await asyncio.sleep(0)
         for task in tasks[::3]:
             task.cancel()
-        turnstile.go.set()
+        barrier.go.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         for number, result in enumerate(results):
             assert isinstance(result, asyncio.CancelledError) == (number % 3 == 0)
@@ -167,15 +167,15 @@ async def test_cancelled_save_harms_nobody(path: Path) -> None:
 
 
 async def test_bad_row_does_not_take_its_group_down(path: Path) -> None:
-    turnstile = StartLimit()
-    async with opened(path, turnstile) as database:
+    barrier = Barrier()
+    async with opened(path, barrier) as database:
         turns = SqliteStore(database).turns
         first = asyncio.create_task(turns.save(make_turn("first")))
-        await turnstile.until_held()
+        await barrier.until_held()
         bad = replace(make_turn("bad"), parent_id="\ud800")
         tasks = [asyncio.create_task(turns.save(turn)) for turn in (*make_chain(5), bad)]
         await asyncio.sleep(0)
-        turnstile.go.set()
+        barrier.go.set()
         await first
         *good, failed = await asyncio.gather(*tasks, return_exceptions=True)
         assert good == [None] * 5
@@ -355,14 +355,14 @@ def pages(connection: sqlite3.Connection) -> int:
 
 
 async def test_close_finishes_what_waits_and_then_refuses(path: Path) -> None:
-    turnstile = StartLimit()
-    database = await SqliteDatabase.open(path, on_commit=turnstile)
+    barrier = Barrier()
+    database = await SqliteDatabase.open(path, on_commit=barrier)
     turns = SqliteStore(database).turns
     saves = [asyncio.create_task(turns.save(turn)) for turn in make_chain(20)]
-    await turnstile.until_held()
+    await barrier.until_held()
     closing_ = asyncio.create_task(database.close())
     await asyncio.sleep(0)
-    turnstile.go.set()
+    barrier.go.set()
     await asyncio.gather(closing_, *saves)
     assert count(path, "turns") == 20
     for attempt in (turns.save(make_turn("late")), turns.find(OWNER, "t0")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from segue.turn.running import Running, Subscriber
@@ -48,32 +48,18 @@ class TurnRegistry:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._running: dict[str, Running] = {}
+        # The turns that run, by id, the oldest first.
+        self.running: dict[str, Running] = {}
         self._ended: OrderedDict[str, tuple[Running, int]] = OrderedDict()
         # What ended turns that may be followed again hold in memory.
         self.ended_bytes = 0
         self.others: OtherWorkers | None = None
 
-    @property
-    def running(self) -> Iterable[Running]:
-        """The turns that run, the oldest first."""
-        return self._running.values()
-
-    @property
-    def count(self) -> int:
-        return len(self._running)
-
-    def add(self, running: Running) -> None:
-        self._running[running.id] = running
-
-    def remove(self, turn_id: str) -> None:
-        del self._running[turn_id]
-
     # --- finding ---
 
     def find_here(self, owner: Owner, turn_id: str) -> Running | None:
         """A turn that runs in this process, if it is this owner's."""
-        running = self._running.get(turn_id)
+        running = self.running.get(turn_id)
         return running if running is not None and running.owner == owner else None
 
     def find(self, owner: Owner, turn_id: str) -> Running | None:
@@ -85,7 +71,7 @@ class TurnRegistry:
 
     def find_any(self, turn_id: str) -> Running | None:
         """A turn that runs or has ended here, whoever owns it."""
-        running = self._running.get(turn_id)
+        running = self.running.get(turn_id)
         return running or self._ended.get(turn_id, (None, 0))[0]
 
     async def reach(self, owner: Owner, turn_id: str, turns: Turns) -> Running | None:

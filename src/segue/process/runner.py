@@ -20,14 +20,13 @@ from segue.ids import item_ids, new_id
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.conversations import ConversationTurns, acquire, join
 from segue.process.event_writer import EventWriter
-from segue.process.heartbeat import HEARTBEAT_S, Heartbeat
 from segue.process.idempotency import Repeats
+from segue.process.pace import HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.registry import OtherWorkers, TurnRegistry
-from segue.process.start_limit import StartLimit
 from segue.process.tasks import Tasks
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
-from segue.turn.commit import commit, usage_of
+from segue.turn.commit import commit, entry_of
 from segue.turn.compact import Kind
 from segue.turn.compose import count
 from segue.turn.loop import TurnLoop
@@ -103,7 +102,7 @@ class Runner:
 
     @property
     def running_count(self) -> int:
-        return self.registry.count
+        return len(self.registry.running)
 
     # --- beginning ---
 
@@ -149,17 +148,15 @@ class Runner:
         compacts: Kind | None = None,
     ) -> Plan:
         """A plan, or a refusal. It holds a slot of the caller's quota: release it if you do not start the plan."""
-        self._refuse_if_draining()
+        _refuse_if(self.is_draining)
         turn_id = turn_id or new_id("resp")
         plan = await prepare(create, caller, tally, self.resources, turn_id, compacts)
-        if self.is_draining:
+        try:
+            _refuse_if(self.is_draining)
+        except Unavailable:
             plan.quota.release()
-            self._refuse_if_draining()
+            raise
         return plan
-
-    def _refuse_if_draining(self) -> None:
-        if self.is_draining:
-            raise Unavailable("The server is shutting down. Please retry elsewhere or later.")
 
     async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         """These items with the contents of their URLs, where the operator allows that."""
@@ -184,7 +181,7 @@ class Runner:
     async def _queue(self, plan: Plan, turns: Turns) -> None:
         """A background response is stored before the client hears that it is queued."""
         try:
-            if sum(one.is_background for one in self.registry.running) >= BACKGROUND_MAX:
+            if sum(one.is_background for one in self.registry.running.values()) >= BACKGROUND_MAX:
                 raise TooMany(f"At most {BACKGROUND_MAX} responses run in the background.")
             given = (*plan.resolved.earlier, Round(plan.resolved.given))
             await turns.save(commit(plan, plan.response, given, plan.resolved.open_calls))
@@ -213,7 +210,7 @@ class Runner:
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)
         running.attach(subscriber)
-        self.registry.add(running)
+        self.registry.running[plan.id] = running
         self._tasks.start(self._run(plan, running, turns, transport, conversation))
         return running
 
@@ -238,7 +235,7 @@ class Runner:
             heartbeat.stop()
             if conversation is not None:
                 await self._release(conversation, plan.id)
-            response = running.response
+            response = running.assembler.response
             plan.quota.release(response.usage.total_tokens if response.usage else 0)
             running.publish([running.assembler.end()])
             sent_at = perf_counter()
@@ -250,7 +247,7 @@ class Runner:
             elif plan.is_stored and running.event_writer is None and transport != "http":
                 # Its last events may be on a connection that is lost, which nobody has noticed yet.
                 self.registry.keep_ended(running)
-            self.registry.remove(plan.id)
+            del self.registry.running[plan.id]
             if running.unsaved is not None and running.is_background:
                 self._retry(partial(turns.save, running.unsaved))
         await self.records.afterwards.put(_ended(plan, running, transport))
@@ -295,9 +292,14 @@ class Runner:
         tasks = (*self._tasks.running, *(others.tasks if others else ()))
         if tasks and grace_s > 0:
             await asyncio.wait(tasks, timeout=grace_s)
-        for running in tuple(self.registry.running):
+        for running in tuple(self.registry.running.values()):
             running.notify(Drain())
         await self._tasks.wait(END_S_MAX)
+
+
+def _refuse_if(is_draining: bool) -> None:
+    if is_draining:
+        raise Unavailable("The server is shutting down. Please retry elsewhere or later.")
 
 
 async def _until_written(write: Callable[[], Awaitable[None]]) -> None:
@@ -321,7 +323,7 @@ def _ended(plan: Plan, running: Running, transport: str) -> EndedTurn:
     response = running.response
     entry = running.turn.usage if running.turn is not None else None
     if entry is None or entry.status != response.status:
-        entry = usage_of(plan, response)
+        entry = entry_of(plan.owner, response, is_hosted=plan.resolved.is_hosted)
     assert entry is not None, "a turn is settled once it has ended"
     code = response.error.code if response.error else None
     return EndedTurn(entry, plan.tally, transport, response.previous_response_id, plan.lane, code)

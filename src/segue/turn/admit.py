@@ -50,7 +50,8 @@ def admit(
         check_unseen(resolved.given, model, tally)
     now, is_stored = int(time.time()), create.store is not False
     sampling = _sampling(create, model.sampling)
-    compacts = compacts or _compacts(resolved, is_stored=is_stored)
+    if resolved.given and isinstance(resolved.given[-1].value, CompactionTrigger):
+        compacts = compacts or _triggered(resolved, is_stored=is_stored)
     generates = create.generates
     is_rollout = bool(create.rollout) and generates
     is_plain = not (create.conversation or create.context_management or compacts or is_rollout)
@@ -71,7 +72,9 @@ def admit(
         key=create.idempotency_key or "",
         lane=caller.lane,
         compacts=compacts,
-        threshold=_threshold(resolved, model, is_stored=is_stored),
+        threshold=_threshold(resolved, model, is_stored=is_stored)
+        if create.context_management
+        else 0,
         append_s_max=resources.append_s_max,
         guards=resources.guards.get(caller.owner, model.guards),
     )
@@ -83,11 +86,8 @@ def _may_compact(resolved: Resolved, *, is_stored: bool) -> bool:
     return all(turn.is_stored for turn in past)
 
 
-def _compacts(resolved: Resolved, *, is_stored: bool) -> Kind | None:
-    given = resolved.given
-    if not given or not isinstance(given[-1].value, CompactionTrigger):
-        return None
-    if len(given) == 1 and resolved.parent is None and not resolved.earlier:
+def _triggered(resolved: Resolved, *, is_stored: bool) -> Kind:
+    if len(resolved.given) == 1 and resolved.parent is None and not resolved.earlier:
         raise InvalidRequest("There is nothing to compact.", param="input")
     if not _may_compact(resolved, is_stored=is_stored):
         raise InvalidRequest(
@@ -139,14 +139,6 @@ def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
     )
 
 
-def _instructions(resolved: Resolved) -> Raw:
-    """The echo of the instructions, encoded once for a chain that repeats them."""
-    head, parent = resolved.head, resolved.parent
-    if parent is not None and parent.warm is not None and parent.warm.head is head:
-        return parent.response.instructions
-    return NULL if head.instructions is None else Raw(encode(head.instructions))
-
-
 def check_unseen(given: Sequence[Item], model: Model, tally: Tally) -> None:
     """Nothing is half-understood in silence: what cannot be seen is counted, or refused if the operator says so."""
     if model.unseen == "seen":
@@ -172,7 +164,12 @@ def _sampling(create: Create, usual: Sampling) -> Sampling:
 def _first_snapshot(
     resolved: Resolved, sampling: Sampling, turn_id: str, now: int, *, is_stored: bool
 ) -> Response:
-    create, head = resolved.create, resolved.head
+    create, head, parent = resolved.create, resolved.head, resolved.parent
+    # The echo of the instructions is encoded once for a chain that repeats them.
+    if parent is not None and parent.warm is not None and parent.warm.head is head:
+        instructions = parent.response.instructions
+    else:
+        instructions = NULL if head.instructions is None else Raw(encode(head.instructions))
     # What holds, whether the request says it or an item of its history.
     effects = resolved.effects
     text_format = effects.format or head.text.format
@@ -185,13 +182,13 @@ def _first_snapshot(
         created_at=now,
         status="queued" if create.background else "in_progress",
         background=bool(create.background),
-        instructions=_instructions(resolved),
+        instructions=instructions,
         max_output_tokens=create.max_output_tokens,
         max_tool_calls=create.max_tool_calls,
         model=resolved.model,
         parallel_tool_calls=head.parallel_tool_calls,
         previous_response_id=create.previous_response_id,
-        conversation=Named(create.conversation_id) if create.conversation_id else UNSET,
+        conversation=UNSET if create.conversation is None else Named(create.conversation_id or ""),
         prompt_cache_key=create.prompt_cache_key,
         reasoning=ReasoningEcho(effects.effort or head.reasoning.effort, head.reasoning.summary),
         safety_identifier=create.safety_identifier,

@@ -9,7 +9,7 @@ from segue.turn.plan import Plan, Resolved
 from segue.turn.values import Head, Owner, Rendered, Round, Tokens, Turn, UsageEntry, Warm
 from segue.wire.items import Call, Item
 from segue.wire.kinds import call_of, is_hosted_result
-from segue.wire.response import Response
+from segue.wire.response import ENDED, NO_USAGE, Response
 
 # What a node costs beside its payload: the objects themselves, measured with tracemalloc on small turns.
 NODE_BYTES = 2_000
@@ -44,7 +44,7 @@ def commit(
         root_at=plan.root_at,
         passed=passed,
         bytes=_measure(rounds, resolved, plan.tally.tokens_tokenized),
-        usage=usage_of(plan, response),
+        usage=entry_of(plan.owner, response, is_hosted=resolved.is_hosted),
     )
 
 
@@ -79,13 +79,19 @@ def _measure(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: int)
     return NODE_BYTES + 3 * text + 4 * ids
 
 
-def entry_of(owner: Owner, response: Response) -> UsageEntry | None:
-    """The usage row of a stored response; None while it runs."""
-    return UsageEntry.of(owner, response, sum(map(is_hosted_result, response.output)))
-
-
-def usage_of(plan: Plan, response: Response) -> UsageEntry | None:
-    """The usage row of this plan's turn. Without hosted tools no output item has to be looked at."""
-    if plan.resolved.is_hosted:
-        return entry_of(plan.owner, response)
-    return UsageEntry.of(plan.owner, response, 0)
+def entry_of(owner: Owner, response: Response, *, is_hosted: bool = True) -> UsageEntry | None:
+    """The usage row of a turn; None while it runs. Without hosted tools no output item has to be looked at."""
+    if response.status not in ENDED:
+        return None
+    usage = response.usage or NO_USAGE
+    return UsageEntry(
+        turn_id=response.id,
+        owner=owner,
+        model=response.model,
+        status=response.status,
+        input_tokens=usage.input_tokens,
+        cached_tokens=usage.input_tokens_details.cached_tokens,
+        output_tokens=usage.output_tokens,
+        ended_at=response.completed_at or response.created_at,
+        tool_calls=sum(map(is_hosted_result, response.output)) if is_hosted else 0,
+    )

@@ -51,10 +51,8 @@ def apply_effects(before: Effects, items: Iterable[Item]) -> Effects:
     return effects
 
 
-def effects_of(turn: Turn | None) -> Effects:
-    """What this history has brought; counted again for a turn that comes from a store."""
-    if turn is None:
-        return NO_EFFECTS
+def effects_of(turn: Turn) -> Effects:
+    """The effects of this history, counted again for a turn that comes from a store."""
     if turn.effects is not None:
         return turn.effects
     rounds = [one for node in turn.lineage() for one in node.rounds]

@@ -180,7 +180,10 @@ class TurnLoop:
                 self.composed = await self._compose()
                 if plan.generates:
                     reader = plan.model.dialect.reader(self.composed.scene)
-                    filters = self._filters()
+                    if stops := plan.sampling.stop_strings:
+                        filters.append(StopStrings(stops))
+                    if self.gate is not None:
+                        filters.append(self.gate)
                 if self.gate is None or not self.gate.is_shut:
                     self.finish = await self._sample(self.composed, reader, filters)
         except ApiError as refused:
@@ -197,11 +200,6 @@ class TurnLoop:
         self.running.publish(self.assembler.feed(parsed))
         self._note(did_sample=reader is not None)
         return error
-
-    def _filters(self) -> list[Filter]:
-        stops = self.plan.sampling.stop_strings
-        filters: list[Filter] = [StopStrings(stops)] if stops else []
-        return filters if self.gate is None else [*filters, self.gate]
 
     async def _close_filters(
         self, filters: Sequence[Filter], parsed: list[Parsed], error: ApiError | None
@@ -337,10 +335,7 @@ class TurnLoop:
             raise
         finally:
             if not is_free:
-                used = self._used(composed, finish)
-                self.usage = _plus(self.usage, used)
-                # A summary has a limit of its own.
-                self.answer_tokens += used.output_tokens if tokens_max is None else 0
+                self._count(composed, finish, is_summary=tokens_max is not None)
             self.plan.tally.spans.append(Span("sample", first_at, perf_counter()))
         return None
 
@@ -375,20 +370,25 @@ class TurnLoop:
         limit = self.plan.resolved.create.max_output_tokens
         return None if limit is None else max(0, limit - self.answer_tokens)
 
-    def _used(self, composed: Composed, finish: Finish | None) -> Usage:
-        """What one call of the model used: as the engine counted, or as we did, because the ids are ours."""
+    def _count(self, composed: Composed, finish: Finish | None, *, is_summary: bool) -> None:
+        """Add what one call of the model used: as the engine counted, or as we did, because the ids are ours."""
         finish = finish or Finish("stop", self.started.cached_tokens)
         is_answer = self.plan.generates or self.plan.compacts is not None
         prompt = composed.prompt if is_answer else composed.rendered.context
         given = prompt.length if isinstance(prompt, Tokens) else 0
         given = given if finish.input_tokens is None else finish.input_tokens
         wrote = self.sampled if finish.output_tokens is None else finish.output_tokens
-        return Usage(
-            input_tokens=given,
-            input_tokens_details=InputDetails(cached_tokens=finish.cached_tokens),
-            output_tokens=wrote,
-            output_tokens_details=OutputDetails(reasoning_tokens=finish.reasoning_tokens or 0),
-            total_tokens=given + wrote,
+        # A summary has a limit of its own.
+        self.answer_tokens += 0 if is_summary else wrote
+        before = self.usage
+        cached = before.input_tokens_details.cached_tokens + finish.cached_tokens
+        reasoning = before.output_tokens_details.reasoning_tokens + (finish.reasoning_tokens or 0)
+        self.usage = Usage(
+            before.input_tokens + given,
+            InputDetails(cached_tokens=cached),
+            before.output_tokens + wrote,
+            OutputDetails(reasoning_tokens=reasoning),
+            before.total_tokens + given + wrote,
         )
 
     # --- hosted tools ---
@@ -523,7 +523,13 @@ class TurnLoop:
         """Save before you say: after this the terminal event may leave."""
         began = perf_counter()
         plan, assembler = self.plan, self.assembler
-        usage = self._with_reasoning()
+        usage = self.usage
+        if not usage.output_tokens_details.reasoning_tokens:
+            # Where no engine has counted the reasoning, its ids are counted.
+            written = zip(assembler.items, assembler.ids, strict=True)
+            count = sum(len(ids) for item, ids in written if isinstance(item.value, Reasoning))
+            details = OutputDetails(reasoning_tokens=count)
+            usage = structs.replace(usage, output_tokens_details=details)
         response = assembler.conclude(end, usage, int(time.time()))
         try:
             if plan.is_stored or end.status in ("completed", "incomplete"):
@@ -552,15 +558,6 @@ class TurnLoop:
         except ApiError:
             log.warning("could not save turn %s as failed; retrying later", plan.id)
 
-    def _with_reasoning(self) -> Usage:
-        """The usage of the whole turn; where no engine has counted the reasoning, its ids are counted."""
-        usage = self.usage
-        if usage.output_tokens_details.reasoning_tokens:
-            return usage
-        written = zip(self.assembler.items, self.assembler.ids, strict=True)
-        count = sum(len(ids) for item, ids in written if isinstance(item.value, Reasoning))
-        return structs.replace(usage, output_tokens_details=OutputDetails(reasoning_tokens=count))
-
 
 def _unforced(head: Head, items: tuple[Item, ...]) -> Head:
     """A call that was forced is over after its first time, where one of our own tools has answered it."""
@@ -583,18 +580,3 @@ def _append_timeout(plan: Plan) -> ApiError:
 
 def _broken() -> End:
     return End("failed", error=ServerFault(PROBLEM))
-
-
-def _plus(one: Usage, other: Usage) -> Usage:
-    """The usage of both calls."""
-    cached = one.input_tokens_details.cached_tokens + other.input_tokens_details.cached_tokens
-    reasoning = (
-        one.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
-    )
-    return Usage(
-        one.input_tokens + other.input_tokens,
-        InputDetails(cached_tokens=cached),
-        one.output_tokens + other.output_tokens,
-        OutputDetails(reasoning_tokens=reasoning),
-        one.total_tokens + other.total_tokens,
-    )

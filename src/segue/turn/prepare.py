@@ -59,7 +59,11 @@ async def prepare(
     began = perf_counter()
     await caller.quota.hold()
     try:
-        given = await _decode_input(create, tally)
+        given: tuple[Item, ...] = ()
+        if isinstance(create.input, str):
+            given, tally.items_validated = (user_message(create.input),), 1
+        elif create.input is not None:
+            given = await decode_items(create.input, tally)
         has_media = _has_media(given)
         if has_media and resources.reads_urls and resources.hosted is not None:
             given = await resources.hosted.fetch(given)
@@ -197,17 +201,6 @@ def _compacted(body: bytes | None, index: int) -> Compacted:
             param=f"input[{index}].encrypted_content",
         )
     return compacted
-
-
-async def _decode_input(create: Create, tally: Tally) -> tuple[Item, ...]:
-    match create.input:
-        case None:
-            return ()
-        case str() as text:
-            tally.items_validated += 1
-            return (user_message(text),)
-        case raws:
-            return await decode_items(raws, tally)
 
 
 async def decode_items(raws: Sequence[Raw], tally: Tally, path: str = "input") -> tuple[Item, ...]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from segue.errors import InvalidRequest, cut_name, parent_not_found
 from segue.turn.effects import apply_effects, effects_of
 from segue.turn.plan import Resolved
-from segue.turn.values import Effects, Head, Round, Turn
+from segue.turn.values import NO_EFFECTS, Effects, Head, Round, Turn
 from segue.wire.codec import check_schema, decode_tools
 from segue.wire.items import (
     AdditionalTools,
@@ -74,7 +74,8 @@ def resolve(
     if parent is not None and not is_continuable(parent):
         raise parent_not_found(parent.id)
     kinds = {type(item.value) for item in given}
-    check_request(create)
+    if create.background or create.context_management or create.prompt:
+        check_request(create)
     if has_media or not kinds.isdisjoint(CHECKED):
         check_items(given)
     model = create.model or (parent.response.model if parent else None)
@@ -92,7 +93,7 @@ def resolve(
     tools, did_decode = (
         (NO_TOOLS, False) if create.tools is UNSET else decode_tools(create.tools, known)
     )
-    effects = effects_of(parent)
+    effects = NO_EFFECTS if parent is None else parent.effects or effects_of(parent)
     if earlier or not kinds.isdisjoint(EFFECTIVE):
         shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
         effects = apply_effects(effects, (*shadowed, *given))

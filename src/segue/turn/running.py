@@ -17,7 +17,7 @@ from segue.errors import ApiError
 from segue.turn.assemble import Assembler
 from segue.turn.plan import Tally
 from segue.turn.values import Append, Notice, Owner, Steer, Turn
-from segue.wire.events import Event
+from segue.wire.events import TERMINAL, Event
 from segue.wire.items import Call, Item, Required
 from segue.wire.kinds import required_by
 from segue.wire.response import Response
@@ -205,7 +205,7 @@ class Running:
             self._ring_bytes += len(event.data)
         while self._ring_bytes > RING_BYTES_MAX and len(self._ring) > 1:
             self._ring_bytes -= len(self._ring.popleft().data)
-        if events[-1].is_terminal:
+        if events[-1].type in TERMINAL:
             self.is_ended = True
         if self.event_writer is not None:
             self.event_writer.deliver(events)

@@ -17,7 +17,7 @@ from segue.errors import ApiError
 from segue.limits import KeyLimits
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
-from segue.wire.response import NO_USAGE, Response
+from segue.wire.response import Response
 from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, ToolDefinition, Tools
 
 Owner = str
@@ -552,24 +552,6 @@ class UsageEntry(Struct, frozen=True):
     ended_at: int
     # Calls that our own tools answered.
     tool_calls: int = 0
-
-    @staticmethod
-    def of(owner: Owner, response: Response, tool_calls: int) -> UsageEntry | None:
-        """The row of a turn that has ended; None while it runs."""
-        if not response.is_ended:
-            return None
-        usage = response.usage or NO_USAGE
-        return UsageEntry(
-            turn_id=response.id,
-            owner=owner,
-            model=response.model,
-            status=response.status,
-            input_tokens=usage.input_tokens,
-            cached_tokens=usage.input_tokens_details.cached_tokens,
-            output_tokens=usage.output_tokens,
-            ended_at=response.ended_at,
-            tool_calls=tool_calls,
-        )
 
 
 class UsageTotal(Struct, frozen=True):

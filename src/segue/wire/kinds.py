@@ -503,7 +503,7 @@ def prefix_of(struct: type[ItemValue]) -> str:
 
 def call_of(value: ItemValue) -> items.Call | None:
     """The call that the client must answer, if this item is one."""
-    kind = kind_of(value)
+    kind = _kinds[type(value)]
     pairing = kind.pairing
     if not isinstance(pairing, CallPairing) or pairing.answered_by(value) not in ("client", "both"):
         return None
@@ -515,7 +515,7 @@ def call_of(value: ItemValue) -> items.Call | None:
 
 def answer_of(value: ItemValue) -> items.CallOutput | None:
     """The call that this item of a client answers, if it answers one."""
-    pairing = kind_of(value).pairing
+    pairing = _kinds[type(value)].pairing
     if not isinstance(pairing, OutputPairing) or not pairing.is_from_client(value):
         return None
     assert pairing.to is not None, "what a client answers has a kind"
@@ -524,7 +524,7 @@ def answer_of(value: ItemValue) -> items.CallOutput | None:
 
 def required_by(value: ItemValue) -> Required | None:
     """The outline of the output that the client owes now; none for a call that need not be answered yet."""
-    call, pairing = call_of(value), kind_of(value).pairing
+    call, pairing = call_of(value), _kinds[type(value)].pairing
     if call is None or call.is_async or not isinstance(pairing, CallPairing):
         return None
     assert pairing.required is not None, "what a client owes has an outline"
@@ -533,7 +533,7 @@ def required_by(value: ItemValue) -> Required | None:
 
 def hosted_call_of(value: ItemValue) -> str | None:
     """The id of a call that our own tools answer, as `HostedOutput` names it."""
-    pairing = kind_of(value).pairing
+    pairing = _kinds[type(value)].pairing
     if not isinstance(pairing, CallPairing):
         return None
     return pairing.call_id(value) if pairing.answered_by(value) in ("server", "both") else None
@@ -541,46 +541,46 @@ def hosted_call_of(value: ItemValue) -> str | None:
 
 def call_id_of(value: ItemValue) -> str:
     """The id that joins a call and its output, from a client or not; empty where there is none."""
-    pairing = kind_of(value).pairing
+    pairing = _kinds[type(value)].pairing
     return (pairing.call_id(value) or "") if pairing is not None else ""
 
 
 def called(value: ItemValue) -> str:
     """Which function a call calls, by the one name that the model sees; empty where the item has none."""
-    pairing = kind_of(value).pairing
+    pairing = _kinds[type(value)].pairing
     return pairing.called(value) if isinstance(pairing, CallPairing) else ""
 
 
 def is_call(value: ItemValue) -> bool:
     """Whether this item is a call, to be answered by a client or not."""
-    return isinstance(kind_of(value).pairing, CallPairing)
+    return isinstance(_kinds[type(value)].pairing, CallPairing)
 
 
 def is_output(value: ItemValue) -> bool:
     """Whether this item answers a call, sent by a client or not."""
-    return isinstance(kind_of(value).pairing, OutputPairing)
+    return isinstance(_kinds[type(value)].pairing, OutputPairing)
 
 
 def is_model_written(value: ItemValue) -> bool:
     """Whether the model wrote this item: neighbours of this sort belong to one model turn."""
-    return kind_of(value).is_model_written(value)
+    return _kinds[type(value)].is_model_written(value)
 
 
 def shown_as(value: ItemValue) -> Shown:
     """What this item is to a model."""
-    return kind_of(value).shown(value)
+    return _kinds[type(value)].shown(value)
 
 
 def hosted_work(value: ItemValue) -> HostedWork[ItemValue]:
     """What our own tools do with this item, which is one of theirs."""
-    hosted = kind_of(value).hosted
-    assert hosted is not None, f"no tool of ours works on a {kind_of(value).type}"
+    hosted = _kinds[type(value)].hosted
+    assert hosted is not None, f"no tool of ours works on a {_kinds[type(value)].type}"
     return hosted
 
 
 def is_pending(value: ItemValue) -> bool:
     """Whether the model has made this call of one of our own tools, and it is not answered yet."""
-    kind = kind_of(value)
+    kind = _kinds[type(value)]
     is_ours = kind.hosted is not None and kind.streamed is not None
     return is_ours and getattr(value, "status", None) == "in_progress"
 

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import asyncio
 
-from segue.process.start_limit import StartLimit
+from segue.process.pace import StartLimit
 
 
-async def passes(turnstile: StartLimit, count: int) -> list[int]:
+async def passes(limit: StartLimit, count: int) -> list[int]:
     """In which pass of the loop each of so many was let in."""
     number, found = 0, []
 
     async def enter() -> None:
-        await turnstile.enter()
+        await limit.enter()
         found.append(number)
 
     tasks = [asyncio.create_task(enter()) for _ in range(count)]
@@ -25,11 +25,11 @@ async def test_few_are_let_in_at_once() -> None:
 
 
 async def test_of_many_a_few_are_let_in_at_each_pass_in_their_order() -> None:
-    turnstile = StartLimit(4)
+    limit = StartLimit(4)
     entered: list[int] = []
 
     async def enter(number: int) -> None:
-        await turnstile.enter()
+        await limit.enter()
         entered.append(number)
 
     tasks = [asyncio.create_task(enter(number)) for number in range(40)]
@@ -42,10 +42,10 @@ async def test_of_many_a_few_are_let_in_at_each_pass_in_their_order() -> None:
 
 
 async def test_whoever_leaves_takes_no_place() -> None:
-    turnstile = StartLimit(1)
-    first = asyncio.create_task(turnstile.enter())
-    gone = [asyncio.create_task(turnstile.enter()) for _ in range(5)]
-    last = asyncio.create_task(turnstile.enter())
+    limit = StartLimit(1)
+    first = asyncio.create_task(limit.enter())
+    gone = [asyncio.create_task(limit.enter()) for _ in range(5)]
+    last = asyncio.create_task(limit.enter())
     await asyncio.sleep(0)
     for task in gone:
         task.cancel()

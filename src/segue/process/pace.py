@@ -1,0 +1,91 @@
+"""At what pace do turns begin, and when has one been silent for too long?
+
+A few turns begin in each pass of the event loop, in the order in which they came. Preparing and rendering take CPU time
+that holds the loop: when thousands of clients come back in the same moment, they would all be prepared in one long pass
+in which nothing streams and no health check is answered. Turns that run are not held up.
+
+Silence is a fault: some clients give up after minutes, some proxies after one (docs/hazards.md F1, F3). A turn that has
+sent nothing for a while sends a heartbeat, and one without subscribers ends after its longest running time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from segue.turn.running import Running
+from segue.turn.values import Cancel
+
+HEARTBEAT_S = 15.0
+# A stored turn whose client was lost may go on this long.
+UNHEARD_S_MAX = 1800.0
+
+
+# Turns that begin in one pass of the event loop: some ten milliseconds of work.
+BEGIN_MAX = 8
+
+
+class StartLimit:
+    """Lets a few requests begin at a time."""
+
+    def __init__(self, count_max: int = BEGIN_MAX) -> None:
+        self._count_max = count_max
+        self._left = count_max
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_due = False
+
+    async def enter(self) -> None:
+        """Wait for the next pass; at once where few have come."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._next_pass)
+        if self._left and not self._waiting:
+            self._left -= 1
+            return
+        entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(entered)
+        await entered
+
+    def _next_pass(self) -> None:
+        self._is_due = False
+        self._left = self._count_max
+        while self._left and self._waiting:
+            entered = self._waiting.popleft()
+            # A request that was cancelled meanwhile does not count.
+            if not entered.done():
+                entered.set_result(None)
+                self._left -= 1
+        if self._waiting:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._next_pass)
+
+
+class Heartbeat:
+    """The timer of one running turn."""
+
+    __slots__ = ("_every_s", "_running", "_timer", "_unheard_since")
+
+    def __init__(self, running: Running, every_s: float) -> None:
+        self._running = running
+        self._every_s = every_s
+        self._unheard_since: float | None = None
+        self._timer = asyncio.get_running_loop().call_later(every_s, self._beat)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_at = self._running.published_at + self._every_s
+        if due_at <= loop.time():
+            # A subscriber that does not read needs no sign of life, and its buffer must not grow.
+            if not self._running.is_stalled:
+                self._running.publish([self._running.assembler.heartbeat()])
+            due_at = loop.time() + self._every_s
+        if self._running.has_subscribers:
+            self._unheard_since = None
+        elif self._unheard_since is None:
+            self._unheard_since = loop.time()
+        elif loop.time() - self._unheard_since > UNHEARD_S_MAX:
+            self._running.notify(Cancel())
+        self._timer = loop.call_at(due_at, self._beat)
