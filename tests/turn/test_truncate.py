@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.turn.compact import truncate
 from segue.turn.resolve import pair_calls
-from segue.turn.truncate import truncate
 from segue.turn.values import Head, Round, Scene, id_array
 from segue.wire.codec import decode_item
 from segue.wire.items import Item

@@ -12,9 +12,9 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.errors import InvalidRequest, ServerFault, context_overflow
+from segue.turn.compact import truncate
 from segue.turn.plan import Plan, Span
 from segue.turn.seams import PromptCache
-from segue.turn.truncate import truncate
 from segue.turn.values import (
     Head,
     IdArray,
