@@ -34,7 +34,7 @@ from segue.stores.postgres_database import CONNECTIONS_MAX, PostgresDatabase
 from segue.stores.sqlite import SqliteStore
 from segue.stores.sqlite_database import GROUP_MAX, SqliteDatabase
 from segue.turn.values import Round, Turn, id_array
-from segue.wire.items import Item, Value
+from segue.wire.items import Item, ItemValue
 from segue.wire.response import InputDetails, OutputDetails, ReasoningEcho, Response, Usage
 from segue_bench.rounds import interleaved, print_table
 
@@ -44,7 +44,7 @@ DELAYS_S = (0.0, 0.001, 0.003)
 
 def item(body: dict[str, object]) -> Item:
     raw = json.dumps(body).encode()
-    return Item(raw, msgspec.json.decode(raw, type=Value))
+    return Item(raw, msgspec.json.decode(raw, type=ItemValue))
 
 
 GIVEN = item({"type": "function_call_output", "call_id": "c", "output": "x" * 2_000})

@@ -46,7 +46,7 @@ from segue.turn.values import (
 from segue.vocabularies.gguf import GgufValue, read_gguf
 from segue.vocabularies.load import CONTROL, vocabulary_from_metadata
 from segue.vocabularies.vocabulary import Vocabulary
-from segue.wire.items import Item, Value
+from segue.wire.items import Item, ItemValue
 from segue.wire.response import Response
 from segue.wire.tools import FunctionTool, Tools, offers_of
 
@@ -123,7 +123,7 @@ HEAD = Head(
 def item(**fields: object) -> Item:
     """An item as the wire would make it."""
     raw = msgspec.json.encode(fields)
-    return Item(raw, msgspec.json.decode(raw, type=Value))
+    return Item(raw, msgspec.json.decode(raw, type=ItemValue))
 
 
 def output(number: int, part: int) -> Item:

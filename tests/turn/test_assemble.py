@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 from msgspec.structs import replace
 
 from segue.errors import EngineFailed, InvalidRequest
@@ -521,3 +522,16 @@ def test_what_nobody_waits_for_is_closed() -> None:
     assert "ended before" in response["output"][0]["error"]
     assert response["output"][1]["status"] == "incomplete"
     assert [len(ids) for ids in writer.ids] == [0, 1]
+
+
+def test_whole_message_cites_and_other_texts_do_not() -> None:
+    writer = assembler()
+    writer.cite = lambda text: [Raw(b'{"type":"url_citation","title":"%b"}' % text.encode())]
+
+    events = shown(tell(writer, [*item("reasoning", "why"), *item("message", "on", "e")]))
+
+    (added,) = [one for one in events if one["type"].endswith("annotation.added")]
+    (reasoning, message) = events[-1]["response"]["output"]
+    assert added["annotation"] == {"type": "url_citation", "title": "one"}
+    assert message["content"][0]["annotations"] == [added["annotation"]]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "why"}]

@@ -31,6 +31,7 @@ from segue.turn.values import HostedCall, Round, Scene, Source, ToolResult
 from segue.wire.codec import as_item, definitions_in, encode
 from segue.wire.items import (
     Item,
+    ItemValue,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
@@ -60,9 +61,6 @@ TIMED_OUT, REFUSED = -32001, -32600
 NOT_MADE = "The call was not made, because the response ended before."
 TOO_MANY = "The call was not made: no more tool calls are allowed in this response."
 CUT_OFF = "\n[What follows was left out: the output is too long.]"
-
-# What one of our own tools works on.
-Begun = McpListTools | McpCall | WebSearchCall
 
 
 def _take_all(tools: Tools, may: Container[str]) -> None:
@@ -303,7 +301,6 @@ class TurnToolCalls:
     async def _run_one(self, begun: Item) -> None:
         """One call, from its start to its output."""
         value, running = begun.value, self._running
-        assert isinstance(value, Begun), "nothing else is hosted"
         is_listing = isinstance(value, McpListTools)
         is_allowed = is_listing or self._may_call()
         if is_allowed:
@@ -332,7 +329,7 @@ class TurnToolCalls:
         self._refused += not is_allowed
         return is_allowed
 
-    async def _call(self, value: Begun) -> ToolResult:
+    async def _call(self, value: ItemValue) -> ToolResult:
         """The tool at work, within its time."""
         work = hosted_work(value)
         wanted = work.request(value)
@@ -390,7 +387,7 @@ class TurnToolCalls:
         return structs.replace(ran, text=text)
 
 
-def _related(item: Item, begun: Begun) -> Item:
+def _related(item: Item, begun: ItemValue) -> Item:
     """The finished item, still tied to the approval that it was made by."""
     value = item.value
     if isinstance(value, McpCall) and isinstance(begun, McpCall):
@@ -399,7 +396,7 @@ def _related(item: Item, begun: Begun) -> Item:
     return item
 
 
-def _failed(value: Begun, message: str, code: int) -> ToolResult:
+def _failed(value: ItemValue, message: str, code: int) -> ToolResult:
     failed = hosted_work(value).failed(value, message, code)
     return ToolResult(f"Error: {message}", as_item(failed))
 

@@ -29,8 +29,10 @@ from segue.wire.items import (
     InputText,
     Item,
     ItemValue,
+    McpCall,
     Message,
 )
+from segue.wire.kinds import call_id_of, is_call, is_output
 
 Kind = Literal["window", "chain"]
 

@@ -197,13 +197,18 @@ def _foreign_call(struct: type[V], call_id: Callable[[V], str | None]) -> AnyIte
     )
 
 
-def _given(struct: type[V], prefix: str | None, shown: Callable[[V], Shown]) -> AnyItemKind:
-    """An item that is neither a call nor an output, and that no model writes."""
+def _given(
+    struct: type[V],
+    prefix: str | None,
+    shown: Callable[[V], Shown],
+    pairing: OutputPairing[V] | None = None,
+) -> AnyItemKind:
+    """An item that no model writes and no tool of ours works on: an output, tools, a setting, a compaction."""
     return _row(
         struct,
         _tag(struct),
         prefix,
-        pairing=None,
+        pairing=pairing,
         is_model_written=NO,
         shown=shown,
         streamed=None,
@@ -220,16 +225,7 @@ def _output(
     is_from_client: Callable[[V], bool] = YES,
     shown: Callable[[V], Shown] = RESPONSE,
 ) -> AnyItemKind:
-    return _row(
-        struct,
-        _tag(struct),
-        prefix,
-        pairing=OutputPairing(to, call_id, is_from_client),
-        is_model_written=NO,
-        shown=shown,
-        streamed=None,
-        hosted=None,
-    )
+    return _given(struct, prefix, shown, OutputPairing(to, call_id, is_from_client))
 
 
 # --- our own tools --------------------------------------------------------------------------------
