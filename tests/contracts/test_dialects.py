@@ -107,7 +107,9 @@ def template() -> DialectCase:
         marks,
         # A template writes its default system text before the first message, and nothing before that.
         forgets=lambda scene, _: (
-            scene.past is None and not scene.given and not scene.head.tools.offers
+            not scene.given
+            and not scene.head.tools.offers
+            and not any(round.given or round.did_sample for round in scene.history())
         ),
         is_joined=True,
     )
