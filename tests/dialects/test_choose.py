@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from segue.dialects.chatml import PLAIN, QWEN2, QWEN2_CODER, QWEN3, SMOLLM2
-from segue.dialects.choose import choose, dialect_for, template_in
+from segue.dialects.choose import choose, dialect_for
 from segue.dialects.family import Family
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
@@ -18,6 +18,7 @@ from segue.errors import Misconfigured, ServerFault
 from segue.settings import DIALECTS
 from segue.turn.seams import Dialect
 from segue.turn.values import Head, Scene
+from segue.vocabularies.chat_template import template_in
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import (
     vocabulary_from_file,
