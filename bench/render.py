@@ -28,7 +28,7 @@ from segue.dialects.chatml import SMOLLM2
 from segue.dialects.family import TokenDialect
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
-from segue.dialects.template import ChatTemplate, template_dialect
+from segue.dialects.template import template_dialect
 from segue.engines.weights import find_weights
 from segue.turn.commit import warm_after
 from segue.turn.seams import Dialect
@@ -43,6 +43,7 @@ from segue.turn.values import (
     Turn,
     TurnClosed,
 )
+from segue.vocabularies.chat_template import ChatTemplate
 from segue.vocabularies.gguf import GgufValue, read_gguf
 from segue.vocabularies.load import CONTROL, vocabulary_from_metadata
 from segue.vocabularies.vocabulary import Vocabulary

@@ -11,9 +11,10 @@ from segue.dialects.family import Family, TokenDialect
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import MISTRAL
-from segue.dialects.template import ChatTemplate, template_dialect
+from segue.dialects.template import template_dialect
 from segue.engines.weights import find_weights
 from segue.turn.values import Delta, Deltas, Head, Scene
+from segue.vocabularies.chat_template import ChatTemplate
 from segue.vocabularies.gguf import read_gguf
 from segue.wire.items import Item, ItemValue, Message
 from tests.contracts import dialect as contract
@@ -107,7 +108,9 @@ def template() -> DialectCase:
         marks,
         # A template writes its default system text before the first message, and nothing before that.
         forgets=lambda scene, _: (
-            scene.past is None and not scene.given and not scene.head.tools.offers
+            not scene.given
+            and not scene.head.tools.offers
+            and not any(round.given or round.did_sample for round in scene.history())
         ),
         is_joined=True,
     )

@@ -1,21 +1,24 @@
 """A model is known by its own files."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from segue.dialects.chatml import PLAIN, QWEN2, QWEN2_CODER, QWEN3, SMOLLM2
-from segue.dialects.choose import choose, template_in
+from segue.dialects.choose import choose, dialect_for
 from segue.dialects.family import Family
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import MISTRAL
 from segue.engines.weights import find_weights
-from segue.errors import ServerFault
+from segue.errors import Misconfigured, ServerFault
+from segue.settings import DIALECTS
 from segue.turn.seams import Dialect
 from segue.turn.values import Head, Scene
+from segue.vocabularies.chat_template import template_in
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import (
     vocabulary_from_file,
@@ -188,3 +191,23 @@ def test_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 
     with pytest.raises(ServerFault):
         choose(tmp_path, smollm2())
+
+
+def test_every_name_is_a_dialect_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", page.partition("## How")[0], re.MULTILINE)
+
+    assert rows == [name for name in DIALECTS if name != "auto"]
+
+
+def test_name_alone_means_the_first_variant() -> None:
+    path = find_weights("smollm2")
+    vocabulary = vocabulary_from_gguf(path)
+
+    assert is_written_by(dialect_for("qwen2", path, vocabulary), QWEN2)
+    assert is_template(dialect_for("template", path, vocabulary))
+
+
+def test_model_without_a_template_cannot_be_run_by_it(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="no chat template"):
+        dialect_for("template", tmp_path, smollm2())

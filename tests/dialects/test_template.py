@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from segue.dialects.family import TokenDialect
-from segue.dialects.template import ChatTemplate, template_dialect
+from segue.dialects.template import template_dialect
 from segue.errors import InvalidRequest, ServerFault
 from segue.turn.values import Head, Round, Scene, Turn, Warm
+from segue.vocabularies.chat_template import ChatTemplate
 from tests.contracts.dialect import (
     OFFERING,
     TOOLS,

@@ -29,8 +29,18 @@ from hypothesis.stateful import (
 from segue.engines.weights import find_weights
 from segue.errors import EngineFailed
 from segue.turn.resolve import count_model_turns
-from segue.turn.values import Closed as ItemClosed
-from segue.turn.values import Head, IdArray, Ids, Round, Scene, Tokens, Turn, TurnClosed, id_array
+from segue.turn.values import (
+    Head,
+    IdArray,
+    Ids,
+    ItemClosed,
+    Round,
+    Scene,
+    Tokens,
+    Turn,
+    TurnClosed,
+    id_array,
+)
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.codec import decode_item, decode_tools

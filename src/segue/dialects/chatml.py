@@ -25,6 +25,7 @@ from segue.wire.items import Item, Message, Reasoning
 from segue.wire.tools import Offer
 
 START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+BLOCK = Mark(START)
 CALL, CALLED = "<tool_call>", "</tool_call>"
 MARKS = TextMarks(CALL, CALLED)
 # After a block stands a newline of its own.
@@ -85,7 +86,7 @@ def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> Id
 
 
 def _block(vocabulary: Vocabulary, role: str, content: str) -> IdArray[int]:
-    return vocabulary.ids(Mark(START), f"{role}\n{content}", BLOCK_END)
+    return vocabulary.ids(BLOCK, f"{role}\n{content}", BLOCK_END)
 
 
 def _write(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:

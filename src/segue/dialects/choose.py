@@ -21,11 +21,11 @@ from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import MISTRAL
 from segue.dialects.offers import definition_of
-from segue.dialects.template import Chat, ChatTemplate, TemplateRunner, template_dialect
+from segue.dialects.template import template_dialect
 from segue.errors import InvalidRequest, Misconfigured, ServerFault
 from segue.settings import DIALECTS
 from segue.turn.values import Head, Scene, Tokens
-from segue.vocabularies.gguf import read_gguf
+from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner, template_in
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item, ItemValue
 from segue.wire.tools import FunctionTool, Tools, offers_of
@@ -115,60 +115,6 @@ def _shortest_prompt(runner: TemplateRunner) -> str:
         return runner.run([{"role": "user", "content": "Hi"}], None, PROBED_AT, is_cued=True)
     except InvalidRequest:
         return ""
-
-
-# --- the model's own files ------------------------------------------------------------------------
-
-
-class _Token(msgspec.Struct):
-    content: str = ""
-
-
-class _Config(msgspec.Struct):
-    chat_template: str | list[dict[str, str]] | None = None
-    bos_token: str | _Token | None = None
-    eos_token: str | _Token | None = None
-
-
-def template_in(path: Path) -> ChatTemplate | None:
-    """The chat template of a model; None if it has none."""
-    return _template_in_gguf(path) if path.suffix == ".gguf" else _template_in_folder(path)
-
-
-def _template_in_gguf(path: Path) -> ChatTemplate | None:
-    head = read_gguf(path)
-    text = head.get("tokenizer.chat_template")
-    if not isinstance(text, str):
-        return None
-    tokens = head.get("tokenizer.ggml.tokens")
-
-    def named(key: str) -> str:
-        id = head.get(f"tokenizer.ggml.{key}_token_id")
-        found = tokens[id] if isinstance(tokens, list) and isinstance(id, int) else ""
-        return found if isinstance(found, str) else ""
-
-    return ChatTemplate(text, named("bos"), named("eos"))
-
-
-def _template_in_folder(path: Path) -> ChatTemplate | None:
-    folder = path if path.is_dir() else path.parent
-    file, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    try:
-        config = _Config()
-        if file.is_file():
-            config = msgspec.json.decode(file.read_bytes(), type=_Config)
-        text = own.read_text() if own.is_file() else config.chat_template
-    except (OSError, ValueError) as wrong:
-        raise ServerFault(f"{file.name} cannot be read: {wrong}") from wrong
-    if isinstance(text, list):
-        # Several templates by name; the template that knows tools can do more.
-        named = {entry.get("name", ""): entry.get("template", "") for entry in text}
-        text = named.get("tool_use") or named.get("default")
-    return ChatTemplate(text, _text(config.bos_token), _text(config.eos_token)) if text else None
-
-
-def _text(token: str | _Token | None) -> str:
-    return token.content if isinstance(token, _Token) else token or ""
 
 
 # --- small conversations --------------------------------------------------------------------------

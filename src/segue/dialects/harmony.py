@@ -21,17 +21,15 @@ are; instructions and tools are the developer's message. What was thought before
 from __future__ import annotations
 
 import re
-from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
-from segue.dialects.call_json import InputReader
 from segue.dialects.family import BoundFamily, Family, system_of
 from segue.dialects.forced import CallForm
-from segue.dialects.item_writer import PendingLogprobs, text_of_token
+from segue.dialects.item_writer import ItemWriter, PendingLogprobs, text_of_token
 from segue.dialects.offers import added_by, may_call, offer_in, opened_call, parameters_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
@@ -39,7 +37,6 @@ from segue.turn.values import (
     Head,
     IdArray,
     Ids,
-    ItemClosed,
     ItemOpened,
     ItemText,
     Parsed,
@@ -409,11 +406,9 @@ class HarmonyReader:
         names = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
         self._marks = {vocabulary.special(name): name for name in names}
         self._decode = getincrementaldecoder("utf-8")("replace")
-        # Whether text tokens may pass as they are.
-        self._is_flowing = False
-        self._parsed: list[Parsed] = []
-        # Sampled since the last closed item.
-        self._ids = array("I")
+        self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
+        # Whether plain tokens may pass as they are.
+        self._is_passing = False
         self._is_stopped = False
         # Whether nothing was sampled after the last `<|end|>`.
         self._is_ended = False
@@ -422,18 +417,18 @@ class HarmonyReader:
         self._section = ""
         # What the body is; None in a header. Text is opened by its first letter.
         self._body: ItemOpened | None = None
-        self._is_open = False
-        self._input = InputReader()
-        # Whether the only call that is allowed is whole.
-        self.is_over = False
-        # Where logprobs were requested: those of tokens whose text is not sent yet.
-        self._pending: PendingLogprobs | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the only call that is allowed is whole."""
+        return self._items.is_over
 
     def feed(self, piece: Piece) -> list[Parsed]:
         assert isinstance(piece, Ids), "this dialect reads tokens"
-        parsed = self._parsed = []
-        if piece.logprobs or self._pending is not None:
-            self._pending = self._pending or PendingLogprobs(self._vocabulary)
+        items = self._items
+        parsed = items.parsed = []
+        if piece.logprobs or items.pending is not None:
+            items.pending = items.pending or PendingLogprobs(self._vocabulary)
             for id, logprobs in zip(
                 piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True
             ):
@@ -441,23 +436,23 @@ class HarmonyReader:
             return parsed
         plain = self._plain_tokens
         for id in piece.ids:
-            if self._is_flowing:
-                wrote = plain.get(id)
-                if wrote is not None:
-                    self._ids.append(id)
-                    parsed.append(wrote)
+            if self._is_passing:
+                text = plain.get(id)
+                if text is not None:
+                    items.ids.append(id)
+                    parsed.append(text)
                     continue
             self._take(id)
         return parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
-        parsed = self._parsed = []
+        items = self._items
+        items.parsed = []
         is_call = self._body is not None and self._body.is_call
-        self._end(is_cut=is_cut and not (self._is_stopped or self.is_over))
+        self._end(is_cut=is_cut and not self._is_done())
         if not self._is_ended:
-            self._ids.append(self._id_of(CALL if is_call else END))
-        parsed.append(TurnClosed(self._ids))
-        return parsed
+            items.ids.append(self._vocabulary.special(CALL if is_call else END))
+        return [*items.parsed, TurnClosed(items.ids)]
 
     def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
         if self._is_done():
@@ -465,14 +460,14 @@ class HarmonyReader:
         mark = self._marks.get(id)
         if mark in (CALL, RETURN):
             self._is_stopped = True
-            self._is_flowing = False
+            self._is_passing = False
             return
         if mark == START or (mark == CHANNEL and self._body is not None):
             # The message before it has no end of its own.
             self._end()
             if self._is_done():
                 return
-        self._ids.append(id)
+        self._items.ids.append(id)
         self._is_ended = mark == END
         if mark == END:
             self._end()
@@ -487,7 +482,7 @@ class HarmonyReader:
             self._header[self._section] += self._decode.decode(self._vocabulary.bytes_of(id))
 
     def _is_done(self) -> bool:
-        return self._is_stopped or self.is_over
+        return self._is_stopped or self._items.is_over
 
     def _take_text(self, id: int, logprobs: TokenLogprob | None) -> None:
         data = self._vocabulary.bytes_of(id)
@@ -495,13 +490,12 @@ class HarmonyReader:
             whole = text_of_token(data)
             self._plain_tokens[id] = ItemText(whole) if whole else None
         text = self._decode.decode(data)
-        if self._pending is not None:
-            self._pending.take(id, logprobs, len(text))
+        if self._items.pending is not None:
+            self._items.pending.take(id, logprobs, len(text))
         self._write_text(text)
-        self._is_flowing = (
-            self._is_open
-            and self._body is not None
-            and self._body.kind != "custom"
+        self._is_passing = (
+            self._items.open is not None
+            and self._items.open.kind != "custom"
             and not self._decode.getstate()[0]
         )
 
@@ -516,55 +510,42 @@ class HarmonyReader:
             and may_call(self._scene, offer_in(self._scene, name))
         ):
             self._body = opened_call(name, offer_in(self._scene, name))
-            self._open(self._body)
+            self._items.begin(self._body)
         else:
             is_thought = channel.split()[:1] == ["analysis"]
             self._body = ItemOpened("reasoning" if is_thought else "message")
-            if self._pending is not None:
-                self._pending.begin(0)
+            if self._items.pending is not None:
+                self._items.pending.begin(0)
 
     def _write_text(self, text: str) -> None:
         assert self._body is not None
+        items = self._items
         if not text:
             return
-        if not self._is_open:
-            self._open(self._body)
-        if self._body.kind == "custom":
-            if text := self._input.feed(text):
-                self._parsed.append(ItemText(text))
-        elif self._pending is not None and self._body.kind == "message":
-            self._parsed.append(ItemText(text, self._pending.take_sent(len(text))))
+        if items.open is None:
+            items.begin(self._body)
+        if self._body.is_call:
+            items.write_arguments(text)
         else:
-            self._parsed.append(ItemText(text))
-
-    def _open(self, body: ItemOpened) -> None:
-        self._is_open = True
-        self._parsed.append(body)
+            items.write(text)
 
     def _end(self, *, is_cut: bool = False) -> None:
         """The message is over, with or without an end mark."""
         rest = "" if is_cut else self._decode.decode(b"", final=True)
         self._decode.reset()
-        if self._pending is not None:
-            self._pending.add(len(rest))
+        items = self._items
+        if items.pending is not None:
+            items.pending.add(len(rest))
         stray = "" if CHANNEL in self._header else self._header[""].removeprefix("assistant")
         if self._body is None and stray.strip():
             # No message at all, only text: an untrained model, or a broken prompt. Its logprobs were not kept.
             self._body, rest = ItemOpened("message"), stray + rest
         if self._body is not None:
             self._write_text(rest)
-        if self._is_open:
-            if text := self._input.close():
-                self._parsed.append(ItemText(text))
-            self._parsed.append(ItemClosed(self._ids, is_cut))
-            self._ids = array("I")
-            is_call = self._body is not None and self._body.is_call
-            self.is_over = is_call and not self._scene.head.parallel_tool_calls
-        self._header, self._section, self._input = {"": ""}, "", InputReader()
-        self._body, self._is_open, self._is_flowing = None, False, False
-
-    def _id_of(self, mark: str) -> int:
-        return self._vocabulary.special(mark)
+        items.end_arguments()
+        items.close(is_cut=is_cut)
+        self._header, self._section = {"": ""}, ""
+        self._body, self._is_passing = None, False
 
 
 # --- the family -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ be a mark and never be sent; `PendingLogprobs` keeps the tokens until their text
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 
 from segue.dialects.call_json import InputReader
@@ -93,8 +94,8 @@ class ItemWriter:
         self.is_over = False
         # Where logprobs were requested: those of tokens whose text is not sent yet.
         self.pending: PendingLogprobs | None = None
-        # Text is joined with what was written since here.
-        self.joined_from = 0
+        # Text is joined with text that was written since here; as it stands, with none.
+        self.joined_from = sys.maxsize
         # How many of the ids belong to the open item, if what is held back becomes a call.
         self.held_from = 0
         self._is_single = is_single

@@ -38,6 +38,7 @@ BEGIN, HEADER, HEADED = "<|begin_of_text|>", "<|start_header_id|>", "<|end_heade
 END, TAG = "<|eot_id|>", "<|python_tag|>"
 OTHER_ENDS = ("<|eom_id|>", "<|end_of_text|>")
 MARKS = TextMarks(signals=(TAG,))
+AFTER_ROLE, BLOCK_END = Mark(HEADED), Mark(END)
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "llama1"
 
@@ -89,20 +90,20 @@ def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> Id
     for parts in blocks_of(items, MODEL_TURN, lambda offers: TOOLS_IN_SYSTEM + _tools(offers)):
         role = ROLES.get(parts[0].kind, parts[0].kind)
         content = _content(vocabulary, "\n\n", parts)
-        ids.extend(vocabulary.ids(*_opening(role), *content, Mark(END)))
+        ids.extend(vocabulary.ids(*_opening(role), *content, BLOCK_END))
     return ids
 
 
 def _block(vocabulary: Vocabulary, role: str, content: str) -> IdArray[int]:
-    return vocabulary.ids(*_opening(role), f"\n\n{content}", Mark(END))
+    return vocabulary.ids(*_opening(role), f"\n\n{content}", BLOCK_END)
 
 
 def _opening(role: str) -> tuple[Mark, Mark]:
-    return Mark(HEADER, role), Mark(HEADED)
+    return Mark(HEADER, role), AFTER_ROLE
 
 
 def _write(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
-    return vocabulary.ids(*_content(vocabulary, "", parts_of(items)), Mark(END))
+    return vocabulary.ids(*_content(vocabulary, "", parts_of(items)), BLOCK_END)
 
 
 def _content(vocabulary: Vocabulary, before: str, parts: Sequence[Part]) -> list[Chunk]:
@@ -150,7 +151,7 @@ LLAMA3 = Family(
     version=VERSION,
     specials=(BEGIN, HEADER, HEADED, END),
     stops=(END, *OTHER_ENDS),
-    seal=(Mark(END),),
+    seal=(BLOCK_END,),
     cue=(Mark(HEADER, "assistant"), Mark(HEADED, "\n\n")),
     render=Writing(begin=_begin, given=_given, wrote=_write).render,
     write=_write,

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from segue.dialects.call_json import InputReader
 from segue.dialects.family import MODEL_TURN
+from segue.dialects.item_writer import ItemWriter
 from segue.dialects.offers import may_call, offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, part_of
 from segue.dialects.warm import rounds_of
@@ -27,7 +27,6 @@ from segue.turn.values import (
     Deltas,
     Head,
     IdArray,
-    ItemClosed,
     ItemOpened,
     ItemText,
     Messages,
@@ -256,20 +255,21 @@ class MessagesReader:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        self._parsed: list[Parsed] = []
-        self._open: ItemOpened | None = None
+        self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
         self._blank = ""
         self._blank_logprobs: tuple[Logprob, ...] = ()
         self._has_thought = False
-        # Whether the only call that is allowed is whole.
-        self.is_over = False
         self._index: int | None = None
         self._closed_indexes: set[int] = set()
-        self._input = InputReader()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the only call that is allowed is whole."""
+        return self._items.is_over
 
     def feed(self, piece: Piece) -> list[Parsed]:
         assert isinstance(piece, Deltas), "this dialect reads deltas"
-        parsed = self._parsed = []
+        parsed = self._items.parsed = []
         for delta in piece.deltas:
             if self.is_over:
                 break
@@ -282,13 +282,12 @@ class MessagesReader:
         return parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
-        parsed = self._parsed = []
+        self._items.parsed = []
         self._close(is_cut=is_cut and not self.is_over)
-        parsed.append(TurnClosed(NO_IDS))
-        return parsed
+        return [*self._items.parsed, TurnClosed(NO_IDS)]
 
     def _think(self, text: str) -> None:
-        if self._open is None or self._open.kind != "reasoning":
+        if not self._is_open("reasoning"):
             if not text.strip():
                 return
             self._begin(ItemOpened("reasoning"))
@@ -296,10 +295,10 @@ class MessagesReader:
                 return
             self._has_thought = True
             text = text.lstrip("\n")
-        self._parsed.append(ItemText(text))
+        self._items.write(text)
 
     def _talk(self, text: str, logprobs: tuple[Logprob, ...]) -> None:
-        if self._open is None or self._open.kind != "message":
+        if not self._is_open("message"):
             text, logprobs = self._blank + text, self._blank_logprobs + logprobs
             if not text.strip():
                 self._blank, self._blank_logprobs = text, logprobs
@@ -309,7 +308,7 @@ class MessagesReader:
             self._begin(ItemOpened("message"))
             if self.is_over:
                 return
-        self._parsed.append(ItemText(text, logprobs))
+        self._items.parsed.append(ItemText(text, logprobs))
 
     def _call(self, index: int, name: str, arguments: str) -> None:
         if index != self._index:
@@ -324,30 +323,23 @@ class MessagesReader:
             if self.is_over:
                 return
             self._index = index
-        if not arguments:
-            return
-        assert self._open is not None
-        is_custom = self._open.kind == "custom"
-        if text := self._input.feed(arguments) if is_custom else arguments:
-            self._parsed.append(ItemText(text))
+        if arguments:
+            self._items.write_arguments(arguments)
+
+    def _is_open(self, kind: str) -> bool:
+        return self._items.open is not None and self._items.open.kind == kind
 
     def _begin(self, opened: ItemOpened) -> None:
         self._close()
-        if self.is_over:
-            return
-        self._open = opened
-        self._parsed.append(opened)
+        if not self.is_over:
+            self._items.begin(opened)
 
     def _close(self, *, is_cut: bool = False) -> None:
         self._blank, self._blank_logprobs = "", ()
-        if self._open is None:
+        if self._items.open is None:
             return
-        is_call = self._open.is_call
-        self.is_over = is_call and not self._scene.head.parallel_tool_calls
-        if self._open.kind == "custom" and (text := self._input.close()):
-            self._parsed.append(ItemText(text))
-        self._parsed.append(ItemClosed(NO_IDS, is_cut))
-        self._open, self._input = None, InputReader()
+        self._items.end_arguments()
+        self._items.close(is_cut=is_cut)
         if self._index is not None:
             self._closed_indexes.add(self._index)
             self._index = None

@@ -28,9 +28,9 @@ from pathlib import Path
 
 import msgspec
 
-from segue.dialects.call_json import InputReader
 from segue.dialects.family import MODEL_TURN, BoundFamily, Family, blocks_of, is_from
 from segue.dialects.forced import CallForm
+from segue.dialects.item_writer import ItemWriter
 from segue.dialects.offers import function_of, may_call, offer_in, opened_call
 from segue.dialects.parts import Part, dumps, is_object, object_or_string, parts_of
 from segue.dialects.text_reader import TextMarks, TextReader
@@ -41,7 +41,6 @@ from segue.turn.values import (
     Ids,
     ItemClosed,
     ItemOpened,
-    ItemText,
     Parsed,
     Piece,
     Scene,
@@ -173,44 +172,44 @@ class MistralReader:
                  if self._vocabulary.has_special(name)]  # fmt: skip
         self._marks = {self._vocabulary.special(name): name for name in names}
         self._decode = getincrementaldecoder("utf-8")("replace")
-        self._parsed: list[Parsed] = []
+        self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
         # The last mark; nothing while talking.
         self._state = ""
         # Reads the text of this stretch; None: there was none yet.
         self._text: TextReader | None = None
-        # Sampled since the last closed item.
-        self._ids = id_array()
         self._is_stopped = False
-        # Whether the only call that is allowed is whole.
-        self.is_over = False
-        self._open: ItemOpened | None = None
         # A name as far as it has come, or blanks before a thought.
         self._held = ""
         # The arguments, and whether they are sent as they come; None: their first letter is not here yet.
         self._arguments: list[str] = []
-        self._input = InputReader()
         self._is_streamed: bool | None = None
         # From where on the ids are the name of a call, and their logprobs.
         self._name_from = 0
         self._name_logprobs: list[TokenLogprob | None] = []
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the only call that is allowed is whole."""
+        return self._items.is_over
+
     def feed(self, piece: Piece) -> list[Parsed]:
         assert isinstance(piece, Ids), "this dialect reads tokens"
-        self._parsed = []
-        is_read = not (self._is_stopped or self.is_over)
+        items = self._items
+        items.parsed = []
+        is_read = not (self._is_stopped or items.is_over)
         if not self._state and is_read and self._marks.keys().isdisjoint(piece.ids):
             self._talk(piece)
-            return self._parsed
+            return items.parsed
         for n, id in enumerate(piece.ids):
-            if not (self._is_stopped or self.is_over):
+            if not (self._is_stopped or items.is_over):
                 self._take(id, piece.logprobs[n : n + 1])
-        return self._parsed
+        return items.parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
-        self._parsed = []
-        self._finish(is_cut=is_cut and not (self._is_stopped or self.is_over))
-        self._parsed.append(TurnClosed(self._ids + self._bound.seal))
-        return self._parsed
+        items = self._items
+        items.parsed = []
+        self._finish(is_cut=is_cut and not (self._is_stopped or items.is_over))
+        return [*items.parsed, TurnClosed(items.ids + self._bound.seal)]
 
     def _take(self, id: int, logprobs: Sequence[TokenLogprob | None]) -> None:
         mark = self._marks.get(id)
@@ -220,26 +219,26 @@ class MistralReader:
             self._finish()
             self._is_stopped = True
         elif mark == CALL_ID and self._state == CALL:
-            self._ids.append(id)
+            self._items.ids.append(id)
             self._state = CALL_ID
         elif mark == ARGS and self._state in (CALL, CALL_ID) and self._held.strip():
-            self._ids.append(id)
+            self._items.ids.append(id)
             self._begin_call_or_text(self._held.strip())
         elif mark == THOUGHT and self._state == THINK:
-            self._ids.append(id)
+            self._items.ids.append(id)
             self._finish()
         elif mark in (THINK, CALL):
             self._finish()
-            if self.is_over:
+            if self._items.is_over:
                 return
             self._state = mark
-            self._name_from = len(self._ids)
+            self._name_from = len(self._items.ids)
             self._name_logprobs = list(logprobs or [None])
-            self._ids.append(id)
+            self._items.ids.append(id)
         elif not self._state:
             self._talk(Ids([id], logprobs))
         else:
-            self._ids.append(id)
+            self._items.ids.append(id)
             self._take_text(self._decode.decode(self._vocabulary.bytes_of(id)))
 
     def _take_text(self, text: str) -> None:
@@ -259,24 +258,25 @@ class MistralReader:
         if self._text is None:
             self._text = TextReader(self._bound, self._scene, MARKS)
         self._pass(self._text.feed(piece))
-        self.is_over = self._text.is_over
+        self._items.is_over = self._text.is_over
 
     def _pass(self, parsed: Sequence[Parsed]) -> None:
         """What the reader of text has read; the ids before it are the first item's."""
+        items = self._items
         for value in parsed:
             match value:
                 case ItemClosed():
-                    self._parsed.append(ItemClosed(self._ids + value.ids, value.is_cut))
-                    self._ids = id_array()
+                    items.parsed.append(ItemClosed(items.ids + value.ids, value.is_cut))
+                    items.ids = id_array()
                 case TurnClosed():
-                    self._ids.extend(value.ids[: -len(self._bound.seal)])
+                    items.ids.extend(value.ids[: -len(self._bound.seal)])
                 case _:
-                    self._parsed.append(value)
+                    items.parsed.append(value)
 
     def _was_text(self) -> None:
         """There is no name after the mark of a call."""
-        ids = self._ids[self._name_from :]
-        self._ids = self._ids[: self._name_from]
+        ids = self._items.ids[self._name_from :]
+        self._items.ids = self._items.ids[: self._name_from]
         self._state, self._held = "", ""
         self._decode.reset()
         self._talk(Ids(ids, self._name_logprobs[: len(ids)] if any(self._name_logprobs) else ()))
@@ -285,10 +285,10 @@ class MistralReader:
 
     def _think(self, text: str) -> None:
         self._held += text
-        if self._open is None and self._held.strip():
-            self._begin(ItemOpened("reasoning"))
-        if self._open is not None:
-            self._write(self._held)
+        if self._items.open is None and self._held.strip():
+            self._items.begin(ItemOpened("reasoning"))
+        if self._items.open is not None:
+            self._items.write(self._held)
             self._held = ""
 
     def _name(self, text: str) -> None:
@@ -299,7 +299,7 @@ class MistralReader:
         elif brace and offer_in(self._scene, name.strip()) is not None:
             # The mark before the arguments is missing.
             self._begin_call_or_text(name.strip())
-            if self._open is not None and self._state == ARGS:
+            if self._items.open is not None and self._state == ARGS:
                 self._argue(brace + rest)
 
     def _begin_call_or_text(self, name: str) -> None:
@@ -310,11 +310,11 @@ class MistralReader:
             self._was_text()
 
     def _begin_call(self, name: str) -> None:
-        self._held, self._arguments, self._input = "", [], InputReader()
+        self._held, self._arguments = "", []
         self._state = ARGS
         opened = opened_call(name, offer_in(self._scene, name))
-        self._is_streamed = False if opened.kind == "custom" else None
-        self._begin(opened)
+        self._is_streamed = True if opened.kind == "custom" else None
+        self._items.begin(opened)
 
     def _argue(self, text: str) -> None:
         self._arguments.append(text)
@@ -324,17 +324,7 @@ class MistralReader:
             # A string may hold the object, as some models write it.
             self._is_streamed = begun[0] != '"' if begun else None
         if self._is_streamed:
-            self._write(text)
-        elif self._open is not None and self._open.kind == "custom":
-            self._write(self._input.feed(text))
-
-    def _begin(self, opened: ItemOpened) -> None:
-        self._open = opened
-        self._parsed.append(opened)
-
-    def _write(self, text: str) -> None:
-        if text:
-            self._parsed.append(ItemText(text))
+            self._items.write_arguments(text)
 
     def _finish(self, *, is_cut: bool = False) -> None:
         """The item is over, with or without an end mark."""
@@ -346,21 +336,16 @@ class MistralReader:
         rest = "" if is_cut else self._decode.decode(b"", final=True)
         self._decode.reset()
         self._take_text(rest)
-        if self._open is not None:
-            if self._state == ARGS:
-                arguments = "".join(self._arguments)
-                self._write(self._unsent(arguments, is_cut=is_cut))
-                is_cut = is_cut and not is_object(arguments.strip())
-            self._parsed.append(ItemClosed(self._ids, is_cut))
-            self._ids = id_array()
-            self.is_over = self._state == ARGS and not self._scene.head.parallel_tool_calls
-        self._state, self._held, self._open = "", "", None
+        if self._state == ARGS:
+            arguments = "".join(self._arguments)
+            self._items.write(self._unsent(arguments, is_cut=is_cut))
+            self._items.end_arguments()
+            is_cut = is_cut and not is_object(arguments.strip())
+        self._items.close(is_cut=is_cut)
+        self._state, self._held = "", ""
 
     def _unsent(self, arguments: str, *, is_cut: bool) -> str:
-        """What is left to send of the arguments when they are whole."""
-        assert self._open is not None
-        if self._open.kind == "custom":
-            return self._input.close()
+        """What is left to send of the arguments when they are whole, unless they were sent as they came."""
         if self._is_streamed is None:
             return "" if is_cut else "{}"
         try:

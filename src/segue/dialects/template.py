@@ -18,10 +18,8 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
-from importlib import import_module
 from typing import Any
 from zlib import crc32
 
@@ -44,6 +42,7 @@ from segue.turn.values import (
     Warm,
     id_array,
 )
+from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Mark, Vocabulary
 from segue.wire.items import Item
 
@@ -63,20 +62,10 @@ ENDS = (
 MARKS = TextMarks(CALL, CALLED, signals=("[TOOL_CALLS]", "<|python_tag|>"))
 NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
 
-Chat = list[dict[str, object]]
 # How many of the last prompts are looked at; a template that forgets rewrites the last ones.
 KEPT_PROMPTS_MAX = 4
 # No special token is longer.
 SPECIAL_CHARS_MAX = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ChatTemplate:
-    """A chat template, and the two tokens that it may ask for by name."""
-
-    text: str
-    begin: str = ""
-    end: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,52 +78,6 @@ class TemplatePrompt(Tokens):
 
 
 NO_PROMPT = TemplatePrompt(None, NO_IDS, 0, 0, blake2b(digest_size=16).digest())
-
-
-class TemplateRunner:
-    """Runs a chat template as the usual libraries do. Needs the optional package `jinja2`."""
-
-    def __init__(self, template: ChatTemplate) -> None:
-        try:
-            sandbox = import_module("jinja2.sandbox")
-        except ImportError as missing:
-            raise ServerFault(
-                "To run this model's chat template, `pip install jinja2`."
-            ) from missing
-        environment = sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _refuse
-        self._names = {"bos_token": template.begin, "eos_token": template.end}
-        try:
-            self._run = environment.from_string(template.text).render
-        except Exception as wrong:
-            raise ServerFault(f"The model's chat template cannot be read: {wrong}") from wrong
-
-    def run(self, messages: Chat, tools: object, root_at: int, *, is_cued: bool) -> str:
-        """The conversation as text. A template may refuse it, for example where roles do not alternate."""
-        try:
-            found: str = self._run(
-                messages=messages,
-                tools=tools,
-                add_generation_prompt=is_cued,
-                strftime_now=datetime.fromtimestamp(root_at, UTC).strftime,
-                **self._names,
-            )
-        except Exception as wrong:
-            raise InvalidRequest(
-                f"The model's chat template refuses this conversation: {wrong}", param="input"
-            ) from wrong
-        return found
-
-
-def _tojson(value: object, indent: int | None = None, **_: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(why: str) -> str:
-    raise ValueError(why)
 
 
 def _family(vocabulary: Vocabulary, template: ChatTemplate) -> Family:

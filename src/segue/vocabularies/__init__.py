@@ -1,1 +1,1 @@
-"""The room that answers: which ids are this text, and which bytes is this id?"""
+"""The room that answers: what do a model's tokenizer files say, its vocabulary and its chat template?"""
