@@ -18,6 +18,7 @@ NAMES = (
     "reencode",
     "guards",
     "ending",
+    "compare",
 )
 FIRST = ("turns", "events")
 
@@ -30,10 +31,11 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments[0] not in NAMES:
         print(f"bench: '{arguments[0]}' is not one of: {', '.join(NAMES)}", file=sys.stderr)
         return 2
+    failed = 0
     for name in arguments[:1] or FIRST:
         print(f"\n{name}")
-        importlib.import_module(f"bench.{name}").main(arguments[1:])
-    return 0
+        failed |= importlib.import_module(f"bench.{name}").main(arguments[1:]) or 0
+    return failed
 
 
 if __name__ == "__main__":

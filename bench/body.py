@@ -70,5 +70,5 @@ def main(arguments: Sequence[str]) -> None:
     for size in SIZES:
         rounds = sorted(asyncio.run(longest_gap(size)) for _ in range(options.rounds))
         gap, took = rounds[len(rounds) // 2]
-        rows.append((f"{size / 1e6:.1f}", f"{gap * 1e3:.1f}", f"{took * 1e3:.1f}"))
-    print_table(("body MB", "held at once ms", "in all ms (median of rounds)"), rows)
+        rows.append((size / 1e6, gap * 1e3, took * 1e3))
+    print_table("body MB {:.1f}|held at once ms {:.1f}|in all ms (median of rounds) {:.1f}", rows)

@@ -100,14 +100,14 @@ def main(arguments: Sequence[str]) -> None:
     rows = [
         (
             name,
-            f"{tokens[name]['input_tokens']:,}",
-            f"{tokens[name]['input_tokens_details']['cached_tokens']:,}",
-            f"{median:.3f}",
-            f"{median / medians['turn 2']:.2f} x",
+            tokens[name]["input_tokens"],
+            tokens[name]["input_tokens_details"]["cached_tokens"],
+            median,
+            median / medians["turn 2"],
         )
         for name, median in medians.items()
     ]
-    first = "to the first token s (median of rounds)"
-    print_table(("", "tokens", "cached", first, "against turn 2"), rows)
+    first = "to the first token s (median of rounds) {:.3f}"
+    print_table(f"turn {{}}|tokens {{:,}}|cached {{:,}}|{first}|against turn 2 {{:.2f}} x", rows)
     ratio = medians[f"turn {TURNS}"] / medians["turn 2"]
     print(f"turn {TURNS} within {RATIO_MAX:g} x turn 2: {'yes' if ratio <= RATIO_MAX else 'no'}")

@@ -136,12 +136,6 @@ def wait(delay_s: float, _: int) -> None:
         time.sleep(delay_s)
 
 
-def medians(ways: dict[str, Callable[[], float]], rounds: int) -> list[float]:
-    """Medians of stored turns per second: single, grouped."""
-    runs = {name: lambda _, way=way: way() for name, way in ways.items()}  # type: ignore[misc]
-    return [statistics.median(times) for times in interleaved(runs, rounds, warm_ups=0).values()]
-
-
 def sqlite_way(delay_s: float | None, group_max: int, writers: int, span_s: float) -> float:
     """One round in a new file."""
     on_commit = None if delay_s is None else partial(wait, delay_s)
@@ -179,12 +173,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             }
     rows = []
     for disk, ways in disks.items():
-        single, grouped = medians(ways, options.rounds)
-        rows.append((disk, f"{single:.0f}", f"{grouped:.0f}", f"{grouped / single:.1f}x"))
+        results = interleaved(ways, options.rounds, warm_ups=0)
+        single, grouped = map(statistics.median, results.values())
+        rows.append((disk, single, grouped, grouped / single))
     print(
         f"stored turns/s, {options.writers} writers, median of {options.rounds} x {options.span_s:g} s"
     )
-    print_table(("fsync", "single", "grouped", "ratio"), rows)
+    print_table("fsync {}|single {:.0f}|grouped {:.0f}|ratio {:.1f}x", rows)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,22 +89,16 @@ def run(name: str, checkout: Path, driver: Path, modules: Path) -> dict[str, flo
 
 def compare(
     name: str, base: Sequence[Mapping[str, float]], here: Sequence[Mapping[str, float]], most: float
-) -> list[tuple[str, ...]]:
+) -> list[tuple[object, ...]]:
     """One row a figure: medians, ratio, verdict."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for row in base[0]:
         before, after = ([figures[row] for figures in runs] for runs in (base, here))
         ratio = statistics.median(after) / statistics.median(before)
-        rows.append(
-            (
-                f"{name}: {row}",
-                BENCHMARKS[name].unit,
-                *(f"{statistics.median(side):.2f}" for side in (before, after)),
-                f"{ratio:.3f} x",
-                f"{min(after) / min(before):.3f} x",
-                "higher" if ratio > 1 + most else "lower" if ratio < 1 - most else "same",
-            )
-        )
+        low = min(after) / min(before)
+        verdict = "higher" if ratio > 1 + most else "lower" if ratio < 1 - most else "same"
+        middle = statistics.median(before), statistics.median(after)
+        rows.append((f"{name}: {row}", BENCHMARKS[name].unit, *middle, ratio, low, verdict))
     return rows
 
 
@@ -119,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--own-drivers", action="store_true", help=own)
     options = parser.parse_args(arguments)
     base = options.base.resolve()
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[object, ...]] = []
     with ExitStack() as stack:
         # Nothing but the benchmarks comes from this checkout: the server is the one of the environment.
         modules = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="segue-bench-")))
@@ -128,15 +123,13 @@ def main(arguments: Sequence[str]) -> int:
         drivers = {base: base if options.own_drivers else HERE, HERE: HERE}
         for name in options.names:
             candidates = {
-                checkout: lambda _, checkout=checkout, name=name: run(  # type: ignore[misc]
-                    name, checkout, drivers[checkout], modules
-                )
-                for checkout in drivers
+                checkout: partial(run, name, checkout, driver, modules)
+                for checkout, driver in drivers.items()
             }
             results = interleaved(candidates, options.runs, warm_ups=0)
             rows += compare(name, results[base], results[HERE], options.tolerance)
-    columns = ("figure", "unit", "base", "here", "here/base", "of the lowest", "verdict")
-    print_table(columns, rows)
+    figures = "base {:.2f}|here {:.2f}|here/base {:.3f} x|of the lowest {:.3f} x"
+    print_table(f"figure {{}}|unit {{}}|{figures}|verdict {{}}", rows)
     return int(any(row[-1] == "higher" for row in rows))
 
 

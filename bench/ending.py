@@ -17,6 +17,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from bench.peer import Client, server
 from segue import cli
@@ -69,13 +70,13 @@ class Conversation:
         return turn.first_s
 
 
-def show(title: str, ways: Mapping[str, Callable[[int], float]], turns: int) -> None:
+def show(title: str, ways: Mapping[str, Callable[[], float]], turns: int) -> None:
     """Measure and print one table."""
     rows = []
     for name, times in interleaved(ways, turns).items():
         median, late = statistics.median(times), statistics.quantiles(times, n=20)[-1]
-        rows.append((name, f"{median * 1e3:.2f} ms", f"{late * 1e3:.2f} ms"))
-    print_table((title, "p50", "p95"), rows)
+        rows.append((name, median * 1e3, late * 1e3))
+    print_table(title + " {}|p50 {:.2f} ms|p95 {:.2f} ms", rows)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -89,15 +90,14 @@ def main(arguments: Sequence[str]) -> None:
             return Client(stack.enter_context(server(SCRIPT, *FLAGS, *flags, module=module)).port)
 
         clients = {kind: client("--durability", kind) for kind in ("full", "relaxed")}
-        ends: dict[str, Callable[[int], float]] = {
-            name: lambda _, kind=kind, store=store: end_s(clients[kind], store=store)  # type: ignore[misc]
+        ends = {
+            name: partial(end_s, clients[kind], store=store)
             for name, (store, kind) in ENDINGS.items()
         }
         show("last token to last event", ends, options.turns)
-        talks = {name: Conversation(client(module=module)) for name, module in LEDGERS.items()}
-        words: dict[str, Callable[[int], float]] = {
-            name: lambda _, talk=talk: talk.first_word_s()  # type: ignore[misc]
-            for name, talk in talks.items()
+        words = {
+            name: Conversation(client(module=module)).first_word_s
+            for name, module in LEDGERS.items()
         }
         show("request to first word, turn after turn", words, options.turns)
 

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from bench.peer import Client, cpu_s, server
 from segue_bench.client import ClientConnection, local, post, read_chunk
@@ -78,15 +79,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     with server(SCRIPT) as process:
-        candidates = {
-            name: lambda _, way=way: measured(process, way)  # type: ignore[misc]
-            for name, way in WAYS.items()
-        }
+        candidates = {name: partial(measured, process, way) for name, way in WAYS.items()}
         results = interleaved(candidates, options.rounds)
-    rows = []
-    for name, pairs in results.items():
-        rates, costs = zip(*pairs, strict=True)
-        cost = min(costs)
-        rows.append((name, f"{max(rates):,.0f}", f"{cost * 1e6:.1f}", f"{1 / cost:,.0f}"))
-    columns = ("way", "events/s", "CPU us an event", "events/s of a full core (best round)")
-    print_table(columns, rows)
+    best = {
+        name: (max(r for r, _ in runs), min(c for _, c in runs)) for name, runs in results.items()
+    }
+    print_table(
+        "way {}|events/s {:,.0f}|CPU us an event {:.1f}|events/s of a full core (best round) {:,.0f}",
+        [(name, rate, cost * 1e6, 1 / cost) for name, (rate, cost) in best.items()],
+    )

@@ -14,6 +14,7 @@ import asyncio
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from bench.peer import Client, server
 from segue.settings import Settings
@@ -55,10 +56,11 @@ def first_texts_s(prefill_ms: float, turns: int) -> list[float]:
             for name, more in SIDES.items()
         }
         sides = {
-            name: lambda _, client=client: client.timed_turn(input="Tell me.", store=False).first_s
+            name: partial(client.timed_turn, input="Tell me.", store=False)
             for name, client in clients.items()
         }
-        return [statistics.median(times) for times in interleaved(sides, turns).values()]
+        results = interleaved(sides, turns).values()
+        return [statistics.median(turn.first_s for turn in side) for side in results]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -70,8 +72,10 @@ def main(arguments: Sequence[str]) -> None:
     rows = []
     for prefill_ms in options.prefill_ms:
         without, guarded = first_texts_s(prefill_ms, options.turns)
-        times = (f"{seconds * 1e3:.1f} ms" for seconds in (without, guarded))
-        ratios = (f"{seconds / without:.2f}" for seconds in (guarded, without + GUARD_S))
-        rows.append((f"{prefill_ms:.0f} ms", *times, *ratios))
+        ratios = (guarded / without, (without + GUARD_S) / without)
+        rows.append((prefill_ms, without * 1e3, guarded * 1e3, *ratios))
     print(f"a guard of {GUARD_S * 1e3:.0f} ms, time to first text")
-    print_table(("prefill", "without", "with", "ratio", "one after the other"), rows)
+    columns = (
+        "prefill {:.0f} ms|without {:.1f} ms|with {:.1f} ms|ratio {:.2f}|one after the other {:.2f}"
+    )
+    print_table(columns, rows)

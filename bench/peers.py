@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench.peer import cpu_s, server
@@ -104,7 +105,7 @@ def measure(rounds: int, *, is_stored: bool) -> dict[str, tuple[float, float, in
             "agentic-api": stack.enter_context(agentic(upstream.port)),
         }
         candidates = {
-            name: lambda _, process=process: conversation(process, is_stored=is_stored)  # type: ignore[misc]
+            name: partial(conversation, process, is_stored=is_stored)
             for name, process in servers.items()
         }
         costs = {}
@@ -123,14 +124,10 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     costs = measure(options.rounds, is_stored=options.stored)
     own_wall, own_cpu, _ = costs["segue"]
-    rows = [
-        (
-            name,
-            str(events),
-            f"{wall * 1e3:.2f}",
-            f"{cpu * 1e3:.2f}",
-            f"{own_wall / wall:.2f} x, {own_cpu / cpu:.2f} x",
-        )
-        for name, (wall, cpu, events) in costs.items()
-    ]
-    print_table(("server", "events", "wall ms p50", "CPU ms", "Segue against it: wall, CPU"), rows)
+    print_table(
+        "server {}|events {}|wall ms p50 {:.2f}|CPU ms {:.2f}|Segue against it: wall {:.2f} x|CPU {:.2f} x",
+        [
+            (name, events, wall * 1e3, cpu * 1e3, own_wall / wall, own_cpu / cpu)
+            for name, (wall, cpu, events) in costs.items()
+        ],
+    )

@@ -36,18 +36,9 @@ PARALLEL = 4
 ANSWER_TOKENS_MAX = 60
 CONTEXT_TOKENS = 1_024
 THINGS = (
-    "a cat",
-    "the sea",
-    "Python's asyncio",
-    "old trains",
-    "bread",
-    "the moon",
-    "a bug in a parser",
-    "rain in Oslo",
-    "numbers above 1,000,000",
-    "日本語",
-    "emoji 🎉",
-    "C++ templates",
+    *("a cat", "the sea", "Python's asyncio", "old trains", "bread", "the moon"),
+    *("a bug in a parser", "rain in Oslo", "numbers above 1,000,000"),
+    *("日本語", "emoji 🎉", "C++ templates"),
 )
 ASKS = (
     "Tell me about {}.",
@@ -182,11 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tokens = sum(sample.tokens for sample in chosen)
         lost = sum(sample.tokens - sample.kept for sample in chosen)
         differ = sum(sample.kept < sample.tokens for sample in chosen)
-        shares = f"{differ / max(1, len(chosen)):.1%}", f"{lost / max(1, tokens):.1%}"
-        rows.append(
-            (kind, str(len(chosen)), str(differ), shares[0], str(tokens), str(lost), shares[1])
-        )
-    print_table(("kind", "turns", "differ", "share", "tokens", "lost", "share"), rows)
+        shares = differ / max(1, len(chosen)), lost / max(1, tokens)
+        rows.append((kind, len(chosen), differ, shares[0], tokens, lost, shares[1]))
+    columns = "kind {}|turns {}|differ {}|share {:.1%}|tokens {}|lost {}|share {:.1%}"
+    print_table(columns, rows)
     for sample in [sample for sample in samples if sample.example][:8]:
         print(f"  {sample.kind}: {sample.example!r}")
 

@@ -4,9 +4,9 @@
     python -m bench render --dialects chatml template --sizes 1000 100000
 
 An agent loop of calls and 2 KB outputs; what is measured is `render` of one more output. *Warm*: the parent's prompt
-is at hand, as on a connection. *Cold*: only items and kept ids are, as after a restart. The sizes take turns, round by
-round, so that a noisy machine is noisy for all; each figure is a median. Every dialect gets
-SmolLM2's vocabulary, with the special tokens of its family at the end. Memory is measured by tracemalloc on a
+is in memory, as on a connection. *Cold*: only items and kept ids are, as after a restart. The sizes take turns, so that
+a noisy machine is noisy for all; each figure is a median. A dialect whose own vocabulary is not
+installed gets SmolLM2's, followed by the special tokens of the family. Memory is measured by tracemalloc on a
 history of 100k tokens: all that is kept of it, and the joined prompt alone, which is what being warm costs.
 """
 
@@ -16,9 +16,10 @@ import argparse
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import cast
 
@@ -50,6 +51,7 @@ from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item, ItemValue
 from segue.wire.response import Response
 from segue.wire.tools import FunctionTool, Tools, offers_of
+from segue_bench.rounds import interleaved, print_table
 
 SIZES = (1_000, 10_000, 100_000, 500_000)
 OUTPUT_CHARS = 2_000
@@ -141,11 +143,11 @@ def next_turn(dialect: Dialect, past: Turn | None, number: int) -> Turn:
     first = item(type="message", role="user", content="Find the mistake.")
     given = (first if past is None else output(number - 1, number),)
     reader = dialect.reader(Scene(HEAD, None, given))
-    said = [*reader.feed(Ids(dialect.write([call]))), *reader.close(is_cut=False)]
-    ids = tuple(one.ids for one in said if isinstance(one, ItemClosed))
-    tail = said[-1]
+    parsed = [*reader.feed(Ids(dialect.write([call]))), *reader.close(is_cut=False)]
+    ids = tuple(part.ids for part in parsed if isinstance(part, ItemClosed))
+    tail = parsed[-1]
     assert isinstance(tail, TurnClosed)
-    assert len(ids) == 1, "the model said one thing"
+    assert len(ids) == 1, "the model wrote one item"
     last = Round(given, (call,), ids, tail.ids, dialect.fingerprint, did_sample=True)
     return Turn(
         id=f"resp_{number}",
@@ -163,7 +165,7 @@ def next_turn(dialect: Dialect, past: Turn | None, number: int) -> Turn:
 
 @dataclass(frozen=True)
 class History:
-    """A chain of about so many tokens: how it looks cold, and warm."""
+    """A chain, cold and warm, and the number of its last call."""
 
     cold: Turn
     warm: Turn
@@ -173,18 +175,18 @@ class History:
 def history(dialect: Dialect, tokens: int) -> History:
     """A chain of turns with about this many tokens."""
     sample = dialect.render(Scene(HEAD, chain(dialect, SAMPLE_TURNS), ()))
-    count = max(2, round(tokens / sample.context.length * SAMPLE_TURNS))
-    cold = chain(dialect, count)
+    turns = max(2, round(tokens / sample.context.length * SAMPLE_TURNS))
+    cold = chain(dialect, turns)
     last = cold.rounds[-1]
     rendered = dialect.render(Scene(HEAD, cold.parent, last.given))
     kept = warm_after(dialect.fingerprint, HEAD, rendered, last)
-    return History(cold, replace(cold, warm=kept), count - 1)
+    return History(cold, replace(cold, warm=kept), turns - 1)
 
 
-def chain(dialect: Dialect, count: int) -> Turn:
-    """So many turns, the last one."""
+def chain(dialect: Dialect, turns: int) -> Turn:
+    """The last one of this many turns."""
     turn = next_turn(dialect, None, 0)
-    for number in range(1, count):
+    for number in range(1, turns):
         turn = next_turn(dialect, turn, number)
     return turn
 
@@ -192,17 +194,19 @@ def chain(dialect: Dialect, count: int) -> Turn:
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def timed(dialect: Dialect, past: Turn, number: int, part: int) -> tuple[float, Rendered]:
-    """The seconds that rendering one more output takes: in each round another one, the same for all sizes."""
-    scene = Scene(HEAD, past, (output(number, part),))
+def timed(
+    dialect: Dialect, past: Turn, number: int, parts: Iterator[int]
+) -> tuple[float, Rendered]:
+    """The seconds that rendering one more output takes: in each round another text, the same for all sizes."""
+    scene = Scene(HEAD, past, (output(number, next(parts)),))
     began = time.perf_counter()
     rendered = dialect.render(scene)
     return time.perf_counter() - began, rendered
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a turn costs behind a history of so many tokens."""
+class RenderCost:
+    """What a turn costs after a history of this many tokens."""
 
     tokens: int
     tokenized: int
@@ -210,23 +214,29 @@ class Cost:
     cold_s: float
 
 
-def measure(dialect: Dialect, sizes: Sequence[int], rounds: int, cold_rounds: int) -> list[Cost]:
+def measure(
+    dialect: Dialect, sizes: Sequence[int], rounds: int, cold_rounds: int
+) -> list[RenderCost]:
     """Medians for each size, the sizes taking turns."""
     histories = {size: history(dialect, size) for size in sizes}
-    warm: dict[int, list[float]] = {size: [] for size in sizes}
-    cold: dict[int, list[float]] = {size: [] for size in sizes}
-    lengths: dict[int, tuple[int, int]] = {}
-    for number in range(rounds + 1):
-        for size, one in histories.items():
-            took, rendered = timed(dialect, one.warm, one.number, number)
-            lengths[size] = rendered.tokens_reused, rendered.tokens_tokenized
-            if number:  # The first round warms up.
-                warm[size].append(took)
-    for number in range(cold_rounds):
-        for size, one in histories.items():
-            cold[size].append(timed(dialect, one.cold, one.number, number)[0])
+    warm, cold = (
+        interleaved(
+            {
+                size: partial(timed, dialect, getattr(chain, kind), chain.number, count())
+                for size, chain in histories.items()
+            },
+            repeat,
+            warm_ups,
+        )
+        for kind, repeat, warm_ups in (("warm", rounds, 1), ("cold", cold_rounds, 0))
+    )
     return [
-        Cost(*lengths[size], statistics.median(warm[size]), statistics.median(cold[size]))
+        RenderCost(
+            warm[size][-1][1].tokens_reused,
+            warm[size][-1][1].tokens_tokenized,
+            statistics.median(took for took, _ in warm[size]),
+            statistics.median(took for took, _ in cold[size]),
+        )
         for size in sizes
     ]
 
@@ -255,24 +265,18 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--dialects", nargs="+", choices=MAKERS, default=list(MAKERS))
     options = parser.parse_args(arguments)
-    print("dialect    vocabulary   history   encoded   warm ms   ratio   cold ms   ratio")
-    memory = []
+    rows, memory, verdicts = [], [], []
     for name in options.dialects:
-        if name == "template" and find_spec("jinja2") is None:
-            print("template   needs jinja2")
-            continue
         dialect, words = MAKERS[name]()
         costs = measure(dialect, options.sizes, options.rounds, options.cold_rounds)
         for cost in costs:
             warm, cold = cost.warm_s / costs[0].warm_s, cost.cold_s / costs[0].cold_s
-            print(
-                f"{name:<10} {words:<10} {cost.tokens:>9,}   {cost.tokenized:>7}   "
-                f"{cost.warm_s * 1e3:>7.3f}   {warm:>5.2f}   {cost.cold_s * 1e3:>7.1f}   {cold:>5.0f}",
-                flush=True,
-            )
+            times = (cost.warm_s * 1e3, warm, cost.cold_s * 1e3, cold)
+            rows.append((name, words, cost.tokens, cost.tokenized, *times))
         is_flat = costs[-1].warm_s <= RATIO_MAX * costs[0].warm_s
-        print(f"{'':<10} warm within {RATIO_MAX} x: {'yes' if is_flat else 'no'}")
-        memory.append((name, *kept_bytes(dialect)))
-    print("\nkept of 100k tokens    all MB   joined prompt MB")
-    for name, whole, prompt_bytes in memory:
-        print(f"{name:<20} {whole / 1e6:>8.2f}   {prompt_bytes / 1e6:>16.2f}")
+        verdicts.append(f"{name}: warm within {RATIO_MAX} x: {'yes' if is_flat else 'no'}")
+        memory.append((name, *(size / 1e6 for size in kept_bytes(dialect))))
+    columns = "warm ms {:.3f}|ratio {:.2f}|cold ms {:.1f}|ratio {:.0f}"
+    print_table("dialect {}|vocabulary {}|history {:,}|encoded {}|" + columns, rows)
+    print("\n".join(verdicts), end="\n\n")
+    print_table("kept of 100k tokens {}|all MB {:.2f}|joined prompt MB {:.2f}", memory)

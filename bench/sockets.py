@@ -1,37 +1,39 @@
 """Which socket class? Four candidates, the same questions, one command.
 
     python bench/sockets.py              all tables (Autobahn only if --wstest names its command)
-    python bench/sockets.py memory       one of: endings, memory, stream, autobahn
+    python bench/sockets.py memory       only this table: endings, memory, stream, autobahn
     python bench/sockets.py autobahn --wstest VENV27/bin/wstest
 
 Each candidate runs in a process of its own on loopback, on core 0 where there are two; the client
 is this process, on core 1. CPU is the server's time on the processor as the scheduler counts it.
 Frames carry 220 bytes; pings are off. A candidate whose package is missing is named and left out.
-`segue` is (b); it is imported from the tree, so run this with `src` on the path or installed.
+`segue` is our own; run this where Segue is installed, or with `src` on the path.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import gc
 import importlib.util
 import json
 import os
-import re
 import select
 import socket as net
 import statistics
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from segue_bench.client import frame, local, open_websocket
+from segue_bench.rounds import interleaved
+from segue_bench.server import ServerProcess, apart, spawn
 
 KINDS = {
     "sansio": ("uvicorn", "websockets"),
@@ -268,7 +270,6 @@ def serve_aiohttp(listening: net.socket, size_max: int) -> None:
 def serve(kind: str, size_max: int) -> None:
     listening = net.create_server(("127.0.0.1", 0), backlog=4096)
     report({"port": listening.getsockname()[1]})
-    pin(0)
     if kind == "aiohttp":
         serve_aiohttp(listening, size_max)
         return
@@ -296,77 +297,30 @@ def serve(kind: str, size_max: int) -> None:
 # --- the client ----------------------------------------------------------------------------------
 
 
-def pin(core: int) -> None:
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-    if len(cores) >= 2:
-        os.sched_setaffinity(0, {cores[core]})
-
-
-class Server:
-    def __init__(self, kind: str, size_max: int) -> None:
-        line = [sys.executable, __file__, "serve", "--kind", kind, "--size-max", str(size_max)]
-        paths = [str(Path(__file__).parent.parent / "src"), os.environ.get("PYTHONPATH", "")]
-        self.process = subprocess.Popen(
-            line, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        )
-        assert self.process.stdout is not None
-        self.out = self.process.stdout
-        self.port: int = self.line()["port"]
-
-    def line(self) -> dict[str, Any]:
-        ready, _, _ = select.select([self.out], [], [], 20)
-        if not ready:
-            return {"ended": "nothing within 20 s"}
-        told: dict[str, Any] = json.loads(self.out.readline())
-        return told
-
-    def cpu_s(self) -> float:
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        return sum(int((t / "schedstat").read_text().split()[0]) for t in tasks.iterdir()) / 1e9
-
-    def rss_bytes(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) * 1024
-
-    def connect(self) -> net.socket:
-        for _ in range(100):
-            try:
-                client = net.create_connection(("127.0.0.1", self.port), timeout=20)
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.05)
-        key = base64.b64encode(os.urandom(16)).decode()
-        client.sendall(
-            f"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-        )
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            byte = client.recv(1)
-            assert byte, "the upgrade was refused"
-            head += byte
-        assert b" 101 " in head, head
-        return client
-
-
 @contextmanager
-def serving(kind: str, size_max: int = MESSAGE_BYTES_MAX) -> Iterator[Server]:
-    server = Server(kind, size_max)
-    try:
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
-        server.out.close()
+def serving(kind: str, size_max: int = MESSAGE_BYTES_MAX) -> Iterator[ServerProcess]:
+    """A candidate in a process of its own."""
+    arguments = [__file__, "serve", "--kind", kind, "--size-max", str(size_max)]
+    with (
+        tempfile.TemporaryDirectory(prefix="segue-bench-") as folder,
+        spawn(arguments, r'"port": (\d+)', Path(folder)) as process,
+        apart(process),
+    ):
+        yield process
 
 
-def frame(opcode: int, payload: bytes) -> bytes:
-    """One masked frame, with the mask that changes nothing."""
-    size = len(payload)
-    length = bytes((0x80 | size,)) if size < 126 else struct.pack("!BH", 0x80 | 126, size)
-    return bytes((0x80 | opcode,)) + length + bytes(4) + payload
+def read_report(process: ServerProcess) -> dict[str, Any]:
+    """The next line of the server."""
+    assert process.output is not None
+    ready, _, _ = select.select([process.output], [], [], 20)
+    if not ready:
+        return {"ended": "nothing within 20 s"}
+    line: dict[str, Any] = json.loads(process.output.readline())
+    return line
+
+
+def connect(process: ServerProcess) -> net.socket:
+    return open_websocket(local(process.port)).socket
 
 
 def drain(client: net.socket) -> bytes:
@@ -383,17 +337,17 @@ def drain(client: net.socket) -> bytes:
 
 
 def measure_endings(kind: str) -> dict[str, str]:
-    """What the application is told for each ending, and whether an event precedes close 1009."""
-    told: dict[str, str] = {}
+    """What the application learns of each ending, and whether an event precedes close 1009."""
+    endings: dict[str, str] = {}
     with serving(kind, size_max=1024) as server:
         for name, last in (
-            ("close 1000", frame(8, struct.pack("!H", 1000))),
-            ("close, no status", frame(8, b"")),
+            ("close 1000", frame(struct.pack("!H", 1000), 8)),
+            ("close, no status", frame(b"", 8)),
             ("end of stream", b""),
             ("reset", None),
         ):
-            client = server.connect()
-            client.sendall(frame(1, b"hello"))
+            client = connect(server)
+            client.sendall(frame(b"hello"))
             client.recv(100)
             if last is None:
                 client.setsockopt(net.SOL_SOCKET, net.SO_LINGER, struct.pack("ii", 1, 0))
@@ -401,27 +355,27 @@ def measure_endings(kind: str) -> dict[str, str]:
                 client.sendall(last)
                 client.recv(100)
             client.close()
-            told[name] = json.dumps(server.line()["ended"])
-        client = server.connect()
-        client.sendall(frame(1, b"y" * 2048))
+            endings[name] = json.dumps(read_report(server)["ended"])
+        client = connect(server)
+        client.sendall(frame(b"y" * 2048))
         client.settimeout(3)
         got = drain(client)
         client.close()
         is_first = got[:1] == b"\x81" and struct.pack("!H", 1009) in got
-        told["event before 1009"] = "yes" if is_first else "no"
-    return told
+        endings["event before 1009"] = "yes" if is_first else "no"
+    return endings
 
 
 def measure_memory(kind: str) -> dict[str, str]:
     with serving(kind) as server:
-        for client in [server.connect() for _ in range(100)]:
+        for client in [connect(server) for _ in range(100)]:
             client.close()
-        control = server.connect()
+        control = connect(server)
         settle(control)
-        before = server.rss_bytes()
-        clients = [server.connect() for _ in range(IDLE_COUNT)]
+        before = server.memory_bytes() or 0
+        clients = [connect(server) for _ in range(IDLE_COUNT)]
         settle(control)
-        each = (server.rss_bytes() - before) / IDLE_COUNT
+        each = ((server.memory_bytes() or 0) - before) / IDLE_COUNT
         for client in clients:
             client.close()
         control.close()
@@ -430,7 +384,7 @@ def measure_memory(kind: str) -> dict[str, str]:
 
 def settle(control: net.socket) -> None:
     time.sleep(0.3)
-    control.sendall(frame(1, b"gc"))
+    control.sendall(frame(b"gc"))
     assert control.recv(100)
 
 
@@ -440,28 +394,28 @@ def measure_stream(kinds: list[str]) -> dict[str, dict[str, str]]:
     with ExitStack() as stack:
         servers = {kind: stack.enter_context(serving(kind)) for kind in kinds}
         clients = {
-            kind: [stack.enter_context(server.connect()) for _ in range(STREAM_COUNT)]
+            kind: [stack.enter_context(connect(server)) for _ in range(STREAM_COUNT)]
             for kind, server in servers.items()
         }
         for verb, count in (("tick", 1000), ("join", 4000)):
-            each: dict[str, list[float]] = {kind: [] for kind in kinds}
-            for _ in range(REPEATS + 1):
-                for kind, server in servers.items():
-                    each[kind].append(stream_once(server, clients[kind], verb, count))
-            for kind, (_warm_up, *runs) in each.items():
+            candidates = {
+                kind: partial(stream_once, servers[kind], clients[kind], verb, count)
+                for kind in kinds
+            }
+            for kind, runs in interleaved(candidates, REPEATS).items():
                 value = f"{min(runs):.2f} / {statistics.median(runs):.2f}"
                 figures[kind][f"us per frame, {verb}"] = value
     return figures
 
 
-def stream_once(server: Server, clients: list[net.socket], verb: str, count: int) -> float:
+def stream_once(server: ServerProcess, clients: list[net.socket], verb: str, count: int) -> float:
     count -= count % 8
     left = dict.fromkeys((c.fileno() for c in clients), count * FRAME_BYTES)
     poll = select.poll()
-    started = server.cpu_s()
+    started = server.cpu_s() or 0.0
     for client in clients:
         poll.register(client, select.POLLIN)
-        client.sendall(frame(1, b"%s %d" % (verb.encode(), count)))
+        client.sendall(frame(b"%s %d" % (verb.encode(), count)))
     while left:
         for fd, _ in poll.poll(10_000):
             data = os.read(fd, 1 << 20)
@@ -470,7 +424,7 @@ def stream_once(server: Server, clients: list[net.socket], verb: str, count: int
             if left[fd] == 0:
                 del left[fd]
                 poll.unregister(fd)
-    return (server.cpu_s() - started) * 1e6 / (count * len(clients))
+    return ((server.cpu_s() or 0.0) - started) * 1e6 / (count * len(clients))
 
 
 # Segue refuses binary messages by contract, so for it the binary twins of text cases are left out.
@@ -490,7 +444,7 @@ def measure_autobahn(kind: str, wstest: str) -> dict[str, str]:
         }
         path = Path(folder, "spec.json")
         path.write_text(json.dumps(spec))
-        server.connect().close()
+        connect(server).close()
         line = [wstest, "-m", "fuzzingclient", "-s", str(path)]
         # The server's own lines are not read meanwhile; there are too few to fill the pipe.
         subprocess.run(line, stdout=subprocess.DEVNULL, timeout=500, check=True)
@@ -516,7 +470,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.table == "serve":
         serve(asked.kind, asked.size_max)
         return
-    pin(1)
     for table in tables:
         if asked.table not in (table, "all"):
             continue

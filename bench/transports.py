@@ -4,7 +4,7 @@
     PYTHONPATH=src V/bin/python bench/transports.py [--turns 60] [--rounds 8]
 
 A turn is what an agent's turn is here: 21 kB up (19 kB of tools and a tool's output), 100 small events down, each
-written for itself as a model writes them, and a last event of 22 kB. There is no Segue behind it: each server decodes
+written for itself as a model writes them, and a last event of 22 kB. No Segue server answers: each server decodes
 nothing and makes nothing, so the figures are what the transport and its library cost. One process serves, this one
 asks, over one connection; the candidates take turns. `segue` is our own socket class, imported from the tree. A
 candidate whose packages are missing is named and left out. Bytes are counted by a relay, in turns of their own.
@@ -15,18 +15,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import os
 import statistics
-import struct
-import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
+
+from segue_bench.client import frame, local, upgrade_request
+from segue_bench.figures import percentile
+from segue_bench.rounds import interleaved, print_table
+from segue_bench.server import ServerProcess, spawn
 
 UP = b'{"type":"response.create","tools":"' + b"t" * 21_000 + b'"}'
 EVENT = b'{"type":"response.output_text.delta","delta":"' + b"d" * 170 + b'"}'
@@ -43,7 +47,7 @@ Turn = Callable[[], Awaitable[int]]
 
 
 async def events() -> AsyncIterator[bytes]:
-    """What a model says: one event at a time."""
+    """What a model writes: one event at a time."""
     for _ in range(EVENTS):
         yield EVENT
         await asyncio.sleep(0)
@@ -180,22 +184,19 @@ SERVERS = dict(
 )
 
 
-# --- clients: each gives a call that plays one turn and says how many events came -------------------
+# --- clients: each gives a call that plays one turn and returns how many events came ---------------
 
 
 @asynccontextmanager
 async def over_websocket(port: int) -> AsyncIterator[Turn]:
     """By hand, as the HTTP clients are, so that no client library is measured where none is needed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    writer.write(
-        b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Key: c2VndWUtdHJhbnNwb3J0cw==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    )
+    writer.write(upgrade_request(local(port)))
     assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
-    frame = struct.pack(">BBH", 0x81, 0xFE, len(UP)) + b"\0\0\0\0" + UP
+    request = frame(UP)
 
     async def turn() -> int:
-        writer.write(frame)
+        writer.write(request)
         count = 0
         while True:
             size = (await reader.readexactly(2))[1]
@@ -207,7 +208,7 @@ async def over_websocket(port: int) -> AsyncIterator[Turn]:
                 return count
 
     yield turn
-    writer.write(b"\x88\x80\0\0\0\0")
+    writer.write(frame(b"", 8))
     await reader.read(1 << 16)
     writer.close()
 
@@ -298,26 +299,14 @@ CLIENTS = dict(
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def cpu_s(pid: int) -> float:
-    """Processor time of a process, all threads."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
 @contextmanager
-def server(kind: str) -> Any:
-    """A server in a process of its own: its pid and port."""
-    command = [sys.executable, __file__, "--serve", kind]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
-    assert child.stdout is not None
-    try:
-        line = child.stdout.readline()
-        assert line.startswith("port "), f"{kind} did not start"
-        yield child.pid, int(line.split()[1])
-    finally:
-        child.terminate()
-        child.wait(30)
-        child.stdout.close()
+def server(kind: str) -> Iterator[ServerProcess]:
+    """A server in a process of its own."""
+    with (
+        tempfile.TemporaryDirectory(prefix="segue-bench-") as folder,
+        spawn([__file__, "--serve", kind], r"port (\d+)", Path(folder)) as process,
+    ):
+        yield process
 
 
 async def bytes_of(kind: str, port: int) -> tuple[int, int]:
@@ -347,22 +336,50 @@ async def bytes_of(kind: str, port: int) -> tuple[int, int]:
     return found
 
 
-async def round_of(kind: str, pid: int, port: int, turns: int) -> tuple[list[float], float, float]:
+class Round(NamedTuple):
     """Seconds of each turn, and the processor time of a turn on either side."""
-    async with CLIENTS[kind](port) as turn:
+
+    walls: list[float]
+    cpu_s: float
+    client_s: float
+
+
+async def play(kind: str, process: ServerProcess, turns: int) -> Round:
+    """Some turns over one connection."""
+    async with CLIENTS[kind](process.port) as turn:
         assert await turn() == EVENTS + 1, f"{kind} lost events"
         walls = []
-        cpu, own = cpu_s(pid), time.process_time()
+        cpu, own = process.cpu_s() or 0.0, time.process_time()
         for _ in range(turns):
             began = time.perf_counter()
             await turn()
             walls.append(time.perf_counter() - began)
-        return walls, (cpu_s(pid) - cpu) / turns, (time.process_time() - own) / turns
+        spent = (process.cpu_s() or 0.0) - cpu
+        return Round(walls, spent / turns, (time.process_time() - own) / turns)
 
 
 def run(kind: str, work: Any) -> Any:
-    """gRPC brings a loop of its own to the table; the others run on uvloop."""
+    """gRPC brings a loop of its own; the others run on uvloop."""
     return asyncio.run(work) if kind.startswith("grpc") else uvloop.run(work)
+
+
+def round_of(kind: str, turns: int) -> Round:
+    """One round against a new server."""
+    with server(kind) as process:
+        result: Round = run(kind, play(kind, process, turns))
+        return result
+
+
+def installed() -> list[str]:
+    """The candidates whose packages are there; the others are named."""
+    kinds = []
+    for kind, names in KINDS.items():
+        missing = [name for name in names if not importlib.util.find_spec(name)]
+        if missing:
+            print(f"{kind} is left out: {', '.join(missing)} is not installed")
+        else:
+            kinds.append(kind)
+    return kinds
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -375,37 +392,23 @@ def main(arguments: Sequence[str]) -> None:
     if options.serve:
         run(options.serve, SERVERS[options.serve]())
         return
-    missing = {
-        k: [n for n in names if not importlib.util.find_spec(n)] for k, names in KINDS.items()
-    }
-    for kind, names in missing.items():
-        if names:
-            print(f"{kind} is left out: {', '.join(names)} is not installed")
-    kinds = [kind for kind, names in missing.items() if not names]
-    walls: dict[str, list[float]] = {kind: [] for kind in kinds}
-    costs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    sizes: dict[str, tuple[int, int]] = {}
-    for number in range(options.rounds + 1):
-        for kind in kinds:
-            with server(kind) as (pid, port):
-                took, cpu, own = run(kind, round_of(kind, pid, port, options.turns))
-                if not number:
-                    sizes[kind] = run(kind, bytes_of(kind, port))
-            if number:  # The first round warms up.
-                walls[kind] += took
-                costs[kind].append((cpu, own))
-    print(
-        "transport              turn ms p50   p99   server CPU ms (min / median)   client CPU ms   kB up   kB down"
+    kinds = installed()
+    candidates = {kind: partial(round_of, kind, options.turns) for kind in kinds}
+    rows = []
+    for kind, rounds in interleaved(candidates, options.rounds).items():
+        with server(kind) as process:
+            up, down = run(kind, bytes_of(kind, process.port))
+        walls = [wall * 1e3 for result in rounds for wall in result.walls]
+        times = (statistics.median(walls), percentile(walls, 0.99))
+        cpus = [result.cpu_s * 1e3 for result in rounds]
+        client = statistics.median(result.client_s * 1e3 for result in rounds)
+        sizes = (up / 1e3, down / 1e3)
+        rows.append((kind, *times, min(cpus), statistics.median(cpus), client, *sizes))
+    turn, cpu = (
+        "turn ms p50 {:.2f}|p99 {:.1f}",
+        "server CPU ms min {:.2f}|median {:.2f}|client {:.2f}",
     )
-    for kind in kinds:
-        ordered = sorted(walls[kind])
-        cpus, owns = zip(*costs[kind], strict=True)
-        up, down = sizes[kind]
-        print(
-            f"{kind:<22} {statistics.median(ordered) * 1e3:>11.2f} {ordered[int(len(ordered) * 0.99)] * 1e3:>5.1f}"
-            f"   {min(cpus) * 1e3:>13.2f} / {statistics.median(cpus) * 1e3:<12.2f} "
-            f"{statistics.median(owns) * 1e3:>15.2f} {up / 1e3:>7.1f} {down / 1e3:>9.1f}"
-        )
+    print_table(f"transport {{}}|{turn}|{cpu}|kB up {{:.1f}}|kB down {{:.1f}}", rows)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.peer import Client, cpu_s, server
 from segue_bench.charts import ChartAxis, ChartLine, line_chart, log_ticks
 from segue_bench.client import ClientConnection, local, post, read_body
-from segue_bench.figures import seconds_words, tokens_words
+from segue_bench.figures import tokens_words
 from segue_bench.rounds import interleaved, print_table
 
 SIZES = (1_000, 10_000, 100_000, 500_000)
@@ -102,8 +103,8 @@ class TurnCost(NamedTuple):
 
     history_tokens: int
     events: int
-    wall_s: float
-    cpu_s: float
+    wall_ms: float
+    cpu_ms: float
 
 
 def measure(sizes: Sequence[int], rounds: int, turns: int, *, is_stored: bool) -> list[TurnCost]:
@@ -116,15 +117,12 @@ def measure(sizes: Sequence[int], rounds: int, turns: int, *, is_stored: bool) -
             walls = [loop.turn() for _ in range(turns)]
             return walls, (cpu_s(process) - before) / turns
 
-        candidates = {
-            size: lambda _, loop=loop: round_of(loop)  # type: ignore[misc]
-            for size, loop in loops.items()
-        }
+        candidates = {size: partial(round_of, loop) for size, loop in loops.items()}
         costs = []
         for size, results in interleaved(candidates, rounds).items():
-            walls = [wall for round_walls, _ in results for wall in round_walls]
+            wall = statistics.median(wall for walls, _ in results for wall in walls)
             cpu = statistics.median(cpu for _, cpu in results)
-            costs.append(TurnCost(size, loops[size].events, statistics.median(walls), cpu))
+            costs.append(TurnCost(size, loops[size].events, wall * 1e3, cpu * 1e3))
         return costs
 
 
@@ -138,23 +136,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     options = parser.parse_args(arguments)
     costs = measure(options.sizes, options.rounds, options.turns, is_stored=options.stored)
-    rows = [
-        (
-            f"{cost.history_tokens:,}",
-            str(cost.events),
-            f"{cost.wall_s * 1e3:.2f}",
-            f"{cost.cpu_s * 1e3:.2f}",
-            f"{cost.cpu_s / costs[0].cpu_s:.2f} x",
-        )
-        for cost in costs
-    ]
-    columns = ("history", "events", "wall ms p50", "CPU ms", "CPU against the smallest")
-    print_table(columns, rows)
+    print_table(
+        "history {:,}|events {}|wall ms p50 {:.2f}|CPU ms {:.2f}|CPU against the smallest {:.2f} x",
+        [(*cost[:2], cost.wall_ms, cost.cpu_ms, cost.cpu_ms / costs[0].cpu_ms) for cost in costs],
+    )
     if options.svg:
         full = resent(options.sizes, options.turns)
         for cost in full:
-            milliseconds = f"{cost.cpu_s * 1e3:>6.1f} ms CPU"
-            print(f"{cost.history_tokens:>7,}   sent again over HTTP: {milliseconds}")
+            print(f"{cost.history_tokens:>7,}   sent again over HTTP: {cost.cpu_ms:>6.1f} ms CPU")
         Path(options.svg).write_text(chart(costs, full))
 
 
@@ -173,32 +162,28 @@ def resent(sizes: Sequence[int], turns: int) -> list[TurnCost]:
                 read_body(connection, post(connection, data, is_last=False))
                 walls.append(time.perf_counter() - began)
             cpu = (cpu_s(process) - before) / len(walls)
-            costs.append(TurnCost(size, 1, statistics.median(walls), cpu))
+            costs.append(TurnCost(size, 1, statistics.median(walls) * 1e3, cpu * 1e3))
             connection.close()
     return costs
 
 
 def chart(chained: Sequence[TurnCost], full: Sequence[TurnCost]) -> str:
     """Server CPU a turn against history, both axes logarithmic."""
+    named = {"HTTP, all again": ("http-full", full), "WebSocket": ("ws", chained)}
     lines = [
         ChartLine(
-            f"{name}: {seconds_words(costs[-1].cpu_s)}",
+            f"{name}: {costs[-1].cpu_ms:.3g} ms",
             colour,
-            [(cost.history_tokens, cost.cpu_s) for cost in costs],
+            [(cost.history_tokens, cost.cpu_ms) for cost in costs],
         )
-        for name, colour, costs in (
-            ("HTTP, all again", "http-full", full),
-            ("WebSocket", "ws", chained),
-        )
+        for name, (colour, costs) in named.items()
     ]
     sizes = [cost.history_tokens for cost in chained]
-    low, high = 3e-4, 1.0
+    low, high = 0.3, 1_000.0
     return line_chart(
-        "Server CPU of one turn, by tokens of history",
+        "Server CPU of one turn, by tokens of history, ms (logarithmic)",
         lines,
         ChartAxis(sizes[0], sizes[-1], [(n, tokens_words(n)) for n in sizes], is_log=True),
-        ChartAxis(
-            low, high, [(s, seconds_words(s)) for s in log_ticks(low, high, (1,))], is_log=True
-        ),
+        ChartAxis(low, high, [(ms, f"{ms:g}") for ms in log_ticks(low, high, (1,))], is_log=True),
         "tokens of history",
     )

@@ -27,6 +27,7 @@ from segue_bench.streams import (
     create_frame,
     late_ms,
 )
+from segue_bench.ways import LAST
 
 # The listener's queue is longer; opening is not what is measured.
 OPENING_MAX = 200
@@ -199,17 +200,6 @@ class _Error(Struct):
     code: str | None = None
 
 
-class _Response(Struct):
-    id: str
-    previous_response_id: str | None = None
-
-
-class _LastEvent(Struct):
-    type: str
-    response: _Response | None = None
-    error: _Error | None = None
-
-
 class ReturningClient(ListeningClient):
     """A client with a stored turn that it goes on from."""
 
@@ -235,10 +225,10 @@ class ReturningClient(ListeningClient):
             fields["previous_response_id"] = self._parent
         self.connection.write(create_frame(**fields))
         async with asyncio.timeout(ANSWER_S_MAX):
-            last = msgspec.json.decode(await self._last, type=_LastEvent)
-        if last.type != "response.completed":
-            raise ServerRefused(last.error.code if last.error else last.type)
-        assert last.response is not None
+            last = LAST.decode(await self._last)
+        if last.type != "response.completed" or last.response is None:
+            error = msgspec.json.decode(last.error, type=_Error | None)
+            raise ServerRefused(error.code if error else last.type)
         if last.response.previous_response_id != (self._parent or None):
             raise ServerRefused("another parent")
         self._parent = last.response.id

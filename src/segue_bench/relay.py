@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import sys
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,64 +20,33 @@ READ_BYTES = 1 << 16
 FLYING_MAX = 4096
 
 
-class DelayedPipe:
-    """One direction of a connection: what comes in leaves again, later."""
+async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
+    """One direction of a connection: what comes in leaves again, later, until one end has closed."""
+    loop = asyncio.get_running_loop()
+    flying: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(FLYING_MAX)
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._delay_s = delay_s
-        self._flying: deque[tuple[float, bytes]] = deque()
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-        self._is_over = False
-
-    async def run(self) -> None:
-        """Carry bytes until one end has closed."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._take())
-            group.create_task(self._give())
-
-    async def _take(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def take() -> None:
         data = b"-"
         while data:
             try:
-                data = await self._reader.read(READ_BYTES)
+                data = await reader.read(READ_BYTES)
             except OSError:
                 data = b""
-            while len(self._flying) >= FLYING_MAX:
-                self._room.clear()
-                await self._room.wait()
-            if self._is_over:
-                break
-            self._flying.append((loop.time() + self._delay_s, data))
-            self._news.set()
+            await flying.put((loop.time() + delay_s, data))
 
-    async def _give(self) -> None:
-        loop = asyncio.get_running_loop()
+    taking = loop.create_task(take())
+    with suppress(OSError):
         while True:
-            while not self._flying:
-                self._news.clear()
-                await self._news.wait()
-            due, data = self._flying.popleft()
-            self._room.set()
+            due, data = await flying.get()
             if (wait_s := due - loop.time()) > 0:
                 await asyncio.sleep(wait_s)
             if not data:
                 break
-            try:
-                self._writer.write(data)
-                await self._writer.drain()
-            except OSError:
-                break
-        self._writer.close()
-        # The other end will notice and close too; what is still on its way cannot be delivered.
-        self._is_over = True
-        self._flying.clear()
-        self._room.set()
+            writer.write(data)
+            await writer.drain()
+    # The other end will notice and close too; what is still on its way cannot be delivered.
+    taking.cancel()
+    writer.close()
 
 
 class DelayRelay:
@@ -109,8 +77,8 @@ class DelayRelay:
         await asyncio.sleep(self._rtt_s * (2 if self._tls else 1))
         half_s = self._rtt_s / 2
         async with asyncio.TaskGroup() as group:
-            group.create_task(DelayedPipe(near, forth, half_s).run())
-            group.create_task(DelayedPipe(far, back, half_s).run())
+            group.create_task(carry(near, forth, half_s))
+            group.create_task(carry(far, back, half_s))
 
 
 def main(arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def interleaved(
-    candidates: Mapping[Name, Callable[[int], Result]], rounds: int, warm_ups: int = 1
+    candidates: Mapping[Name, Callable[[], Result]], rounds: int, warm_ups: int = 1
 ) -> dict[Name, list[Result]]:
     """Each candidate once a round, each round beginning with another one, so that a noisy machine is noisy for all.
 
@@ -19,7 +19,7 @@ def interleaved(
     results: dict[Name, list[Result]] = {name: [] for name in candidates}
     for number in range(warm_ups + rounds):
         for name in rotated(list(candidates), number):
-            result = candidates[name](number)
+            result = candidates[name]()
             if number >= warm_ups:
                 results[name].append(result)
     return results
@@ -31,9 +31,14 @@ def rotated(items: Sequence[Name], by: int) -> list[Name]:
     return [*items[first:], *items[:first]]
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """The first column on the left, the others on the right."""
-    lines = [columns, *rows]
+def print_table(columns: str, rows: Iterable[Sequence[object]]) -> None:
+    """Each column is a heading and a format, as in `history {:,}|CPU ms {:.2f}`; only the first is on the left."""
+    headings = [column.partition("{")[0].strip() for column in columns.split("|")]
+    formats = [column[column.index("{") :] for column in columns.split("|")]
+    lines = [headings]
+    lines += [
+        [form.format(value) for form, value in zip(formats, row, strict=True)] for row in rows
+    ]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for first, *others in lines:
         cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))

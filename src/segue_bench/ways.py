@@ -49,21 +49,16 @@ class TurnFailed(Exception):
     """A turn did not end well."""
 
 
-class _InputDetails(Struct, frozen=True):
-    cached_tokens: int = 0
-
-
 class _Usage(Struct, frozen=True):
     input_tokens: int = 0
     output_tokens: int = 0
-    input_tokens_details: _InputDetails = _InputDetails()
 
 
 class ResponseSummary(Struct, frozen=True):
     """What we need of a response."""
 
     id: str
-    status: str = ""
+    previous_response_id: str | None = None
     output: list[Raw] = []
     usage: _Usage | None = None
     error: Raw = Raw(b"null")
