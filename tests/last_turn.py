@@ -88,17 +88,17 @@ def section() -> str:
 @pytest.fixture(autouse=True)
 def remember_the_last_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin anew, and hear of every turn that ends."""
-    from segue.dashboard.feed import Feed
+    from segue.dashboard.history import RecentTurns
 
     events.clear()
     ended.clear()
-    observe = Feed.observe
+    observe = RecentTurns.observe
 
-    def observed(self: Feed, turn: EndedTurn) -> None:
+    def observed(self: RecentTurns, turn: EndedTurn) -> None:
         ended.append(turn)
         observe(self, turn)
 
-    monkeypatch.setattr(Feed, "observe", observed)
+    monkeypatch.setattr(RecentTurns, "observe", observed)
 
 
 @pytest.hookimpl(wrapper=True)

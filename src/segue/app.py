@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from segue.accounts.account import Accounts
 from segue.builders.cluster import ALONE, Cluster, WorkerPlace, open_cluster
 from segue.builders.observers import HealthCheck, MetricsPage, Observers, open_observers
-from segue.builders.state import Eraser, State, build_state
+from segue.builders.state import Eraser, Measured, State, build_state
 from segue.builders.tools import Toolbox, open_tools
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.routes import Dashboard
@@ -259,7 +259,8 @@ def watch_gauges(
 ) -> None:
     """The gauges, each read where its value lives."""
     store = state.store
-    shared = (store.state, *store.beside, state.render_cache, served, upgrades.lost, toolbox.papers)
+    shared: list[Measured] = [store.state, *store.beside, state.render_cache, served]
+    shared += [upgrades.lost, toolbox.papers]
 
     def state_bytes() -> int:
         connections = sum(session.state_bytes for session in upgrades.sessions)

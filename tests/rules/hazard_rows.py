@@ -244,7 +244,7 @@ FAILURES: dict[str, Tests] = {
     "F37 other keys read, cancel and continue": MATRIX,
     "F38 sockets outlive their key": (
         *REVOKED,
-        "transports/auth::test_revoked_key_is_gone_after_the_next_confirmation",
+        "accounts/account::test_revoked_key_is_gone_after_the_next_confirmation",
         "contracts/keys::test_other_processes_see_keys_come_and_go",
     ),
     "F39 deep JSON ends the process": (
@@ -274,7 +274,7 @@ THREATS: dict[str, Tests] = {
     "T2 around or through the check of keys": (
         KEYLESS,
         "commands/keys::test_key_is_printed_once_and_stored_nowhere",
-        "transports/auth::test_made_up_secrets_never_reach_the_store",
+        "accounts/account::test_made_up_secrets_never_reach_the_store",
         "transports/auth::test_any_header_is_read_without_complaint",
         "contracts/turns::test_odd_names_are_absent_and_harmless",
         "rules/queries::test_no_query_is_put_together_from_parts",
