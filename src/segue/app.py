@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from segue.accounts.account import Accounts
 from segue.builders.cluster import ALONE, Cluster, WorkerPlace, open_cluster
-from segue.builders.observers import HealthCheck, MetricsPage, Observers, open_observers
-from segue.builders.state import Eraser, State, build_state
+from segue.builders.observers import HealthCheck, Observers, open_observers
+from segue.builders.state import Eraser, Measured, State, build_state
 from segue.builders.tools import Toolbox, open_tools
-from segue.dashboard.feed import Feed, Sources
+from segue.dashboard.feed import Feed, Sources, no_workers
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
 from segue.models import ServedModels, build_models
@@ -86,9 +86,8 @@ async def _open_server(
         build_runner(served, state, toolbox, observers, cluster) as runner,
     ):
         eraser = Eraser(store, cluster, runner)
-        health = HealthCheck(store, runner.models, observers.metrics)
-        page = MetricsPage(observers, health, cluster)
-        services = build_services(state, runner, observers, eraser, health, page)
+        health = HealthCheck(store, runner.models, observers, cluster)
+        services = build_services(state, runner, observers, eraser, health)
         upgrades = Upgrades(services)
         eraser.add(upgrades.erase)
         watch_gauges(observers, served, state, toolbox, runner, upgrades)
@@ -120,9 +119,13 @@ def build_runner(
 ) -> Runner:
     """The owner of the turns that run in this process; with a cluster it also reaches those of other processes."""
     settings, store = state.settings, state.store
-    records = Records(
-        observers.afterwards, store.events, _idempotency_keys(state, cluster), store.conversations
-    )
+    idempotency_keys: IdempotencyKeys = store.idempotency_keys
+    if cluster is not None:
+        # Imported here and below: one process alone needs nothing of the cluster room.
+        from segue.cluster.idempotency import SharedIdempotencyKeys
+
+        idempotency_keys = SharedIdempotencyKeys(idempotency_keys, cluster.peers)
+    records = Records(observers.afterwards, store.events, idempotency_keys, store.conversations)
     resources = Resources(
         models=served.models,
         seals=RingSeals(state.ring),
@@ -136,12 +139,10 @@ def build_runner(
     )
     runner = Runner(resources, records, heartbeat_s=settings.heartbeat_s)
     if cluster is not None:
-        # Imported here: one process alone needs nothing of the cluster room.
         from segue.cluster.remote import RemoteTurns, StoredEnds
 
+        find_here, silence_s = runner.registry.find_here, 2 * settings.heartbeat_s
         ends = StoredEnds(store.turns, store.events)
-        silence_s = 2 * settings.heartbeat_s
-        find_here = runner.registry.find_here
         runner.meet(RemoteTurns(cluster.bus, cluster.peers, find_here, ends, silence_s))
     return runner
 
@@ -157,22 +158,8 @@ def _open_gate(served: ServedModels) -> Callable[[Plan, Running], Gate] | None:
     return GuardGate
 
 
-def _idempotency_keys(state: State, cluster: Cluster | None) -> IdempotencyKeys:
-    if cluster is None:
-        return state.store.idempotency_keys
-    # Imported here: one process alone needs nothing of the cluster room.
-    from segue.cluster.idempotency import SharedIdempotencyKeys
-
-    return SharedIdempotencyKeys(state.store.idempotency_keys, cluster.peers)
-
-
 def build_services(
-    state: State,
-    runner: Runner,
-    observers: Observers,
-    eraser: Eraser,
-    health: HealthCheck,
-    page: MetricsPage,
+    state: State, runner: Runner, observers: Observers, eraser: Eraser, health: HealthCheck
 ) -> Services:
     """What every transport needs."""
     settings, accounts = state.settings, state.accounts
@@ -190,7 +177,7 @@ def build_services(
         erase=eraser.erase,
         open_cache=state.open_cache,
         is_ready=health.check,
-        write_metrics=page.write,
+        write_metrics=health.write_metrics,
         limits=Limits(
             body_bytes_max=settings.body_bytes_max,
             connection_age_s=settings.connection_age_s,
@@ -214,6 +201,7 @@ def build_feed(
     cluster: Cluster | None,
 ) -> Feed:
     """What the dashboard shows of this process and of its siblings."""
+    peers = None if cluster is None else cluster.peers
     sources = Sources(
         models=list(runner.models),
         sessions=lambda: (session.status() for session in upgrades.sessions),
@@ -222,20 +210,13 @@ def build_feed(
         probe=health.check,
         replicas=health.replicas,
         backlog=lambda: observers.afterwards.backlog,
+        ask=no_workers if peers is None else lambda body: peers.ask("feed", body, peers.siblings),
+        worker="" if peers is None else peers.worker,
+        process="" if cluster is None else cluster.group,
     )
-    if cluster is None:
-        return Feed(observers.history, sources)
-    peers = cluster.peers
-    feed = Feed(
-        observers.history,
-        replace(
-            sources,
-            ask=lambda question: peers.ask("feed", question, peers.siblings),
-            worker=peers.worker,
-            process=cluster.group,
-        ),
-    )
-    peers.answer("feed", lambda worker, body: feed.answer(body))
+    feed = Feed(observers.history, sources)
+    if peers is not None:
+        peers.answer("feed", lambda worker, body: feed.answer(body))
     return feed
 
 
@@ -259,7 +240,8 @@ def watch_gauges(
 ) -> None:
     """The gauges, each read where its value lives."""
     store = state.store
-    shared = (store.state, *store.beside, state.render_cache, served, upgrades.lost, toolbox.papers)
+    shared: list[Measured] = [store.state, *store.beside, state.render_cache, served]
+    shared += [upgrades.lost, toolbox.papers]
 
     def state_bytes() -> int:
         held: int = sum(cache.bytes for cache in shared) + runner.registry.ended_bytes

@@ -243,11 +243,12 @@ def _add_settings(verb: argparse.ArgumentParser) -> None:
             group = verb.add_argument_group(GROUPS[field.name])
         if field.name in FLAGS:
             kind = msgspec.inspect.type_info(field.type)
+            schema = getattr(kind, "extra_json_schema", None) or {}
             group.add_argument(
                 "--" + field.name.replace("_", "-"),
                 action="append" if field.name in REPEATED else "store",
                 metavar=_metavar(field.name, kind),
-                help=f"{_description(kind)} (default: {_shown(field.default)})",
+                help=f"{schema['description']} (default: {_shown(field.default)})",
             )
 
 
@@ -257,27 +258,17 @@ def _shown(default: object) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-def _description(kind: msgspec.inspect.Type) -> str:
-    schema = getattr(kind, "extra_json_schema", None) or {}
-    return str(schema["description"])
-
-
 def _metavar(name: str, kind: msgspec.inspect.Type) -> str:
     """What may stand after a flag: the choices, the unit, or the last word of its name."""
-    if isinstance(kind, msgspec.inspect.Metadata):
-        kind = kind.type
-    if isinstance(kind, msgspec.inspect.BoolType):
-        return "true|false"
-    if isinstance(kind, msgspec.inspect.LiteralType):
-        return "|".join(map(str, kind.values))
+    match kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind:
+        case msgspec.inspect.LiteralType(values):
+            return "|".join(map(str, values))
+        case msgspec.inspect.BoolType():
+            return "true|false"
+        case _:
+            pass
     word = name.removesuffix("_max").removesuffix("_per_s").split("_")[-1]
-    word = word.removesuffix("s") if name in REPEATED else word
-    return METAVARS.get(word, word.upper())
-
-
-METAVARS = dict.fromkeys(("burst", "connections", "frames", "parallel", "tps", "workers"), "N")
-METAVARS |= dict.fromkeys(("cert", "index", "keys", "script", "tokenizer"), "FILE")
-METAVARS |= {"s": "SECONDS", "classifier": "DIR", "endpoint": "URL"}
+    return {"s": "SECONDS", "cert": "FILE", "keys": "FILE"}.get(word, word.upper())
 
 
 if __name__ == "__main__":

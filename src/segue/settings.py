@@ -47,6 +47,10 @@ STORE_KINDS: dict[str, StoreKind] = {
 }
 
 Positive = Annotated[float, Meta(gt=0)]
+Duration = Annotated[float, Meta(ge=0)]
+Limit = Annotated[int, Meta(ge=0)]
+Amount = Annotated[int, Meta(gt=0)]
+MIB = 1024 * 1024
 
 
 def about(text: str) -> Meta:
@@ -86,52 +90,27 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     weights: str = ""
     engine: Annotated[
         EngineName,
-        about(
-            "inference engine: embedded (runs the model in this process), scripted (plays a script), "
-            "or a server at --engine-url: llamacpp, vllm, sglang, chat (chat completions API)"
-        ),
+        about("inference engine; all but embedded and scripted are servers at engine_url"),
     ] = "embedded"
     engine_url: Annotated[
-        tuple[str, ...], about("base URL of an engine server; repeat the flag for several replicas")
+        tuple[str, ...], about("base URL of an engine server; repeatable, for several replicas")
     ] = ()
     engine_key: Annotated[str, about("API key sent to the engine server")] = ""
     engine_parallel: Annotated[
-        int,
-        Meta(
-            gt=0,
-            description="requests sent to each engine replica at once; the rest wait in a queue",
-        ),
+        Amount, about("requests sent to each engine replica at once; the rest wait in a queue")
     ] = 4
     context_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="context window in tokens, prompt and output together; "
-            "0: from the GGUF file for embedded, 1048576 for scripted, 131072 for other engines",
-        ),
+        Limit, about("context window in tokens; 0: of the GGUF file, or 131072 for a server")
     ] = 0
     dialect: Annotated[
-        str,
-        about(
-            "chat format of the model: auto (detect it from the model's files) or one of "
-            + ", ".join(DIALECTS[1:])
-        ),
+        str, about("chat format: auto (from the model's files), or " + ", ".join(DIALECTS[1:]))
     ] = "auto"
     tokenizer: Annotated[
-        str,
-        about(
-            "the model's tokenizer.json, its folder, or a GGUF file; none: the model's own for embedded, "
-            "SmolLM2's for scripted; llamacpp, vllm and sglang need it"
-        ),
+        str, about("tokenizer.json, its folder, or a GGUF file; none: the embedded model's own")
     ] = ""
     piece_cache: Annotated[bool, about("cache token ids of text fragments")] = True
     script: Annotated[str, about("JSON file that the scripted engine plays")] = ""
-    tps: Annotated[
-        float,
-        Meta(
-            ge=0, description="output speed of the scripted engine, tokens per second; 0: no limit"
-        ),
-    ] = 0
+    tps: Annotated[Duration, about("tokens per second of the scripted engine; 0: no limit")] = 0
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=2)] | None,
         about("default sampling temperature; none: 1, for smollm2 0.2"),
@@ -141,30 +120,19 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         about("default nucleus sampling probability (top_p); none: 1, for smollm2 0.9"),
     ] = None
     output_tokens_max: Annotated[
-        Annotated[int, Meta(gt=0)] | None,
-        about(
-            "default output limit in tokens; none: what fits into the context window, for smollm2 1024"
-        ),
+        Amount | None, about("default output limit in tokens; none: what fits, for smollm2 1024")
     ] = None
     unseen: Annotated[
         Literal["tell", "refuse"],
-        about(
-            "what to do with images and audio when the model takes text only: "
-            "tell (describe them in words) or refuse"
-        ),
+        about("images and audio for a text-only model: tell (describe in words) or refuse"),
     ] = "tell"
-    sees_images: Annotated[
-        bool, about("pass images on to a chat engine, because its model takes images")
-    ] = False
+    sees_images: Annotated[bool, about("pass images on to a chat engine")] = False
     reasoning: Annotated[
-        Literal["text", "summary", "hidden"],
-        about("how clients see the model's reasoning: text (in full), summary, hidden"),
+        Literal["text", "summary", "hidden"], about("how clients see the model's reasoning")
     ] = "text"
     guard: Annotated[
         tuple[str, ...],
-        about(
-            "guard that checks input and output: rules, classifier, moderation or MODULE:NAME; repeatable"
-        ),
+        about("guard for input and output: rules, classifier, moderation, MODULE:NAME; repeatable"),
     ] = ()
 
 
@@ -188,18 +156,16 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set. The fields of a model are the defaults of all models."""
 
-    host: Annotated[
-        str, about("address to listen on; an address other than loopback requires API keys")
-    ] = "127.0.0.1"
+    host: Annotated[str, about("address to listen on; other than loopback requires API keys")] = (
+        "127.0.0.1"
+    )
     port: Annotated[
         int, Meta(ge=0, le=65535, description="port to listen on; 0: any free port")
     ] = 8080
     workers: Annotated[
-        int, Meta(ge=1, le=256, description="number of processes that share the port and the store")
+        int, Meta(ge=1, le=256, description="number of processes that share port and store")
     ] = 1
-    model: Annotated[
-        tuple[str, ...], about("name of a model to serve, or a GGUF file; repeatable")
-    ] = ()
+    model: Annotated[tuple[str, ...], about("model to serve: a name or GGUF file; repeatable")] = ()
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], about("lowest level of log lines written")
     ] = "info"
@@ -208,72 +174,47 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = "sqlite:///segue.db"
     durability: Annotated[
         Literal["full", "relaxed"],
-        about(
-            "what acknowledged responses survive: full (a power failure), relaxed (a crash of the process)"
-        ),
+        about("acknowledged responses survive a power failure (full) or a process crash (relaxed)"),
     ] = "full"
     retention_s: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="seconds to keep a stored chain of responses after its newest one; 0: forever",
-        ),
+        Limit, about("seconds to keep a chain of responses after its newest one; 0: forever")
     ] = 30 * 86_400
     events_retention_s: Annotated[
-        int,
-        Meta(ge=0, description="seconds to keep the events of a response for replay; 0: forever"),
+        Limit, about("seconds to keep the events of a response for replay; 0: forever")
     ] = 86_400
     seal_keys: Annotated[
-        str,
-        about(
-            "file with the keys that encrypt compactions and reasoning and hash API keys; "
-            "none: FILE.seals next to SQLite's FILE, or in the PostgreSQL database"
-        ),
+        str, about("file with the encryption keys; none: next to the SQLite file, or in PostgreSQL")
     ] = ""
     auth: Annotated[
         Literal["auto", "off", "keys"],
-        about(
-            "whether requests need an API key: auto (once a key was created), off (never), "
-            "keys (always)"
-        ),
+        about("require an API key: auto (once a key was created), off (never), keys (always)"),
     ] = "auto"
     allowed_hosts: Annotated[
-        tuple[str, ...],
-        about("accepted Host header besides loopback names; *: any; repeatable"),
+        tuple[str, ...], about("accepted Host header besides loopback names; *: any; repeatable")
     ] = ()
     cors_origins: Annotated[
-        tuple[str, ...],
-        about("web origin that may call this server from a browser (CORS); *: any; repeatable"),
+        tuple[str, ...], about("web origin allowed to call this server (CORS); *: any; repeatable")
     ] = ()
     tls_cert: Annotated[
         str, about("certificate chain (PEM); loaded again when the file changes and on SIGHUP")
     ] = ""
     tls_key: Annotated[str, about("private key of the certificate (PEM)")] = ""
-    websocket: Annotated[
-        bool, about("accept WebSocket connections; false: they are refused with 426")
-    ] = True
-    connection_age_s: Annotated[
-        Positive, about("maximum age of a WebSocket connection in seconds")
-    ] = 3600.0
+    websocket: Annotated[bool, about("accept WebSocket connections; false: refuse with 426")] = True
+    connection_age_s: Annotated[Positive, about("maximum age of a WebSocket in seconds")] = 3600.0
     grace_s: Annotated[
-        float,
-        Meta(ge=0, description="seconds that running responses may take to finish at shutdown"),
+        Duration, about("seconds that running responses may take to finish at shutdown")
     ] = 30.0
     heartbeat_s: Annotated[
-        Positive, about("seconds of silence in a running stream after which a heartbeat is sent")
+        Positive, about("seconds of silence in a running stream until a heartbeat is sent")
     ] = 15.0
     body_bytes_max: Annotated[
-        int, Meta(gt=0, description="largest request body or WebSocket message in bytes")
-    ] = 64 * 1024 * 1024
+        Amount, about("largest request body or WebSocket message in bytes")
+    ] = 64 * MIB
     outbox_bytes_max: Annotated[
-        int,
-        Meta(
-            gt=0,
-            description="unsent bytes for a slow client before generation of its response is paused",
-        ),
-    ] = 1024 * 1024
+        Amount, about("unsent bytes for a slow client until its response is paused")
+    ] = MIB
     write_s_max: Annotated[
-        Positive, about("seconds after which a client that reads nothing is disconnected")
+        Positive, about("seconds until a client that reads nothing is disconnected")
     ] = 30.0
     handshake_s_max: Annotated[
         Positive, about("seconds that the headers of a request may take to arrive")
@@ -282,101 +223,68 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         Positive, about("seconds that a request body or WebSocket message may take to arrive")
     ] = 120.0
     connections_max: Annotated[
-        int,
-        Meta(gt=0, description="open connections per process; further ones are refused with 503"),
+        Amount, about("open connections per process; further ones are refused with 503")
     ] = 10_000
     frames_per_s: Annotated[
-        float,
-        Meta(ge=0, description="WebSocket frames per second on one connection; 0: no limit"),
+        Duration, about("WebSocket frames per second on one connection; 0: no limit")
     ] = 1_000.0
     frames_burst_max: Annotated[
-        int, Meta(gt=0, description="WebSocket frames on one connection that may arrive at once")
+        Amount, about("WebSocket frames on one connection that may arrive at once")
     ] = 10_000
     append_s_max: Annotated[
-        Positive,
-        about("seconds that a response waits for the client's tool outputs (response.append)"),
+        Positive, about("seconds that a response waits for tool outputs (response.append)")
     ] = 600.0
     reconnect_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=120,
-            description="seconds after a lost connection in which its unstored responses can be "
-            "continued; 0: never",
-        ),
+        Annotated[float, Meta(ge=0, le=120)],
+        about("seconds to keep unstored responses of a lost connection; 0: not at all"),
     ] = 0.0
     connection_state_bytes_max: Annotated[
-        int, Meta(gt=0, description="memory for the history of one WebSocket connection in bytes")
-    ] = 256 * 1024 * 1024
+        Amount, about("memory for the history of one WebSocket connection in bytes")
+    ] = 256 * MIB
     connections_state_bytes_max: Annotated[
-        int, Meta(gt=0, description="memory for the history of all WebSocket connections in bytes")
-    ] = 2 * 1024 * 1024 * 1024
+        Amount, about("memory for the history of all WebSocket connections in bytes")
+    ] = 2048 * MIB
     process_state_bytes_max: Annotated[
-        int,
-        Meta(gt=0, description="memory cache of stored responses in bytes, shared by all clients"),
-    ] = 512 * 1024 * 1024
+        Amount, about("memory cache of stored responses in bytes")
+    ] = 512 * MIB
     render_cache_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="memory cache of rendered prompts in bytes, for HTTP clients that send the "
-            "whole history each time; 0: off",
-        ),
-    ] = 256 * 1024 * 1024
+        Limit, about("memory cache of prompts in bytes, for clients that resend all; 0: off")
+    ] = 256 * MIB
     check_rendering: Annotated[
         bool, about("debug: render every prompt without caches too and compare (slow)")
     ] = False
-    guard_sides: Annotated[
-        Literal["both", "input", "output"], about("what guards check: both, input, output")
-    ] = "both"
+    guard_sides: Annotated[Literal["both", "input", "output"], about("what guards check")] = "both"
     guard_window_chars: Annotated[
-        int, Meta(ge=64, description="characters of output that are held back and checked together")
+        int, Meta(ge=64, description="characters of output held back and checked together")
     ] = 400
-    guard_url: Annotated[
-        str, about("base URL of a moderation API; /v1/moderations is appended")
-    ] = ""
-    guard_key: Annotated[str, about("API key of the moderation endpoint")] = ""
-    guard_model: Annotated[str, about("model name sent to the moderation endpoint")] = ""
-    guard_s_max: Annotated[Positive, about("timeout of the moderation endpoint in seconds")] = 5.0
+    guard_url: Annotated[str, about("base URL of a moderation API, without /v1/moderations")] = ""
+    guard_key: Annotated[str, about("API key of the moderation API")] = ""
+    guard_model: Annotated[str, about("model name sent to the moderation API")] = ""
+    guard_s_max: Annotated[Positive, about("timeout of the moderation API in seconds")] = 5.0
     guard_unreachable: Annotated[
-        Literal["block", "pass"],
-        about("when the moderation endpoint does not answer: block (fail with 503) or pass"),
+        Literal["block", "pass"], about("when the moderation API fails: block (503) or pass")
     ] = "block"
     guard_classifier: Annotated[
         str, about("folder of the classifier model, with model.onnx and tokenizer.json")
     ] = ""
     guard_threshold: Annotated[
-        float, Meta(gt=0, le=1, description="score from which on the classifier blocks, up to 1")
+        float, Meta(gt=0, le=1, description="score from which on the classifier blocks")
     ] = 0.9
     guard_rules: RuleSettings = RuleSettings()
     # Owner of keys -> the guards for it, instead of those of the model.
     guard_owners: dict[str, tuple[str, ...]] = {}
-    tool_s_max: Annotated[
-        Positive, about("timeout of one call of a server-side tool in seconds")
-    ] = 60.0
+    tool_s_max: Annotated[Positive, about("timeout of a server-side tool call in seconds")] = 60.0
     tool_output_bytes_max: Annotated[
-        int,
-        Meta(
-            gt=0,
-            description="bytes of a server-side tool's output given to the model; the rest is cut",
-        ),
+        Amount, about("bytes of a server-side tool's output for the model; the rest is cut")
     ] = 128 * 1024
-    file_s_max: Annotated[
-        Positive, about("timeout for reading one PDF of a request in seconds")
-    ] = 15.0
+    file_s_max: Annotated[Positive, about("timeout for reading a PDF in seconds")] = 15.0
     mcp_hosts: Annotated[
         tuple[str, ...],
-        about(
-            "host that the `server_url` of a request's MCP tool may name, as HOST or HOST:PORT; "
-            "without a port: 80 and 443; none: no host; repeatable"
-        ),
+        about("HOST or HOST:PORT allowed in server_url; without port 80 and 443; repeatable"),
     ] = ()
-    mcp_list_s: Annotated[
-        float, Meta(ge=0, description="seconds to cache the tool list of an MCP server")
-    ] = 300.0
+    mcp_list_s: Annotated[Duration, about("seconds to cache an MCP server's tool list")] = 300.0
     fetch: Annotated[
-        Literal["off", "public"],
-        about("whether the server fetches URLs: off, or public (public addresses only)"),
+        Literal["off", "public"], about("whether the server fetches URLs; public addresses only")
     ] = "off"
     fetch_allow: Annotated[
         tuple[str, ...], about("domain to fetch from; none: all; repeatable")
@@ -385,15 +293,13 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     fetch_port: Annotated[
         tuple[Annotated[int, Meta(gt=0, le=65535)], ...], about("port to fetch from; repeatable")
     ] = (80, 443)
-    fetch_bytes_max: Annotated[
-        int, Meta(gt=0, description="largest page or file to fetch in bytes")
-    ] = 8 * 1024 * 1024
+    fetch_bytes_max: Annotated[Amount, about("largest page or file to fetch in bytes")] = 8 * MIB
     fetch_s_max: Annotated[Positive, about("timeout of one fetch in seconds")] = 10.0
     search_index: Annotated[
-        str, about("file with a local search index, made by `segue index`, for web search")
+        str, about("file with a local index for web search, made by `segue index`")
     ] = ""
     search_url: Annotated[
-        str, about("URL of a SearXNG server, or of any JSON search API with {query} in the URL")
+        str, about("URL of a SearXNG server, or of a JSON search API, with {query} in it")
     ] = ""
     search_results: Annotated[
         str, about("path of the result list in the search API's answer, such as web.results")
@@ -401,22 +307,15 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     search_fields: Annotated[
         str, about("names of a result's URL, title and text fields, separated by spaces")
     ] = "url title content"
-    search_header: Annotated[
-        str, about("header sent to the search API, as NAME: VALUE, such as an API key")
-    ] = ""
+    search_header: Annotated[str, about("header for the search API, as NAME: VALUE")] = ""
     otel_endpoint: Annotated[
-        str,
-        about("send traces to this OTLP/HTTP collector, such as http://127.0.0.1:4318; none: off"),
+        str, about("OTLP/HTTP collector for traces, such as http://127.0.0.1:4318; none: off")
     ] = ""
     otel_headers: Annotated[
         tuple[str, ...], about("header sent to the collector, as NAME=VALUE; repeatable")
     ] = ()
     audit_log: Annotated[
-        str,
-        about(
-            "write a JSON line for each response and each refused request: a file, or `log` for the "
-            "server's log; none: off"
-        ),
+        str, about("JSON line for each response and refusal: a file, or `log`; none: off")
     ] = ""
     models: tuple[Table, ...] = ()
     mcp: tuple[McpSettings, ...] = ()

@@ -60,8 +60,8 @@ def table() -> str:
         for story in STORIES
     ]
     versions = [
-        f"{name}: " + ", ".join(f"{one} {version_of(one)}" for one in agent.packages)
+        f"- {name}: " + ", ".join(f"{one} {version_of(one)}" for one in agent.packages)
         for name, agent in AGENTS.items()
     ]
     only = [f"- {text}: {verdict}" for text, verdict in sorted(_others.items())]
-    return "\n".join([*lines, "", "Versions: " + "; ".join(versions) + ".", "", *only, ""])
+    return "\n".join([*lines, "", "Versions:", "", *versions, "", "Also tested:", "", *only, ""])

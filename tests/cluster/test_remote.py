@@ -142,7 +142,7 @@ async def test_remote_turn_without_subscribers_goes_and_the_turn_runs_on(
     assert await follower.remote.reach(OWNER, running.id) is not None
     await until(lambda: not running.has_subscribers)
     assert follower.remote.find(OWNER, running.id) is None
-    assert running.inbox == ()
+    assert tuple(running.inbox) == ()
 
 
 async def test_worker_that_dies_no_longer_holds_a_turn(pair: tuple[Worker, Worker]) -> None:
@@ -169,7 +169,7 @@ async def test_cancel_of_a_remote_turn_reaches_its_source(pair: tuple[Worker, Wo
     remote.attach(Reader())
     remote.notify(Cancel())
     await until(lambda: running.inbox)
-    assert running.inbox == (Cancel(),)
+    assert tuple(running.inbox) == (Cancel(),)
 
 
 async def test_subscriber_that_leaves_does_not_cancel_for_others(
@@ -187,7 +187,7 @@ async def test_subscriber_that_leaves_does_not_cancel_for_others(
     remote.notify(Cancel())
     await until(lambda: follower.remote.find(OWNER, running.id) is None)
     await until(lambda: len(running._subscribers) == 1)
-    assert running.inbox == ()
+    assert tuple(running.inbox) == ()
 
 
 async def test_turn_that_has_just_ended_is_followed_to_its_end(pair: tuple[Worker, Worker]) -> None:

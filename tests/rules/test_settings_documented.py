@@ -22,6 +22,9 @@ def meaning_of(field: msgspec.structs.FieldInfo) -> str:
     kind = msgspec.inspect.type_info(field.type)
     found = (getattr(kind, "extra_json_schema", None) or {}).get("description", "")
     assert isinstance(found, str)
+    inner = kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind
+    if isinstance(inner, msgspec.inspect.LiteralType):
+        found += "; one of " + ", ".join(f"`{value}`" for value in inner.values)
     return found
 
 

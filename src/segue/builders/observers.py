@@ -55,24 +55,26 @@ async def open_observers(settings: Settings, state: State) -> AsyncIterator[Obse
 
 
 class HealthCheck:
-    """Whether the store and the engines answer."""
+    """Whether the store and the engines answer, for `/ready`, `/metrics` and the dashboard."""
 
-    def __init__(self, store: ServerStore, models: Models, metrics: Metrics) -> None:
+    def __init__(
+        self, store: ServerStore, models: Models, observers: Observers, cluster: Cluster | None
+    ) -> None:
         self._store = store
-        self._metrics = metrics
+        self._observers = observers
+        self._peers = None if cluster is None else cluster.peers
         # By name, without aliases.
         self._models: dict[str, Model] = {model.name: model for model in models.values()}
+        if self._peers is not None:
+            self._peers.answer("metrics", lambda worker, body: self._write_own_metrics())
 
     async def check(self) -> dict[str, bool]:
         """Ask the store and every engine now."""
         checks = {"store": await self._store.is_ready()}
         for name, model in self._models.items():
-            checks[f"engine:{name}"] = is_up = await model.engine.is_ready()
-            if isinstance(model.engine, RoutedEngine):
-                for health in model.engine.replicas():
-                    self._metrics.note_engine(health.name, is_up=health.is_up)
-            else:
-                self._metrics.note_engine(name, is_up=is_up)
+            checks[f"engine:{name}"] = await model.engine.is_ready()
+        for row in self.replicas(checks):
+            self._observers.metrics.note_engine(row.name, is_up=row.is_up)
         return checks
 
     def replicas(self, checks: Mapping[str, bool]) -> list[ReplicaView]:
@@ -88,27 +90,16 @@ class HealthCheck:
                 rows.append(ReplicaView(name, name, checks[f"engine:{name}"]))
         return rows
 
-
-class MetricsPage:
-    """The page that Prometheus reads, of all workers of one parent process."""
-
-    def __init__(self, observers: Observers, health: HealthCheck, cluster: Cluster | None) -> None:
-        self._observers = observers
-        self._health = health
-        self._peers = None if cluster is None else cluster.peers
-        if self._peers is not None:
-            self._peers.answer("metrics", lambda worker, body: self._write_own())
-
-    async def write(self) -> bytes:
-        """The page now, with every turn that has ended."""
+    async def write_metrics(self) -> bytes:
+        """The page that Prometheus reads, of all workers of one parent process."""
         if self._peers is None:
-            return await self._write_own()
+            return await self._write_own_metrics()
         others, own = await asyncio.gather(
-            self._peers.ask("metrics", b"", self._peers.siblings), self._write_own()
+            self._peers.ask("metrics", b"", self._peers.siblings), self._write_own_metrics()
         )
         return together([own, *others.values()])
 
-    async def _write_own(self) -> bytes:
+    async def _write_own_metrics(self) -> bytes:
         await self._observers.afterwards.drained()
-        await self._health.check()
+        await self.check()
         return self._observers.metrics.write()

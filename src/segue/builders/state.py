@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -23,6 +24,15 @@ from segue.stores.seals import RingKey
 from segue.transports.services import NearTurns
 from segue.turn.seams import Turns
 from segue.turn.values import Owner
+
+
+class Measured(Protocol):
+    """Something in memory that knows its size."""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that it holds."""
+
 
 Forget = Callable[[Owner, str], Awaitable[None]]
 

@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import tomlkit
@@ -263,33 +264,15 @@ SNIPPETS: dict[str, Callable[[ModelEndpoint], str]] = {
 # --- Codex -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What Codex's file must contain."""
+class _Section(NamedTuple):
+    """Keys that one table of Codex's file must contain."""
 
-    top: dict[str, CodexValue]
-    provider: dict[str, CodexValue]
-    # For a small model only; every line is marked.
-    small_top: dict[str, CodexValue]
-    small_features: dict[str, CodexValue]
-
-    def over(self, before: dict[str, object]) -> dict[str, object]:
-        """The content of a file with this content before."""
-        providers = _table_of(before, "model_providers")
-        own = {**_table_of(providers, PROVIDER), **self.provider}
-        after = {**before, **self.top, **self.small_top}
-        after["model_providers"] = {**providers, PROVIDER: own}
-        if self.small_features:
-            after["features"] = {**_table_of(before, "features"), **self.small_features}
-        return after
+    table: tuple[str, ...]
+    values: dict[str, CodexValue]
+    is_marked: bool = False
 
 
-def _table_of(values: dict[str, object], name: str) -> dict[str, object]:
-    table = values.get(name)
-    return table if isinstance(table, dict) else {}
-
-
-def _wanted(endpoint: ModelEndpoint) -> _Wanted:
+def _sections(endpoint: ModelEndpoint) -> list[_Section]:
     top: dict[str, CodexValue] = {"model": endpoint.model}
     if endpoint.context_tokens is not None:
         top["model_context_window"] = endpoint.context_tokens
@@ -302,14 +285,13 @@ def _wanted(endpoint: ModelEndpoint) -> _Wanted:
     }
     if endpoint.key_env is not None:
         provider["env_key"] = endpoint.key_env
-    if not endpoint.is_small:
-        return _Wanted(top, provider, {}, {})
-    return _Wanted(
-        top,
-        provider,
-        {"model_instructions_file": SMALL_PROMPT, "web_search": "disabled"},
-        dict.fromkeys(SMALL_FEATURES, False),
-    )
+    sections = [_Section((), top), _Section(("model_providers", PROVIDER), provider)]
+    if endpoint.is_small:
+        prompt = {"model_instructions_file": SMALL_PROMPT, "web_search": "disabled"}
+        sections.insert(1, _Section((), {**prompt}, is_marked=True))
+        features = dict.fromkeys(SMALL_FEATURES, False)
+        sections.append(_Section(("features",), {**features}, is_marked=True))
+    return sections
 
 
 def codex_block(endpoint: ModelEndpoint) -> str:
@@ -319,59 +301,46 @@ def codex_block(endpoint: ModelEndpoint) -> str:
 
 def with_provider(text: str, endpoint: ModelEndpoint) -> str:
     """Codex's file with Segue as its provider, and with everything else unchanged."""
-    wanted = _wanted(endpoint)
+    sections = _sections(endpoint)
     try:
         document = tomlkit.parse(text if text.endswith("\n") or not text else text + "\n")
-        _drop_marked(document, wanted)
-        before = document.unwrap()
-        _set(document, wanted.top)
-        _set(document, wanted.small_top, is_marked=True)
-        _set(_subtable(document, "model_providers", PROVIDER), wanted.provider)
-        if wanted.small_features:
-            is_new = "features" not in document
-            _set(_subtable(document, "features"), wanted.small_features, is_marked=True)
-            if is_new:
-                _mark(_item(document, "features"))
+        _drop_marked(document, {key for one in sections if one.is_marked for key in one.values})
+        for section in sections:
+            _set(_table(document, section), section)
+        changed = tomlkit.dumps(document)
+        if tomllib.loads(changed) == document.unwrap():
+            return changed
+    except tomllib.TOMLDecodeError:
+        pass
     except TOMLKitError as error:
         raise Misconfigured(f"Codex's config.toml cannot be edited: {error}.") from None
-    changed = tomlkit.dumps(document)
-    _check_content(changed, wanted.over(before))
-    return changed
+    raise _unsafe()
 
 
-def _set(table: TomlTable, values: dict[str, CodexValue], *, is_marked: bool = False) -> None:
-    """Set these keys; an old value stays as a comment above the new line."""
-    for key, value in values.items():
-        if key in table:
-            old = _item(table, key)
-            if old.unwrap() == value:
-                continue
+def _set(table: TomlTable, section: _Section) -> None:
+    """Set the keys of a section; an old value stays as a comment above the new line."""
+    for key, value in section.values.items():
+        if key not in table:
+            table[key] = value
+        elif (old := _item(table, key)).unwrap() != value:
             line = f"{key} = {old.as_string()}{old.trivia.comment_ws}{old.trivia.comment}"
             table[key] = value
             trivia = _item(table, key).trivia
             trivia.indent = "".join(f"# {part}\n" for part in line.splitlines())
             trivia.comment_ws = trivia.comment = ""
-        else:
-            table[key] = value
-        if is_marked:
+        if section.is_marked:
             _mark(_item(table, key))
 
 
-def _drop_marked(document: TOMLDocument, wanted: _Wanted) -> None:
+def _drop_marked(document: TOMLDocument, wanted: set[str]) -> None:
     """Remove what a small model needed and this one does not."""
-    _drop_marked_keys(document, wanted.small_top)
     features = document.get("features")
-    if isinstance(features, Table):
-        _drop_marked_keys(features, wanted.small_features)
-        if _is_marked(features) and not features:
-            del document["features"]
-
-
-def _drop_marked_keys(table: TomlTable, wanted: dict[str, CodexValue]) -> None:
-    for key in list(table):
-        item = table.item(key)
-        if _is_marked(item) and key not in wanted and not isinstance(item, Table):
-            del table[key]
+    for table in (features, document) if isinstance(features, Table) else (document,):
+        for key in list(table):
+            item = table.item(key)
+            is_full = isinstance(item, Table) and len(item) > 0
+            if _is_marked(item) and key not in wanted and not is_full:
+                del table[key]
 
 
 def _mark(item: Item) -> None:
@@ -389,28 +358,20 @@ def _item(table: TomlTable, key: str) -> Item:
     return item
 
 
-def _subtable(document: TOMLDocument, *names: str) -> TomlTable:
-    """The table of this name, made if it is not there."""
+def _table(document: TOMLDocument, section: _Section) -> TomlTable:
+    """The table of a section, made if it is not there."""
     table: object = document
-    for name in names:
+    for name in section.table:
         if not isinstance(table, TOMLDocument | Table | OutOfOrderTableProxy):
             raise _unsafe()
         if name not in table:
-            table[name] = tomlkit.table(is_super_table=name != names[-1])
+            table[name] = fresh = tomlkit.table(is_super_table=name != section.table[-1])
+            if section.is_marked:
+                _mark(fresh)
         table = table[name]
-    if not isinstance(table, Table):
+    if not isinstance(table, TOMLDocument | Table):
         raise _unsafe()
     return table
-
-
-def _check_content(changed: str, wanted: dict[str, object]) -> None:
-    """Refuse to write a file with any other content."""
-    try:
-        is_right = tomllib.loads(changed) == wanted
-    except tomllib.TOMLDecodeError:
-        is_right = False
-    if not is_right:
-        raise _unsafe()
 
 
 def _unsafe() -> Misconfigured:

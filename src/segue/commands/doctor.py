@@ -151,9 +151,7 @@ async def check_store(settings: Settings, *, is_running: bool) -> Check:
     if settings.store == "memory":
         return Check("store", True, "memory: responses are lost when the server stops")
     if is_running:
-        return Check(
-            "store", True, f"{settings.shown_store}: the running server reports that it is ready"
-        )
+        return Check("store", True, f"{settings.shown_store}: the running server is ready")
     path = settings.store_path
     if path is not None:
         verdict = _look_at(path)
@@ -201,9 +199,7 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
     async with aclosing(served):
         built = served.models[model.name]
         dialect = built.dialect.fingerprint.partition("-")[0].rstrip("0123456789")
-        yield Check(
-            name, True, f"dialect {dialect}, context window {built.context_tokens:,} tokens"
-        )
+        yield Check(name, True, f"dialect {dialect}, context of {built.context_tokens:,} tokens")
         try:
             async with asyncio.timeout(ENGINE_S_MAX):
                 is_up = await built.engine.is_ready()

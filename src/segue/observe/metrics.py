@@ -43,6 +43,25 @@ LIMITS = (
     "write_s_max",
 )
 
+# Fields of a turn's tally, and the counter that each is added to.
+COUNTED = {
+    "bytes_received": ("segue_bytes_received_total", "Bytes of requests, after decompression"),
+    "items_validated": ("segue_items_validated_total", "Input items decoded and validated"),
+    "tool_decodes": ("segue_tool_decodes_total", "Lists of tools decoded"),
+    "tokens_tokenized": ("segue_tokens_tokenized_total", "Prompt tokens made from text"),
+    "tokens_reused": ("segue_tokens_reused_total", "Prompt tokens reused from earlier turns"),
+    "tool_calls": ("segue_tool_calls_total", "Calls of server-side tools"),
+    "guard_chars_checked": (
+        "segue_guard_chars_checked_total",
+        "Input characters checked by guards",
+    ),
+    "guard_chars_watched": (
+        "segue_guard_chars_watched_total",
+        "Output characters checked by guards",
+    ),
+    "media_told": ("segue_media_told_total", "Images and audio described to a text-only model"),
+}
+
 # Gauges that are read when the page is. Each worker has its own part of them, so that they are added up over workers;
 # of all other gauges the largest value counts.
 WATCHED = {
@@ -60,55 +79,30 @@ class Metrics:
     def __init__(self) -> None:
         # The creation time of each counter is not needed, and doubles the page.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
-        self.registry = registry = CollectorRegistry()
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        self._turns = counter(
+        self.registry = CollectorRegistry()
+        self._turns = self._counter(
             "segue_turns_total", "Turns that ended, and refused requests", ("transport", "outcome")
         )
-        self._bytes = counter(
-            "segue_bytes_received_total", "Bytes of request bodies, after decompression"
+        self._lookups = self._counter(
+            "segue_state_lookups_total", "Lookups of parent turns, by place", ("where",)
         )
-        self._items = counter("segue_items_validated_total", "Input items decoded and validated")
-        self._tools = counter("segue_tool_decodes_total", "Lists of tools decoded")
-        self._tokenized = counter("segue_tokens_tokenized_total", "Prompt tokens made from text")
-        self._reused = counter(
-            "segue_tokens_reused_total", "Prompt tokens reused from earlier turns"
-        )
-        self._called = counter("segue_tool_calls_total", "Calls of server-side tools")
-        self._guarded = counter(
-            "segue_guard_chars_checked_total", "Characters of input checked by guards"
-        )
-        self._watched = counter(
-            "segue_guard_chars_watched_total", "Characters of output checked by guards"
-        )
-        self._told = counter(
-            "segue_media_told_total", "Images and audio described in words to a text-only model"
-        )
-        self._lookups = counter(
-            "segue_state_lookups_total",
-            "Lookups of parent turns by where they were found",
-            ("where",),
-        )
+        self._counted = {field: self._counter(*row) for field, row in COUNTED.items()}
         self._stages = Histogram(
             "segue_turn_stage_seconds",
             "Duration of each stage of a turn",
             ("stage",),
-            registry=registry,
+            registry=self.registry,
             buckets=BUCKETS,
         )
-        self._engine_up = Gauge(
-            "segue_engine_up",
-            "1 if the engine replica answers, else 0",
-            ("replica",),
-            registry=registry,
-        )
-        self._limits = Gauge(
-            "segue_limit", "Configured limits, by setting", ("setting",), registry=registry
-        )
+        self._engine_up = self._gauge("segue_engine_up", "1 if the replica answers", ("replica",))
+        self._limits = self._gauge("segue_limit", "Configured limits", ("setting",))
         self.watch("segue_workers", lambda: 1)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
 
     def note_limits(self, settings: Settings) -> None:
         """The limits that the operator has set, so that a gauge can be compared with its limit."""
@@ -117,21 +111,14 @@ class Metrics:
 
     def watch(self, name: str, read: Callable[[], float]) -> None:
         """From now on `read` gives the value of this gauge."""
-        Gauge(name, WATCHED[name], registry=self.registry).set_function(read)
+        self._gauge(name, WATCHED[name]).set_function(read)
 
     def observe(self, turn: EndedTurn) -> None:
         """Count a turn that ended."""
         tally = turn.tally
         self._turns.labels(turn.transport, turn.entry.status).inc()
-        self._bytes.inc(tally.bytes_received)
-        self._items.inc(tally.items_validated)
-        self._tools.inc(tally.tool_decodes)
-        self._tokenized.inc(tally.tokens_tokenized)
-        self._reused.inc(tally.tokens_reused)
-        self._guarded.inc(tally.guard_chars_checked)
-        self._watched.inc(tally.guard_chars_watched)
-        self._told.inc(tally.media_told)
-        self._called.inc(tally.tool_calls)
+        for field, counter in self._counted.items():
+            counter.inc(getattr(tally, field))
         if tally.found_in is not None:
             self._lookups.labels(tally.found_in).inc()
         for stage, seconds in tally.stage_s.items():

@@ -65,7 +65,7 @@ class SpanStatus(Struct, frozen=True, omit_defaults=True):
     message: str = ""
 
 
-class Span(Struct, frozen=True, omit_defaults=True):
+class OtlpSpan(Struct, frozen=True, omit_defaults=True):
     """A stretch of time with a name."""
 
     traceId: str
@@ -98,7 +98,7 @@ def parent_of(traceparent: str) -> TraceParent | None:
     return TraceParent(trace_id, span_id, bool(int(flags, 16) & SAMPLED))
 
 
-def spans_of(turn: EndedTurn, epoch: float) -> list[Span]:
+def spans_of(turn: EndedTurn, epoch: float) -> list[OtlpSpan]:
     """The spans of a turn, its own first; `epoch` is the wall clock at the zero of its marks' clock."""
     parent = parent_of(turn.tally.traceparent)
     if parent is not None and not parent.is_sampled:
@@ -107,7 +107,7 @@ def spans_of(turn: EndedTurn, epoch: float) -> list[Span]:
     span_id = secrets.token_hex(8)
     marks = turn.tally.marks
     failure = turn.error or ""
-    root = Span(
+    root = OtlpSpan(
         traceId=trace_id,
         spanId=span_id,
         parentSpanId=parent.span_id if parent else "",
@@ -119,7 +119,7 @@ def spans_of(turn: EndedTurn, epoch: float) -> list[Span]:
         status=SpanStatus(ERROR, failure) if turn.entry.status == "failed" else SpanStatus(),
     )
     stages = [
-        Span(
+        OtlpSpan(
             traceId=trace_id,
             spanId=secrets.token_hex(8),
             parentSpanId=span_id,
@@ -182,7 +182,7 @@ class Traces:
     def __init__(self, endpoint: str, headers: Sequence[str] = ()) -> None:
         self._url = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
         self._headers = {"content-type": "application/json", **_headers(headers)}
-        self._batches: Batches[list[Span]] = Batches("traces", self._post)
+        self._batches: Batches[list[OtlpSpan]] = Batches("traces", self._post)
         self._session: aiohttp.ClientSession | None = None
         self._is_failing = False
 
@@ -202,7 +202,7 @@ class Traces:
         assert self._session is not None
         await self._session.close()
 
-    async def _post(self, batch: list[list[Span]]) -> bool:
+    async def _post(self, batch: list[list[OtlpSpan]]) -> bool:
         """True if the collector took the batch or refused it for good, False to retry."""
         assert self._session is not None
         body = encode([span for spans in batch for span in spans])
@@ -220,7 +220,7 @@ class Traces:
         return is_taken
 
 
-def encode(spans: Sequence[Span]) -> bytes:
+def encode(spans: Sequence[OtlpSpan]) -> bytes:
     """The body of a request to a collector."""
     named = {"service.name": "segue", "service.version": __version__}
     resource = [Attribute(name, OtlpValue(stringValue=value)) for name, value in named.items()]
