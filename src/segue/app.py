@@ -51,8 +51,8 @@ from segue.tools.pdf import Papers
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
 from segue.traces import Traces
+from segue.transports.auth import origin_policy
 from segue.transports.http import HttpApp
-from segue.transports.origin import origin_policy
 from segue.transports.services import Limits, NearTurns, Services
 from segue.transports.upgrades import Upgrades
 from segue.turn.commit import Afterwards, EndedTurn

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from segue.accounts.account import LOCAL, Account, Accounts
 from segue.process.runner import Runner
-from segue.transports.origin import origin_policy
+from segue.transports.auth import origin_policy
 from segue.transports.services import Limits, Services
 from segue.turn.assemble import Assembler
 from segue.turn.plan import Tally
