@@ -38,7 +38,7 @@ _length = struct.Struct("<I")
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One word between a worker and the hub."""
+    """A message between a worker and the hub."""
 
     verb: Literal["listen", "leave", "say", "done"]
     topic: str
