@@ -25,8 +25,8 @@ from segue.storage import KEYS_TOPIC, open_store
 from segue.stores.hashes import KeyHashes
 from segue.stores.maintenance import kept_up
 from segue.stores.seals import RingSeals
+from segue.transports.auth import origin_policy
 from segue.transports.http import HttpApp
-from segue.transports.origin import origin_policy
 from segue.transports.services import Limits, Services
 from segue.transports.upgrades import Upgrades
 from segue.turn.plan import Plan, Resources

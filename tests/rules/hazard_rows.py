@@ -287,8 +287,8 @@ THREATS: dict[str, Tests] = {
         "paths::test_other_paths_are_unknown",
     ),
     "T4 pages of others in a victim's browser": (
-        "transports/origin::test_strange_names_and_pages_are_refused_on_every_transport",
-        "transports/origin::test_other_names_are_not_while_nobody_needs_a_key",
+        "transports/auth::test_strange_names_and_pages_are_refused_on_every_transport",
+        "transports/auth::test_other_names_are_not_while_nobody_needs_a_key",
         "hazards::test_key_is_read_from_its_header_alone",
         "keys::test_public_address_needs_keys",
         LIMITS,

@@ -32,7 +32,7 @@ REFUSED_S = 0.25
 # What is held is reported again this often, should the store have forgotten it.
 REPEAT_S = 60.0
 
-Clock = Callable[[], float]
+_Clock = Callable[[], float]
 PlaceKind = Literal["connections", "lanes"]
 
 
@@ -41,7 +41,7 @@ class Bucket:
 
     __slots__ = ("_clock", "_filled_at", "_level", "_per_min")
 
-    def __init__(self, per_min: int, clock: Clock) -> None:
+    def __init__(self, per_min: int, clock: _Clock) -> None:
         self._per_min = per_min
         self._clock = clock
         self._level = float(per_min)
@@ -93,7 +93,7 @@ class KeyQuota:
         limits: KeyLimits,
         key_id: str = "",
         metering: Metering | None = None,
-        clock: Clock = time.monotonic,
+        clock: _Clock = time.monotonic,
     ) -> None:
         self.limits = limits
         self.key_id = key_id

@@ -1,1 +1,1 @@
-"""What do several processes owe each other? Not loaded where there is one."""
+"""How do several worker processes act as one server? Not loaded where there is one."""

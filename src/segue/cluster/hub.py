@@ -34,7 +34,7 @@ PAUSE_MAX_S = 1.0
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One word between a worker and the hub."""
+    """A message between a worker and the hub."""
 
     verb: Literal["listen", "leave", "say", "done"]
     topic: str

@@ -27,10 +27,10 @@ from segue.wire.codec import encode_error_body
 log = logging.getLogger(__name__)
 
 # The three parts of ASGI, which is untyped by design.
-Message = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 
 Headers = Sequence[tuple[bytes, bytes]]
 

@@ -1,7 +1,7 @@
-"""What does this server say of itself to a machine? An OpenAPI document for HTTP, an AsyncAPI document for the socket.
+"""How is the API described to machines? An OpenAPI document for HTTP, an AsyncAPI document for the WebSocket.
 
 In: the table of routes that the router itself uses, and the schemas of the wire types. Out: JSON, made once. A route
-says here what it takes and gives; one that does not is left out, and a test names it. Pages for people are left out.
+without an entry here is left out, and a test names it. Pages for people are left out.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CLIENT_EVENTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """What one route takes and gives; schemas by name, or a plain text where there is none."""
+class RouteDoc:
+    """The request and the answers of one route: schemas by name, None where there is none."""
 
     does: str
     gives: Mapping[str, str | None] = field(default_factory=lambda: {JSON: None})
@@ -39,78 +39,78 @@ class Operation:
     also: tuple[int, ...] = ()
 
 
-# By method and path, in the order of the contract.
-OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("POST", "/v1/responses"): Operation(
+# By method and path, in the order of docs/protocol.md.
+OPERATIONS: dict[tuple[str, str], RouteDoc] = {
+    ("POST", "/v1/responses"): RouteDoc(
         "Create a response; with `stream` its events.",
         gives={JSON: "Response", SSE: "Event"},
         takes=Create.__name__,
     ),
-    ("POST", "/v1/responses/compact"): Operation(
+    ("POST", "/v1/responses/compact"): RouteDoc(
         "Compact a conversation; the output is the input of a new chain.",
         gives={JSON: "CompactionWindow"},
         takes=Create.__name__,
     ),
-    ("POST", "/v1/responses/input_tokens"): Operation(
+    ("POST", "/v1/responses/input_tokens"): RouteDoc(
         "Count the tokens of a prompt; nothing is generated.",
         gives={JSON: "InputTokens"},
         takes=Create.__name__,
     ),
-    ("GET", "/v1/responses/{id}"): Operation(
+    ("GET", "/v1/responses/{id}"): RouteDoc(
         "Retrieve a stored response; with `stream` its events, from any number on.",
         gives={JSON: "Response", SSE: "Event"},
         query=("stream", "starting_after"),
     ),
-    ("POST", "/v1/responses/{id}/cancel"): Operation(
+    ("POST", "/v1/responses/{id}/cancel"): RouteDoc(
         "Cancel a response that runs in the background.", gives={JSON: "Response"}
     ),
-    ("DELETE", "/v1/responses/{id}"): Operation(
+    ("DELETE", "/v1/responses/{id}"): RouteDoc(
         "Delete a stored response.", gives={JSON: "Deleted"}
     ),
-    ("GET", "/v1/responses/{id}/input_items"): Operation(
+    ("GET", "/v1/responses/{id}/input_items"): RouteDoc(
         "List the input items of a stored response.",
         gives={JSON: "ItemList"},
         query=("after", "limit", "order"),
     ),
-    ("POST", "/v1/conversations"): Operation(
+    ("POST", "/v1/conversations"): RouteDoc(
         "Create a conversation.",
         gives={JSON: "ConversationObject"},
         takes=NewConversation.__name__,
     ),
-    ("GET", "/v1/conversations/{id}"): Operation(
+    ("GET", "/v1/conversations/{id}"): RouteDoc(
         "One conversation.", gives={JSON: "ConversationObject"}
     ),
-    ("POST", "/v1/conversations/{id}"): Operation(
+    ("POST", "/v1/conversations/{id}"): RouteDoc(
         "Change the metadata of a conversation.",
         gives={JSON: "ConversationObject"},
         takes=NewConversation.__name__,
     ),
-    ("DELETE", "/v1/conversations/{id}"): Operation(
+    ("DELETE", "/v1/conversations/{id}"): RouteDoc(
         "Delete a conversation.", gives={JSON: "ConversationDeleted"}
     ),
-    ("GET", "/v1/conversations/{id}/items"): Operation(
+    ("GET", "/v1/conversations/{id}/items"): RouteDoc(
         "List the items of a conversation.",
         gives={JSON: "ItemList"},
         query=("after", "limit", "order"),
     ),
-    ("POST", "/v1/conversations/{id}/items"): Operation(
+    ("POST", "/v1/conversations/{id}/items"): RouteDoc(
         "Add items to a conversation.",
         gives={JSON: "ItemList"},
         takes=AddedItems.__name__,
     ),
-    ("GET", "/v1/conversations/{id}/items/{item_id}"): Operation(
+    ("GET", "/v1/conversations/{id}/items/{item_id}"): RouteDoc(
         "One item of a conversation.", gives={JSON: "ListedItem"}
     ),
-    ("DELETE", "/v1/conversations/{id}/items/{item_id}"): Operation(
+    ("DELETE", "/v1/conversations/{id}/items/{item_id}"): RouteDoc(
         "Delete an item of a conversation.", gives={JSON: "ConversationObject"}
     ),
-    ("GET", "/v1/models"): Operation("List the models.", gives={JSON: "ModelList"}),
-    ("GET", "/v1/models/{id}"): Operation("One model.", gives={JSON: "ModelCard"}),
-    ("GET", "/health"): Operation("Whether the process is alive."),
-    ("GET", "/ready"): Operation("Whether engine and store answer.", also=(503,)),
-    ("GET", "/metrics"): Operation("Counters, in Prometheus' format.", gives={PLAIN: None}),
-    ("GET", "/openapi.json"): Operation("This document."),
-    ("GET", "/asyncapi.json"): Operation("WebSocket mode, as an AsyncAPI document."),
+    ("GET", "/v1/models"): RouteDoc("List the models.", gives={JSON: "ModelList"}),
+    ("GET", "/v1/models/{id}"): RouteDoc("One model.", gives={JSON: "ModelCard"}),
+    ("GET", "/health"): RouteDoc("Whether the process is alive."),
+    ("GET", "/ready"): RouteDoc("Whether engine and store answer.", also=(503,)),
+    ("GET", "/metrics"): RouteDoc("Counters, in Prometheus' format.", gives={PLAIN: None}),
+    ("GET", "/openapi.json"): RouteDoc("This document."),
+    ("GET", "/asyncapi.json"): RouteDoc("WebSocket mode, as an AsyncAPI document."),
 }
 
 QUERY: dict[str, tuple[Schema, str]] = {
@@ -142,9 +142,9 @@ def openapi(routes: tuple[tuple[str, str], ...]) -> bytes:
         path = path_of(pattern)
         operation = OPERATIONS.get((verb, path))
         if operation is not None:
-            told = paths.setdefault(path, {})
-            assert isinstance(told, dict)
-            told[verb.lower()] = _operation(verb, path, operation)
+            entry = paths.setdefault(path, {})
+            assert isinstance(entry, dict)
+            entry[verb.lower()] = _operation(verb, path, operation)
     return encode(
         {
             "openapi": "3.1.0",
@@ -176,13 +176,15 @@ def asyncapi() -> bytes:
                 "responses": {
                     "address": "/v1/responses",
                     "description": "An upgrade of GET on the path that takes POST; no subprotocol.",
-                    "messages": {_key(name): _to("messages", name) for name in messages},
+                    "messages": {_key(name): _component("messages", name) for name in messages},
                     "bindings": {"ws": {"method": "GET", "bindingVersion": "0.1.0"}},
                 }
             },
             "operations": {
-                "take": _side("receive", channel, CLIENT_EVENTS, "What a client may ask."),
-                "tell": _side("send", channel, sent, "The events of every turn, by lane in order."),
+                "take": _direction("receive", channel, CLIENT_EVENTS, "What a client may ask."),
+                "tell": _direction(
+                    "send", channel, sent, "The events of every turn, by lane in order."
+                ),
             },
             "components": {
                 "messages": {_key(name): message for name, message in messages.items()},
@@ -193,7 +195,7 @@ def asyncapi() -> bytes:
 
 
 def path_of(pattern: str) -> str:
-    """A route's pattern as documents write paths."""
+    """The pattern of a route as these documents write paths."""
     return re.sub(r"\(\?P<(\w+)>[^)]*\)", r"{\1}", pattern).replace("\\", "")
 
 
@@ -201,13 +203,13 @@ def _info(words: str) -> Schema:
     return {"title": "Segue", "version": __version__, "description": words}
 
 
-def _operation(verb: str, path: str, operation: Operation) -> Schema:
+def _operation(verb: str, path: str, operation: RouteDoc) -> Schema:
     statuses: Schema = {"200": _answer(operation)}
     statuses |= {str(status): _answer(operation) for status in operation.also}
     names = re.findall(r"{(\w+)}", path)
     parameters = [_parameter(name, "path", {"type": "string"}, "") for name in names]
     parameters += [_parameter(name, "query", *QUERY[name]) for name in operation.query]
-    told: Schema = {
+    entry: Schema = {
         "operationId": _key(f"{verb.lower()}{path}"),
         "summary": operation.does,
         "parameters": [*parameters],
@@ -215,16 +217,16 @@ def _operation(verb: str, path: str, operation: Operation) -> Schema:
     }
     if operation.takes is not None:
         body: Schema = {JSON: {"schema": ref(operation.takes)}}
-        told["requestBody"] = {"required": True, "content": body}
-    return told
+        entry["requestBody"] = {"required": True, "content": body}
+    return entry
 
 
 def _parameter(name: str, place: str, schema: Schema, words: str) -> Schema:
-    told: Schema = {"name": name, "in": place, "required": place == "path", "schema": schema}
-    return {**told, "description": words} if words else told
+    entry: Schema = {"name": name, "in": place, "required": place == "path", "schema": schema}
+    return {**entry, "description": words} if words else entry
 
 
-def _answer(operation: Operation) -> Schema:
+def _answer(operation: RouteDoc) -> Schema:
     content: Schema = {}
     for kind, name in operation.gives.items():
         inside: Schema = {"type": "object" if kind == JSON else "string"}
@@ -246,11 +248,11 @@ def _headers(*names: str) -> Schema:
 
 
 def _key(name: str) -> str:
-    """A name without the signs that keys of these documents may not have."""
+    """A name without the characters that keys of these documents may not have."""
     return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
 
 
-def _to(where: str, name: str) -> Schema:
+def _component(where: str, name: str) -> Schema:
     return {"$ref": f"#/components/{where}/{_key(name)}"}
 
 
@@ -258,13 +260,13 @@ def _message(name: str, schema: str) -> Schema:
     return {"name": name, "contentType": JSON, "payload": ref(schema)}
 
 
-def _side(action: str, channel: str, names: Iterable[str], words: str) -> Schema:
+def _direction(action: str, channel: str, names: Iterable[str], words: str) -> Schema:
     messages: list[Json] = [{"$ref": f"{channel}/messages/{_key(name)}"} for name in names]
     return {"action": action, "channel": {"$ref": channel}, "summary": words, "messages": messages}
 
 
 def _for_async(node: Json) -> Json:
-    """A schema in AsyncAPI's words: there a discriminator is the name of its field alone."""
+    """A schema as AsyncAPI writes it: there a discriminator is only the name of its field."""
     match node:
         case {"propertyName": str(name), "mapping": _}:
             return name

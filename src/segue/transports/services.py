@@ -8,7 +8,7 @@ from typing import Protocol
 
 from segue.accounts.account import Account, Accounts
 from segue.process.runner import Runner
-from segue.transports.origin import OriginPolicy
+from segue.transports.auth import OriginPolicy
 from segue.turn.seams import Conversations, Turns
 from segue.turn.values import Owner, Turn
 
