@@ -33,15 +33,12 @@ class EndedTurn:
     entry: UsageEntry
     tally: Tally
     transport: str
+    # When the terminal event was sent, in seconds of `perf_counter`.
+    sent_at: float = 0.0
     parent_id: str | None = None
     lane: str = ""
     # The code of the error, if it failed.
     error: str | None = None
-
-    @property
-    def sent_at(self) -> float:
-        """When the terminal event was sent."""
-        return next(span.ended for span in self.tally.spans if span.stage == "send")
 
 
 Observer = Callable[[EndedTurn], None]

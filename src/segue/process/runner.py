@@ -250,7 +250,7 @@ class Runner:
             del self.registry.running[plan.id]
             if running.unsaved is not None and running.is_background:
                 self._retry(partial(turns.save, running.unsaved))
-        await self.records.afterwards.put(_ended(plan, running, transport))
+        await self.records.afterwards.put(_ended(plan, running, transport, sent_at))
 
     def _retry(self, write: Callable[[], Awaitable[None]]) -> None:
         """A client waits for this to be written, and the store still says otherwise."""
@@ -319,11 +319,12 @@ def _check_later(model: Model, items: tuple[Item, ...], tally: Tally) -> None:
     check_unseen(items, model, tally)
 
 
-def _ended(plan: Plan, running: Running, transport: str) -> EndedTurn:
-    response = running.response
+def _ended(plan: Plan, running: Running, transport: str, sent_at: float) -> EndedTurn:
+    response = running.assembler.response
     entry = running.turn.usage if running.turn is not None else None
     if entry is None or entry.status != response.status:
         entry = entry_of(plan.owner, response, is_hosted=plan.resolved.is_hosted)
     assert entry is not None, "a turn is settled once it has ended"
     code = response.error.code if response.error else None
-    return EndedTurn(entry, plan.tally, transport, response.previous_response_id, plan.lane, code)
+    parent_id = response.previous_response_id
+    return EndedTurn(entry, plan.tally, transport, sent_at, parent_id, plan.lane, code)

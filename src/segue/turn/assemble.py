@@ -348,7 +348,7 @@ class Assembler:
         is_ours = opened.execution == "server"
         draft = Draft(
             call_id="" if is_ours or kind.pairing is None else self._new_id("call"),
-            id=self.item_id(kind.struct),
+            id=self._new_id(kind.prefix or ""),
             name=opened.name,
             namespace=opened.namespace,
             is_async=opened.is_async,

@@ -32,7 +32,19 @@ from segue.turn.plan import Plan, Resources, Span
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.seams import Filter, Gate, HostedCalls, Reader, Turns
-from segue.turn.values import Finish, Head, Ids, Job, JobStarted, Parsed, Round, Scene, Tokens, Warm
+from segue.turn.values import (
+    Finish,
+    Head,
+    Ids,
+    Job,
+    JobStarted,
+    Parsed,
+    Round,
+    Scene,
+    Steer,
+    Tokens,
+    Warm,
+)
 from segue.wire.items import (
     Call,
     HostedOutput,
@@ -140,7 +152,7 @@ class TurnLoop:
                 running.inbox,
                 is_waiting=plan.is_rollout and bool(required),
                 answers=() if required or is_spent else answers,
-                is_used_up=self._tokens_left() == 0,
+                is_used_up=bool(required or answers) and self._tokens_left() == 0,
             )
             if isinstance(decision, Await):
                 await self._wait(required)
@@ -321,7 +333,7 @@ class TurnLoop:
                         pieces_when_over += reader.is_over
                         if pieces_when_over > OVER_PIECES_MAX:
                             return Finish("stop")
-                    if running.is_steered:
+                    if running.inbox and isinstance(running.inbox[0], Steer):
                         pieces_after_steer += 1
                         is_long = pieces_after_steer > STEER_PIECES_MAX and assembler.is_in_text
                         if assembler.is_at_boundary or is_long:

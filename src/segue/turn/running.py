@@ -259,11 +259,6 @@ class Running:
         return self.awaited_calls is not None
 
     @property
-    def is_steered(self) -> bool:
-        """Whether a steer waits; checked for every piece, so it must be cheap."""
-        return bool(self.inbox) and isinstance(self.inbox[0], Steer)
-
-    @property
     def steers(self) -> list[Steer]:
         """The steers that wait to be applied, in the order in which they came."""
         return [one for one in self.inbox if isinstance(one, Steer)]
