@@ -1,0 +1,45 @@
+"""Every prompt rendered cold as well, and compared: `--check-rendering`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from segue.turn.values import NO_TOKENS, Scene, Turn, id_array
+from tests.support import WEATHER, fetch, serving, wire
+
+
+async def test_prompts_pass_the_check_of_an_operator_who_doubts() -> None:
+    async with serving(check_rendering=True) as served, wire(served) as socket:
+        last = await socket.turn(input="Weather?", tools=[WEATHER], store=False)
+        for _ in range(3):
+            call = last["response"]["output"][0]
+            output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
+            last = await socket.turn(
+                previous_response_id=last["response"]["id"],
+                input=[output, {"role": "user", "content": "And now?"}],
+                tools=[WEATHER],
+                store=False,
+            )
+            assert last["type"] == "response.completed"
+
+
+async def test_prompt_that_fails_the_check_fails_the_turn() -> None:
+    async with serving(check_rendering=True) as served, wire(served) as socket:
+        first = await socket.turn(input="Hello.", store=False)
+        dialect = served.app.runner.models["scripted"].dialect
+        honest = dialect.render
+
+        def forgetful(scene: Scene) -> object:
+            past = scene.past
+            if isinstance(past, Turn) and past.warm is not None:
+                wrong = replace(past.warm, prompt=NO_TOKENS.plus(id_array([1, 2, 3])))
+                scene = Scene(scene.head, replace(past, warm=wrong), scene.given)
+            return honest(scene)
+
+        dialect.render = forgetful  # type: ignore[method-assign, assignment]
+        failed = await socket.turn(
+            previous_response_id=first["response"]["id"], input="Again.", store=False
+        )
+        assert failed["type"] == "response.failed"
+        assert "differs" in failed["response"]["error"]["message"]
+        assert (await fetch(served, "GET", "/health")).status == 200
