@@ -42,9 +42,8 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "mistral": (MISTRAL,),
     "harmony": (HARMONY,),
 }
-# These two names are no family: both look at the model's own files.
-AUTO, TEMPLATE = "auto", "template"
-assert {AUTO, TEMPLATE, *FAMILIES} == {*DIALECTS}, "settings.DIALECTS and FAMILIES differ"
+# The first two names are no family: both look at the model's own files.
+assert {"auto", "template", *FAMILIES} == {*DIALECTS}, "settings.DIALECTS and FAMILIES differ"
 
 
 def dialect_for(name: str, path: Path, vocabulary: Vocabulary) -> TokenDialect:

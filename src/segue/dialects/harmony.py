@@ -29,7 +29,7 @@ import msgspec
 
 from segue.dialects.family import BoundFamily, Family, system_of
 from segue.dialects.forced import CallForm
-from segue.dialects.item_writer import ItemWriter, PendingLogprobs, text_of_token
+from segue.dialects.item_writer import ItemWriter, PendingLogprobs, text_of_token, with_logprobs
 from segue.dialects.offers import added_by, may_call, offer_in, opened_call, parameters_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
@@ -429,9 +429,7 @@ class HarmonyReader:
         parsed = items.parsed = []
         if piece.logprobs or items.pending is not None:
             items.pending = items.pending or PendingLogprobs(self._vocabulary)
-            for id, logprobs in zip(
-                piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True
-            ):
+            for id, logprobs in with_logprobs(piece):
                 self._take(id, logprobs)
             return parsed
         plain = self._plain_tokens

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterable
 
 from segue.dialects.call_json import InputReader
 from segue.dialects.offers import opened_call
-from segue.turn.values import ItemClosed, ItemOpened, ItemText, Parsed, TokenLogprob, id_array
+from segue.turn.values import Ids, ItemClosed, ItemOpened, ItemText, Parsed, TokenLogprob, id_array
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.tools import Offer
@@ -152,6 +153,11 @@ class ItemWriter:
         """The arguments are whole."""
         self.write(self._input.close())
         self._input = InputReader()
+
+
+def with_logprobs(piece: Ids) -> Iterable[tuple[int, TokenLogprob | None]]:
+    """Each id with its logprobs; the beginning of a forced answer has none."""
+    return zip(piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True)
 
 
 def text_of_token(data: bytes) -> str:

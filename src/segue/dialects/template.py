@@ -31,17 +31,7 @@ from segue.dialects.parts import Part, dumps, is_object, parts_of
 from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
-from segue.turn.values import (
-    NO_IDS,
-    Head,
-    IdArray,
-    Rendered,
-    Round,
-    Scene,
-    Tokens,
-    Warm,
-    id_array,
-)
+from segue.turn.values import NO_IDS, Head, IdArray, Rendered, Round, Scene, Tokens, Warm, id_array
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Mark, Vocabulary
 from segue.wire.items import Item
@@ -259,7 +249,7 @@ class _TemplatePrompts:
 
     def _with_head(self, head: Head, chat: Chat) -> tuple[Chat, object]:
         if head.instructions is not None:
-            chat.insert(0, {"role": "system", "content": self._shielded(head.instructions)})
+            chat.insert(0, self._message("system", head.instructions))
         offers = head.tools.offers
         if not offers:
             return chat, None
@@ -281,21 +271,16 @@ class _TemplatePrompts:
         match parts[0].kind:
             case "response" if "tool" in self._template:
                 return [
-                    {
-                        "role": "tool",
-                        "content": self._shielded(part.text),
-                        "tool_call_id": self._call_id(part),
-                    }
+                    self._message("tool", part.text) | {"tool_call_id": self._call_id(part)}
                     for part in parts
                 ]
-            case "response":
-                return [{"role": "user", "content": self._shielded(content_of(parts))}]
             case "think" | "talk" | "call":
                 return [self._assistant(parts)]
             case kind:
-                return [
-                    {"role": ROLES.get(kind, kind), "content": self._shielded(content_of(parts))}
-                ]
+                return [self._message(ROLES.get(kind, kind), content_of(parts))]
+
+    def _message(self, role: str, text: str) -> dict[str, object]:
+        return {"role": role, "content": self._shielded(text)}
 
     def _assistant(self, parts: Sequence[Part]) -> dict[str, object]:
         """One message of the model. What the template has no field for stays in the text."""

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 
 from segue.dialects.call_json import Braces, header_of, may_begin_call, whole_call
 from segue.dialects.family import BoundFamily
-from segue.dialects.item_writer import ItemWriter, PendingLogprobs, text_of_token
+from segue.dialects.item_writer import ItemWriter, PendingLogprobs, text_of_token, with_logprobs
 from segue.dialects.offers import may_call, offer_in
 from segue.turn.values import (
     NO_IDS,
@@ -118,8 +118,6 @@ class TextReader:
         self._fresh = 0
         self._is_after_mark = False
         self._call = _Call("", is_certain=False)
-        # The logprobs of the token that is read.
-        self._logprobs: TokenLogprob | None = None
 
     def _read_marks(self, marks: TextMarks) -> None:
         """Which marks mean something in this scene."""
@@ -144,7 +142,10 @@ class TextReader:
         items = self._items
         parsed = items.parsed = []
         if piece.logprobs or items.pending is not None:
-            self._feed_with_logprobs(piece)
+            # The slow way for every token.
+            items.pending = items.pending or PendingLogprobs(self._vocabulary)
+            for id, logprobs in with_logprobs(piece):
+                self._take(id, logprobs)
             return parsed
         plain = self._plain_tokens
         for id in piece.ids:
@@ -156,14 +157,6 @@ class TextReader:
                     continue
             self._take(id)
         return parsed
-
-    def _feed_with_logprobs(self, piece: Ids) -> None:
-        """The slow way for every token. The beginning of a forced answer has no logprobs."""
-        if self._items.pending is None:
-            self._items.pending = PendingLogprobs(self._vocabulary)
-        for id, logprobs in zip(piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True):
-            self._logprobs = logprobs
-            self._take(id)
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
         items = self._items
@@ -188,7 +181,7 @@ class TextReader:
         end = f"\n{self._family_marks.called}" if self._call.mark else ""
         return self._vocabulary.encode(("}" if is_trailing else "") + end)
 
-    def _take(self, id: int) -> None:
+    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
         """One token on the slow way."""
         items = self._items
         if self._stop is not None or items.is_over:
@@ -207,7 +200,7 @@ class TextReader:
         text = self._decode.decode(data)
         self._fresh = len(text)
         if items.pending is not None:
-            items.pending.take(id, self._logprobs, len(text))
+            items.pending.take(id, logprobs, len(text))
         items.joined_from = len(items.parsed)
         self._read(text)
         self._is_passing = (
