@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import importlib.util
 import json
 import os
 import select
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from segue_bench.client import frame, local, open_websocket
-from segue_bench.rounds import interleaved
+from segue_bench.rounds import installed, interleaved
 from segue_bench.server import ServerProcess, apart, spawn
 
 KINDS = {
@@ -461,40 +460,31 @@ def measure_autobahn(kind: str, wstest: str) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    tables = ["endings", "memory", "stream", "autobahn"]
-    parser.add_argument("table", nargs="?", choices=[*tables, "all", "serve"], default="all")
+    tables: dict[str, Callable[[str], dict[str, str]]] = {
+        "endings": measure_endings,
+        "memory": measure_memory,
+    }
+    names = [*tables, "stream", "autobahn"]
+    parser.add_argument("table", nargs="?", choices=[*names, "all", "serve"], default="all")
     parser.add_argument("--kind", choices=list(KINDS), help="only this candidate")
     parser.add_argument("--wstest", help="the command of autobahntestsuite, a Python 2.7 program")
     parser.add_argument("--size-max", type=int, default=MESSAGE_BYTES_MAX)
-    asked = parser.parse_args(arguments)
-    if asked.table == "serve":
-        serve(asked.kind, asked.size_max)
+    options = parser.parse_args(arguments)
+    if options.table == "serve":
+        serve(options.kind, options.size_max)
         return
-    for table in tables:
-        if asked.table not in (table, "all"):
-            continue
-        if table == "autobahn" and not asked.wstest:
-            print("autobahn: not run; --wstest names no command")
-            continue
-        kinds = [kind for kind in KINDS if asked.kind in (None, kind) and is_there(table, kind)]
-        if table == "stream":
-            for kind, figures in measure_stream(kinds).items():
-                show(table, kind, figures)
-            continue
-        for kind in kinds:
-            if table == "endings":
-                show(table, kind, measure_endings(kind))
-            elif table == "memory":
-                show(table, kind, measure_memory(kind))
-            else:
-                show(table, kind, measure_autobahn(kind, asked.wstest))
-
-
-def is_there(table: str, kind: str) -> bool:
-    missing = [need for need in KINDS[kind] if importlib.util.find_spec(need) is None]
-    if missing:
-        print(f"{table:9} {kind:8} not run; missing: {', '.join(missing)}")
-    return not missing
+    if options.wstest:
+        tables["autobahn"] = partial(measure_autobahn, wstest=options.wstest)
+    elif options.table in ("autobahn", "all"):
+        print("autobahn: not run; --wstest names no command")
+    kinds = installed({k: v for k, v in KINDS.items() if options.kind in (None, k)})
+    for table, measure in tables.items():
+        if options.table in (table, "all"):
+            for kind in kinds:
+                show(table, kind, measure(kind))
+    if options.table in ("stream", "all"):
+        for kind, figures in measure_stream(kinds).items():
+            show("stream", kind, figures)
 
 
 def show(table: str, kind: str, figures: dict[str, str]) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import statistics
 import sys
 import tempfile
@@ -29,7 +28,7 @@ import uvloop
 
 from segue_bench.client import frame, local, upgrade_request
 from segue_bench.figures import percentile
-from segue_bench.rounds import interleaved, print_table
+from segue_bench.rounds import installed, interleaved, print_table
 from segue_bench.server import ServerProcess, spawn
 
 UP = b'{"type":"response.create","tools":"' + b"t" * 21_000 + b'"}'
@@ -370,18 +369,6 @@ def round_of(kind: str, turns: int) -> Round:
         return result
 
 
-def installed() -> list[str]:
-    """The candidates whose packages are there; the others are named."""
-    kinds = []
-    for kind, names in KINDS.items():
-        missing = [name for name in names if not importlib.util.find_spec(name)]
-        if missing:
-            print(f"{kind} is left out: {', '.join(missing)} is not installed")
-        else:
-            kinds.append(kind)
-    return kinds
-
-
 def main(arguments: Sequence[str]) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python bench/transports.py", description=__doc__)
@@ -392,8 +379,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.serve:
         run(options.serve, SERVERS[options.serve]())
         return
-    kinds = installed()
-    candidates = {kind: partial(round_of, kind, options.turns) for kind in kinds}
+    candidates = {kind: partial(round_of, kind, options.turns) for kind in installed(KINDS)}
     rows = []
     for kind, rounds in interleaved(candidates, options.rounds).items():
         with server(kind) as process:

@@ -169,7 +169,7 @@ def resent(sizes: Sequence[int], turns: int) -> list[TurnCost]:
 
 def chart(chained: Sequence[TurnCost], full: Sequence[TurnCost]) -> str:
     """Server CPU a turn against history, both axes logarithmic."""
-    named = {"HTTP, all again": ("http-full", full), "WebSocket": ("ws", chained)}
+    named = {"full history": ("http-full", full), "WebSocket": ("ws", chained)}
     lines = [
         ChartLine(
             f"{name}: {costs[-1].cpu_ms:.3g} ms",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TypeVar
 
 Name = TypeVar("Name")
@@ -29,6 +30,18 @@ def rotated(items: Sequence[Name], by: int) -> list[Name]:
     """The same items, beginning with another one."""
     first = by % len(items)
     return [*items[first:], *items[:first]]
+
+
+def installed(candidates: Mapping[str, Sequence[str]]) -> list[str]:
+    """The candidates whose packages are there; the others are named and left out."""
+    missing = {
+        name: [package for package in packages if find_spec(package) is None]
+        for name, packages in candidates.items()
+    }
+    for name, packages in missing.items():
+        if packages:
+            print(f"{name} is left out: {', '.join(packages)} not installed")
+    return [name for name, packages in missing.items() if not packages]
 
 
 def print_table(columns: str, rows: Iterable[Sequence[object]]) -> None:
