@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.commands.connect import SNIPPETS, URL, ModelEndpoint, codex_block
+from segue.commands.connect import SNIPPETS, URL, ModelEndpoint, codex_block, snippet
 from tests.clients.agents import AGENTS, CODEX, EXAMPLES, Ran, node_home, python_example, run
 from tests.clients.outside import NODE, PYTHON, ROOT
 from tests.clients.stage import scripted, staged
@@ -55,8 +55,8 @@ def connect(served: ServedProcess, *arguments: str, **environment: str) -> str:
 @pytest.mark.parametrize("client", PAGE_OF)
 def test_page_shows_what_connect_prints(client: str) -> None:
     place = ModelEndpoint(f"{URL}/v1", "smollm2", context_tokens=8_192)
-    snippet = codex_block(place) if client == "codex" else SNIPPETS[client](place)
-    assert f"\n{snippet}\n```" in (PAGES / PAGE_OF[client]).read_text()
+    shown = codex_block(place) if client == "codex" else snippet(client, place)
+    assert f"\n{shown}\n```" in (PAGES / PAGE_OF[client]).read_text()
 
 
 def test_every_page_is_listed_and_every_link_leads_somewhere() -> None:
@@ -67,17 +67,17 @@ def test_every_page_is_listed_and_every_link_leads_somewhere() -> None:
             assert (PAGES / link).exists(), f"{page.name}: {link}"
 
 
-async def execute(snippet: str, client: str, folder: Path) -> Ran:
+async def execute(program: str, client: str, folder: Path) -> Ran:
     """Run a snippet as a program of its own."""
     if client == "curl":
-        return await run(["bash", "-c", snippet], {}, cwd=folder)
+        return await run(["bash", "-c", program], {}, cwd=folder)
     if client in ("python", "agents-python"):
         file = folder / "snippet.py"
         command = [str(PYTHON), "-W", "error"]
     else:
         file = node_home(folder) / "snippet.mjs"
         command = [str(NODE), "--no-warnings"]
-    file.write_text(snippet)
+    file.write_text(program)
     return await run([*command, str(file)], {}, cwd=folder)
 
 

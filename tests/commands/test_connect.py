@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.commands.connect import SNIPPETS, ModelEndpoint, base_url_of, codex_block, with_provider
+from segue.commands.connect import (
+    SNIPPETS,
+    ModelEndpoint,
+    base_url_of,
+    codex_block,
+    snippet,
+    with_provider,
+)
 from segue.errors import Misconfigured
 from tests.support import served_process
 
@@ -233,8 +240,8 @@ def test_person_connects_codex_after_seeing_what_will_be_written(tmp_path: Path)
 
 
 def test_snippets_name_the_server_and_the_model() -> None:
-    for name, snippet in SNIPPETS.items():
-        text = snippet(ModelEndpoint("http://127.0.0.1:1234/v1", "my-model"))
+    for name in SNIPPETS:
+        text = snippet(name, ModelEndpoint("http://127.0.0.1:1234/v1", "my-model"))
         assert "127.0.0.1:1234/v1" in text, name
         assert "my-model" in text, name
 

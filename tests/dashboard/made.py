@@ -1,7 +1,7 @@
 """Turns that are over, made by hand."""
 
 from segue.process.afterwards import EndedTurn
-from segue.turn.plan import Tally
+from segue.turn.plan import MARKS, Span, Tally
 from segue.turn.values import UsageEntry
 
 
@@ -25,5 +25,9 @@ def settled(
         output_tokens=5,
         ended_at=0,
     )
-    tally = Tally(tokens_tokenized=2, tokens_reused=8, marks={} if marks is None else marks)
+    marks = marks or {}
+    tally = Tally(tokens_tokenized=2, tokens_reused=8, received_at=marks.get("received", 0.0))
+    tally.spans += [
+        Span(stage, marks[name], marks[name]) for name, stage in MARKS.items() if name in marks
+    ]
     return EndedTurn(entry, tally, "websocket", parent_id=parent, lane=lane)

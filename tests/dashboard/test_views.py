@@ -2,6 +2,7 @@
 
 from segue.dashboard.views import CELLS_MAX, CONNECTIONS_LISTED_MAX, Viewer, connections, turn_row
 from segue.transports.websocket import SessionStatus
+from segue.turn.plan import Span
 from tests.dashboard.made import settled
 
 SALT = b"salt"
@@ -53,10 +54,11 @@ def test_marks_are_milliseconds_after_the_request_was_read() -> None:
     assert row.marks == (0.0, 1.0, None, None, 250.0, None, None, 500.0, None)
 
 
-def test_turn_without_any_mark_still_has_a_row() -> None:
+def test_turn_without_any_stage_still_has_a_row() -> None:
     row = turn_row(1, settled(marks={}), wall_ms=0.0, salt=SALT)
 
-    assert set(row.marks) == {None}
+    assert row.marks[0] == 0.0
+    assert set(row.marks[1:]) == {None}
 
 
 def test_lanes_of_a_connection_share_its_name_and_hide_what_it_is_made_of() -> None:
@@ -72,7 +74,7 @@ def test_lanes_of_a_connection_share_its_name_and_hide_what_it_is_made_of() -> N
 def test_pause_for_a_tool_is_told_beside_the_marks() -> None:
     over = settled(marks={"received": 10.0, "first_token": 10.5})
     over.tally.tool_calls = 2
-    over.tally.pauses.append((10.6, 10.9))
+    over.tally.spans.append(Span("tools", 10.6, 10.9))
 
     row = turn_row(1, over, 0.0, b"salt")
 

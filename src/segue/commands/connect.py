@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import os
 import re
 import shutil
@@ -17,8 +16,8 @@ import sys
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     base_url = base_url_of(options.url)
     endpoint = find_endpoint(base_url, options.model, options.key_env)
     if options.client != "codex":
-        print(SNIPPETS[options.client](endpoint))
+        print(snippet(options.client, endpoint))
         return 0
     if options.print:
         print(codex_block(endpoint))
@@ -142,123 +141,14 @@ def _served(base_url: str) -> list[_Model]:
 
 # --- snippets ----------------------------------------------------------------------------------------
 
-
-def _python(endpoint: ModelEndpoint) -> str:
-    return f'''# pip install 'openai[realtime]'
-from openai import OpenAI
-
-ENDS = {{"response.completed", "response.failed", "response.incomplete", "error"}}
-client = OpenAI(base_url="{endpoint.base_url}", api_key="none")
-with client.responses.connect() as connection:
-    parent = {{}}
-    for question in ("Name a fruit.", "And a vegetable."):
-        connection.response.create(model="{endpoint.model}", input=question, store=False, **parent)
-        for event in connection:
-            if event.type == "response.output_text.delta":
-                print(event.delta, end="", flush=True)
-            if event.type in ENDS:
-                break
-        print()
-        parent = {{"previous_response_id": event.response.id}}'''
+SNIPPETS = ("python", "node", "agents-python", "agents-js", "ai-sdk", "curl")
 
 
-def _node(to: ModelEndpoint) -> str:
-    return f"""// npm install openai ws
-import OpenAI from 'openai';
-import {{ ResponsesWS }} from 'openai/resources/responses/ws';
-
-const client = new OpenAI({{ baseURL: '{to.base_url}', apiKey: 'none' }});
-const socket = new ResponsesWS(client);
-const questions = ['Name a fruit.', 'And a vegetable.'];
-const ask = (parent) =>
-  socket.send({{ type: 'response.create', model: '{to.model}', store: false, input: questions.shift(), ...parent }});
-
-socket.on('error', (error) => console.error(error.message));
-socket.on('event', (event) => {{
-  if (event.type === 'response.output_text.delta') process.stdout.write(event.delta);
-  if (event.type === 'response.completed') {{
-    process.stdout.write('\\n');
-    if (questions.length) ask({{ previous_response_id: event.response.id }});
-    else socket.close();
-  }}
-}});
-ask();"""
-
-
-def _agents_python(endpoint: ModelEndpoint) -> str:
-    return f'''# pip install openai-agents 'openai[realtime]'
-import asyncio
-
-from agents import (
-    Agent,
-    responses_websocket_session,
-    set_default_openai_client,
-    set_default_openai_responses_transport,
-    set_tracing_disabled,
-)
-from openai import AsyncOpenAI
-
-
-async def main() -> None:
-    client = AsyncOpenAI(base_url="{endpoint.base_url}", api_key="none")
-    set_tracing_disabled(True)
-    set_default_openai_client(client, use_for_tracing=False)
-    set_default_openai_responses_transport("websocket")
-    agent = Agent(name="helper", model="{endpoint.model}", instructions="Answer in one sentence.")
-    async with responses_websocket_session() as session:
-        run = session.run_streamed(agent, "Name a fruit.", auto_previous_response_id=True)
-        async for _ in run.stream_events():
-            pass
-    print(run.final_output)
-
-
-asyncio.run(main())'''
-
-
-def _agents_js(endpoint: ModelEndpoint) -> str:
-    return f"""// npm install @openai/agents openai zod     (Node 22 or newer)
-import {{ Agent, OpenAIProvider, Runner }} from '@openai/agents';
-import OpenAI from 'openai';
-
-const client = new OpenAI({{ baseURL: '{endpoint.base_url}', apiKey: 'none' }});
-const provider = new OpenAIProvider({{ openAIClient: client, useResponses: true, useResponsesWebSocket: true }});
-const agent = new Agent({{ name: 'helper', model: '{endpoint.model}', instructions: 'Answer in one sentence.' }});
-const runner = new Runner({{ modelProvider: provider, tracingDisabled: true }});
-const run = await runner.run(agent, 'Name a fruit.', {{ stream: true }});
-for await (const _ of run);
-await run.completed;
-console.log(run.finalOutput);
-await provider.close();"""
-
-
-def _ai_sdk(endpoint: ModelEndpoint) -> str:
-    socket = endpoint.base_url.replace("http", "ws", 1)
-    return f"""// npm install ai @ai-sdk/openai @vercel/ai-sdk-openai-websocket-fetch zod ws
-import {{ createOpenAI }} from '@ai-sdk/openai';
-import {{ createWebSocketFetch }} from '@vercel/ai-sdk-openai-websocket-fetch';
-import {{ streamText }} from 'ai';
-
-const fetch = createWebSocketFetch({{ url: '{socket}/responses' }});
-const openai = createOpenAI({{ baseURL: '{endpoint.base_url}', apiKey: 'none', fetch }});
-const run = streamText({{ model: openai('{endpoint.model}'), prompt: 'Name a fruit.' }});
-for await (const text of run.textStream) process.stdout.write(text);
-process.stdout.write('\\n');
-fetch.close();"""
-
-
-def _curl(endpoint: ModelEndpoint) -> str:
-    body = json.dumps({"model": endpoint.model, "input": "Name a fruit.", "stream": True})
-    return f"curl -N {endpoint.base_url}/responses -d '{body}'"
-
-
-SNIPPETS: dict[str, Callable[[ModelEndpoint], str]] = {
-    "python": _python,
-    "node": _node,
-    "agents-python": _agents_python,
-    "agents-js": _agents_js,
-    "ai-sdk": _ai_sdk,
-    "curl": _curl,
-}
+def snippet(client: str, endpoint: ModelEndpoint) -> str:
+    """A program for this client, from `snippets/`, that runs as it is."""
+    text = (files("segue.commands") / "snippets" / f"{client}.txt").read_text().rstrip("\n")
+    text = text.replace("{base_url}", endpoint.base_url).replace("{model}", endpoint.model)
+    return text.replace("{socket_url}", endpoint.base_url.replace("http", "ws", 1))
 
 
 # --- Codex -------------------------------------------------------------------------------------------
