@@ -26,7 +26,7 @@ ALL = {"type": "mcp", "server_label": "all", "require_approval": "never"}
 CALLS = [
     (calling("all.echo", message="bees"), "bees"),
     (calling("all.get-sum", a=2, b=40), "42"),
-    (calling("all.get-tiny-image"), "[image: image/png, which cannot be told in words]"),
+    (calling("all.get-tiny-image"), "[image: image/png, not shown: it is not a text]"),
     (calling("all.get-structured-content", location="Chicago"), '"humidity"'),
     (calling("all.get-resource-links", count=1), "[resource: demo://resource/"),
     (calling("all.trigger-long-running-operation", duration=0.3, steps=3), "Steps: 3"),

@@ -126,6 +126,6 @@ def test_command_makes_an_index(
 ) -> None:
     into = tmp_path / "i.db"
     assert main(["index", str(folder), "--into", str(into), "--url", URL]) == 0
-    assert "4 added, 0 changed, 0 as before, 0 removed, 1 without text." in capsys.readouterr().out
+    assert "4 added, 0 changed, 0 unchanged, 0 removed, 1 without text." in capsys.readouterr().out
     assert main(["index", str(tmp_path / "nowhere"), "--into", str(into)]) == 2
     assert "is not a folder" in capsys.readouterr().err

@@ -17,7 +17,7 @@ PIXEL = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
     [
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], None, "a\nb"),
         ([], None, ""),
-        ([PIXEL], None, "[image: image/png, which cannot be told in words]"),
+        ([PIXEL], None, "[image: image/png, not shown: it is not a text]"),
         ([{"type": "text", "text": '{"n": 1}'}], {"n": 1}, '{"n": 1}'),
         ([], {"n": 1}, '{"n":1}'),
         (
@@ -28,7 +28,7 @@ PIXEL = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
         (
             [{"type": "resource", "resource": {"uri": "demo://a", "blob": "AAAA"}}],
             None,
-            "[resource: demo://a, which is no text]",
+            "[resource: demo://a, not a text]",
         ),
     ],
 )

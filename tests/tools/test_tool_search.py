@@ -45,6 +45,7 @@ OFFERS = deferred(
         ],
     },
     function("delete_file", "Removes a file.", "path"),
+    function("parseHTTPLog2", "", "sinceDay"),
 )
 
 
@@ -60,6 +61,10 @@ OFFERS = deferred(
         ("orders by number", "crm.get_order"),
         ("crm.report", "crm.report"),
         ("please load delete_file", "delete_file"),
+        ("http", "parseHTTPLog2"),
+        ("log 2", "parseHTTPLog2"),
+        ("since_day", "parseHTTPLog2"),
+        ("read_logs", "parseHTTPLog2"),
     ],
 )
 def test_tool_that_is_meant_comes_first(wanted: str, first: str) -> None:
@@ -81,6 +86,30 @@ def test_search_loads_only_so_many() -> None:
     offers = deferred(*(function(f"tool_{n}", "Reads.") for n in range(50)))
 
     assert len(search("reads", offers)) == FOUND_MAX
+
+
+def test_word_in_a_name_counts_more_than_in_a_description() -> None:
+    offers = deferred(
+        function("one", "Rain."), function("two", "", "rain"), function("rain_map", "A long text.")
+    )
+
+    assert [offer.tool.name for offer in search("rain", offers)] == ["rain_map", "two", "one"]
+
+
+def test_tools_that_fit_alike_keep_the_order_of_the_request() -> None:
+    offers = deferred(*(function(f"read_{name}", "Reads.") for name in "cab"))
+
+    assert [offer.tool.name for offer in search("read", offers)] == ["read_c", "read_a", "read_b"]
+
+
+def test_tool_of_the_meant_namespace_goes_before_its_namesake() -> None:
+    spaces = [
+        {"type": "namespace", "name": name, "tools": [function("report")]} for name in ("hr", "crm")
+    ]
+
+    found = search("crm report", deferred(*spaces))
+
+    assert [offer.qualified_name for offer in found] == ["crm.report", "hr.report"]
 
 
 @given(st.text(max_size=40))

@@ -38,6 +38,8 @@ SPARE = 20
 IN_TITLE, IN_TEXT = 4.0, 1.0
 SNIPPET_WORDS = 48
 
+# Words by their stems; accents and case do not count.
+TOKENIZE = "tokenize = 'porter unicode61 remove_diacritics 2'"
 VERSION = 1
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS documents (
@@ -52,7 +54,7 @@ CREATE TABLE IF NOT EXISTS documents (
     is_readable INTEGER NOT NULL
 );
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (
-    title, text, content = 'documents', content_rowid = 'id', tokenize = 'porter unicode61 remove_diacritics 2'
+    title, text, content = 'documents', content_rowid = 'id', {TOKENIZE}
 );
 CREATE TRIGGER IF NOT EXISTS documents_added AFTER INSERT ON documents BEGIN
     INSERT INTO words (rowid, title, text) VALUES (new.id, new.title, new.text);

@@ -1,12 +1,12 @@
-"""How are the tools of MCP servers listed and called? The official `mcp` package does the talking.
+"""How are the tools of MCP servers listed and called? The official `mcp` package implements the protocol.
 
 Servers come from the operator's `[[mcp]]` tables, by label, and where the operator allows their hosts, from the
-`server_url` of a request. A session with a server is kept for a while, for one owner and one set of keys; whoever
-waits for an answer and is cancelled takes the call back. What a server lists is kept for some minutes. A call is never
-made twice: only a session that has died while nobody used it is opened again.
+`server_url` of a request. A session with a server is kept for a while, for one owner and one set of secrets. Cancelling
+a call that waits for an answer cancels it at the server too. What a server lists is cached for some minutes. A call is
+never made twice: only a session that has died while it was idle is opened again.
 
-`headers` and `authorization` go into the requests to their own server and nowhere else: here they are held by the
-session alone, and its key has a digest of them.
+`headers` and `authorization` go into the requests to their own server and nowhere else: here only the session holds
+them, and its key has a digest of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from msgspec import Raw, Struct
 
 from segue.errors import Forbidden, InvalidRequest
 from segue.tools.hosts import McpHosts
-from segue.tools.url import parse
+from segue.tools.url import Target, parse
 from segue.turn.values import HostedCall, Owner, ToolResult
 from segue.wire.codec import as_item, encode
 from segue.wire.items import Hints, McpCall, McpListTools, RemoteTool
@@ -39,19 +39,18 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.client import Transport
     from mcp_types import CallToolResult, ContentBlock
-
-    from segue.tools.pinned import PinnedTransport
+    from mcp_types import Tool as ListedTool
 
 log = logging.getLogger(__name__)
 
-# One for each owner and server; beyond, the one that rested longest is closed.
+# One for each owner and server; beyond, the session that was idle longest is closed.
 SESSIONS_MAX = 64
-# A session that nobody used for so long is closed.
+# A session that was idle for so long is closed.
 REST_S = 300.0
-# A session that rested longer than this is asked whether it lives before it is used.
+# A session that was idle for longer than this is pinged before it is used.
 DOUBT_S = 1.0
 PING_S_MAX = 3.0
-# What a server has to say hello.
+# How long a server may take to open a session.
 CONNECT_S_MAX = 20.0
 # More than any server has that a model can still choose from.
 TOOLS_MAX = 512
@@ -59,14 +58,14 @@ LIST_PAGES_MAX = 16
 LISTS_MAX = 256
 # How long a server may be silent in the middle of an answer; the loop's own limit comes first.
 READ_S_MAX = 600.0
-# What a server's process has to stop.
+# How long a server's process may take to stop.
 STOP_S_MAX = 5.0
 # As MCP numbers them.
 CONNECTION_CLOSED, TIMED_OUT, INVALID_PARAMS = -32000, -32001, -32602
 
 
 class McpServer(Struct, frozen=True):
-    """A server that the operator has configured, or that a request names by its address."""
+    """A server that the operator has configured, or that a request names by its URL."""
 
     label: str
     url: str = ""
@@ -74,54 +73,50 @@ class McpServer(Struct, frozen=True):
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = {}
     headers: Mapping[str, str] = {}
-    # The tools that may be listed and called; none named: all.
+    # The tools that may be listed and called; empty: all.
     tools: tuple[str, ...] = ()
-    # Whether a request has named it: then it is connected to as the fetcher would.
+    # Whether a request has named it: then the fetcher's rules hold for the connection.
     is_outside: bool = False
 
 
-class Secrets(Struct, frozen=True):
-    """What a request brings for one server, beside what is echoed."""
+class _McpToolWithSecrets(McpTool, tag="mcp", frozen=True, kw_only=True):
+    """A definition as the request gave it, with what is not echoed."""
 
     headers: dict[str, str] | None = None
     authorization: str | None = None
 
-    def as_headers(self) -> dict[str, str]:
-        """As they go to the server."""
-        found = dict(self.headers or {})
-        if self.authorization:
-            found["Authorization"] = f"Bearer {self.authorization}"
-        return found
+
+_definition = msgspec.json.Decoder(_McpToolWithSecrets)
 
 
-class Failed(Exception):
-    """Why a server could not be reached or did not do as asked, in words that tell no secret."""
+class McpFailed(Exception):
+    """Why a server could not be reached or did not do as requested; the message contains no secret."""
 
-    def __init__(self, kind: ErrorKind, message: str, code: int = 0) -> None:
+    def __init__(self, message: str, code: int = 0, kind: ErrorKind = "mcp_protocol_error") -> None:
         super().__init__(message)
-        self.kind: ErrorKind = kind
         self.message = message
         self.code = code
+        self.kind: ErrorKind = kind
 
 
 class McpServers:
     """The servers, the sessions with them, and what they have listed.
 
-    It is two tools: `call` makes a call, and `lister` is the one that lists.
+    It is two tools: `call` makes a call, and `lister` lists the tools of a server.
     """
 
     def __init__(
         self, servers: Sequence[McpServer], hosts: McpHosts, *, list_s: float = 300.0
     ) -> None:
-        self._servers = {one.label: one for one in servers}
+        self._servers = {server.label: server for server in servers}
         self._hosts = hosts
         self._list_s = list_s
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._sessions: OrderedDict[bytes, McpSession] = OrderedDict()
         self._lists: OrderedDict[bytes, tuple[float, tuple[RemoteTool, ...]]] = OrderedDict()
         self.lister = McpLister(self)
 
     def check(self, tools: Tools, may: Container[str]) -> None:
-        """Refuse a request that names a server which is not known, or may not be called, or not by whoever asks."""
+        """Refuse a request that names a server which is not known, or may not be called, or not by this caller."""
         labels: set[str] = set()
         carried = [one for one in servers_of(tools).values() if one in tools.carried]
         places = [(f"tools[{index}]", one) for index, one in enumerate(tools.definitions)]
@@ -129,11 +124,9 @@ class McpServers:
             if not isinstance(tool, McpTool):
                 continue
             if tool.server_label in labels:
-                raise InvalidRequest(
-                    f"Two tools have the server_label '{tool.server_label[:128]}'.",
-                    code="invalid_value",
-                    param=f"{path}.server_label",
-                )
+                message = f"Two tools have the server_label '{tool.server_label[:128]}'."
+                param = f"{path}.server_label"
+                raise InvalidRequest(message, code="invalid_value", param=param)
             labels.add(tool.server_label)
             known = self._find(tool, path)
             scope = "mcp" if known is self._servers.get(tool.server_label) else "mcp_url"
@@ -143,26 +136,26 @@ class McpServers:
     def _find(self, tool: McpTool, path: str = "tools") -> McpServer:
         known = self._servers.get(tool.server_label)
         if not tool.server_url:
-            if known is not None and not tool.connector_id and not tool.tunnel_id:
+            message = f"No MCP server '{tool.server_label[:128]}' is configured here."
+            if tool.connector_id or tool.tunnel_id:
+                message = (
+                    "Connectors and tunnels are not supported: use 'server_label' or 'server_url'."
+                )
+            elif known is not None:
                 return known
-            raise InvalidRequest(
-                f"No MCP server '{tool.server_label[:128]}' is configured here."
-                if not (tool.connector_id or tool.tunnel_id)
-                else "Connectors and tunnels are not supported: name a 'server_label' or a 'server_url'.",
-                code="unknown_mcp_server",
-                param=f"{path}.server_label",
-            )
+            param = f"{path}.server_label"
+            raise InvalidRequest(message, code="unknown_mcp_server", param=param)
         if known is not None and tool.server_url in (known.url, known.sse_url):
             return known
         target = self._hosts.check(tool.server_url)
-        # The operator's own keys are for the operator's own servers.
+        # Without the headers of the operator's table: they are for the operator's server.
         if target.path.endswith("/sse"):
             return McpServer(tool.server_label, sse_url=target.url, is_outside=True)
         return McpServer(tool.server_label, url=target.url, is_outside=True)
 
     async def call(self, call: HostedCall) -> ToolResult:
         """Make one call. Whatever goes wrong is an error of the item, and the turn goes on."""
-        definition = msgspec.json.decode(call.definition, type=McpTool)
+        definition = _definition.decode(call.definition)
         done = McpCall(
             id=call.item_id,
             server_label=definition.server_label,
@@ -172,64 +165,69 @@ class McpServers:
         )
         try:
             text = await self._call(definition, call)
-        except Failed as failed:
+        except McpFailed as failed:
             error = error_of(failed.kind, failed.message, failed.code)
             done = msgspec.structs.replace(done, status="failed", error=error)
             return ToolResult(f"Error: {failed.message}", as_item(done))
         return ToolResult(text, as_item(msgspec.structs.replace(done, output=text)))
 
-    async def _call(self, definition: McpTool, call: HostedCall) -> str:
-        server, session = self._session(definition, call)
+    async def _call(self, definition: _McpToolWithSecrets, call: HostedCall) -> str:
+        server, session = self._session(definition, call.owner)
         if server.tools and call.name not in server.tools:
-            raise Failed("mcp_protocol_error", f"Unknown tool: {call.name[:128]}", INVALID_PARAMS)
+            raise McpFailed(f"Unknown tool: {call.name[:128]}", INVALID_PARAMS)
         arguments = _arguments(call.arguments)
-        async with session.speaking() as client:
-            # Asking for progress makes a long call say that it lives: a line that is silent may be cut on its way.
+        async with session.open() as client:
+            # With progress a long call sends something: a silent connection may be cut on its way.
             result = await client.session.call_tool(
-                call.name, arguments, progress_callback=_hear_progress
+                call.name, arguments, progress_callback=_ignore_progress
             )
         text = _text(result)
         if result.is_error:
-            raise Failed("mcp_tool_execution_error", text or "The tool failed and said nothing.")
+            message = text or "The tool failed without a message."
+            raise McpFailed(message, kind="mcp_tool_execution_error")
         return text
 
-    async def list(self, call: HostedCall) -> tuple[RemoteTool, ...]:
-        """The tools of a server; those that were listed a short while ago are not asked for again."""
-        definition = msgspec.json.decode(call.definition, type=McpTool)
-        server, session = self._session(definition, call)
-        kept = self._lists.get(session.key)
-        if kept is not None and kept[0] > monotonic():
-            return kept[1]
-        async with session.speaking() as client:
-            found = await _list_all(client)
-        tools = tuple(one for one in found if not server.tools or one.name in server.tools)
+    async def list(self, definition: _McpToolWithSecrets, owner: Owner) -> tuple[RemoteTool, ...]:
+        """The tools of a server, from the cache where it was listed a short while ago."""
+        server, session = self._session(definition, owner)
+        cached = self._lists.get(session.key)
+        if cached is not None and cached[0] > monotonic():
+            return cached[1]
+        async with session.open() as client:
+            listed = await _list_all(client)
+        tools = tuple(tool for tool in listed if not server.tools or tool.name in server.tools)
         self._lists[session.key] = (monotonic() + self._list_s, tools)
         while len(self._lists) > LISTS_MAX:
             self._lists.popitem(last=False)
         return tools
 
-    def _session(self, definition: McpTool, call: HostedCall) -> tuple[McpServer, Session]:
+    def _session(
+        self, definition: _McpToolWithSecrets, owner: Owner
+    ) -> tuple[McpServer, McpSession]:
         try:
             server = self._find(definition)
         except InvalidRequest as refused:
             # It was there when the request was checked.
-            raise Failed("mcp_protocol_error", refused.message, INVALID_PARAMS) from None
-        secrets = msgspec.json.decode(call.definition, type=Secrets).as_headers()
-        headers = {**server.headers, **secrets}
-        key = _key(call.owner, server, headers)
+            raise McpFailed(refused.message, INVALID_PARAMS) from None
+        headers = {**server.headers, **(definition.headers or {})}
+        if definition.authorization:
+            headers["Authorization"] = f"Bearer {definition.authorization}"
+        # Owner, server and secrets: a session is never used with others.
+        identity = [owner, msgspec.to_builtins(server), sorted(headers.items())]
+        key = blake2b(msgspec.json.encode(identity), digest_size=16).digest()
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = Session(key, server, headers, self._hosts)
+            session = self._sessions[key] = McpSession(key, server, headers, self._hosts)
         self._sessions.move_to_end(key)
-        self._let_rest()
+        self._close_idle()
         return server, session
 
-    def _let_rest(self) -> None:
-        """Close what nobody needs; a session in use is never closed under its user."""
-        idle = [one for one in self._sessions.values() if not one.is_used]
+    def _close_idle(self) -> None:
+        """A session in use is never closed."""
+        idle = [session for session in self._sessions.values() if not session.users]
         spare = len(self._sessions) - SESSIONS_MAX
-        for n, session in enumerate(idle[:-1]):
-            if n < spare or session.rested_s > REST_S:
+        for number, session in enumerate(idle[:-1]):
+            if number < spare or session.idle_s > REST_S:
                 del self._sessions[session.key]
                 session.leave()
 
@@ -247,42 +245,39 @@ class McpLister:
         self._servers = servers
 
     async def call(self, call: HostedCall) -> ToolResult:
-        """The `mcp_list_tools` item; the model is told nothing, because its tools stand elsewhere."""
-        definition = msgspec.json.decode(call.definition, type=McpTool)
+        """The `mcp_list_tools` item; there is no text for the model, because its tools stand elsewhere."""
+        definition = _definition.decode(call.definition)
         try:
-            tools = await self._servers.list(call)
-        except Failed as failed:
-            item = McpListTools(
-                id=call.item_id,
-                server_label=definition.server_label,
-                tools=[],
-                error=Raw(encode(failed.message)),
+            item = listing(
+                call.item_id, definition, await self._servers.list(definition, call.owner)
             )
-            return ToolResult("", as_item(item))
-        return ToolResult("", as_item(listing(call.item_id, definition, tools)))
+        except McpFailed as failed:
+            label, error = definition.server_label, Raw(encode(failed.message))
+            item = McpListTools(id=call.item_id, server_label=label, tools=[], error=error)
+        return ToolResult("", as_item(item))
 
 
 # --- sessions -------------------------------------------------------------------------------------
 
 
-class Connection:
-    """An open session with a server, held by a task of its own: the library wants to be closed by the task that opened
-    it, and callers come and go."""
+class _McpConnection:
+    """An open session with a server, held by a task of its own: the library must be closed by the task that opened it,
+    while callers come and go."""
 
     def __init__(self, server: McpServer, headers: Mapping[str, str], hosts: McpHosts) -> None:
         self._server = server
-        self._headers = headers
+        self._headers = dict(headers)
         self._hosts = hosts
-        # Where it is, if that was to be looked up.
-        self._addresses: tuple[str, ...] = ()
+        # The server and its checked addresses, where a request has named it.
+        self._route: tuple[Target, tuple[str, ...]] | None = None
         self._leaving = asyncio.Event()
-        # What the server has answered to HTTP requests since the last call began.
+        # The statuses of the server's HTTP responses since the last call began.
         self.statuses: list[int] = []
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self._hold())
 
     def leave(self) -> None:
-        """End it; its task does so in its own time."""
+        """End it, without waiting for that."""
         self._leaving.set()
         if not self.client.done():
             self.task.cancel()
@@ -302,13 +297,12 @@ class Connection:
             raise
         except Exception as error:
             if not self.client.done():
-                self.client.set_exception(self.told(error))
-                # Whoever waited may have been cancelled.
+                self.client.set_exception(self.failure(error))
+                # The caller that waited may have been cancelled: then no other code reads the exception.
                 self.client.exception()
-            log.info("a session with the MCP server %s has ended", self._server.label)
+            log.info("session with the MCP server %s ended", self._server.label)
 
     async def _transport(self, stack: AsyncExitStack) -> Transport:
-        """How the server is spoken to."""
         from mcp import StdioServerParameters
         from mcp.client.sse import sse_client
         from mcp.client.stdio import stdio_client
@@ -316,38 +310,35 @@ class Connection:
 
         server = self._server
         if server.command:
-            # What it prints beside its answers is its own affair, and may hold what it was asked.
-            nowhere = stack.enter_context(_nowhere())
+            # Its stderr may contain arguments of calls: it is not kept.
+            errors = stack.enter_context(_devnull())
             program, *arguments = server.command
-            parameters = StdioServerParameters(
-                command=program, args=arguments, env=dict(server.environment)
-            )
-            return stdio_client(parameters, errlog=nowhere)
+            environment = dict(server.environment)
+            parameters = StdioServerParameters(command=program, args=arguments, env=environment)
+            return stdio_client(parameters, errlog=errors)
         if server.is_outside:
-            self._addresses = await self._look_up()
+            url = server.url or server.sse_url
+            try:
+                self._route = parse(url), await self._hosts.addresses(url)
+            except InvalidRequest as refused:
+                raise McpFailed(refused.message, CONNECTION_CLOSED) from None
         if server.sse_url:
             return sse_client(
-                server.sse_url,
-                headers=dict(self._headers),
-                httpx_client_factory=lambda headers=None, timeout=None, auth=None: self._http(
-                    headers, timeout
-                ),
+                server.sse_url, headers=self._headers, httpx_client_factory=self._http
             )
-        client = await stack.enter_async_context(self._http(dict(self._headers), None))
+        client = await stack.enter_async_context(self._http(self._headers))
         return streamable_http_client(server.url, http_client=client)
 
-    async def _look_up(self) -> tuple[str, ...]:
-        """Where a server that a request has named may be connected to; once, for the whole session."""
-        try:
-            return await self._hosts.addresses(self._server.url or self._server.sse_url)
-        except InvalidRequest as refused:
-            raise Failed("mcp_protocol_error", refused.message, CONNECTION_CLOSED) from None
-
     def _http(
-        self, headers: dict[str, str] | None, timeout: httpx2.Timeout | None
+        self,
+        headers: dict[str, str] | None = None,
+        timeout: httpx2.Timeout | None = None,
+        auth: httpx2.Auth | None = None,
     ) -> httpx2.AsyncClient:
-        """A client that takes nothing from the environment, follows nobody, and notes what it was answered."""
+        """A client that takes nothing from the environment, follows no redirect, and notes each status."""
         import httpx2
+
+        from segue.tools.pinned import PinnedTransport
 
         async def note(response: httpx2.Response) -> None:
             self.statuses.append(response.status_code)
@@ -356,120 +347,103 @@ class Connection:
             headers=headers,
             timeout=timeout or httpx2.Timeout(CONNECT_S_MAX, read=READ_S_MAX),
             event_hooks={"response": [note]},
-            transport=self._pinned(),
+            transport=PinnedTransport(*self._route) if self._route is not None else None,
             trust_env=False,
             follow_redirects=False,
         )
 
-    def _pinned(self) -> PinnedTransport | None:
-        if not self._server.is_outside:
-            return None
-        from segue.tools.pinned import PinnedTransport
-
-        return PinnedTransport(parse(self._server.url or self._server.sse_url), self._addresses)
-
-    def told(self, error: BaseException) -> Failed:
-        """What went wrong, in words that tell no secret; the server's own error, unless its HTTP status says more."""
+    def failure(self, error: BaseException) -> McpFailed:
+        """What went wrong, without secrets: the server's own error, unless its HTTP status says more."""
         from mcp import MCPError
 
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        label = self._server.label
-        status = next((one for one in reversed(self.statuses) if one >= 400), None)
+        server = f"The MCP server '{self._server.label}'"
+        status = next((status for status in reversed(self.statuses) if status >= 400), None)
         match error:
-            case Failed():
+            case McpFailed():
                 return error
             case _ if status is not None:
-                return Failed("http_error", f"The MCP server '{label}' answered {status}.", status)
-            case MCPError(code=-32000):
-                message = f"The MCP server '{label}' closed the connection."
-                return Failed("mcp_protocol_error", message, CONNECTION_CLOSED)
-            case MCPError(code=code, message=message):
-                return Failed("mcp_protocol_error", message, code)
+                return McpFailed(f"{server} answered {status}.", status, "http_error")
+            case MCPError(code=code, message=message) if code != CONNECTION_CLOSED:
+                return McpFailed(message, code)
+            case MCPError():
+                message = f"{server} closed the connection."
             case OSError() if self._server.command:
-                message = f"The MCP server '{label}' could not be started."
-                return Failed("mcp_protocol_error", message, CONNECTION_CLOSED)
+                message = f"{server} could not be started."
             case _:
-                kind = type(error).__name__
-                message = f"The MCP server '{label}' could not be spoken to ({kind})."
-                return Failed("mcp_protocol_error", message, CONNECTION_CLOSED)
+                message = f"{server} could not be reached ({type(error).__name__})."
+        return McpFailed(message, CONNECTION_CLOSED)
 
 
-class Session:
+class McpSession:
     """One session with one server, for one owner: opened when it is needed, and again when it has died."""
 
     def __init__(
         self, key: bytes, server: McpServer, headers: Mapping[str, str], hosts: McpHosts
     ) -> None:
         self.key = key
+        # How many calls and listings use it now.
+        self.users = 0
         self._hosts = hosts
         self._server = server
         self._headers = headers
         self._opening = asyncio.Lock()
-        self._connection: Connection | None = None
+        self._connection: _McpConnection | None = None
         # Connections that are still to end.
         self._tasks: set[asyncio.Task[None]] = set()
-        self._users = 0
         self._used_at = monotonic()
 
     @property
-    def is_used(self) -> bool:
-        """Whether somebody waits for an answer."""
-        return self._users > 0
-
-    @property
-    def rested_s(self) -> float:
-        """How long nobody has used it."""
+    def idle_s(self) -> float:
         return monotonic() - self._used_at
 
     @asynccontextmanager
-    async def speaking(self) -> AsyncIterator[Client]:
-        """The open session; what goes wrong inside is told as `Failed`."""
-        self._users += 1
-        connection: Connection | None = None
+    async def open(self) -> AsyncIterator[Client]:
+        """The open session; what goes wrong inside is raised as `McpFailed`."""
+        self.users += 1
+        connection: _McpConnection | None = None
         try:
             async with self._opening:
-                connection = await self._open()
+                connection = await self._connect()
             connection.statuses.clear()
             yield connection.client.result()
         except Exception as error:
             if connection is None:
                 raise
-            failed = connection.told(error)
+            failed = connection.failure(error)
             if failed.code == CONNECTION_CLOSED or failed.kind == "http_error":
                 self.leave(connection)
             raise failed from None
         finally:
-            self._users -= 1
+            self.users -= 1
             self._used_at = monotonic()
 
-    async def _open(self) -> Connection:
+    async def _connect(self) -> _McpConnection:
         connection = self._connection
-        if connection is not None and self.rested_s > DOUBT_S and not await _lives(connection):
+        if connection is not None and self.idle_s > DOUBT_S and not await _is_alive(connection):
             self.leave(connection)
         connection = self._connection
         if connection is not None and not connection.task.done():
             return connection
-        connection = Connection(self._server, self._headers, self._hosts)
+        connection = _McpConnection(self._server, self._headers, self._hosts)
         self._tasks.add(connection.task)
         connection.task.add_done_callback(self._tasks.discard)
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
                 await asyncio.shield(connection.client)
-        except TimeoutError:
+        except BaseException as error:
             connection.leave()
-            message = (
-                f"The MCP server '{self._server.label}' did not answer within {CONNECT_S_MAX:g} s."
-            )
-            raise Failed("mcp_protocol_error", message, TIMED_OUT) from None
-        except BaseException:
-            connection.leave()
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            label = self._server.label
+            message = f"The MCP server '{label}' did not answer within {CONNECT_S_MAX:g} s."
+            raise McpFailed(message, TIMED_OUT) from None
         self._connection = connection
         return connection
 
-    def leave(self, connection: Connection | None = None) -> None:
-        """End this connection, or the one that there is; the next call opens another."""
+    def leave(self, connection: _McpConnection | None = None) -> None:
+        """End this connection, or the current one; the next call opens another."""
         connection = connection or self._connection
         if connection is not None:
             connection.leave()
@@ -477,7 +451,7 @@ class Session:
             self._connection = None
 
     async def close(self) -> None:
-        """End it, and wait until whatever was started for it has stopped."""
+        """End it, and wait until the processes that were started for it have stopped."""
         self.leave()
         if self._tasks:
             _, late = await asyncio.wait([*self._tasks], timeout=STOP_S_MAX)
@@ -486,13 +460,13 @@ class Session:
 
 
 @contextmanager
-def _nowhere() -> Iterator[TextIO]:
+def _devnull() -> Iterator[TextIO]:
     with Path(os.devnull).open("w") as file:
         yield file
 
 
-async def _lives(connection: Connection) -> bool:
-    """Whether the other side is still there: any answer is a sign of life, but not one to a session that is over."""
+async def _is_alive(connection: _McpConnection) -> bool:
+    """Whether the server still knows this session: any answer to a ping shows that, but for an HTTP error."""
     from mcp import MCPError
 
     if connection.task.done():
@@ -508,72 +482,66 @@ async def _lives(connection: Connection) -> bool:
     return True
 
 
-# --- what is said ---------------------------------------------------------------------------------
+# --- arguments, outputs and lists -----------------------------------------------------------------
 
 
-def _key(owner: Owner, server: McpServer, headers: Mapping[str, str]) -> bytes:
-    """Who speaks to whom, with which keys: nobody uses the session of another."""
-    said = msgspec.json.encode([owner, msgspec.to_builtins(server), sorted(headers.items())])
-    return blake2b(said, digest_size=16).digest()
-
-
-def _arguments(written: str) -> dict[str, object]:
-    """The arguments as an object; a call without any has none."""
+def _arguments(text: str) -> dict[str, object]:
+    """The arguments as an object; empty where the model wrote nothing."""
     try:
-        found = msgspec.json.decode(written or "{}")
+        arguments = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError):
-        raise Failed(
-            "mcp_protocol_error", "The arguments are not valid JSON.", INVALID_PARAMS
-        ) from None
-    if not isinstance(found, dict):
-        raise Failed("mcp_protocol_error", "The arguments are no JSON object.", INVALID_PARAMS)
-    return found
+        raise McpFailed("The arguments are not valid JSON.", INVALID_PARAMS) from None
+    if not isinstance(arguments, dict):
+        raise McpFailed("The arguments are not a JSON object.", INVALID_PARAMS)
+    return arguments
 
 
-async def _hear_progress(progress: float, total: float | None, message: str | None) -> None:
-    """The contract has no event for it; that it came is enough."""
+async def _ignore_progress(progress: float, total: float | None, message: str | None) -> None:
+    """The contract has no event for it; that it was sent is enough."""
 
 
 def _text(result: CallToolResult) -> str:
-    """What the model can read of an answer: its texts; what is none of these is named. What has a structure is written
-    as text too, by most servers; else it is read as it is."""
+    """What the model reads of a result: its texts, and a note for everything else. Most servers send structured content
+    as text too; where a server does not, the model reads it as JSON."""
     if not result.content and result.structured_content is not None:
         return encode(result.structured_content).decode()
-    return "\n".join(_words(block) for block in result.content)
+    return "\n".join(_block_text(block) for block in result.content)
 
 
-def _words(block: ContentBlock) -> str:
+def _block_text(block: ContentBlock) -> str:
     match block.type:
         case "text":
             return block.text
         case "resource":
-            inner = block.resource
-            text = getattr(inner, "text", None)
-            return text if isinstance(text, str) else f"[resource: {inner.uri}, which is no text]"
+            text = getattr(block.resource, "text", None)
+            return (
+                text if isinstance(text, str) else f"[resource: {block.resource.uri}, not a text]"
+            )
         case "resource_link":
             return f"[resource: {block.uri}]"
         case kind:
-            return f"[{kind}: {block.mime_type}, which cannot be told in words]"
+            return f"[{kind}: {block.mime_type}, not shown: it is not a text]"
 
 
 async def _list_all(client: Client) -> list[RemoteTool]:
     from mcp_types import PaginatedRequestParams
 
-    found: list[RemoteTool] = []
+    listed: list[RemoteTool] = []
     cursor: str | None = None
     for _ in range(LIST_PAGES_MAX):
         page = await client.session.list_tools(params=PaginatedRequestParams(cursor=cursor))
-        for tool in page.tools:
-            is_read_only = tool.annotations.read_only_hint if tool.annotations else None
-            found.append(
-                RemoteTool(
-                    name=tool.name,
-                    input_schema=Raw(encode(tool.input_schema)),
-                    description=tool.description,
-                    annotations=None if is_read_only is None else Hints(is_read_only),
-                )
-            )
+        listed += map(_remote_tool, page.tools)
         cursor = page.next_cursor
-        if cursor is None or len(found) >= TOOLS_MAX:
+        if cursor is None or len(listed) >= TOOLS_MAX:
             break
-    return found[:TOOLS_MAX]
+    return listed[:TOOLS_MAX]
+
+
+def _remote_tool(tool: ListedTool) -> RemoteTool:
+    is_read_only = tool.annotations.read_only_hint if tool.annotations else None
+    return RemoteTool(
+        name=tool.name,
+        input_schema=Raw(encode(tool.input_schema)),
+        description=tool.description,
+        annotations=None if is_read_only is None else Hints(is_read_only),
+    )

@@ -1,44 +1,46 @@
-"""Which of the deferred tools does the model mean? Pure.
+"""Which of the deferred tools does the model mean?
 
 In: the arguments of a search, and the tools that it may find. Out: the best of them, as definitions to be loaded.
-Ranked as documents are (BM25): words that few tools have count more, a word in a name counts more than one in a
-description, and long descriptions gain nothing by their length. A tool that is called by its name is always found.
+Ranked by SQLite's FTS5 like the document index (docs/decisions/0020-tool-search.md), in a table in memory that lives as
+long as the search: a word in a name counts more than one in a description. A tool that is called by its name is always
+found. Slow work, for a thread.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
 
 import msgspec
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
+from segue.tools.index import TOKENIZE, as_match
 from segue.wire.codec import as_item
 from segue.wire.items import Item, ToolSearchCall, ToolSearchOutput
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Offer
 
 # What is loaded stays in the prompt for the rest of the chain.
 FOUND_MAX = 8
-# The usual constants: how soon repeating a word stops counting, and how much length counts against it.
-REPEATS, LENGTH = 1.2, 0.75
-# How much a word counts by where it stands.
-IN_NAME, IN_NAMESPACE, IN_PARAMETER, IN_TEXT = 4.0, 2.5, 1.5, 1.0
-# Above anything that words can reach.
-BY_NAME = 1_000.0
 
-WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
+TABLE = f"CREATE VIRTUAL TABLE tools USING fts5 (name, namespace, parameters, about, {TOKENIZE})"
+ADD = "INSERT INTO tools (rowid, name, namespace, parameters, about) VALUES (?, ?, ?, ?, ?)"
+# How much a word counts in each column.
+RANK = "SELECT rowid FROM tools WHERE tools MATCH ? ORDER BY bm25(tools, 4, 2.5, 1.5, 1), rowid"
+
+# Where an identifier is divided into words: `getUser_id2` is four words.
+BOUNDARY = re.compile(
+    r"_|(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z])(?=[0-9]|[A-Z][a-z])|(?<=[0-9])(?=[A-Za-z])"
+)
 NULL = Raw(b"null")
-
-Words = Mapping[str, float]
 
 
 def answer(call: ToolSearchCall, offers: Sequence[Offer]) -> Item:
-    """The output of a search that we run ourselves, with what it loads."""
+    """The output of a search that the server runs, with the tools that it loads."""
     wanted = "" if call.arguments is UNSET else _texts(msgspec.json.decode(call.arguments))
-    # The same letters behind the prefix tell which call it belongs to: neither has a call_id.
+    # Neither item has a call_id: the same letters after the prefix show that they belong together.
     letters = (call.id or "").rpartition("_")[2]
     return as_item(
         ToolSearchOutput(
@@ -52,43 +54,70 @@ def answer(call: ToolSearchCall, offers: Sequence[Offer]) -> Item:
 
 
 def search(wanted: str, offers: Sequence[Offer]) -> list[Offer]:
-    """The tools that fit best, best first; those that share no word with what is wanted are left out."""
-    documents = [_words_of(offer) for offer in offers]
-    rarity = _rarity(documents)
-    mean = sum(sum(words.values()) for words in documents) / max(len(documents), 1)
-    asked = set(_words(wanted))
-    named = set(re.findall(r"[\w.-]+", wanted.lower()))
-    scores = [
-        _score(asked, words, rarity, mean) + (BY_NAME if _is_named(offer, named) else 0)
-        for offer, words in zip(offers, documents, strict=True)
+    """The tools that fit best, best first; tools that share no word with `wanted` are left out."""
+    names = set(re.findall(r"[\w.-]+", wanted.lower()))
+    named = [
+        number
+        for number, offer in enumerate(offers)
+        if not names.isdisjoint((offer.qualified_name.lower(), offer.tool.name.lower()))
     ]
-    ranked = sorted(range(len(offers)), key=lambda n: (-scores[n], n))
-    return [offers[n] for n in ranked[:FOUND_MAX] if scores[n] > 0]
+    found = dict.fromkeys((*_ranked(wanted, offers), *named))
+    best = sorted(found, key=lambda number: number not in named)
+    return [offers[number] for number in best[:FOUND_MAX]]
+
+
+def _ranked(wanted: str, offers: Sequence[Offer]) -> list[int]:
+    """The places of the offers that have any of these words."""
+    match = as_match(_divided(wanted))
+    if not match:
+        return []
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute(TABLE)
+        database.executemany(ADD, ((n, *_columns(offer)) for n, offer in enumerate(offers)))
+        return [int(number) for (number,) in database.execute(RANK, (match,))]
+
+
+def _columns(offer: Offer) -> list[str]:
+    tool = offer.tool
+    texts = (
+        tool.name,
+        offer.namespace,
+        _parameters(tool),
+        f"{tool.description or ''} {offer.about}",
+    )
+    return [_divided(text or "") for text in texts]
+
+
+def _divided(text: str) -> str:
+    return BOUNDARY.sub(" ", text)
+
+
+def _parameters(tool: FunctionTool | CustomTool) -> str:
+    if isinstance(tool, CustomTool) or not isinstance(tool.parameters, Raw):
+        return ""
+    match msgspec.json.decode(tool.parameters):
+        case {"properties": dict() as properties}:
+            return " ".join(properties)
+        case _:
+            return ""
 
 
 def definitions_of(offers: Sequence[Offer]) -> list[FunctionTool | CustomTool | NamespaceTool]:
     """Whole definitions; those of one namespace stand in it together."""
-    spaces: dict[str, list[FunctionTool | CustomTool]] = {}
-    about: dict[str, str] = {}
-    found: list[FunctionTool | CustomTool | str] = []
-    for offer in offers:
-        if offer.namespace is None:
-            found.append(_complete(offer.tool))
-            continue
-        if offer.namespace not in spaces:
-            found.append(offer.namespace)
-        spaces.setdefault(offer.namespace, []).append(_complete(offer.tool))
-        about[offer.namespace] = offer.about
+    groups: dict[str | int, list[Offer]] = {}
+    for number, offer in enumerate(offers):
+        groups.setdefault(number if offer.namespace is None else offer.namespace, []).append(offer)
     return [
-        NamespaceTool(name=one, description=about[one], tools=spaces[one])
-        if isinstance(one, str)
-        else one
-        for one in found
+        NamespaceTool(name=key, description=group[-1].about, tools=[*map(_complete, group)])
+        if isinstance(key, str)
+        else _complete(group[0])
+        for key, group in groups.items()
     ]
 
 
-def _complete(tool: FunctionTool | CustomTool) -> FunctionTool | CustomTool:
+def _complete(offer: Offer) -> FunctionTool | CustomTool:
     """A function as responses show it, with its nullable keys."""
+    tool = offer.tool
     if isinstance(tool, CustomTool):
         return tool
     return replace(
@@ -110,54 +139,3 @@ def _texts(value: object) -> str:
             return " ".join(map(_texts, value.values()))
         case _:
             return ""
-
-
-def _words(text: str) -> list[str]:
-    """Lower case, names taken apart (`getUser_id` is three words), and one form for one and many."""
-    found = [word.lower() for word in WORD.findall(text)]
-    return [word[:-1] if len(word) > 3 and word.endswith("s") else word for word in found]
-
-
-def _words_of(offer: Offer) -> Words:
-    weights: dict[str, float] = {}
-    description = offer.tool.description
-    for text, weight in (
-        (offer.tool.name, IN_NAME),
-        (offer.namespace or "", IN_NAMESPACE),
-        (" ".join(_parameters(offer.tool)), IN_PARAMETER),
-        (description if isinstance(description, str) else "", IN_TEXT),
-        (offer.about, IN_TEXT),
-    ):
-        for word in _words(text):
-            weights[word] = weights.get(word, 0) + weight
-    return weights
-
-
-def _parameters(tool: FunctionTool | CustomTool) -> list[str]:
-    if isinstance(tool, CustomTool) or not isinstance(tool.parameters, Raw):
-        return []
-    schema = msgspec.json.decode(tool.parameters)
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    return [str(name) for name in properties] if isinstance(properties, dict) else []
-
-
-def _rarity(documents: Sequence[Words]) -> Words:
-    """How much each word tells one tool from the others."""
-    counts = Counter(word for words in documents for word in words)
-    total = len(documents)
-    return {
-        word: math.log(1 + (total - count + 0.5) / (count + 0.5)) for word, count in counts.items()
-    }
-
-
-def _score(asked: set[str], words: Words, rarity: Words, mean: float) -> float:
-    length = 1 - LENGTH + LENGTH * sum(words.values()) / (mean or 1)
-    return sum(
-        rarity[word] * words[word] * (REPEATS + 1) / (words[word] + REPEATS * length)
-        for word in asked
-        if word in words
-    )
-
-
-def _is_named(offer: Offer, named: set[str]) -> bool:
-    return bool(named & {offer.qualified_name.lower(), offer.tool.name.lower()})
