@@ -64,7 +64,7 @@ async def test_revoked_key_is_gone_after_the_next_confirmation(keys: FailingKeys
     assert await some.confirm() == [account]
     assert await some.confirm() == []
     with pytest.raises(Unauthenticated):
-        await some.check(account)
+        some.check(account)
     with pytest.raises(Unauthenticated):
         await some.find(secret)
 
@@ -78,16 +78,16 @@ async def test_key_that_cannot_be_confirmed_is_trusted_only_for_a_while(
     keys.is_down = True
     with pytest.raises(Unavailable):
         await some.confirm()
-    await some.check(account)
+    some.check(account)
     later = time.monotonic() + TRUST_S
     monkeypatch.setattr(time, "monotonic", lambda: later)
     with pytest.raises(Unavailable):
-        await some.check(account)
+        some.check(account)
     with pytest.raises(Unavailable):
         await some.find(secret)
     keys.is_down = False
     assert await some.find(secret) is account
-    await some.check(account)
+    some.check(account)
 
 
 async def test_whoever_notices_first_tells_the_others(

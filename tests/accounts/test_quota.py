@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from segue.accounts import quota as words
 from segue.accounts.metering import Meter
-from segue.accounts.quota import KeyQuota, unlimited
+from segue.accounts.quota import KeyQuota
 from segue.errors import TooMany, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, KeyLimits, Level, share_out
 from segue.stores.memory import MemorySharedLimits
@@ -171,7 +171,7 @@ async def test_what_was_not_used_is_given_back() -> None:
 
 
 async def test_without_limits_nothing_is_refused_and_nobody_asked() -> None:
-    some = unlimited()
+    some = KeyQuota(KeyLimits())
     for _ in range(1_000):
         await some.take_request()
         await some.hold()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.stores.budget import Budget, BudgetShare
-from segue.stores.memory_turns import MemoryTurns
+from segue.stores.memory_turns import Budget, MemoryTurns
 from tests.contracts.turns import make_turn
 
 
@@ -27,18 +26,19 @@ class Pile:
         return False
 
 
-def put(share: BudgetShare, pile: Pile, size: int) -> None:
+def put(budget: Budget, pile: Pile, size: int) -> None:
     pile.sizes.append(size)
-    share.settle()
+    budget.settle(pile)
 
 
 def test_greedy_key_pays_for_itself() -> None:
     budget = Budget(100)
     modest, greedy = Pile(), Pile()
-    small, large = budget.enter(modest, "ada", int), budget.enter(greedy, "eve", int)
-    put(small, modest, 30)
+    budget.enter(modest, "ada", None)
+    budget.enter(greedy, "eve", int)
+    put(budget, modest, 30)
     for _ in range(20):
-        put(large, greedy, 10)
+        put(budget, greedy, 10)
     assert modest.sizes == [30]
     assert greedy.bytes == 70
 
@@ -46,20 +46,20 @@ def test_greedy_key_pays_for_itself() -> None:
 def test_longest_unused_connection_of_a_key_goes_first() -> None:
     budget = Budget(1_000)
     piles = [Pile() for _ in range(3)]
-    shares = [budget.enter(pile, "ada", lambda: 30) for pile in piles]
-    for share, pile in zip(shares, piles, strict=True):
-        put(share, pile, 10)
-    shares[0].settle()
-    put(shares[2], piles[2], 10)
+    for pile in piles:
+        budget.enter(pile, "ada", lambda: 30)
+        put(budget, pile, 10)
+    budget.settle(piles[0])
+    put(budget, piles[2], 10)
     assert [pile.bytes for pile in piles] == [10, 0, 20]
 
 
 def test_key_whose_limit_has_shrunk_lets_go() -> None:
     budget = Budget(1_000)
     pile, limit = Pile(), [100]
-    share = budget.enter(pile, "ada", lambda: limit[0])
+    budget.enter(pile, "ada", lambda: limit[0])
     for _ in range(9):
-        put(share, pile, 10)
+        put(budget, pile, 10)
     limit[0] = 40
     budget.trim("eve")
     assert pile.bytes == 90
@@ -70,11 +70,13 @@ def test_key_whose_limit_has_shrunk_lets_go() -> None:
 def test_closed_connection_counts_no_longer() -> None:
     budget = Budget(100)
     pile = Pile()
-    share = budget.enter(pile, "ada", int)
-    put(share, pile, 60)
-    share.leave()
-    share.leave()
+    budget.enter(pile, "ada", None)
+    put(budget, pile, 60)
+    budget.leave(pile)
+    budget.leave(pile)
     assert budget.bytes == 0
+    put(budget, pile, 60)
+    assert budget.bytes == 0, "a turn that ends after its connection"
 
 
 steps = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=60)
@@ -87,10 +89,11 @@ def test_whatever_happens_all_limits_hold_and_the_modest_lose_nothing(
 ) -> None:
     budget = Budget(bytes_max)
     piles = [Pile() for _ in range(6)]
-    shares = [budget.enter(pile, f"k{n % 3}", lambda: key_max) for n, pile in enumerate(piles)]
+    for n, pile in enumerate(piles):
+        budget.enter(pile, f"k{n % 3}", lambda: key_max)
     for which, size in puts:
         before = {n: sum(p.bytes for p in piles[n::3]) for n in range(3)}
-        put(shares[which], piles[which], size)
+        put(budget, piles[which], size)
         after = {n: sum(p.bytes for p in piles[n::3]) for n in range(3)}
         assert budget.bytes == sum(after.values()) <= bytes_max
         assert all(held <= key_max for held in after.values()) or not key_max

@@ -17,15 +17,18 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
-from segue.accounts.quota import KeyQuota, Metering, unlimited
+from segue.accounts.metering import Meter
+from segue.accounts.quota import KeyQuota
 from segue.accounts.scopes import OPERATOR, SCOPES
 from segue.background import in_background
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
-from segue.turn.seams import Keys
+from segue.limits import KeyLimits
+from segue.turn.plan import UNLIMITED
+from segue.turn.seams import Keys, Quota
 from segue.turn.values import Key, Owner
 
 log = logging.getLogger(__name__)
@@ -53,13 +56,19 @@ SECRET = re.compile(r"sk-segue-[A-Za-z0-9_-]{43}")
 class Account:
     """An authenticated caller: whose turns it sees, its scopes, and what it uses now."""
 
-    def __init__(self, key: Key | None, digest: str = "", metering: Metering | None = None) -> None:
+    def __init__(self, key: Key | None, digest: str = "", meter: Meter | None = None) -> None:
         self.key_id = "" if key is None else key.id
         self.owner: Owner = LOCAL if key is None else key.owner
         scopes = frozenset(SCOPES if key is None else key.scopes)
         self.is_operator = OPERATOR in scopes
         self.scopes = scopes | OPERATOR_SCOPES if self.is_operator else scopes
-        self.quota = unlimited() if key is None else KeyQuota(key.limits, key.id, metering)
+        limits = KeyLimits() if key is None else key.limits
+        self.quota = KeyQuota(limits, self.key_id, meter)
+        # Whether its requests are counted, and where its turns are.
+        self.is_limited = limits != KeyLimits()
+        self.turn_quota: Quota = self.quota if self.is_limited else UNLIMITED
+        # Whether it may lose its place: it has a key, or came without one and keys are required now.
+        self.is_checked = key is not None
         self.is_revoked = False
         self.digest = digest
         self.confirmed_at = self.used_at = time.monotonic()
@@ -78,17 +87,18 @@ class Accounts:
         keys: Keys,
         digests: Callable[[str], Sequence[str]],
         mode: AuthMode,
-        metering: Metering | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._keys = keys
-        self._metering = metering
+        self._meter = meter
         self._digests = digests
         self._mode = mode
         self.is_required = mode == "keys"
         self._local = Account(None)
         self._accounts: dict[str, Account] = {}
-        # Accounts whose limits bound what their owner has in memory.
-        self._bounded: dict[Owner, set[Account]] = {}
+        # Accounts whose limits bound what their owner has in memory; and what is called when the first of them comes.
+        self.bounded: dict[Owner, set[Account]] = {}
+        self.on_bounded: Callable[[], None] | None = None
         self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self._look_now = asyncio.Event()
 
@@ -111,10 +121,6 @@ class Accounts:
         is_keyless = account is self._local and self.is_required
         return not (account.is_revoked or is_keyless)
 
-    def bounded(self, owner: Owner) -> Collection[Account]:
-        """The accounts of this owner whose state in memory has a limit."""
-        return self._bounded.get(owner, ())
-
     def known(self, secret: str | None) -> Account | None:
         """The account of this secret, if it is cached."""
         if not self.is_required:
@@ -134,14 +140,13 @@ class Accounts:
         if account is not None:
             return account
         assert secret is not None, "`known` has refused a missing secret"
-        digests = self._digests(secret)
         async with self._lookups:
-            keys = await self._keys.find(digests)
+            keys = await self._keys.find(self._digests(secret))
         for digest, key in keys.items():
             return self._enter(digest, key)
         raise _refused(secret)
 
-    async def check(self, account: Account) -> None:
+    def check(self, account: Account) -> None:
         """Refuse an account that was admitted earlier and has lost its key since."""
         if not self.may_stay(account):
             raise _refused("" if account.key_id else None)
@@ -152,9 +157,12 @@ class Accounts:
     def _enter(self, digest: str, key: Key) -> Account:
         account = self._accounts.get(digest)
         if account is None or account.is_revoked:
-            account = self._accounts[digest] = Account(key, digest, self._metering)
+            account = self._accounts[digest] = Account(key, digest, self._meter)
             if key.limits.state_bytes_max:
-                self._bounded.setdefault(key.owner, set()).add(account)
+                self.bounded.setdefault(key.owner, set()).add(account)
+                if self.on_bounded is not None:
+                    self.on_bounded()
+                    self.on_bounded = None
         account.confirmed_at = account.used_at = time.monotonic()
         return account
 
@@ -206,15 +214,13 @@ class Accounts:
 
     def _forget(self, account: Account) -> None:
         self._accounts.pop(account.digest, None)
-        bounded = self._bounded.get(account.owner, set())
-        bounded.discard(account)
-        if not bounded:
-            self._bounded.pop(account.owner, None)
+        if account.quota.limits.state_bytes_max:
+            self.bounded[account.owner].discard(account)
 
     async def _notice_keys(self) -> None:
         """In mode auto, the first key makes keys required for good."""
         if self._mode == "auto" and not self.is_required and await self._keys.given_out():
-            self.is_required = True
+            self.is_required = self._local.is_checked = True
 
 
 def _is_trusted(account: Account) -> bool:

@@ -15,10 +15,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from segue.errors import TooMany
 from segue.limits import CRUMB, MINUTE_S, Draw, Grant, HeldPlaces, KeyLimits
+
+if TYPE_CHECKING:
+    from segue.accounts.metering import Meter
 
 # How soon a turn or a connection of the same key may have ended.
 CROWDED_S = 1.0
@@ -47,42 +50,21 @@ class Bucket:
         self._level = float(per_min)
         self._filled_at = clock()
 
-    def wait_s(self, amount: float) -> float:
-        """Seconds until this amount is available; 0 if it is now."""
-        if not self._per_min:
-            return 0.0
-        self._fill()
-        return max(0.0, (amount - self._level) * MINUTE_S / self._per_min)
+    @property
+    def level(self) -> float:
+        """How much is left; in debt if negative."""
+        gained = (self._clock() - self._filled_at) * self._per_min / MINUTE_S
+        return min(float(self._per_min), self._level + gained)
 
-    def take(self, amount: float) -> None:
-        """Take this amount; the bucket may go into debt."""
-        if self._per_min:
-            self._fill()
-            self._level -= amount
-
-    def set_level(self, level: float) -> None:
-        """The store says that this much is left."""
+    @level.setter
+    def level(self, level: float) -> None:
         self._level = level
         self._filled_at = self._clock()
 
-    def _fill(self) -> None:
-        now = self._clock()
-        gained = (now - self._filled_at) * self._per_min / MINUTE_S
-        self._level = min(float(self._per_min), self._level + gained)
-        self._filled_at = now
-
-
-class Metering(Protocol):
-    """How a quota draws on the limits of its key."""
-
-    async def draw(self, draw: Draw) -> Grant:
-        """What the store grants."""
-
-    async def reclaim(self, key_id: str) -> None:
-        """Ask the other processes to give back places that they do not need; returns when they have answered."""
-
-    def watch(self, quota: KeyQuota) -> None:
-        """Look at this quota regularly from now on."""
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the bucket is out of debt; 0 if it is now."""
+        return max(0.0, -self.level * MINUTE_S / self._per_min) if self._per_min else 0.0
 
 
 class KeyQuota:
@@ -92,14 +74,14 @@ class KeyQuota:
         self,
         limits: KeyLimits,
         key_id: str = "",
-        metering: Metering | None = None,
+        meter: Meter | None = None,
         clock: _Clock = time.monotonic,
     ) -> None:
         self.limits = limits
         self.key_id = key_id
         self.connections = 0
         self.in_flight = 0
-        self._metering = metering
+        self._meter = meter
         self._clock = clock
         # Requests that were drawn and not used yet.
         self._requests = 0
@@ -128,7 +110,7 @@ class KeyQuota:
             # Other processes may have used some of it; the next report brings their use, beside this turn.
             self._is_report_due = True
             self._watch()
-            if wait_s := self._tokens.wait_s(0.0):
+            if wait_s := self._tokens.wait_s:
                 raise _too_much(limits.tokens_per_min, "tokens", wait_s)
         if limits.requests_per_min:
             # In a loop, because another request may have taken what was drawn.
@@ -141,9 +123,8 @@ class KeyQuota:
         """Take a place for a turn, or refuse it; `release` gives the place back."""
         if self.limits.lanes_max:
             while self.in_flight >= self._held.lanes:
-                await self._more(
-                    "lanes", f"This key may run {self.limits.lanes_max} turns at once."
-                )
+                most = self.limits.lanes_max
+                await self._more("lanes", f"This key may run {most} turns at once.")
             self._used_at["lanes"] = self._clock()
         self.in_flight += 1
 
@@ -151,7 +132,7 @@ class KeyQuota:
         """A turn is over, and has used this many tokens."""
         self.in_flight -= 1
         if self.limits.tokens_per_min:
-            self._tokens.take(tokens)
+            self._tokens.level -= tokens
             self._used_tokens += tokens
 
     @property
@@ -187,7 +168,7 @@ class KeyQuota:
     def is_idle(self) -> bool:
         """Whether nothing would be lost if this quota were forgotten."""
         is_busy = self.connections or self.in_flight or self._requests or self._used_tokens
-        return not is_busy and self._held == HeldPlaces() and not self._tokens.wait_s(0.0)
+        return not is_busy and self._held == HeldPlaces() and not self._tokens.wait_s
 
     @property
     def has_changes(self) -> bool:
@@ -271,8 +252,8 @@ class KeyQuota:
             try:
                 if await asyncio.shield(asyncio.create_task(self._has_grown(kind))):
                     return
-                assert self._metering is not None
-                await self._metering.reclaim(self.key_id)
+                assert self._meter is not None
+                await self._meter.reclaim(self.key_id)
                 if await asyncio.shield(asyncio.create_task(self._has_grown(kind))):
                     return
                 self._refuse(kind, REFUSED_S)
@@ -287,31 +268,30 @@ class KeyQuota:
             return self._has_room(kind)
 
     def _has_room(self, kind: PlaceKind) -> bool:
-        used = self.connections if kind == "connections" else self.in_flight
-        held: int = getattr(self._held, kind)
-        return used < held
+        if kind == "connections":
+            return self.connections < self._held.connections
+        return self.in_flight < self._held.lanes
 
     async def _draw(self, held: HeldPlaces, requests: int = 0) -> Grant:
-        assert self._metering is not None, "a key with limits needs a meter"
+        assert self._meter is not None, "a key with limits needs a meter"
         self._watch()
         tokens, self._used_tokens = self._used_tokens, 0
         self._is_report_due = False
         try:
-            grant = await self._metering.draw(
-                Draw(self.key_id, self.limits, requests, tokens, held)
-            )
+            draw = Draw(self.key_id, self.limits, requests, tokens, held)
+            grant = await self._meter.draw(draw)
         except BaseException:
             self._used_tokens += tokens
             raise
         self._drawn_at = self._clock()
         self._requests += max(0, grant.requests)
-        self._tokens.set_level(grant.tokens - self._used_tokens)
+        self._tokens.level = grant.tokens - self._used_tokens
         self._held, self._others = grant.held, grant.others
         return grant
 
     def _watch(self) -> None:
-        if self._metering is not None:
-            self._metering.watch(self)
+        if self._meter is not None:
+            self._meter.watch(self)
 
     def _refuse(self, what: str, for_s: float) -> None:
         self._refused_until[what] = self._clock() + for_s
@@ -321,11 +301,5 @@ class KeyQuota:
 
 
 def _too_much(most: int, what: str, wait_s: float) -> TooMany:
-    return TooMany(
-        f"This key may use {most} {what} a minute. Please retry in {wait_s:.1f} s.", wait_s=wait_s
-    )
-
-
-def unlimited() -> KeyQuota:
-    """A quota without limits, for requests without a key."""
-    return KeyQuota(KeyLimits())
+    message = f"This key may use {most} {what} a minute. Please retry in {wait_s:.1f} s."
+    return TooMany(message, wait_s=wait_s)

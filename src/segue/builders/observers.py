@@ -41,7 +41,9 @@ async def open_observers(settings: Settings, state: State) -> AsyncIterator[Obse
     """Metrics and history always, traces and audit log where they are configured; both drain on the way out."""
     metrics, history = Metrics(), RecentTurns()
     metrics.note_limits(settings)
-    observers = [metrics.observe, history.observe, state.trim]
+    observers = [metrics.observe, history.observe]
+    # Needed only where a key limits what is kept in memory.
+    state.accounts.on_bounded = lambda: observers.append(state.trim)
     refusals = [metrics.note_refusal, history.note_refusal]
     async with AsyncExitStack() as stack:
         if settings.otel_endpoint:

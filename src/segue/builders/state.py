@@ -16,10 +16,9 @@ from segue.process.render_cache import RenderCache
 from segue.process.runner import Runner
 from segue.settings import Settings
 from segue.storage import ServerStore, check_public, check_ring, load_ring
-from segue.stores.budget import Budget
 from segue.stores.hashes import KeyHashes
 from segue.stores.layered import LayeredTurns
-from segue.stores.memory_turns import MemoryTurns
+from segue.stores.memory_turns import Budget, MemoryTurns
 from segue.stores.seals import RingKey
 from segue.transports.services import NearTurns
 from segue.turn.seams import Turns
@@ -55,13 +54,15 @@ class State:
     def open_cache(self, account: Account) -> tuple[NearTurns, Turns]:
         """A fresh cache for a connection, and the same cache in front of the store."""
         near = MemoryTurns(self.settings.connection_state_bytes_max)
-        near.enter(self.budget, account.key_id, lambda: account.quota.state_bytes_max)
+        quota = account.quota
+        limit = (lambda: quota.state_bytes_max) if quota.limits.state_bytes_max else None
+        near.enter(self.budget, account.key_id, limit)
         return near, LayeredTurns(near, self.store.turns)
 
     def trim(self, turn: EndedTurn) -> None:
         """After each turn: what its owner has in the process's caches, besides connections, counts for each key."""
         owner, cached = turn.entry.owner, self.store.state
-        for account in self.accounts.bounded(owner):
+        for account in self.accounts.bounded.get(owner, ()):
             left = max(0, account.quota.state_bytes_max - self.budget.bytes_of(account.key_id))
             # Rendering again is cheaper than reading from the store again.
             self.render_cache.trim(owner, max(0, left - cached.bytes_of(owner)))

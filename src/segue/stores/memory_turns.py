@@ -11,18 +11,23 @@ recently used one, and its parent is a leaf next: the chain that was unused for 
 from its tip, and nothing that is still needed is counted or dropped by mistake. Where several
 owners share the budget, only owners that hold more than an equal share lose leaves.
 
+**The connections together.** A `Budget` bounds the caches of all connections, each under the API key
+that opened it. Above a key's own limit its caches shrink; above the limit of all, the caches of keys
+that hold more than the limit divided by the number of keys, the least recently used cache first. So no
+key loses anything because another one holds too much. A turn that was dropped is answered with
+`previous_response_not_found`, never with less history.
+
 A slot that is not *named* is held for its descendants only and is not found: it was forgotten, or
 it came along as the unstored ancestor of a turn saved here.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from segue.stores.budget import Budget, BudgetShare
 from segue.turn.values import Owner, Turn
 
 TurnKey = tuple[Owner, str]
@@ -40,11 +45,8 @@ class _Slot:
 
     turn: Turn
     is_named: bool
+    bytes: int
     children: set[str] = field(default_factory=set)
-
-    @property
-    def bytes(self) -> int:
-        return SLOT_BYTES + self.turn.bytes
 
 
 class MemoryTurns:
@@ -63,6 +65,8 @@ class MemoryTurns:
         on_save: Callable[[Turn], None] | None = None,
         on_erase: Sequence[Callable[[Owner, str], None]] = (),
     ) -> None:
+        # How much is held; at most `bytes_max` after each save.
+        self.bytes = 0
         self._bytes_max = bytes_max
         self._stored_only = stored_only
         self._on_save = on_save
@@ -70,37 +74,34 @@ class MemoryTurns:
         self._slots: dict[TurnKey, _Slot] = {}
         # Turns without held children, by owner, least recently used first, each with the tick of its last use.
         self._leaves: dict[Owner, OrderedDict[str, int]] = {}
-        self._owner_bytes: dict[Owner, int] = {}
+        self._owner_bytes: Counter[Owner] = Counter()
         self._ticks = count()
-        self._share: BudgetShare | None = None
+        self._budget: Budget | None = None
         # What was deleted here, so that a turn that still runs after it does not bring it back.
         self._erased: OrderedDict[TurnKey, None] = OrderedDict()
-        self._bytes = 0
 
-    @property
-    def bytes(self) -> int:
-        """How much is held; at most the budget."""
-        return self._bytes
-
-    def enter(self, budget: Budget, key: str, key_bytes_max: Callable[[], int]) -> None:
+    def enter(self, budget: Budget, key: str, key_bytes_max: Callable[[], int] | None) -> None:
         """Share a budget with other caches."""
-        self._share = budget.enter(self, key, key_bytes_max)
+        self._budget = budget
+        budget.enter(self, key, key_bytes_max)
 
     def leave(self) -> None:
         """The cache is no longer used: what it holds stops counting."""
-        if self._share is not None:
-            self._share.leave()
+        if self._budget is not None:
+            self._budget.leave(self)
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
         return self.held(owner, turn_id)
 
     def held(self, owner: Owner, turn_id: str) -> Turn | None:
         """The turn as it was saved, chain and warmth included; without waiting, for a connection's own use."""
-        key = (owner, turn_id)
-        slot = self._slots.get(key)
+        slot = self._slots.get((owner, turn_id))
         if slot is None or not slot.is_named:
             return None
-        self._touch(key)
+        if not slot.children:
+            leaves = self._leaves[owner]
+            leaves[turn_id] = next(self._ticks)
+            leaves.move_to_end(turn_id)
         return slot.turn
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
@@ -111,10 +112,10 @@ class MemoryTurns:
         if (self._stored_only and not turn.is_stored) or (turn.owner, turn.id) in self._erased:
             return
         self._hold(turn)
-        while self._bytes > self._bytes_max and self.shed():
+        while self.bytes > self._bytes_max and self.shed():
             pass
-        if self._share is not None:
-            self._share.settle()
+        if self._budget is not None:
+            self._budget.settle(self)
         if self._on_save is not None:
             self._on_save(turn)
 
@@ -130,134 +131,115 @@ class MemoryTurns:
         for notify in self._on_erase:
             notify(owner, turn_id)
         self._orphan(owner, slot)
-        self._drop(key, is_cold=False)
+        self._drop(owner, turn_id, is_cold=False)
         return slot.is_named
 
     def forget(self, owner: Owner, turn_id: str) -> None:
         """No longer find this turn (a failed turn's parent); its descendants stay as they are."""
-        key = (owner, turn_id)
-        slot = self._slots.get(key)
-        if slot is None:
-            return
-        slot.is_named = False
-        if not slot.children:
-            self._drop(key, is_cold=False)
+        slot = self._slots.get((owner, turn_id))
+        if slot is not None:
+            slot.is_named = False
+            if not slot.children:
+                self._drop(owner, turn_id, is_cold=False)
 
     def shed(self) -> bool:
         """Drop the least recently used leaf of owners that hold at least an equal share; False if there is none."""
         if not self._leaves:
             return False
-        share = self._bytes / len(self._owner_bytes)
+        share = self.bytes / len(self._owner_bytes)
         above = [owner for owner in self._leaves if self._owner_bytes[owner] >= share]
         owner = min(above or self._leaves, key=lambda name: next(iter(self._leaves[name].values())))
-        self._drop((owner, next(iter(self._leaves[owner]))), is_cold=True)
+        self._drop(owner, next(iter(self._leaves[owner])), is_cold=True)
         return True
 
     def bytes_of(self, owner: Owner) -> int:
         """How much is held for this owner."""
-        return self._owner_bytes.get(owner, 0)
+        return self._owner_bytes[owner]
 
     def trim(self, owner: Owner, bytes_max: int) -> None:
         """Drop what this owner has beyond this limit, the least recently used first."""
-        while self.bytes_of(owner) > bytes_max and owner in self._leaves:
-            self._drop((owner, next(iter(self._leaves[owner]))), is_cold=True)
+        while self._owner_bytes[owner] > bytes_max and owner in self._leaves:
+            self._drop(owner, next(iter(self._leaves[owner])), is_cold=True)
 
     def expire(self, before: int) -> None:
         """Drop turns that began before this time, from the tips of their chains on."""
-        names = [(owner, tip) for owner, tips in self._leaves.items() for tip in tips]
-        for key in names:
-            while self._is_old_tip(key, before):
+        for owner, tip in [(owner, tip) for owner, tips in self._leaves.items() for tip in tips]:
+            above: str | None = tip
+            while above is not None and self._is_old_tip(owner, above, before):
+                parent_id = self._slots[owner, above].turn.parent_id
                 for notify in self._on_erase:
-                    notify(*key)
-                above = self._slots[key].turn.parent_id
-                self._drop(key, is_cold=True)
-                if above is None:
-                    break
-                key = (key[0], above)
+                    notify(owner, above)
+                self._drop(owner, above, is_cold=True)
+                above = parent_id
 
-    def _is_old_tip(self, key: TurnKey, before: int) -> bool:
-        return self._is_leaf(key) and self._slots[key].turn.response.created_at < before
-
-    def _is_leaf(self, key: TurnKey) -> bool:
-        return key[1] in self._leaves.get(key[0], ())
+    def _is_old_tip(self, owner: Owner, turn_id: str, before: int) -> bool:
+        slot = self._slots.get((owner, turn_id))
+        return slot is not None and not slot.children and slot.turn.response.created_at < before
 
     def _hold(self, turn: Turn) -> None:
+        """Hold this turn, and its ancestors that are not held yet and may come along."""
         slot = self._slots.get((turn.owner, turn.id))
         if slot is not None and slot.children:
             # Children link to the held object already, and turns that were continued do not change.
             slot.is_named = True
             return
-        new = [turn]
-        while (parent := new[-1].parent) is not None and self._brings(parent):
-            new.append(parent)
-        while new:
-            node = new.pop()
+        missing = [turn]
+        while (parent := missing[-1].parent) is not None:
+            key = (parent.owner, parent.id)
+            is_barred = key in self._erased or (self._stored_only and not parent.is_stored)
+            if key in self._slots or is_barred:
+                break
+            missing.append(parent)
+        for node in reversed(missing):
             self._put(node, is_named=node is turn or node.is_stored)
-        self._touch((turn.owner, turn.id))
-
-    def _brings(self, ancestor: Turn) -> bool:
-        """Whether this ancestor is not held yet and may come along with its descendant."""
-        key = (ancestor.owner, ancestor.id)
-        is_new = key not in self._slots and key not in self._erased
-        return is_new and (ancestor.is_stored or not self._stored_only)
 
     def _put(self, turn: Turn, *, is_named: bool) -> None:
         """Hold one turn, linked to what is held under its parent's id."""
-        key = (turn.owner, turn.id)
-        above = self._slots.get((turn.owner, turn.parent_id)) if turn.parent_id else None
-        slot = self._slots.get(key)
-        if slot is not None:
-            self._count(turn.owner, -slot.bytes)
-        self._slots[key] = fresh = _Slot(_linked(turn, above.turn if above else None), is_named)
-        self._count(turn.owner, fresh.bytes)
-        self._leaves.setdefault(turn.owner, OrderedDict())[turn.id] = next(self._ticks)
-        if above is not None and turn.parent_id is not None:
+        owner = turn.owner
+        above = self._slots.get((owner, turn.parent_id or ""))
+        parent = None if above is None else above.turn
+        is_whole = turn.parent_id is None if parent is None else parent.is_whole
+        if turn.parent is not parent or turn.is_whole != is_whole:
+            warm = turn.warm if is_whole else None
+            turn = replace(turn, parent=parent, is_whole=is_whole, warm=warm)
+        before = self._slots.get((owner, turn.id))
+        size = SLOT_BYTES + turn.bytes
+        self._slots[owner, turn.id] = _Slot(turn, is_named, size)
+        self._count(owner, size - (0 if before is None else before.bytes))
+        leaves = self._leaves.setdefault(owner, OrderedDict())
+        leaves[turn.id] = next(self._ticks)
+        leaves.move_to_end(turn.id)
+        if above is not None:
             above.children.add(turn.id)
-            self._unleaf((turn.owner, turn.parent_id))
-
-    def _touch(self, key: TurnKey) -> None:
-        if self._is_leaf(key):
-            leaves = self._leaves[key[0]]
-            leaves[key[1]] = next(self._ticks)
-            leaves.move_to_end(key[1])
-
-    def _unleaf(self, key: TurnKey) -> int:
-        """Take it off the leaves; returns the tick of its last use."""
-        leaves = self._leaves.get(key[0], OrderedDict())
-        tick = leaves.pop(key[1], 0)
-        if not leaves:
-            self._leaves.pop(key[0], None)
-        return tick
+            leaves.pop(above.turn.id, None)
 
     def _count(self, owner: Owner, change: int) -> None:
-        self._bytes += change
-        owned = self._owner_bytes.get(owner, 0) + change
-        if owned:
-            self._owner_bytes[owner] = owned
-        else:
-            self._owner_bytes.pop(owner, None)
+        self.bytes += change
+        self._owner_bytes[owner] += change
+        if not self._owner_bytes[owner]:
+            del self._owner_bytes[owner]
 
-    def _drop(self, key: TurnKey, *, is_cold: bool) -> None:
+    def _drop(self, owner: Owner, turn_id: str, *, is_cold: bool) -> None:
         """Drop a turn without children, and ancestors that were held only for it. Its parent is a
         leaf now: the next to go if the chain is cold."""
-        tick = 0
-        while (slot := self._slots.pop(key, None)) is not None:
-            tick = self._unleaf(key) or tick
-            self._count(key[0], -slot.bytes)
-            if slot.turn.parent_id is None:
-                return
-            key = (slot.turn.owner, slot.turn.parent_id)
-            above = self._slots.get(key)
+        leaves = self._leaves[owner]
+        tick = leaves.pop(turn_id, 0)
+        while (slot := self._slots.pop((owner, turn_id), None)) is not None:
+            self._count(owner, -slot.bytes)
+            above_id = slot.turn.parent_id or ""
+            above = self._slots.get((owner, above_id))
             if above is None:
-                return
-            above.children.discard(slot.turn.id)
+                break
+            above.children.discard(turn_id)
             if above.children:
-                return
+                break
             if above.is_named:
-                leaves = self._leaves.setdefault(key[0], OrderedDict())
-                leaves[key[1]] = tick if is_cold else next(self._ticks)
-                leaves.move_to_end(key[1], last=not is_cold)
-                return
+                leaves[above_id] = tick if is_cold else next(self._ticks)
+                leaves.move_to_end(above_id, last=not is_cold)
+                break
+            turn_id = above_id
+        if not leaves:
+            del self._leaves[owner]
 
     def _orphan(self, owner: Owner, slot: _Slot) -> None:
         """Unlink all descendants of a turn that is being erased. Their warmth goes too: it contains
@@ -266,14 +248,99 @@ class MemoryTurns:
         slot.children.clear()
         while below:
             turn_id, parent = below.pop()
-            child = self._slots[(owner, turn_id)]
+            child = self._slots[owner, turn_id]
             child.turn = replace(child.turn, parent=parent, is_whole=False, warm=None)
             below.extend((grandchild, child.turn) for grandchild in child.children)
 
 
-def _linked(turn: Turn, parent: Turn | None) -> Turn:
-    """The turn with this parent: the same object if it has it already."""
-    is_whole = turn.parent_id is None if parent is None else parent.is_whole
-    if turn.parent is parent and turn.is_whole == is_whole:
-        return turn
-    return replace(turn, parent=parent, is_whole=is_whole, warm=turn.warm if is_whole else None)
+@dataclass(slots=True)
+class _Share:
+    """How much of the budget one cache held when it was last counted, and when it was last used."""
+
+    cache: MemoryTurns
+    key: str
+    key_bytes_max: Callable[[], int] | None
+    used_at: int
+    bytes: int = 0
+
+
+class Budget:
+    """How much the caches of all connections of this process may hold together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        # How much they hold.
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._by_key: Counter[str] = Counter()
+        self._shares: dict[MemoryTurns, _Share] = {}
+        self._ticks = count()
+
+    def bytes_of(self, key: str) -> int:
+        """How much the caches of this key hold."""
+        return self._by_key[key]
+
+    def enter(self, cache: MemoryTurns, key: str, key_bytes_max: Callable[[], int] | None) -> None:
+        """Count this cache as this key's, whose limit may change; None or 0: the key has none of its own."""
+        self._shares[cache] = _Share(cache, key, key_bytes_max, next(self._ticks))
+
+    def leave(self, cache: MemoryTurns) -> None:
+        """Stop counting the cache."""
+        share = self._shares.pop(cache, None)
+        if share is not None:
+            self._count(share, 0)
+
+    def settle(self, cache: MemoryTurns) -> None:
+        """The cache was used and may have grown: shrink what is above its limit."""
+        share = self._shares.get(cache)
+        if share is None:
+            return
+        share.used_at = next(self._ticks)
+        self._count(share, cache.bytes)
+        if share.key_bytes_max is not None:
+            self._trim(share.key, share.key_bytes_max())
+        if self.bytes > self._bytes_max:
+            self._shrink_fairly()
+
+    def trim(self, key: str) -> None:
+        """The limit of this key may have changed: shrink its caches to it."""
+        for share in self._shares.values():
+            if share.key == key and share.key_bytes_max is not None:
+                self._trim(key, share.key_bytes_max())
+                return
+
+    def _trim(self, key: str, bytes_max: int) -> None:
+        if bytes_max and self._by_key[key] > bytes_max:
+            self._count_all()
+            shares = [share for share in self._shares.values() if share.key == key]
+            self._shrink(lambda: self._by_key[key] - bytes_max, shares)
+
+    def _shrink_fairly(self) -> None:
+        self._count_all()
+        while self.bytes > self._bytes_max and self._by_key:
+            equal = self._bytes_max / len(self._by_key)
+            above = [share for share in self._shares.values() if self._by_key[share.key] > equal]
+            if not self._shrink(lambda: self.bytes - self._bytes_max, above, equal):
+                return
+
+    def _shrink(
+        self, excess: Callable[[], float], shares: Sequence[_Share], floor: float = 0.0
+    ) -> bool:
+        """Drop what keys hold above this floor, from the least recently used cache on; False if there was nothing."""
+        has_shed = False
+        for share in sorted(shares, key=lambda share: share.used_at):
+            while excess() > 0 and self._by_key[share.key] > floor and share.cache.shed():
+                has_shed = True
+                self._count(share, share.cache.bytes)
+        return has_shed
+
+    def _count_all(self) -> None:
+        # Caches that have shrunk by themselves have not reported it.
+        for share in self._shares.values():
+            self._count(share, share.cache.bytes)
+
+    def _count(self, share: _Share, size: int) -> None:
+        change, share.bytes = size - share.bytes, size
+        self.bytes += change
+        self._by_key[share.key] += change
+        if not self._by_key[share.key]:
+            del self._by_key[share.key]

@@ -57,7 +57,8 @@ class ResponseRoutes:
             await self._reply(exchange, create, tally)
 
     async def _decode(self, exchange: Exchange) -> tuple[Create, Tally]:
-        await exchange.account.quota.take_request()
+        if exchange.account.is_limited:
+            await exchange.account.quota.take_request()
         body = await exchange.text(self._services.limits.body_bytes_max)
         create = decode_create(body)
         trace = exchange.header(b"traceparent") or decode_traceparent(create)
@@ -65,7 +66,8 @@ class ResponseRoutes:
 
     def _caller(self, exchange: Exchange) -> Caller:
         account = exchange.account
-        return Caller(exchange.owner, self._services.turns, may=account.scopes, quota=account.quota)
+        turns, quota = self._services.turns, account.turn_quota
+        return Caller(exchange.owner, turns, may=account.scopes, quota=quota)
 
     async def _stream(self, exchange: Exchange, create: Create, tally: Tally) -> None:
         """Every event, as it comes."""

@@ -326,7 +326,7 @@ class SocketSession:
             self._known_parent(ticket),
             f"{id(self)}/{lane or ''}",
             may=account.scopes,
-            quota=account.quota,
+            quota=account.turn_quota,
         )
         subscriber = LaneSubscriber(self, ticket)
         try:
@@ -336,8 +336,10 @@ class SocketSession:
                     code="unsupported_parameter",
                     param="background",
                 )
-            await self._services.accounts.check(account)
-            await account.quota.take_request()
+            if account.is_checked:
+                self._services.accounts.check(account)
+            if account.is_limited:
+                await account.quota.take_request()
             runner = self._services.runner
             await runner.begin(create, caller, pending.tally, subscriber, "websocket")
         except Exception as fault:
