@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar
 
 from segue.dialects.choose import dialect_for
 from segue.dialects.messages import MessagesDialect
@@ -25,8 +24,7 @@ from segue.engines.routes import RoutedEngine
 from segue.engines.scripted import ScriptedEngine, load_script
 from segue.engines.sglang import SGLANG
 from segue.engines.shared import SharedEngine, sharing
-from segue.engines.token_engine import TokenCodec, TokenEngine
-from segue.engines.token_json import TokenJson
+from segue.engines.token_engine import E, S, TokenCodec, TokenEngine, TokenJson
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.engines.weights import add_with_bar, find_weights, list_weights
@@ -50,7 +48,6 @@ UPSTREAM_CONTEXT_TOKENS = 131_072
 SCRIPTED_CONTEXT_TOKENS = 1_048_576
 
 Closer = Callable[[], Awaitable[None]]
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +227,7 @@ async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]
         yield
 
 
-def _tokens_over_http(codec: TokenCodec[S]) -> Builder:
+def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
     """A builder for a kind of server that takes token ids and returns token ids."""
 
     def build(settings: ModelSettings, shared: str) -> BuiltModel:

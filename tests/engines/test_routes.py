@@ -187,6 +187,7 @@ async def test_job_waits_a_moment_for_a_replica_to_come_back() -> None:
 async def test_job_that_breaks_replicas_is_not_tried_on_all_of_them() -> None:
     class Broken:
         can_constrain = True
+        grammars = frozenset[str]()
         count = 0
 
         async def is_ready(self) -> bool:

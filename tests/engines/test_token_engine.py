@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import json
 from contextlib import aclosing
 
 import msgspec
@@ -15,18 +17,30 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import (
+    CACHED_IDS_MIN,
     SamplingFields,
     TokenAnswer,
     TokenCodec,
     TokenEngine,
+    TokenJson,
     TokenRequest,
     no_preparation,
 )
-from segue.engines.upstream import EventStream, Upstream, decode_event
+from segue.engines.upstream import EventStream, Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import ApiError, EngineFailed
 from segue.turn.seams import Engine
-from segue.turn.values import Finish, Ids, Job, JobStarted, Sampling, TokenLogprob
+from segue.turn.values import (
+    NO_TOKENS,
+    Finish,
+    Ids,
+    Job,
+    JobStarted,
+    Sampling,
+    TokenLogprob,
+    Tokens,
+    id_array,
+)
 from tests.engines.asking import STOP, job, played, tokens
 from tests.engines.fakes.server import DONE, event
 
@@ -66,14 +80,13 @@ def _request(job: Job, model: str, known: None) -> TokenRequest:
     return TokenRequest("/sample", "ids", fields, abort=("/abort", b'{"all":true}'))
 
 
-def _read(data: bytes, answer: TokenAnswer) -> None:
-    found = decode_event(_event, data)
+def _read(found: _Event, answer: TokenAnswer) -> None:
     answer.add(found.new, [TokenLogprob(-id / 8) for id in found.new])
     if found.end:
         answer.reason, answer.is_over = "length", True
 
 
-SHORTEST = TokenCodec(prepare=no_preparation, request=_request, read=_read)
+SHORTEST = TokenCodec(no_preparation, _request, _event, _read)
 
 # --- the same answer from every kind of server: 7, 8 and a stop -------------------------------------
 
@@ -243,3 +256,66 @@ def test_sampling_fields_are_the_same_for_all_but_for_what_a_server_is_known_to_
     }
     odd = SamplingFields(top_p_min=0.1, seed="s", seed_values=2**32 - 1, omits_zero_penalties=True)
     assert odd.of(sampling) == {"temperature": 0.5, "top_p": 0.1, "presence_penalty": 0.25, "s": 1}
+
+
+# --- the text of a prompt: written once, and dropped with its history --------------------------------
+
+LONG = range(1_000, 1_000 + 4 * CACHED_IDS_MIN)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=80), max_size=8))
+def test_text_is_the_ids_in_order_however_they_are_chunked(chunks: list[list[int]]) -> None:
+    token_json = TokenJson()
+    prompt = tokens(*chunks)
+    wanted = [id for chunk in chunks for id in chunk]
+
+    for _ in range(2):
+        assert json.loads(b"[" + token_json.text(prompt) + b"]") == wanted
+
+
+def test_turn_writes_only_its_new_ids() -> None:
+    token_json = TokenJson()
+    prompt = NO_TOKENS
+    texts: list[bytes] = []
+    for _ in range(20):
+        prompt = prompt.plus(id_array(LONG))
+        token_json.text(prompt.plus(id_array([1, 2, 3])))
+        now = [token_json.text(Tokens(None, chunk, len(chunk))) for chunk in prompt.chunks()]
+        assert all(new is old for new, old in zip(now, texts, strict=False))
+        texts = now
+
+
+def test_fork_shares_the_text_of_its_past() -> None:
+    token_json = TokenJson()
+    trunk = tokens(LONG)
+    token_json.text(trunk.plus(id_array(LONG)))
+    chunk = trunk.chunks()[-1]
+    text = token_json.text(Tokens(None, chunk, len(chunk)))
+    size = token_json.bytes
+
+    token_json.text(trunk.plus(id_array([4])))
+
+    assert token_json.text(Tokens(None, chunk, len(chunk))) is text
+    assert token_json.bytes == size
+
+
+def test_text_goes_with_its_history() -> None:
+    token_json = TokenJson()
+    prompt: Tokens | None = tokens(LONG, LONG)
+    assert prompt is not None
+    token_json.text(prompt)
+    assert token_json.bytes > 0
+
+    del prompt
+    gc.collect()
+
+    assert token_json.bytes == 0
+
+
+def test_budget_is_kept_and_costs_only_time() -> None:
+    token_json = TokenJson(bytes_max=1_000)
+    prompt = tokens(*[LONG] * 10)
+
+    for _ in range(3):
+        assert json.loads(b"[" + token_json.text(prompt) + b"]") == [*LONG] * 10
+        assert token_json.bytes <= 1_000

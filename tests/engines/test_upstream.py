@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, closing
 
 import pytest
 
@@ -95,8 +95,11 @@ EVENTS = [b'{"a": 1}', b'{"b": 2}', b"[DONE]", b'{"error": {"c": 3}}']
 
 
 async def events_of(pieces: list[bytes]) -> list[bytes]:
-    async with played(pieces) as stream:
-        return [event async for batch in stream for event in batch]
+    events: list[bytes] = []
+    with closing(played(pieces)) as stream:
+        while batch := await stream.read():
+            events += batch
+    return events
 
 
 async def test_events_do_not_depend_on_where_the_bytes_are_cut() -> None:

@@ -7,25 +7,19 @@ read from the fields that the known servers use for them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from contextlib import closing
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.token_engine import DONE, SamplingFields
-from segue.engines.upstream import UNREADABLE, EventStream, Upstream, decode_event
+from segue.engines.upstream import UNREADABLE, EventStream, Upstream, error_in_stream, unreadable
 from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.turn.values import Delta, Deltas, Effects, Finish, Job, Messages, Piece, Sampling, Scene
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import TextFormat, ToolChoiceName
-from segue.wire.tools import (
-    CustomTool,
-    Offer,
-    Tools,
-    chosen_offers,
-    forced_offers,
-    plain_name,
-)
+from segue.wire.tools import CustomTool, Offer, Tools, chosen_offers, forced_offers, plain_name
 
 PATH = "/v1/chat/completions"
 # Some endpoints know no penalties.
@@ -97,11 +91,14 @@ class _Event(Struct, frozen=True):
 
 
 _event = msgspec.json.Decoder(_Event)
-_events = msgspec.json.Decoder(list[_Event])
 
 
 class ChatEngine:
     """An `Engine` for messages. `model` is the endpoint's name for it, `context_tokens` its configured context."""
+
+    can_constrain = True
+    # Chat endpoints have no common field for a grammar.
+    grammars: frozenset[str] = frozenset()
 
     def __init__(self, upstream: Upstream, model: str, context_tokens: int) -> None:
         self._upstream = upstream
@@ -109,15 +106,6 @@ class ChatEngine:
         self._context_tokens = context_tokens
         self._limit_field = "max_tokens"
         self._tools: tuple[Tools, Effects, bytes] | None = None
-
-    @property
-    def can_constrain(self) -> bool:
-        return True
-
-    @property
-    def grammars(self) -> frozenset[str]:
-        # Chat endpoints have no common field for a grammar.
-        return frozenset()
 
     async def is_ready(self) -> bool:
         """Whether the endpoint lists its models, the one request that all of them answer."""
@@ -128,18 +116,14 @@ class ChatEngine:
             yield Finish("length")
             return
         answer = _Answer(job)
-        async with await self._send(job) as stream:
-            async for batch in stream:
-                if DONE in batch:
-                    stream.is_over = True
-                    batch = batch[: batch.index(DONE)]
-                deltas, error = answer.read(batch)
+        with closing(await self._send(job)) as stream:
+            while not stream.is_over and (events := await stream.read()):
+                deltas, error = answer.read(events)
+                stream.is_over = answer.is_over
                 if deltas:
                     yield Deltas(tuple(deltas))
                 if error is not None:
                     raise error
-                if stream.is_over:
-                    break
             yield answer.finish(stream)
 
     async def _send(self, job: Job) -> EventStream:
@@ -290,19 +274,28 @@ class _Answer:
         self._must_call = not self._is_warm_up and _must_call(job.scene)
         self._reason: str | None = None
         self._usage = _Usage()
+        self.is_over = False
 
-    def read(self, batch: Sequence[bytes]) -> tuple[list[Delta], ApiError | None]:
-        """The deltas of events that came together, up to an error, if there is one."""
-        events, error = _events_in(batch)
+    def read(self, events: list[bytes]) -> tuple[list[Delta], ApiError | None]:
+        """The deltas of events that came together, up to an error, if there is one: what was sent before it counts."""
         deltas: list[Delta] = []
-        for event in events:
+        for data in events:
+            if data == DONE:
+                self.is_over = True
+                break
+            try:
+                event = _event.decode(data)
+            except UNREADABLE as error:
+                return deltas, unreadable(error)
+            if event.error is not UNSET:
+                return deltas, error_in_stream(event.error)
             self._usage = event.usage or self._usage
             for choice in event.choices[:1]:
                 self._reason = choice.finish_reason or self._reason
                 if choice.delta is not None and not self._is_warm_up:
                     deltas += _deltas(choice.delta, choice.logprobs)
         self._must_call = self._must_call and all(delta.call_index is None for delta in deltas)
-        return deltas, error
+        return deltas, None
 
     def finish(self, stream: EventStream) -> Finish:
         """Why it ended, and what the endpoint counted."""
@@ -321,23 +314,6 @@ class _Answer:
             output_tokens=usage.completion_tokens,
             reasoning_tokens=outputs.reasoning_tokens if outputs else None,
         )
-
-
-def _events_in(batch: Sequence[bytes]) -> tuple[list[_Event], ApiError | None]:
-    """The events that came together, up to an error, if there is one: what was sent before it counts."""
-    try:
-        events = _events.decode(b"[%b]" % b",".join(batch))
-        if all(event.error is UNSET for event in events):
-            return events, None
-    except UNREADABLE:
-        pass
-    events = []
-    try:
-        for data in batch:
-            events.append(decode_event(_event, data))
-    except ApiError as error:
-        return events, error
-    return events, None
 
 
 def _deltas(delta: _Delta, logprobs: _Logprobs | None) -> list[Delta]:

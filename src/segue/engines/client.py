@@ -28,29 +28,20 @@ class ConnectionBroken(ConnectionError):
 
 
 class HttpResponse:
-    """One response, from its headers on: filled by its connection until it is complete, and emptied by its reader."""
+    """One response: filled by the parser of its connection until it is complete, and emptied by its reader."""
 
-    __slots__ = (
-        "_connection",
-        "_error",
-        "_reading",
-        "_unread",
-        "_unread_bytes",
-        "content_type",
-        "retry_after",
-        "status",
-    )
-
-    def __init__(self, connection: HttpConnection, status: int, headers: dict[str, str]) -> None:
+    def __init__(self, connection: HttpConnection, arrived: asyncio.Future[None]) -> None:
         # Until it is complete, or broken.
         self._connection: HttpConnection | None = connection
         self._error: Exception | None = None
-        self._reading: asyncio.Future[None] | None = None
+        self._headers: dict[str, str] = {}
+        self._head_bytes = 0
+        # What the reader waits for: first for the headers, then for the next bytes of the body.
+        self.arrived = arrived
         self._unread: list[bytes] = []
-        self._unread_bytes = 0
-        self.status = status
-        self.content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        self.retry_after = headers.get("retry-after", "")
+        self.unread_bytes = 0
+        self.status = 0
+        self.content_type = self.retry_after = ""
 
     async def read(self) -> bytes:
         """What has arrived, as soon as there is something; empty at the end."""
@@ -59,11 +50,11 @@ class HttpResponse:
                 raise self._error
             if self._connection is None:
                 return b""
-            self._reading = asyncio.get_running_loop().create_future()
-            await self._reading
+            self.arrived = asyncio.get_running_loop().create_future()
+            await self.arrived
         data = b"".join(self._unread) if len(self._unread) > 1 else self._unread[0]
-        self._unread, self._unread_bytes = [], 0
-        if self._connection is not None:
+        self._unread, self.unread_bytes = [], 0
+        if self._connection is not None and self._connection.is_paused:
             self._connection.resume()
         return data
 
@@ -81,24 +72,53 @@ class HttpResponse:
         if self._connection is not None:
             self._connection.abort()
 
-    @property
-    def is_full(self) -> bool:
-        return self._unread_bytes > UNREAD_BYTES_MAX
+    def lose(self, error: Exception, *, is_closed_by_engine: bool) -> None:
+        """Its connection has ended. A response without a length is complete then."""
+        has_length = {"content-length", "transfer-encoding"} & self._headers.keys()
+        is_complete = is_closed_by_engine and self.status and not has_length
+        self._connection, self._error = None, None if is_complete else error
+        if self.status and not self.arrived.done():
+            self.arrived.set_result(None)
+        elif not self.arrived.done():
+            self.arrived.set_exception(error)
 
-    def feed(self, data: bytes) -> None:
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        if self._connection is None:
+            raise ValueError("a response without a request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            raise ValueError("the headers are too long")
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        assert self._connection is not None
+        status = self._connection.parser.get_status_code()
+        if status < 200:
+            # 100 Continue and the like: the response is still to come.
+            self._headers = {}
+            return
+        self.status = status
+        self.content_type = self._headers.get("content-type", "").partition(";")[0].strip().lower()
+        self.retry_after = self._headers.get("retry-after", "")
+        if not self.arrived.done():
+            self.arrived.set_result(None)
+
+    def on_body(self, data: bytes) -> None:
         self._unread.append(data)
-        self._unread_bytes += len(data)
-        self._wake()
+        self.unread_bytes += len(data)
+        if not self.arrived.done():
+            self.arrived.set_result(None)
 
-    def end(self, error: Exception | None = None) -> None:
-        """The response is complete, or never will be."""
-        if self._connection is not None:
-            self._connection, self._error = None, error
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._reading is not None and not self._reading.done():
-            self._reading.set_result(None)
+    def on_message_complete(self) -> None:
+        if self.status and self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.complete()
+            if not self.arrived.done():
+                self.arrived.set_result(None)
 
 
 class HttpClient:
@@ -113,16 +133,15 @@ class HttpClient:
         self._keep_s = keep_s
         if parts.username is not None:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            headers = {
-                "authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"
-            } | headers
+            basic = f"Basic {base64.b64encode(pair.encode()).decode()}"
+            headers = {"authorization": basic} | headers
         at = parts.netloc.rpartition("@")[2]
         lines = [f"{name}: {value}\r\n" for name, value in {"host": at, **headers}.items()]
         self._head = "".join(lines).encode("latin-1")
         self._tls: ssl.SSLContext | None = None
-        # The one that was used last is used first.
-        self._idle: deque[HttpConnection] = deque()
-        self._busy: set[HttpConnection] = set()
+        # The connection that was used last is used first.
+        self.idle: deque[HttpConnection] = deque()
+        self.busy: set[HttpConnection] = set()
 
     async def send(
         self, method: Literal["GET", "POST"], path: str, body: bytes, connect_s: float
@@ -131,8 +150,12 @@ class HttpClient:
 
         Raises `OSError` where no connection can be made, `ConnectionBroken` where it ends too early.
         """
-        connection = self._take() or await self._connect(connect_s)
-        self._busy.add(connection)
+        # After `keep_s` the engine is about to close an idle connection: it is not used again.
+        since = asyncio.get_running_loop().time() - self._keep_s
+        while self.idle and self.idle[0].idle_since < since:
+            self.idle[0].abort()
+        connection = self.idle.pop() if self.idle else await self._connect(connect_s)
+        self.busy.add(connection)
         line = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode("latin-1")
         head = b"%b%bcontent-length: %d\r\n\r\n" % (line, self._head, len(body))
         try:
@@ -142,27 +165,8 @@ class HttpClient:
             raise
 
     def close(self) -> None:
-        for connection in (*self._idle, *self._busy):
+        for connection in (*self.idle, *self.busy):
             connection.abort()
-        self._idle.clear()
-
-    def give_back(self, connection: HttpConnection) -> None:
-        """The connection can serve the next request."""
-        self._busy.discard(connection)
-        self._idle.append(connection)
-
-    def lose(self, connection: HttpConnection) -> None:
-        """The connection has ended."""
-        self._busy.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
-
-    def _take(self) -> HttpConnection | None:
-        """An idle connection. After `keep_s` the engine is about to close it, and it is not used again."""
-        now = asyncio.get_running_loop().time()
-        while self._idle and self._idle[0].idle_since + self._keep_s < now:
-            self._idle[0].abort()
-        return self._idle.pop() if self._idle else None
 
     async def _connect(self, connect_s: float) -> HttpConnection:
         if self._is_secure and self._tls is None:
@@ -181,34 +185,42 @@ class HttpConnection(asyncio.Protocol):
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._parser: httptools.HttpResponseParser
+        self.parser: httptools.HttpResponseParser
         self.idle_since = 0.0
-        # Of the request that was sent, until its headers are here; then the response, until it is complete.
-        self._pending: asyncio.Future[HttpResponse] | None = None
+        self.is_paused = False
+        # To the request that was sent, until it is complete.
         self._response: HttpResponse | None = None
-        self._headers: dict[str, str] = {}
-        self._head_bytes = 0
-        self._is_paused = False
         self._error: Exception | None = None
 
     async def send(self, head: bytes, body: bytes) -> HttpResponse:
         """Send a request; returns when its response begins."""
         if self._error is not None:
             raise self._error
+        response = self._response = HttpResponse(self, self._loop.create_future())
         # A new parser each time: it must never go on with the rest of an earlier response.
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers, self._head_bytes = {}, 0
-        self._pending = self._loop.create_future()
+        self.parser = httptools.HttpResponseParser(response)
         self._transport.writelines([head, body])
-        return await self._pending
+        await response.arrived
+        return response
+
+    def complete(self) -> None:
+        """The response is complete: the connection can serve the next request, unless the engine closes it."""
+        self._response = None
+        if not self.parser.should_keep_alive():
+            self.abort()
+            return
+        if self.is_paused:
+            self.resume()
+        self.idle_since = self._loop.time()
+        self._client.busy.discard(self)
+        self._client.idle.append(self)
 
     def resume(self) -> None:
-        if self._is_paused:
-            self._is_paused = False
-            self._transport.resume_reading()
+        self.is_paused = False
+        self._transport.resume_reading()
 
-    def abort(self) -> None:
-        self._end(ConnectionBroken("the connection was closed"))
+    def abort(self, reason: str = "the connection was closed") -> None:
+        self._end(ConnectionBroken(reason))
         self._transport.abort()
 
     # Called by the transport.
@@ -218,70 +230,27 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         # Bytes that no request asked for: the engine and we do not understand each other.
-        if self._pending is None and self._response is None:
+        if self._response is None:
             self.abort()
             return
         try:
-            self._parser.feed_data(data)
+            self.parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._end(ConnectionBroken(f"the response cannot be read: {error}"))
-            self._transport.abort()
+            self.abort(f"the response cannot be read: {error}")
             return
-        if self._response is not None and self._response.is_full and not self._is_paused:
-            self._is_paused = True
+        response = self._response
+        if response is not None and response.unread_bytes > UNREAD_BYTES_MAX and not self.is_paused:
+            self.is_paused = True
             self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        # A response without a length ends with its connection.
-        has_length = {"content-length", "transfer-encoding"} & self._headers.keys()
-        if error is None and self._response is not None and not has_length:
-            self._response.end()
-        self._end(ConnectionBroken("the connection was lost"))
+        self._end(ConnectionBroken("the connection was lost"), is_closed_by_engine=error is None)
 
-    def _end(self, error: Exception) -> None:
-        self._client.lose(self)
+    def _end(self, error: Exception, *, is_closed_by_engine: bool = False) -> None:
+        self._client.busy.discard(self)
+        if self in self._client.idle:
+            self._client.idle.remove(self)
         self._error = self._error or error
-        if self._pending is not None and not self._pending.done():
-            self._pending.set_exception(self._error)
         if self._response is not None:
-            self._response.end(self._error)
-        self._pending = self._response = None
-
-    # Called by the parser.
-
-    def on_message_begin(self) -> None:
-        if self._pending is None:
-            raise ValueError("a response without a request")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > HEAD_BYTES_MAX:
-            raise ValueError("the headers are too long")
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200:
-            # 100 Continue and the like: the response is still to come.
-            self._headers = {}
-            return
-        self._response = HttpResponse(self, status, self._headers)
-        if self._pending is not None and not self._pending.done():
-            self._pending.set_result(self._response)
-        self._pending = None
-
-    def on_body(self, data: bytes) -> None:
-        if self._response is not None:
-            self._response.feed(data)
-
-    def on_message_complete(self) -> None:
-        if self._response is None:
-            return
-        self._response.end()
+            self._response.lose(self._error, is_closed_by_engine=is_closed_by_engine)
         self._response = None
-        if self._parser.should_keep_alive():
-            self.resume()
-            self.idle_since = self._loop.time()
-            self._client.give_back(self)
-        else:
-            self.abort()

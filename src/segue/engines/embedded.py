@@ -97,6 +97,9 @@ class LlamaServer(Protocol):
 class EmbeddedEngine:
     """One model in this process, shared by all its turns."""
 
+    can_constrain = True
+    grammars = GRAMMARS
+
     def __init__(
         self,
         path: Path,
@@ -119,14 +122,6 @@ class EmbeddedEngine:
         # The jobs that llama.cpp works on, and their prefixes.
         self._running: dict[_Answer, bytes] = {}
         self._has_ended = threading.Condition()
-
-    @property
-    def can_constrain(self) -> bool:
-        return True
-
-    @property
-    def grammars(self) -> frozenset[str]:
-        return GRAMMARS
 
     async def is_ready(self) -> bool:
         return self._server is not None and not self._is_full

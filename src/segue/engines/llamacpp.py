@@ -26,7 +26,7 @@ from segue.engines.token_engine import (
     TokenLikelihood,
     TokenRequest,
 )
-from segue.engines.upstream import UNREADABLE, Upstream, decode_event, unreadable
+from segue.engines.upstream import UNREADABLE, Upstream, unreadable
 from segue.errors import EngineFailed, InvalidRequest
 from segue.turn.values import Grammar, Job, Sampling, TokenLogprob, Tokens
 
@@ -113,8 +113,7 @@ def sampling_fields(sampling: Sampling) -> dict[str, object]:
     return fields
 
 
-def _read(data: bytes, answer: TokenAnswer) -> None:
-    event = decode_event(_event, data)
+def _read(event: _Event, answer: TokenAnswer) -> None:
     answer.is_reading_prompt = event.prompt_progress is not None
     if event.prompt_progress is not None:
         # The id in this event was never sampled.
@@ -240,6 +239,4 @@ def unreadable_grammar(grammar: Grammar) -> InvalidRequest:
     )
 
 
-LLAMACPP = TokenCodec(
-    prepare=_prepare, request=_request, read=_read, grammars=GRAMMARS, hides_tokens=True
-)
+LLAMACPP = TokenCodec(_prepare, _request, _event, _read, GRAMMARS, hides_tokens=True)

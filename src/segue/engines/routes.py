@@ -21,8 +21,8 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 
 import msgspec
 from msgspec import Struct
@@ -117,62 +117,37 @@ class _Replica:
         self.queue = FairQueue(slots)
         # In a row, without an answer in between.
         self.failures = 0
-        self._errors = 0
-        self._down_until = 0.0
-
-    @property
-    def load(self) -> int:
-        """How many jobs it has, running or waiting."""
-        return self.queue.running + self.queue.waiting
-
-    def is_up(self, now: float) -> bool:
-        return now >= self._down_until
-
-    def wait_s(self, now: float) -> float:
-        """How long until it can be tried again."""
-        return max(0.0, self._down_until - now)
+        self.errors = 0
+        self.down_until = 0.0
 
     def start_trial(self, now: float) -> None:
-        """A job goes to it. If it has failed before, it gets no other job until it has answered."""
-        if self.failures:
-            self._down_until = now + self._pause_s()
+        """A job goes to it. Because it has failed before, it gets no other job until it has answered."""
+        self.down_until = now + self._pause_s()
 
     def failed(self, now: float, reason: str, wait_s: float | None = None) -> None:
         """It did not answer, or broke off; `wait_s` is the `Retry-After` that it sent."""
         self.failures = min(self.failures + 1, 20)
         pause = max(self._pause_s(), min(wait_s or 0.0, PAUSE_S_MAX))
-        self._down_until = now + pause
+        self.down_until = now + pause
         log.warning("engine %s failed (%s); not retried for %.1f s", self.name, reason, pause)
 
     def returned_error(self, now: float, reason: str) -> None:
         """It answered, but with an error."""
-        self._errors += 1
-        if self._errors >= ERRORS_MAX:
+        self.errors += 1
+        if self.errors >= ERRORS_MAX:
             self.failed(now, reason)
 
     def answered(self) -> None:
         if self.failures:
             log.info("engine %s works again", self.name)
         self.failures = 0
-        self._errors = 0
-        self._down_until = 0.0
+        self.errors = 0
+        self.down_until = 0.0
 
     def _pause_s(self) -> float:
         """Twice as long each time, and not the same for all processes that wait."""
         pause = min(PAUSE_S * 2.0 ** (self.failures - 1), PAUSE_S_MAX)
         return pause * random.uniform(0.8, 1.2)
-
-
-class _Attempts:
-    """What one job has tried so far."""
-
-    def __init__(self, give_up_at: float) -> None:
-        self.give_up_at = give_up_at
-        # Replicas that failed with this job: they do not get it again.
-        self.failed: set[_Replica] = set()
-        # Whether the client has a piece of the answer, so that no other replica can begin again.
-        self.has_pieces = False
-        self.is_done = False
 
 
 class RoutedEngine:
@@ -190,100 +165,74 @@ class RoutedEngine:
             name: _Replica(name, engine, parallel_max) for name, engine in replicas.items()
         }
         self._all_down_s = all_down_s
-
-    @property
-    def can_constrain(self) -> bool:
-        return all(one.engine.can_constrain for one in self._replicas.values())
-
-    @property
-    def grammars(self) -> frozenset[str]:
-        return frozenset.intersection(*(one.engine.grammars for one in self._replicas.values()))
+        self.can_constrain = all(engine.can_constrain for engine in replicas.values())
+        self.grammars = frozenset.intersection(*(engine.grammars for engine in replicas.values()))
 
     async def is_ready(self) -> bool:
         """Ask all replicas; one is enough. What they answer counts as their health."""
-        loop = asyncio.get_running_loop()
         replicas = self._replicas.values()
         answers = await asyncio.gather(*(one.engine.is_ready() for one in replicas))
+        now = asyncio.get_running_loop().time()
         for replica, is_up in zip(replicas, answers, strict=True):
             if is_up:
                 replica.answered()
-            elif replica.is_up(loop.time()):
-                replica.failed(loop.time(), "not ready")
+            elif now >= replica.down_until:
+                replica.failed(now, "not ready")
         return any(answers)
 
     def replicas(self) -> list[ReplicaHealth]:
         """The health of all replicas, for metrics."""
         now = asyncio.get_running_loop().time()
         return [
-            ReplicaHealth(one.name, one.is_up(now), one.queue.running, one.queue.waiting)
+            ReplicaHealth(one.name, now >= one.down_until, one.queue.running, one.queue.waiting)
             for one in self._replicas.values()
         ]
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         """The name of the chosen replica, so that the next turn may come back to it, and then its pieces."""
-        attempts = _Attempts(asyncio.get_running_loop().time() + self._all_down_s)
-        while not attempts.is_done:
-            async with self._attempt(job, attempts) as (replica, pieces):
-                yield JobStarted(route=replica.name)
-                async for piece in pieces:
-                    if isinstance(piece, JobStarted):
-                        yield msgspec.structs.replace(piece, route=replica.name)
-                        continue
-                    if not attempts.has_pieces:
-                        attempts.has_pieces = True
-                        replica.answered()
-                    yield piece
-
-    @asynccontextmanager
-    async def _attempt(
-        self, job: Job, attempts: _Attempts
-    ) -> AsyncIterator[tuple[_Replica, AsyncGenerator[Piece, None]]]:
-        """The job at one replica. An error after which another replica may be tried is not raised."""
-        replica = await self._enter(job, attempts)
-        try:
-            async with aclosing(replica.engine.sample(job)) as pieces:
-                yield replica, pieces
-            attempts.is_done = True
-        except ApiError as error:
-            self._note(error, replica, attempts)
-            if attempts.has_pieces or not self._may_retry(error, attempts):
-                raise
-        finally:
-            replica.queue.leave()
-
-    def _note(self, error: ApiError, replica: _Replica, attempts: _Attempts) -> None:
-        """What an error means for the health of the replica, and for where the job may go next."""
-        now = asyncio.get_running_loop().time()
-        # The first sentence; the others are for the client.
-        reason = error.message.partition(".")[0]
-        if isinstance(error, CallerError):
-            replica.answered()
-        elif isinstance(error, Unavailable):
-            replica.failed(now, reason, error.wait_s)
-        elif isinstance(error, EngineFailed):
-            attempts.failed.add(replica)
-            if isinstance(error, EngineLost):
-                replica.failed(now, reason)
-            else:
-                replica.returned_error(now, reason)
-
-    def _may_retry(self, error: ApiError, attempts: _Attempts) -> bool:
-        if not isinstance(error, EngineFailed):
-            return isinstance(error, Unavailable)
-        now = asyncio.get_running_loop().time()
-        is_any_left = self._choose(None, now, attempts.failed) is not None
-        return is_any_left and len(attempts.failed) < FAILURES_MAX
-
-    async def _enter(self, job: Job, attempts: _Attempts) -> _Replica:
-        """A replica that is up, and a slot in it."""
-        loop = asyncio.get_running_loop()
+        give_up_at = asyncio.get_running_loop().time() + self._all_down_s
+        # Replicas that failed with this job: they do not get it again.
+        failed: set[_Replica] = set()
+        # Whether the client has a piece of the answer, so that no other replica can begin again.
+        has_pieces = False
         while True:
-            now = loop.time()
-            replica = self._choose(job.route, now, attempts.failed)
-            if replica is None:
-                await self._wait(now, attempts)
+            replica = await self._enter(job, failed, give_up_at)
+            try:
+                yield JobStarted(route=replica.name)
+                async with aclosing(replica.engine.sample(job)) as pieces:
+                    async for piece in pieces:
+                        if isinstance(piece, JobStarted):
+                            yield msgspec.structs.replace(piece, route=replica.name)
+                            continue
+                        if not has_pieces:
+                            has_pieces = True
+                            if replica.failures or replica.errors:
+                                replica.answered()
+                        yield piece
+                return
+            except ApiError as error:
+                if not self._may_retry(error, replica, failed) or has_pieces:
+                    raise
+            finally:
+                replica.queue.leave()
+
+    async def _enter(self, job: Job, failed: set[_Replica], give_up_at: float) -> _Replica:
+        """A replica that is up, and a slot in it. Where none is up, wait until one can be tried, if that is soon."""
+        while True:
+            now = asyncio.get_running_loop().time()
+            others = [one for one in self._replicas.values() if one not in failed]
+            up = [one for one in others if now >= one.down_until]
+            if not up:
+                wait_s = min((one.down_until - now for one in others), default=PAUSE_S_MAX)
+                if now + wait_s > give_up_at:
+                    wait_s = max(1.0, wait_s)
+                    raise Unavailable("No engine answers. Please retry later.", wait_s=wait_s)
+                await asyncio.sleep(wait_s)
                 continue
-            replica.start_trial(now)
+            same = [one for one in up if one.name == job.route]
+            replica = min(same or up, key=lambda one: one.queue.running + one.queue.waiting)
+            if replica.failures:
+                replica.start_trial(now)
             failures = replica.failures
             await replica.queue.enter(job.owner, job.lane)
             if replica.failures <= failures:
@@ -291,17 +240,22 @@ class RoutedEngine:
             # It went down while this job waited for a slot.
             replica.queue.leave()
 
-    def _choose(self, route: str | None, now: float, failed: set[_Replica]) -> _Replica | None:
-        up = [one for one in self._replicas.values() if one.is_up(now) and one not in failed]
-        same = self._replicas.get(route) if route is not None else None
-        if same is not None and same in up:
-            return same
-        return min(up, key=lambda one: one.load, default=None)
-
-    async def _wait(self, now: float, attempts: _Attempts) -> None:
-        """Wait until a replica can be tried again, if that is soon."""
-        others = [one for one in self._replicas.values() if one not in attempts.failed]
-        wait_s = min((one.wait_s(now) for one in others), default=PAUSE_S_MAX)
-        if now + wait_s > attempts.give_up_at:
-            raise Unavailable("No engine answers. Please retry later.", wait_s=max(1.0, wait_s))
-        await asyncio.sleep(wait_s)
+    def _may_retry(self, error: ApiError, replica: _Replica, failed: set[_Replica]) -> bool:
+        """Note what an error means for the health of the replica; whether another one may take the job."""
+        now = asyncio.get_running_loop().time()
+        # The first sentence; the others are for the client.
+        reason = error.message.partition(".")[0]
+        if isinstance(error, Unavailable):
+            replica.failed(now, reason, error.wait_s)
+            return True
+        if isinstance(error, CallerError):
+            replica.answered()
+        if not isinstance(error, EngineFailed):
+            return False
+        failed.add(replica)
+        if isinstance(error, EngineLost):
+            replica.failed(now, reason)
+        else:
+            replica.returned_error(now, reason)
+        others = [one for one in self._replicas.values() if one not in failed]
+        return len(failed) < FAILURES_MAX and any(now >= one.down_until for one in others)

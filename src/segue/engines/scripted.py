@@ -89,6 +89,9 @@ def load_script(path: Path) -> Script:
 class ScriptedEngine:
     """Plays a script, or a small dialogue of its own, in the dialect of the served model."""
 
+    can_constrain = False
+    grammars: frozenset[str] = frozenset()
+
     def __init__(
         self, dialect: Dialect, script: Script | None = None, tokens_per_s: float = 0
     ) -> None:
@@ -96,14 +99,6 @@ class ScriptedEngine:
         self._script = script
         self._tokens_per_s = tokens_per_s
         self._written: dict[tuple[int, bytes], tuple[int, ...]] = {}
-
-    @property
-    def can_constrain(self) -> bool:
-        return False
-
-    @property
-    def grammars(self) -> frozenset[str]:
-        return frozenset()
 
     async def is_ready(self) -> bool:
         return True

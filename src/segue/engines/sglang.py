@@ -18,7 +18,7 @@ from segue.engines.token_engine import (
     no_preparation,
     token_logprob,
 )
-from segue.engines.upstream import decode_event, error_for_status
+from segue.engines.upstream import error_for_status
 from segue.ids import new_id
 from segue.turn.values import Grammar, Job, Sampling, TokenLogprob
 
@@ -76,8 +76,7 @@ def _request(job: Job, model: str, known: None) -> TokenRequest:
     return TokenRequest(PATH, "input_ids", fields, abort=(ABORT, msgspec.json.encode(id)))
 
 
-def _read(data: bytes, answer: TokenAnswer) -> None:
-    event = decode_event(_event, data)
+def _read(event: _Event, answer: TokenAnswer) -> None:
     meta = event.meta_info
     answer.start(meta.cached_tokens)
     count = meta.completion_tokens - answer.count
@@ -111,6 +110,4 @@ def _logprobs(meta: _Meta, count: int, sampling: Sampling) -> list[TokenLogprob 
 
 
 # It has other grammars too, but they are not Lark.
-SGLANG = TokenCodec(
-    prepare=no_preparation, request=_request, read=_read, grammars=frozenset({"regex"})
-)
+SGLANG = TokenCodec(no_preparation, _request, _event, _read, grammars=frozenset({"regex"}))

@@ -91,16 +91,11 @@ _decode_piece = msgspec.msgpack.Decoder(_PieceFrame).decode
 class SharedEngine:
     """An `Engine` in another process of this machine."""
 
+    can_constrain = True
+    grammars = GRAMMARS
+
     def __init__(self, path: Path) -> None:
         self._path = path
-
-    @property
-    def can_constrain(self) -> bool:
-        return True
-
-    @property
-    def grammars(self) -> frozenset[str]:
-        return GRAMMARS
 
     async def is_ready(self) -> bool:
         try:

@@ -4,7 +4,7 @@ One engine for all servers of this shape; what differs between them is a `TokenC
 
     prepare   asks the server what it offers, where the request depends on that; the result is kept for the next job
     request   a job becomes a path and JSON fields; the prompt's ids are added here, from a cache of their text
-    read      one event of the stream is added to a `TokenAnswer`
+    read      one event of the stream, decoded by `decoder`, is added to a `TokenAnswer`
 
 In: a job. Out: a `JobStarted` if the server reports cached tokens early, `Ids` as many together as arrived together,
 one `Finish`. What was sampled before an error is still yielded. Here are also the parts that more engines share: the
@@ -13,25 +13,37 @@ fields of a request that choose how to sample, and the order of logprobs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.hidden_tokens import HiddenTokens
-from segue.engines.token_json import TokenJson
-from segue.engines.upstream import EventStream, Upstream
+from segue.engines.upstream import UNREADABLE, EventStream, Upstream, error_in_stream, unreadable
 from segue.errors import ApiError, EngineFailed
-from segue.turn.values import Finish, Ids, Job, JobStarted, Piece, Sampling, TokenLogprob, Tokens
+from segue.turn.values import (
+    Finish,
+    IdArray,
+    Ids,
+    Job,
+    JobStarted,
+    Piece,
+    Sampling,
+    TokenLogprob,
+    Tokens,
+)
 
 # The event that ends a stream. Servers that have an event of their own for that do not send it.
 DONE = b"[DONE]"
-
-# What a codec remembers about one server.
-S = TypeVar("S")
+# Six bytes a token: some forty histories of 100,000 tokens. Beyond it the oldest texts are dropped, and made again at
+# need.
+BYTES_MAX = 256 * 1024 * 1024
+# A shorter chunk is written faster than it is looked up and cached.
+CACHED_IDS_MIN = 32
 
 
 class TokenRequest(Struct, frozen=True):
@@ -45,14 +57,28 @@ class TokenRequest(Struct, frozen=True):
     abort: tuple[str, bytes] | None = None
 
 
-class TokenCodec(Struct, Generic[S], frozen=True):
+class TokenEvent(Protocol):
+    """An event of a stream, which may report an error instead."""
+
+    @property
+    def error(self) -> Raw | UnsetType: ...
+
+
+# What a codec remembers about one server, and the event that it reads.
+S = TypeVar("S")
+E = TypeVar("E", bound=TokenEvent)
+
+
+class TokenCodec(Struct, Generic[S, E], frozen=True):
     """How one kind of server is asked for tokens, and how its events are read."""
 
+    # Called while nothing is known about the server, and for each job with a schema or a grammar.
     prepare: Callable[[Upstream, Job, S | None], Awaitable[S]]
     # The string is the name under which the server knows the model.
     request: Callable[[Job, str, S], TokenRequest]
-    # Raises one of our errors where the event reports a failure.
-    read: Callable[[bytes, TokenAnswer], None]
+    decoder: msgspec.json.Decoder[E]
+    # Raises one of our errors where the event reports a failure in a way of its own.
+    read: Callable[[E, TokenAnswer], None]
     grammars: frozenset[str] = frozenset()
     can_constrain: bool = True
     health_path: str = "/health"
@@ -72,7 +98,7 @@ class TokenAnswer:
     hidden_tokens: HiddenTokens | None = None
     # Not yet taken.
     ids: Sequence[int] = ()
-    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprob | None] = ()
     # How many tokens the server has reported by now, for codecs that need it.
     count: int = 0
     last_id: int | None = None
@@ -102,36 +128,23 @@ class TokenAnswer:
             return
         self.ids = [*self.ids, *ids] if self.ids else ids
         if self.job.sampling.wants_logprobs:
-            self.logprobs += logprobs[: len(ids)]
-            self.logprobs += [None] * (len(self.ids) - len(self.logprobs))
-
-    def take(self) -> Ids:
-        """What was added since the last call."""
-        ids, self.ids = self.ids, ()
-        if not self.logprobs:
-            return Ids(ids)
-        logprobs, self.logprobs = self.logprobs, []
-        return Ids(ids, logprobs)
-
-    def finish(self) -> Finish | None:
-        """Why it ended; None where the server has not reported that."""
-        if self.reason is None:
-            return None
-        is_stop = self.reason == "stop" or self.last_id in self.job.stops
-        return Finish("stop" if is_stop else "length", self.cached_tokens)
+            known = [*self.logprobs, *logprobs[: len(ids)]]
+            self.logprobs = known + [None] * (len(self.ids) - len(known))
 
 
-class TokenEngine(Generic[S]):
+class TokenEngine(Generic[S, E]):
     """An `Engine` for token prompts; `model` is the name under which the server knows the model."""
 
     def __init__(
         self,
-        codec: TokenCodec[S],
+        codec: TokenCodec[S, E],
         upstream: Upstream,
         model: str = "",
         token_json: TokenJson | None = None,
         hidden_tokens: HiddenTokens | None = None,
     ) -> None:
+        self.can_constrain = codec.can_constrain
+        self.grammars = codec.grammars
         self._codec = codec
         self._upstream = upstream
         self._model = model
@@ -140,14 +153,6 @@ class TokenEngine(Generic[S]):
         self._hidden_tokens = hidden_tokens
         self._known: S | None = None
 
-    @property
-    def can_constrain(self) -> bool:
-        return self._codec.can_constrain
-
-    @property
-    def grammars(self) -> frozenset[str]:
-        return self._codec.grammars
-
     async def is_ready(self) -> bool:
         return await self._upstream.is_up(self._codec.health_path)
 
@@ -155,55 +160,33 @@ class TokenEngine(Generic[S]):
         if job.prompt.length == 0:
             yield Finish("length")
             return
+        known = self._known
+        if known is None or job.schema is not None:
+            self._known = known = await self._codec.prepare(self._upstream, job, known)
+        request = self._codec.request(job, self._model, known)
         answer = TokenAnswer(job, self._hidden_tokens)
         has_started = False
-        async with self._opened(job, answer) as stream:
-            async for events in stream:
+        stream: EventStream | None = None
+        try:
+            stream = await self._send(job, request)
+            while not answer.is_over and (events := await stream.read()):
                 error = self._read(events, answer, stream)
                 if answer.started is not None and not has_started:
                     has_started = True
                     yield answer.started
                 if answer.ids:
-                    yield answer.take()
+                    piece = Ids(answer.ids, answer.logprobs)
+                    answer.ids = answer.logprobs = ()
+                    yield piece
                 if error is not None:
                     raise error
-                if answer.is_over:
-                    break
-            finish = answer.finish()
-            if finish is None:
+            if answer.reason is None:
                 raise stream.broke_off()
-            yield finish
-
-    def _read(
-        self, events: list[bytes], answer: TokenAnswer, stream: EventStream
-    ) -> ApiError | None:
-        """Add what came together; an error is returned, because what was sampled before it counts."""
-        read = self._codec.read
-        try:
-            for data in events:
-                if data == DONE:
-                    answer.is_over = True
-                else:
-                    read(data, answer)
-                if answer.is_over:
-                    # The end of the response is on the way: the connection can serve the next job.
-                    stream.is_over = not answer.is_still_sampling
-                    break
-        except ApiError as error:
-            return error
-        if answer.is_reading_prompt:
-            stream.wait_on()
-        return None
-
-    @asynccontextmanager
-    async def _opened(self, job: Job, answer: TokenAnswer) -> AsyncIterator[EventStream]:
-        """The stream of a job. If it is left before the model has stopped, the job is aborted."""
-        self._known = known = await self._codec.prepare(self._upstream, job, self._known)
-        request = self._codec.request(job, self._model, known)
-        try:
-            async with await self._send(job, request) as stream:
-                yield stream
+            is_stop = answer.reason == "stop" or answer.last_id in job.stops
+            yield Finish("stop" if is_stop else "length", answer.cached_tokens)
         finally:
+            if stream is not None:
+                stream.close()
             if request.abort is not None and answer.reason is None:
                 with suppress(ApiError):
                     await self._upstream.call("POST", *request.abort)
@@ -219,6 +202,77 @@ class TokenEngine(Generic[S]):
             # The server may have been restarted with other options: ask again what it offers.
             self._known = None
             raise
+
+    def _read(
+        self, events: list[bytes], answer: TokenAnswer, stream: EventStream
+    ) -> ApiError | None:
+        """Add what came together; an error is returned, because what was sampled before it counts."""
+        codec = self._codec
+        try:
+            for data in events:
+                if data == DONE:
+                    answer.is_over = True
+                else:
+                    event = codec.decoder.decode(data)
+                    if event.error is not UNSET:
+                        return error_in_stream(event.error)
+                    codec.read(event, answer)
+                if answer.is_over:
+                    # The end of the response is on the way: the connection can serve the next job.
+                    stream.is_over = not answer.is_still_sampling
+                    break
+        except ApiError as error:
+            return error
+        except UNREADABLE as error:
+            return unreadable(error)
+        if answer.is_reading_prompt:
+            stream.wait_on()
+        return None
+
+
+# --- the prompt -----------------------------------------------------------------------------------
+
+
+class TokenJson:
+    """A cache of the JSON text of chunks, each for as long as its chunk lives, within a budget.
+
+    The text of a chunk is made once: the next turn writes only its own ids and copies the rest.
+    """
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        # By identity: an array has no hash.
+        self._cached: dict[int, tuple[weakref.ref[IdArray[int]], bytes]] = {}
+        self.bytes = 0
+
+    def text(self, prompt: Tokens) -> bytes:
+        """All ids of the prompt in decimal, joined by commas."""
+        texts = []
+        node: Tokens | None = prompt
+        while node is not None:
+            chunk, node = node.ids, node.before
+            cached = self._cached.get(id(chunk))
+            if cached is not None and cached[0]() is chunk:
+                texts.append(cached[1])
+            elif chunk:
+                texts.append(self._write(chunk))
+        texts.reverse()
+        return b",".join(texts)
+
+    def _write(self, chunk: IdArray[int]) -> bytes:
+        text = msgspec.json.encode(chunk.tolist())[1:-1]
+        if len(chunk) >= CACHED_IDS_MIN:
+            key = id(chunk)
+            self._cached[key] = (weakref.ref(chunk, lambda _: self._remove(key)), text)
+            self.bytes += len(text)
+            while self.bytes > self._bytes_max:
+                self._remove(next(iter(self._cached)))
+        return text
+
+    def _remove(self, key: int) -> None:
+        cached = self._cached.pop(key, None)
+        if cached is not None:
+            self.bytes -= len(cached[1])
 
 
 # --- what requests have in common -------------------------------------------------------------------

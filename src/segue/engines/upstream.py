@@ -11,20 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from types import TracebackType
-from typing import Literal, Protocol, TypeVar
+from contextlib import closing, suppress
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.client import ConnectionBroken, HttpClient, HttpResponse
-from segue.errors import (
-    ApiError,
-    EngineFailed,
-    InvalidRequest,
-    Unavailable,
-    context_overflow,
-)
+from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable, context_overflow
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +74,27 @@ class Upstream:
         self._client.close()
 
     async def stream(self, path: str, body: bytes) -> EventStream:
-        """Send a job, and return when its answer begins; a refusal is raised."""
-        return EventStream(await self._post(path, body), self._timeouts)
+        """Send a job, and return when its answer begins; a refusal is raised.
+
+        A kept connection that the engine has closed in the meantime fails at once, which does not mean that the engine
+        is down: the job is sent once more. A job changes nothing in an engine, so sending it twice is safe.
+        """
+        loop = asyncio.get_running_loop()
+        retry_until = loop.time() + STALE_S
+        while True:
+            try:
+                async with asyncio.timeout(self._timeouts.first_s):
+                    response = await self._client.send("POST", path, body, self._timeouts.connect_s)
+                break
+            except ConnectionBroken as error:
+                if loop.time() > retry_until:
+                    raise EngineLost("The engine broke off before its answer.") from error
+                retry_until = 0.0
+            except OSError as error:
+                raise _unreachable(error) from error
+        if response.status == 200 and response.content_type == "text/event-stream":
+            return EventStream(response, self._timeouts)
+        raise await _read_refusal(response)
 
     async def call(
         self, method: Literal["GET", "POST"], path: str, body: bytes = b""
@@ -100,10 +113,8 @@ class Upstream:
     ) -> tuple[int, bytes]:
         async with asyncio.timeout(self._timeouts.probe_s):
             response = await self._client.send(method, path, body, self._timeouts.connect_s)
-            try:
+            with closing(response):
                 return response.status, await response.read_whole(REFUSAL_BYTES_MAX)
-            finally:
-                response.close()
 
     async def is_up(self, path: str) -> bool:
         """Whether it answers with status 200."""
@@ -113,47 +124,9 @@ class Upstream:
             return False
         return status == 200
 
-    async def _post(self, path: str, body: bytes) -> HttpResponse:
-        """The response to a job, as soon as it begins.
-
-        A kept connection that the engine has closed in the meantime fails at once, which does not mean that the engine
-        is down: the job is sent once more. A job changes nothing in an engine, so sending it twice is safe.
-        """
-        began = asyncio.get_running_loop().time()
-        try:
-            response = await self._post_once(path, body)
-        except EngineLost:
-            if asyncio.get_running_loop().time() - began > STALE_S:
-                raise
-            response = await self._post_once(path, body)
-        if response.status == 200 and response.content_type == "text/event-stream":
-            return response
-        raise await _read_refusal(response)
-
-    async def _post_once(self, path: str, body: bytes) -> HttpResponse:
-        try:
-            async with asyncio.timeout(self._timeouts.first_s):
-                return await self._client.send("POST", path, body, self._timeouts.connect_s)
-        except ConnectionBroken as error:
-            raise EngineLost("The engine broke off before its answer.") from error
-        except OSError as error:
-            raise _unreachable(error) from error
-
 
 class EventStream:
-    """The events of one answer. Iterate it under `async with`; each step gives the events that came together."""
-
-    __slots__ = (
-        "_is_timed_out",
-        "_loop",
-        "_parts",
-        "_received_at",
-        "_response",
-        "_silent_s",
-        "_timeouts",
-        "_timer",
-        "is_over",
-    )
+    """The events of one answer: whoever reads them closes the stream."""
 
     def __init__(self, response: HttpResponse, timeouts: Timeouts) -> None:
         self._response = response
@@ -164,30 +137,23 @@ class EventStream:
         self._silent_s = timeouts.first_s
         self._received_at = self._loop.time()
         self._is_timed_out = False
-        self._timer = self._watch()
+        # So often the silence is checked; events do not touch the timer.
+        self._check_s = min(timeouts.first_s, timeouts.silence_s)
+        self._timer = self._loop.call_later(self._check_s, self._check)
         # Set by the engine when it has read the last event: only the end of the response is still to come.
         self.is_over = False
 
-    async def __aenter__(self) -> EventStream:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop reading, which stops the job."""
         self._timer.cancel()
-        if self.is_over and kind in (None, GeneratorExit):
+        if self.is_over:
             # When its end has arrived, the connection serves the next job; this job does not wait for that.
             self._loop.call_later(LINGER_S, self._response.close)
         else:
             self._response.close()
 
-    def __aiter__(self) -> EventStream:
-        return self
-
-    async def __anext__(self) -> list[bytes]:
+    async def read(self) -> list[bytes]:
+        """The next events, as many as came together; none at the end."""
         while True:
             try:
                 chunk = await self._response.read()
@@ -195,28 +161,29 @@ class EventStream:
                 raise self.broke_off() from error
             if not chunk:
                 # The engines that we know end every event with an empty line, so that nothing is left over here.
-                raise StopAsyncIteration
+                return []
             self._received_at = self._loop.time()
             self._parts.append(chunk)
             if b"\n" not in chunk:
-                self._check_length()
+                if sum(map(len, self._parts)) > LINE_BYTES_MAX:
+                    raise EngineFailed("The engine sent an event without an end.")
                 continue
             lines = b"".join(self._parts).split(b"\n")
             self._parts = [lines.pop()]
-            events = [data for line in lines if line and (data := _data(line))]
+            events = []
+            for line in lines:
+                if line.startswith(b"data:") and (data := line[5:].strip()):
+                    events.append(data)
+                elif line.startswith(b"error:"):
+                    # So older llama.cpp servers send an error.
+                    events.append(b'{"error":%b}' % line[6:])
             if events:
-                self._allow(self._timeouts.silence_s)
+                self._silent_s = self._timeouts.silence_s
                 return events
 
     def wait_on(self) -> None:
         """The prompt is still being read: allow the long silence before a first event again."""
-        self._allow(self._timeouts.first_s)
-
-    def _allow(self, silent_s: float) -> None:
-        if self._silent_s != silent_s:
-            self._silent_s = silent_s
-            self._timer.cancel()
-            self._timer = self._watch()
+        self._silent_s = self._timeouts.first_s
 
     def broke_off(self) -> EngineLost:
         """What to raise when the events end before the answer does."""
@@ -224,27 +191,13 @@ class EventStream:
             return EngineLost(f"The engine sent nothing for {self._silent_s:g} seconds.")
         return EngineLost("The engine broke off in the middle of its answer.")
 
-    def _check_length(self) -> None:
-        if sum(map(len, self._parts)) > LINE_BYTES_MAX:
-            raise EngineFailed("The engine sent an event without an end.")
-
-    def _watch(self) -> asyncio.TimerHandle:
-        """Check when the silence would be too long. Events do not touch the timer: it is set again when it fires."""
-        return self._loop.call_at(self._received_at + self._silent_s, self._check)
-
     def _check(self) -> None:
-        if self._received_at + self._silent_s <= self._loop.time():
+        left_s = self._received_at + self._silent_s - self._loop.time()
+        if left_s <= 0:
             self._is_timed_out = True
             self._response.close()
         else:
-            self._timer = self._watch()
-
-
-def _data(line: bytes) -> bytes:
-    """The data of one line, if it has any. Older llama.cpp servers send an error as a line `error: …`."""
-    if line.startswith(b"data:"):
-        return line[5:].strip()
-    return b'{"error":' + line[6:] + b"}" if line.startswith(b"error:") else b""
+            self._timer = self._loop.call_later(min(left_s, self._check_s), self._check)
 
 
 # --- what an engine's errors mean ------------------------------------------------------------------
@@ -277,13 +230,10 @@ _CONTEXT = re.compile(
 
 
 async def _read_refusal(response: HttpResponse) -> ApiError:
-    try:
+    body = b""
+    with suppress(OSError), closing(response):
         async with asyncio.timeout(LINGER_S):
             body = await response.read_whole(REFUSAL_BYTES_MAX)
-    except OSError:
-        body = b""
-    finally:
-        response.close()
     after = response.retry_after
     return error_for_status(response.status, body, float(after) if after.isdigit() else None)
 
@@ -338,25 +288,6 @@ def error_in_stream(raw: Raw | bytes) -> ApiError:
     if status == 500 and _CONTEXT.search(f"{fault.type} {fault.code} {fault.message}"):
         status = 400
     return error_for_status(status, b'{"error":' + bytes(raw) + b"}")
-
-
-class _WithError(Protocol):
-    @property
-    def error(self) -> Raw | UnsetType: ...
-
-
-EventT = TypeVar("EventT", bound=_WithError)
-
-
-def decode_event(decoder: msgspec.json.Decoder[EventT], data: bytes) -> EventT:
-    """An event of a stream; raises the error that it reports, if it is one."""
-    try:
-        event = decoder.decode(data)
-    except UNREADABLE as error:
-        raise unreadable(error) from None
-    if event.error is not UNSET:
-        raise error_in_stream(event.error)
-    return event
 
 
 def unreadable(error: Exception) -> EngineFailed:

@@ -20,7 +20,7 @@ from segue.engines.token_engine import (
     id_in,
     token_logprob,
 )
-from segue.engines.upstream import Upstream, decode_event
+from segue.engines.upstream import Upstream
 from segue.errors import EngineFailed
 from segue.turn.values import Grammar, Job, Sampling, TokenLogprob
 
@@ -137,12 +137,17 @@ def _constraint(schema: bytes | Grammar, offer: VllmOffer) -> dict[str, object]:
     return {f"guided_{kind}": value}
 
 
-def _read(data: bytes, answer: TokenAnswer) -> None:
-    event = decode_event(_event, data)
+def _read(event: _Event, answer: TokenAnswer) -> None:
     if event.usage and event.usage.prompt_tokens_details:
         answer.cached_tokens = event.usage.prompt_tokens_details.cached_tokens or 0
     for choice in event.choices:
-        answer.add(_ids(choice, answer.job), _logprobs(choice.logprobs, answer.job.sampling))
+        ids, stop = choice.token_ids or [], choice.stop_reason
+        if choice.text and choice.token_ids is None:
+            raise EngineFailed("This vLLM gives no token ids. It must be 0.10.2 or newer.")
+        if isinstance(stop, int) and stop in answer.job.stops and choice.token_ids is not None:
+            ids = ids if stop in ids[-1:] else [*ids, stop]
+        logprobs = choice.logprobs
+        answer.add(ids, () if logprobs is None else _logprobs(logprobs, answer.job.sampling))
         match choice.finish_reason:
             case None:
                 pass
@@ -152,32 +157,13 @@ def _read(data: bytes, answer: TokenAnswer) -> None:
                 raise EngineFailed("The engine gave the request up.")
 
 
-def _ids(choice: _Choice, job: Job) -> list[int]:
-    if choice.token_ids is None:
-        if choice.text:
-            raise EngineFailed("This vLLM gives no token ids. It must be 0.10.2 or newer.")
-        return []
-    ids = choice.token_ids
-    stop = choice.stop_reason
-    if isinstance(stop, int) and stop in job.stops and stop not in ids[-1:]:
-        return [*ids, stop]
-    return ids
-
-
-def _logprobs(logprobs: _Logprobs | None, sampling: Sampling) -> list[TokenLogprob | None]:
-    if logprobs is None:
-        return []
+def _logprobs(logprobs: _Logprobs, sampling: Sampling) -> list[TokenLogprob | None]:
     if logprobs.content is not None:
         return [token.logprobs(sampling) for token in logprobs.content]
     tops = logprobs.top_logprobs or [None] * len(logprobs.token_logprobs)
-    return [
-        token_logprob(
-            logprob, ((id_in(key), value) for key, value in (top or {}).items()), sampling
-        )
-        for logprob, top in zip(logprobs.token_logprobs, tops, strict=True)
-    ]
+    pairs = [[(id_in(key), value) for key, value in (top or {}).items()] for top in tops]
+    sampled = zip(logprobs.token_logprobs, pairs, strict=True)
+    return [token_logprob(logprob, top, sampling) for logprob, top in sampled]
 
 
-VLLM = TokenCodec(
-    prepare=_prepare, request=_request, read=_read, grammars=frozenset({"lark", "regex"})
-)
+VLLM = TokenCodec(_prepare, _request, _event, _read, grammars=frozenset({"lark", "regex"}))
