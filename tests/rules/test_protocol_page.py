@@ -14,7 +14,7 @@ from typing import Any, get_args
 import msgspec
 
 from segue.transports.openapi import CLIENT_EVENTS, OPERATIONS
-from segue.wire.events import Typed
+from segue.wire.events import EVENT_TYPES
 from segue.wire.items import HostedOutput, ItemValue
 from segue.wire.schema import REF, schemas
 from segue.wire.tools import ToolDefinition
@@ -57,7 +57,7 @@ def rows() -> dict[str, Iterator[tuple[str, ...]]]:
         "paths": ((f"`{verb} {path}`",) for verb, path in OPERATIONS),
         "response": ((f"`{name}`", short(one)) for name, one in response.items()),
         "asked": ((f"`{name}`", f"`{kind}`") for name, kind in CLIENT_EVENTS.items()),
-        "events": ((f"`{tag(one)}`", keys(found[one.__name__])) for one in get_args(Typed)),
+        "events": ((f"`{tag(one)}`", keys(found[one.__name__])) for one in EVENT_TYPES),
         "items": ((f"`{tag(one)}`",) for one in get_args(ItemValue) if one is not HostedOutput),
         "tools": ((f"`{tag(one)}`",) for one in get_args(ToolDefinition)),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import get_args
 
 import msgspec
 import pytest
@@ -17,7 +16,7 @@ from segue.wire.codec import (
     lane_suffix,
     with_lane,
 )
-from segue.wire.events import TERMINAL, Event, OutputTextDelta, Typed
+from segue.wire.events import EVENT_TYPES, TERMINAL, Event, OutputTextDelta
 
 # docs/protocol.md 5.1: o = output_index, i = item_id, c = content_index, s = summary_index, L = response.
 PLACES = {
@@ -89,7 +88,7 @@ response.done                                   response_id required_input
 error                                           status error retry_after?
 """
 ROWS = {name: fields for name, *fields in (line.split() for line in TABLE.strip().splitlines())}
-KINDS = {str(kind.__struct_config__.tag): kind for kind in get_args(Typed)}
+KINDS = {str(kind.__struct_config__.tag): kind for kind in EVENT_TYPES}
 
 
 def test_every_event_of_the_contract_is_known() -> None:

@@ -243,8 +243,7 @@ class ShellExit(Struct, tag_field="type", tag="exit", frozen=True):
     exit_code: int
 
 
-class ShellTimeout(Struct, tag_field="type", tag="timeout", frozen=True):
-    pass
+class ShellTimeout(Struct, tag_field="type", tag="timeout", frozen=True): ...
 
 
 class ShellOutput(Struct, frozen=True):
@@ -365,12 +364,10 @@ class CompactionSummary(Body, tag="compaction_summary", frozen=True, kw_only=Tru
     encrypted_content: str
 
 
-class CompactionTrigger(Body, tag="compaction_trigger", frozen=True, kw_only=True):
-    pass
+class CompactionTrigger(Body, tag="compaction_trigger", frozen=True, kw_only=True): ...
 
 
-class ItemReference(Body, tag="item_reference", frozen=True, kw_only=True):
-    pass
+class ItemReference(Body, tag="item_reference", frozen=True, kw_only=True): ...
 
 
 class HostedOutput(Body, tag="segue:tool_output", frozen=True, kw_only=True):

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import TypeAlias
 
 import msgspec
 
 from segue.wire.codec import STREAM_ID
-from segue.wire.events import ErrorBody, Typed
+from segue.wire.events import EVENT_TYPES, ErrorBody
 from segue.wire.items import (
     ApplyPatchCall,
     Compaction,
@@ -57,7 +59,7 @@ TAKEN = (Create, ItemValue, ToolDefinition, SteerFrame, AppendFrame, NewConversa
 # What we may send beside items.
 SENT = (
     Response,
-    Typed,
+    reduce(or_, EVENT_TYPES),
     ErrorBody,
     ItemList,
     ModelCard,
@@ -162,7 +164,7 @@ def schemas() -> Schemas:
 
 def event_names() -> dict[str, str]:
     """The schema of each event that we may send, by the event's type."""
-    return {str(kind.__struct_config__.tag): kind.__name__ for kind in Typed.__args__}
+    return {str(kind.__struct_config__.tag): kind.__name__ for kind in EVENT_TYPES}
 
 
 def _generate(kinds: Iterable[object]) -> tuple[tuple[Schema, ...], Schemas]:

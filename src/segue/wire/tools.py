@@ -88,18 +88,15 @@ class WebSearchTool(Definition, tag="web_search", frozen=True, kw_only=True):
 # Older names of the same tool.
 
 
-class DatedWebSearchTool(WebSearchTool, tag="web_search_2025_08_26", frozen=True, kw_only=True):
-    pass
+class DatedWebSearchTool(WebSearchTool, tag="web_search_2025_08_26", frozen=True, kw_only=True): ...
 
 
-class WebSearchPreviewTool(WebSearchTool, tag="web_search_preview", frozen=True, kw_only=True):
-    pass
+class WebSearchPreviewTool(WebSearchTool, tag="web_search_preview", frozen=True, kw_only=True): ...
 
 
 class DatedWebSearchPreviewTool(
     WebSearchTool, tag="web_search_preview_2025_03_11", frozen=True, kw_only=True
-):
-    pass
+): ...
 
 
 class McpTool(Definition, tag="mcp", frozen=True, kw_only=True):
@@ -134,28 +131,24 @@ class ShellTool(Definition, tag="shell", frozen=True, kw_only=True):
     environment: ShellEnvironment | UnsetType | None = UNSET
 
 
-class ApplyPatchTool(Definition, tag="apply_patch", frozen=True, kw_only=True):
-    pass
+class ApplyPatchTool(Definition, tag="apply_patch", frozen=True, kw_only=True): ...
 
 
-class LocalShellTool(Definition, tag="local_shell", frozen=True, kw_only=True):
-    pass
+class LocalShellTool(Definition, tag="local_shell", frozen=True, kw_only=True): ...
 
 
-class ComputerTool(Definition, tag="computer", frozen=True, kw_only=True):
-    pass
+class ComputerTool(Definition, tag="computer", frozen=True, kw_only=True): ...
 
 
-class ComputerUseTool(ComputerTool, tag="computer_use", frozen=True, kw_only=True):
-    pass
+class ComputerUseTool(ComputerTool, tag="computer_use", frozen=True, kw_only=True): ...
 
 
-class ComputerUsePreviewTool(ComputerTool, tag="computer_use_preview", frozen=True, kw_only=True):
-    pass
+class ComputerUsePreviewTool(
+    ComputerTool, tag="computer_use_preview", frozen=True, kw_only=True
+): ...
 
 
-class ProgrammaticTool(Definition, tag="programmatic_tool_calling", frozen=True, kw_only=True):
-    pass
+class ProgrammaticTool(Definition, tag="programmatic_tool_calling", frozen=True, kw_only=True): ...
 
 
 class FileSearchTool(Definition, tag="file_search", frozen=True, kw_only=True):
@@ -169,8 +162,7 @@ class CodeInterpreterTool(Definition, tag="code_interpreter", frozen=True, kw_on
     container: RawField = UNSET
 
 
-class ImageGenerationTool(Definition, tag="image_generation", frozen=True, kw_only=True):
-    pass
+class ImageGenerationTool(Definition, tag="image_generation", frozen=True, kw_only=True): ...
 
 
 ToolDefinition = (
