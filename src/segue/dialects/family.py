@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -25,11 +26,21 @@ from segue.dialects.forced import (
 )
 from segue.dialects.offers import added_by
 from segue.dialects.parts import Part, parts_of, text_of
-from segue.turn.seams import Reader
-from segue.turn.values import Head, IdArray, ItemText, Rendered, Scene
+from segue.turn.values import Head, IdArray, ItemText, Parsed, Piece, Rendered, Scene
 from segue.vocabularies.vocabulary import Chunk, Vocabulary
 from segue.wire.items import AdditionalTools, Item, Message
 from segue.wire.tools import Offer
+
+
+class _Reader(Protocol):
+    """The seam `Reader`, which is not imported, because its page knows of tasks and clocks."""
+
+    def feed(self, piece: Piece) -> list[Parsed]: ...
+
+    def close(self, *, is_cut: bool) -> list[Parsed]: ...
+
+    @property
+    def is_over(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,7 @@ class Family:
     # What the model would sample after the cue to say these items, up to a stop.
     write: Callable[[Vocabulary, Sequence[Item]], IdArray[int]]
     # Reads the answer to a scene.
-    reader: Callable[[BoundFamily, Scene], Reader]
+    reader: Callable[[BoundFamily, Scene], _Reader]
     # How an answer begins that is forced to be a call, or JSON.
     call: CallForm
     # Skips or ends the model's thought, before every forced answer.
@@ -117,7 +128,7 @@ class TokenDialect:
     def write(self, items: Sequence[Item]) -> IdArray[int]:
         return self._family.write(self._bound.vocabulary, items)
 
-    def reader(self, scene: Scene) -> Reader:
+    def reader(self, scene: Scene) -> _Reader:
         found = grammar_offer(scene)
         if found is None:
             return self._family.reader(self._bound, scene)

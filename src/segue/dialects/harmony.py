@@ -252,8 +252,6 @@ def _last_final(items: Sequence[Item]) -> int:
 # Functions in namespaces, letter for letter as the family's own library writes them, odd places of comments included,
 # because that is what the model was trained on.
 
-JsonObject = dict[str, object]
-
 
 def tools_section(tools: Iterable[Offer]) -> str:
     """All tools by namespace."""
@@ -315,7 +313,7 @@ def _string(listed: object) -> str:
     return " | ".join(f'"{value}"' for value in listed if isinstance(value, str))
 
 
-def _object(schema: JsonObject, indent: str) -> str:
+def _object(schema: dict[str, object], indent: str) -> str:
     description = _text(schema, "description")
     out = "" if description is None else f"{indent}// {description}\n"
     out += "{\n"
@@ -347,7 +345,7 @@ def _property(name: str, schema: object, indent: str) -> str:
     return f"{out}{indent}{name}: {kind},{_remark(_default(schema))}\n"
 
 
-def _variants(name: str, schema: JsonObject, variants: Sequence[object], indent: str) -> str:
+def _variants(name: str, schema: dict[str, object], variants: Sequence[object], indent: str) -> str:
     description, default = _text(schema, "description"), _default(schema)
     first = _text(variants[0], "description") if variants else None
     out = "" if description in (None, first) else f"{indent}// {description}\n"
