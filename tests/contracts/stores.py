@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from segue.stores.shared_limits import MemorySharedLimits, SqliteSharedLimits
 
 from segue.stores.conversations import MemoryConversations, SqliteConversations
 from segue.stores.database import SqliteDatabase
@@ -34,7 +35,6 @@ from segue.stores.postgres import (
     PostgresSharedLimits,
     PostgresTurns,
 )
-from segue.stores.shared_limits import MemorySharedLimits, SqliteSharedLimits
 from segue.stores.sqlite import (
     SqliteEventLog,
     SqliteIdempotencyKeys,
