@@ -84,8 +84,10 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     seconds: dict[str, list[float]] = {"turn 2": [], f"turn {TURNS}": [], "cold": []}
     tokens: dict[str, dict[str, Any]] = {}
-    flags = ("--engine", "embedded", "--context-tokens", str(CONTEXT_TOKENS))
-    with server(None, *flags, "--engine-parallel", "2", "--store", "memory") as process:
+    flags: tuple[str, ...] = ("--engine", "embedded", "--context-tokens", str(CONTEXT_TOKENS))
+    flags += ("--engine-parallel", "2", "--store", "memory")
+    # The model computes on all cores.
+    with server(None, *flags, is_pinned=False) as process:
         for number in range(options.rounds):
             chain = Chain(process.port, f"Anna {number}")
             for turn in range(1, TURNS + 1):

@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +19,12 @@ DELTA = b'{"type":"response.output_text.delta"'
 
 @contextmanager
 def server(
-    script: Mapping[str, Any] | None = None, *flags: str, module: str = "segue.cli"
+    script: Mapping[str, Any] | None = None,
+    *flags: str,
+    module: str = "segue.cli",
+    is_pinned: bool = True,
 ) -> Iterator[ServerProcess]:
-    """Run a server on the first core where there are two; another module may change it before it serves."""
+    """Run a server, pinned to the first core where there are two; another module may change it before it serves."""
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
         folder = Path(name)
         command = ["-m", module, "serve", "--port", "0", *flags]
@@ -33,7 +36,10 @@ def server(
             path = folder / "script.json"
             path.write_text(json.dumps(script))
             command += ["--script", str(path)]
-        with spawn(command, LISTENING, folder) as process, apart(process):
+        with (
+            spawn(command, LISTENING, folder) as process,
+            apart(process) if is_pinned else nullcontext(),
+        ):
             yield process
 
 
