@@ -28,7 +28,7 @@ from segue.transports.socket import SocketLimits, socket_class
 
 log = logging.getLogger(__name__)
 
-# The listener closes last: clients that are left then have been told already.
+# The listener closes last: clients that are left then have got their close frames already.
 SERVER_STOP_S = 2
 # For health checks and 503 answers when all WebSocket connections are taken.
 SPARE_CONNECTIONS = 100

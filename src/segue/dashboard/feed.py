@@ -2,7 +2,7 @@
 
 A watcher is one open page. It has a position in the history and the bytes of its last snapshot. It asks, at most a few
 times a second, and gets everything new as one message, or nothing. So there is no queue: a slow reader asks less often,
-and is told how many turns it missed. Without a watcher nothing here runs.
+and gets the number of turns that it missed. Without a watcher nothing here runs.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Update(Struct, frozen=True, tag_field="type", tag="update"):
 
 
 class Feed:
-    """What the open pages of the dashboard are told."""
+    """The messages for the open pages of the dashboard."""
 
     def __init__(self, history: RecentTurns, sources: Sources) -> None:
         self.history = history
