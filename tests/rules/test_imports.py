@@ -202,8 +202,15 @@ def indirect_impurities(package: Path) -> Iterator[str]:
 
 
 def ours(module: Module, known: Mapping[str, Module]) -> Iterator[str]:
-    """The modules of the package that a module imports, by name."""
-    for name in imported_names(module):
+    """The modules of the package that a module imports when it runs, by name."""
+    typing = {
+        inner
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    running = (node for node in ast.walk(module.tree) if node not in typing)
+    for name in (name for node in running for name in imported_by(node, module)):
         top, *parts = name.split(".")
         # The last part is a module, or something in one.
         names = (".".join(parts), ".".join(parts[:-1]))

@@ -1,8 +1,8 @@
-"""Who writes a turn's events down, for those who ask later?
+"""Who writes the events of a turn to the log, for clients that follow it later?
 
-Background turns, stored turns whose client was lost, and turns that may be repeated are written to the `EventLog`: at
-the end of an item and after a moment, never for each token. What cannot be written is said in the log, and whoever
-follows later is told that events are missing; the turn itself goes on.
+Events are written in the background, in batches: at the end of an item and after a moment, never for each token. If the
+log cannot be written, that is logged once, a client that follows later learns that events are missing, and the turn
+itself goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BOUNDARIES = frozenset({"response.output_item.done", "response.done"})
 
 
 class EventWriter:
-    """Writes the events of one turn down, in order."""
+    """Writes the events of one turn, in order."""
 
     def __init__(self, events: EventLog, owner: Owner, turn_id: str) -> None:
         self._log = events
@@ -67,5 +67,7 @@ class EventWriter:
             try:
                 await self._log.append(self._owner, self._turn_id, batch)
             except Exception:
-                log.exception("the events of turn %s could not be written down", self._turn_id)
+                log.exception(
+                    "could not write the events of turn %s to the event log", self._turn_id
+                )
                 self._is_broken = True

@@ -70,7 +70,7 @@ class TurnRegistry:
         return here
 
     def find_any(self, turn_id: str) -> Running | None:
-        """A turn that runs or has ended here, whoever owns it."""
+        """A turn that runs or has ended here, of any owner."""
         running = self.running.get(turn_id)
         return running or self._ended.get(turn_id, (None, 0))[0]
 

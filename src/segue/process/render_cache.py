@@ -17,8 +17,8 @@ from segue.turn.values import Messages, Owner, Prompt, Resent, Warm
 from segue.wire.items import AdditionalTools, Item, ItemValue, Reasoning
 from segue.wire.kinds import shown_as
 
-Key = tuple[Owner, str, bytes]
-Voice = Literal["others", "model", "nobody"]
+CacheKey = tuple[Owner, str, bytes]
+Voice = Literal["others", "model", "none"]
 
 # What an entry costs beside its ids: key, digest, dictionary slot.
 ENTRY_BYTES = 500
@@ -34,7 +34,7 @@ class RenderCache:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._entries: OrderedDict[Key, Warm] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, Warm] = OrderedDict()
         self._bytes = 0
         self._owner_bytes: Counter[Owner] = Counter()
 
@@ -86,7 +86,7 @@ class RenderCache:
         while self._bytes > self._bytes_max:
             self._drop(next(iter(self._entries)))
 
-    def _drop(self, key: Key) -> None:
+    def _drop(self, key: CacheKey) -> None:
         self._count(key[0], -_measure(self._entries.pop(key)))
 
     def _count(self, owner: Owner, change: int) -> None:
@@ -103,36 +103,36 @@ def _measure(warm: Warm) -> int:
 
 
 def is_cut(given: Sequence[Item], count: int) -> bool:
-    """Whether an earlier request may have ended behind so many of these items: behind words that the model did not
+    """Whether an earlier request may have ended after so many of these items: after text that the model did not
     write, and before words that it did, or before nothing at all.
 
     Only there is it certain for every family that what follows does not join what went before. Items that say nothing,
-    or may say nothing, are no boundary: whoever speaks on their other side counts.
+    or may say nothing, are no boundary: the item on their other side counts.
     """
-    before = (_spoken_before(given[n].value) for n in range(count - 1, -1, -1))
-    behind = (_spoken_behind(given[n].value) for n in range(count, len(given)))
-    return _first(before) == "others" and (count == len(given) or _first(behind) == "model")
+    before = (_voice_before(given[n].value) for n in range(count - 1, -1, -1))
+    after = (_voice_after(given[n].value) for n in range(count, len(given)))
+    return _first(before) == "others" and (count == len(given) or _first(after) == "model")
 
 
 def _first(voices: Iterator[Voice | None]) -> Voice | None:
-    return next((voice for voice in voices if voice != "nobody"), None)
+    return next((voice for voice in voices if voice != "none"), None)
 
 
-def _spoken_before(value: ItemValue) -> Voice | None:
-    """Tools that an item brings are told by others, if at all."""
-    return "nobody" if isinstance(value, AdditionalTools) else _spoken(value)
+def _voice_before(value: ItemValue) -> Voice | None:
+    """Tools from an item are shown as others' text, if at all."""
+    return "none" if isinstance(value, AdditionalTools) else _voice(value)
 
 
-def _spoken_behind(value: ItemValue) -> Voice | None:
+def _voice_after(value: ItemValue) -> Voice | None:
     """A thought may be forgotten, and then what follows it stands in its place."""
-    return "nobody" if isinstance(value, Reasoning) else _spoken(value)
+    return "none" if isinstance(value, Reasoning) else _voice(value)
 
 
-def _spoken(value: ItemValue) -> Voice | None:
-    """Who speaks in this item, if it is certain that somebody does, or that nobody does."""
+def _voice(value: ItemValue) -> Voice | None:
+    """Whose text this item is: the model's, others', or none; None if that is not certain."""
     match shown_as(value):
         case "nothing":
-            return "nobody"
+            return "none"
         case "think" | "talk" | "call":
             return "model"
         case "user" | "system" | "response":

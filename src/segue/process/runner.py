@@ -27,7 +27,7 @@ from segue.process.tasks import Tasks
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.commit import commit, entry_of
-from segue.turn.compact import Kind
+from segue.turn.compact import CompactionKind
 from segue.turn.compose import count
 from segue.turn.loop import TurnLoop
 from segue.turn.plan import Caller, Model, Models, Plan, Resources, Span, Tally
@@ -145,7 +145,7 @@ class Runner:
         caller: Caller,
         tally: Tally,
         turn_id: str = "",
-        compacts: Kind | None = None,
+        compacts: CompactionKind | None = None,
     ) -> Plan:
         """A plan, or a refusal. It holds a slot of the caller's quota: release it if you do not start the plan."""
         _refuse_if(self.is_draining)
@@ -245,7 +245,7 @@ class Runner:
             if plan.key:
                 await self._repeats.ended(plan, running)
             elif plan.is_stored and running.event_writer is None and transport != "http":
-                # Its last events may be on a connection that is lost, which nobody has noticed yet.
+                # Its last events may be on a connection that is lost, which is not noticed yet.
                 self.registry.keep_ended(running)
             del self.registry.running[plan.id]
             if running.unsaved is not None and running.is_background:

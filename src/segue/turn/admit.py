@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Raw, structs
 
 from segue.errors import InvalidRequest, cut_name, model_not_found
-from segue.turn.compact import Kind
+from segue.turn.compact import CompactionKind
 from segue.turn.plan import Caller, Model, Plan, Resolved, Resources, Tally
 from segue.turn.seams import Engine
 from segue.turn.values import Sampling
@@ -36,7 +36,7 @@ def admit(
     turn_id: str,
     tally: Tally,
     *,
-    compacts: Kind | None = None,
+    compacts: CompactionKind | None = None,
     has_media: bool = True,
 ) -> Plan:
     """Find the model and write the first snapshot of the response."""
@@ -86,7 +86,7 @@ def _may_compact(resolved: Resolved, *, is_stored: bool) -> bool:
     return all(turn.is_stored for turn in past)
 
 
-def _triggered(resolved: Resolved, *, is_stored: bool) -> Kind:
+def _triggered(resolved: Resolved, *, is_stored: bool) -> CompactionKind:
     if len(resolved.given) == 1 and resolved.parent is None and not resolved.earlier:
         raise InvalidRequest("There is nothing to compact.", param="input")
     if not _may_compact(resolved, is_stored=is_stored):

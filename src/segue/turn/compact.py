@@ -34,7 +34,7 @@ from segue.wire.items import (
 )
 from segue.wire.kinds import call_id_of, is_call, is_output
 
-Kind = Literal["window", "chain"]
+CompactionKind = Literal["window", "chain"]
 
 REQUEST = (
     "Summarise our conversation so far, for yourself: you will go on from your summary alone. Write down what was "
@@ -50,7 +50,7 @@ STANDING = "What the developer said still holds:\n\n"
 class Compacted(Struct, frozen=True):
     """What a sealed compaction holds."""
 
-    kind: Kind
+    kind: CompactionKind
     summary: str
     # Messages that go on word for word, as they came.
     kept: list[Raw] = []
@@ -80,8 +80,10 @@ def asking() -> Item:
 def summary_message(compacted: Compacted) -> Message:
     """What a compaction means to the model; what the developer said and stands nowhere else is repeated in it."""
     texts = [_text_of(decode_item(raw, "kept").value) for raw in compacted.kept]
-    told = f"{STANDING}{chr(10).join(texts)}\n\n" if compacted.kind == "window" and texts else ""
-    return Message(role="user", content=PREAMBLE + told + compacted.summary)
+    standing = (
+        f"{STANDING}{chr(10).join(texts)}\n\n" if compacted.kind == "window" and texts else ""
+    )
+    return Message(role="user", content=PREAMBLE + standing + compacted.summary)
 
 
 def _text_of(value: ItemValue) -> str:
@@ -101,7 +103,7 @@ def stand_in(compacted: Compacted) -> tuple[Item, ...]:
 
 
 def in_bytes(item: Item) -> int:
-    """The size of an item where nobody counts tokens: a token has a byte at least."""
+    """The size of an item where tokens are not counted: a token has a byte at least."""
     return len(item.raw)
 
 
@@ -111,7 +113,7 @@ def worth_keeping(
     room: int,
     measure: Callable[[Item], int] = in_bytes,
 ) -> list[Item]:
-    """What goes on word for word: what the developer said, tools and settings that items have brought, and of the
+    """What goes on word for word: what the developer said, tools and settings from items, and of the
     user's messages the newest that there is room for.
 
     The very last message of the user is always among them, because it may be still to be answered.
@@ -136,7 +138,7 @@ def worth_keeping(
     return kept
 
 
-def sealed_with(kept: Sequence[Item], kind: Kind) -> list[Raw]:
+def sealed_with(kept: Sequence[Item], kind: CompactionKind) -> list[Raw]:
     """What goes into the seal word for word: beside a window the user's messages stand outside."""
     return [Raw(item.raw) for item in kept if kind == "chain" or not _is_users(item)]
 
@@ -155,7 +157,7 @@ def window(
 
 
 def _is_others(message: Message) -> bool:
-    """Whether somebody else than the model said this: neither its answers nor its summaries."""
+    """Whether this is not from the model: neither an answer nor a summary."""
     return message.role != "assistant" and not _is_summary(message)
 
 

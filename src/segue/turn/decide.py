@@ -69,7 +69,7 @@ def decide(
 ) -> Decision:
     """What follows a round, from the engine's last word and the inbox.
 
-    `is_waiting`: a rollout waits for outputs. `answers`: our own tools have answered, and nobody else is owed anything.
+    `is_waiting`: a rollout waits for outputs. `answers`: hosted tools have answered, and no other output is awaited.
     `is_used_up`: the client's limit of tokens leaves none for another round.
     """
     if any(isinstance(one, Cancel) for one in inbox):

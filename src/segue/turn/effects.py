@@ -1,8 +1,8 @@
-"""What do items change for everything behind them? Pure.
+"""What do items change for everything that follows them? Pure.
 
 Items can bring tools (`additional_tools`, what a search has found, what a remote server has listed) and settings
-(`configuration_update`), which hold from there on, along the chain. A turn keeps what its history has brought, so that
-nobody walks a history to know.
+(`configuration_update`), which hold from there on, along the chain. A turn keeps the effects of its history, so that
+the history is not walked again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from segue.wire.tools import Offer, ToolDefinition, carried_of, deferred_of, nam
 
 
 def apply_effects(before: Effects, items: Iterable[Item]) -> Effects:
-    """What holds behind these items."""
+    """What holds after these items."""
     effects = before
     for item in items:
         match item.value:

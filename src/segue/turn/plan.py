@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 
-from segue.turn.compact import Kind
+from segue.turn.compact import CompactionKind
 from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
 from segue.turn.values import Conversation, Effects, Head, Owner, Round, Sampling, Turn
 from segue.wire.items import Call, InputFile, Item
@@ -249,7 +249,7 @@ class Plan:
     # The lane and connection that wait for it; nothing for an HTTP request.
     lane: str = ""
     # What the turn makes instead of an answer, if anything.
-    compacts: Kind | None = None
+    compacts: CompactionKind | None = None
     # A prompt of more tokens than this is compacted first; 0: never.
     threshold: int = 0
     # How long a rollout waits for the outputs of its calls.

@@ -14,7 +14,7 @@ from msgspec import Raw, Struct, structs
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, parent_not_found
 from segue.ids import given_id, turn_of
 from segue.turn.admit import admit
-from segue.turn.compact import Compacted, Kind, from_bytes, stand_in, summary_message
+from segue.turn.compact import Compacted, CompactionKind, from_bytes, stand_in, summary_message
 from segue.turn.plan import Caller, Plan, Resources, Span, Tally
 from segue.turn.resolve import resolve
 from segue.turn.seams import Seals
@@ -39,7 +39,7 @@ from segue.wire.items import (
 from segue.wire.mcp import with_outputs
 from segue.wire.requests import Create
 
-# How much JSON is decoded before the loop may serve somebody else: a fraction of a millisecond.
+# How much JSON is decoded before the event loop may do other work: a fraction of a millisecond.
 SLICE_BYTES = 64 * 1024
 # Items that stand for something else: references, what we have sealed, calls that our own tools have answered.
 INDIRECT = (ItemReference, Reasoning, Compaction, CompactionSummary, McpCall, WebSearchCall)
@@ -53,9 +53,9 @@ async def prepare(
     tally: Tally,
     resources: Resources,
     turn_id: str,
-    compacts: Kind | None = None,
+    compacts: CompactionKind | None = None,
 ) -> Plan:
-    """A plan for this request. It holds a slot of the caller's quota: whoever does not start it gives that back."""
+    """A plan for this request. It holds a slot of the caller's quota: release it if the plan is not started."""
     began = perf_counter()
     await caller.quota.hold()
     try:
@@ -204,7 +204,7 @@ def _compacted(body: bytes | None, index: int) -> Compacted:
 
 
 async def decode_items(raws: Sequence[Raw], tally: Tally, path: str = "input") -> tuple[Item, ...]:
-    """New items, decoded in slices so that a large input holds nobody up for long."""
+    """New items, decoded in slices so that a large input does not hold the event loop for long."""
     if len(raws) > ITEMS_MAX:
         raise InvalidRequest(f"Too many input items: {len(raws)}, at most {ITEMS_MAX}.", param=path)
     tally.items_validated += len(raws)

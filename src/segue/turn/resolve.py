@@ -289,7 +289,7 @@ def _head(create: Create, tools: Tools, parent: Turn | None) -> Head:
 
 
 def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, effects: Effects) -> None:
-    """A choice that cannot be met is refused now rather than quietly missed. Tools that items have brought count."""
+    """A choice that cannot be met is refused now rather than quietly missed. Tools from items count."""
     offers = tools.offers + effects.offers
     # One that is deferred can be called by name, though the model has not seen all of it.
     known: tuple[Offer, ...] = (*offers, *tools.deferred, *effects.deferred)
@@ -326,7 +326,7 @@ def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, effects: Effe
 
 
 def _check_format(text: TextConfig | TextUpdate | None, of: str = "") -> None:
-    """A format by schema needs its schema; one that nobody needs is repeated to clients all the same."""
+    """A format by schema needs its schema; a schema that is not needed is echoed all the same."""
     if text is None or text.format is None:
         return
     path, schema = f"{of}text.format.schema", text.format.schema

@@ -1,7 +1,7 @@
 """Every way the product may vary, on one page.
 
 A seam is a protocol with a few domain verbs. Each has one contract suite in `tests/contracts/` that every
-implementation passes. Only `app.py` knows which implementation stands behind a seam.
+implementation passes. Only the builders (`app.py`, `builders/`, `models.py`, `storage.py`) name an implementation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Turns(Protocol):
     """What is remembered. The cache of a connection, a database and their layers are all `Turns`."""
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        """The turn with as much of its chain as is at hand; None if absent or somebody else's."""
+        """The turn with as much of its chain as can be found; None if it is absent or another owner's."""
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
         """The turn alone, without its parents."""
@@ -64,7 +64,7 @@ class Ledger(Protocol):
     """Who used how much. A stored turn's row is written by `Turns.save`, in the turn's own transaction."""
 
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
-        """Record these turns, each at most once however often it is told."""
+        """Record these turns, each at most once however often it is given."""
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         """What was used since then, by day, owner and model; of everybody if no owner is named."""
@@ -87,7 +87,7 @@ class IdempotencyKeys(Protocol):
     """Which turn an idempotency key stands for, so that a repeat never makes the model run again."""
 
     async def claim(self, claim: Claim) -> Claim:
-        """Take the key if it is free, at once for all; returns whoever holds it now."""
+        """Take the key if it is free, atomically; returns the claim that holds it now."""
 
     async def release(self, claim: Claim) -> None:
         """Let go of a key whose turn was refused before it began."""
@@ -110,8 +110,8 @@ class Conversations(Protocol):
         added: Sequence[ConversationItem] = (),
         turn: Turn | None = None,
     ) -> bool:
-        """Write it down with these items at its end; False if it is gone or was written by another meanwhile. Where it
-        is durable, so is the turn that brought them, by the same stroke."""
+        """Write it with these items at its end, and a stored turn in the same transaction; False if it is gone or was
+        written by another meanwhile."""
 
     async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
         """Erase it, or one of its items; False if there was nothing to erase."""
@@ -124,7 +124,7 @@ class Keys(Protocol):
         """Give out a key."""
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
-        """Those of these that are somebody's and not revoked, in one question."""
+        """The active keys among these digests, in one query."""
 
     async def given_out(self) -> Sequence[Key]:
         """Every key that was ever given out, the oldest first."""
@@ -134,7 +134,7 @@ class Keys(Protocol):
 
 
 class SharedLimits(Protocol):
-    """What all processes together use of the limits of keys. Nothing of it must survive; nobody may count twice."""
+    """What all processes together use of the limits of keys. Not durable; nothing counts twice."""
 
     async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
         """Take note of what this process has used and would hold; what it is given of each key's limits."""
@@ -151,7 +151,7 @@ class Quota(Protocol):
 
 
 class Seals(Protocol):
-    """What leaves us and comes back, for nobody else to read or to change."""
+    """Encryption of data that clients keep for us: only this server can read or change it."""
 
     def seal(self, owner: Owner, body: bytes) -> str:
         """An opaque text that holds these bytes for this owner."""
@@ -167,24 +167,24 @@ class Maintenance(Protocol):
         """Say that this process lives, and end as failed what dead ones left running; how many."""
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
-        """Turns that anybody has erased since the last call; some may be told twice."""
+        """Turns that any process has erased since the last call; some may be returned twice."""
 
     async def sweep(self, retention: Retention) -> bool:
         """Erase a few of those that are too old; False when this pass has seen them all."""
 
 
-# Called with what was said. Must not wait.
+# Called with the body of a message. Must not wait.
 Hear = Callable[[bytes], None]
 
 
 class Bus(Protocol):
-    """What workers tell each other. Nothing is kept: whoever is not there, or was cut off, has missed it."""
+    """Messages between workers. Nothing is kept: a worker that is not connected misses them."""
 
     async def publish(self, topic: str, body: bytes) -> None:
-        """Tell everybody who listens to this topic, this process included; `Unavailable` if nobody can be told."""
+        """Send to all subscribers of this topic, this process included; `Unavailable` if the bus is away."""
 
     def subscribe(self, topic: str, hear: Hear) -> AbstractAsyncContextManager[None]:
-        """While inside, everything that is said about this topic is heard; what one worker says, in its order."""
+        """While inside, every message of this topic is delivered; those of one worker in their order."""
 
 
 class Engine(Protocol):
@@ -210,7 +210,7 @@ class Tool(Protocol):
     """What the server may do for the model."""
 
     async def call(self, call: HostedCall) -> ToolResult:
-        """Do it, and tell. What the world did wrong is told too, as a failed item; being cancelled stops the work."""
+        """Run the call. What goes wrong outside is returned as a failed item; being cancelled stops the work."""
 
 
 class Reader(Protocol):
@@ -347,4 +347,4 @@ class Guard(Protocol):
         """Whether the model may be given these; asked beside rendering and sampling."""
 
     async def watch(self, text: str) -> Verdict:
-        """Whether the client may be told this: a window of an answer, and a little of what came before it."""
+        """Whether this may be sent to the client: a window of an answer, and a little of what came before it."""

@@ -111,7 +111,7 @@ class Head(Struct, frozen=True):
 
 
 class Effects(Struct, frozen=True):
-    """What items of a history have brought, which holds behind them: tools, and settings that go before the head's."""
+    """The effects of the items of a history on what follows them: tools, and settings that override the head's."""
 
     offers: tuple[Offer, ...] = ()
     # Tools that a search can find.
@@ -227,14 +227,14 @@ class Turn:
     model_turns: int
     # The tools as decoded for this turn, so that the next one may skip that; None after a reload.
     tools: Tools | None = None
-    # What the items up to here have brought; None after a reload.
+    # The effects of the items up to here; None after a reload.
     effects: Effects | None = None
     warm: Warm | None = None
     # When the chain began: a template that prints a date takes it from here, so that midnight changes nothing.
     root_at: int = 0
-    # Whether every ancestor is at hand; only then may the turn be continued.
+    # Whether every ancestor was found; only then may the turn be continued.
     is_whole: bool = True
-    # The guards that have let everything up to here pass, by name; their verdict holds for whoever continues.
+    # The guards that have let everything up to here pass, by name; their verdict holds for turns that continue it.
     passed: tuple[str, ...] = ()
     # Our own measure of what this node alone holds in memory.
     bytes: int = 0
@@ -255,7 +255,7 @@ class Turn:
 
     @property
     def output(self) -> tuple[Item, ...]:
-        """What the client was told, in order: what the model wrote, and what our own tools have answered."""
+        """The output as the client saw it, in order: what the model wrote, and what hosted tools answered."""
         answered = _answered(self)
         return tuple(
             item
@@ -321,7 +321,7 @@ class Scene(Struct, frozen=True):
     recalled: Warm | None = None
     # Whether the engine can be held to a JSON schema; only then may a dialect begin a forced call itself.
     can_constrain: bool = False
-    # What the items have brought, those that are given now included.
+    # The effects of the items, those that are given now included.
     effects: Effects = NO_EFFECTS
 
     @property
@@ -497,7 +497,7 @@ class ItemClosed(Struct, frozen=True):
 
 
 class TurnClosed(Struct, frozen=True):
-    """The model's turn is over; these ids close it, so that history can go on behind them."""
+    """The model's turn is over; these ids close it, so that history can go on after them."""
 
     ids: IdArray[int]
 
@@ -517,7 +517,7 @@ class HostedCall(Struct, frozen=True):
     name: str
     # JSON, as the model wrote it.
     arguments: str
-    # How many sources earlier calls of this response have brought: those of this one are numbered behind them.
+    # How many sources earlier calls of this response have found: those of this call are numbered after them.
     sources_before: int = 0
 
 
@@ -575,7 +575,7 @@ class Retention(Struct, frozen=True):
 
 
 class Key(Struct, frozen=True):
-    """A key that was given out. The secret is with whoever got it; here is what it opens, and how much of it."""
+    """An API key: what it may be used for, and its limits. The secret is not kept."""
 
     id: str
     name: str
