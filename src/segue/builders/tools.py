@@ -14,7 +14,7 @@ from msgspec import structs
 from segue.errors import Misconfigured
 from segue.settings import Settings
 from segue.tools.fetch import Fetcher, Policy, read_as_data
-from segue.tools.hosted import ServerTools, ToolLimits
+from segue.tools.hosted import ServerTools
 from segue.tools.hosts import McpHosts, policy_for
 from segue.tools.index import IndexWeb, Report, build
 from segue.tools.mcp import McpServer, McpServers
@@ -36,16 +36,20 @@ class Toolbox:
 async def open_tools(settings: Settings) -> AsyncIterator[Toolbox]:
     """The tools that the operator has configured; sessions with MCP servers end on the way out."""
     papers = Papers(settings.file_s_max)
-    limits = ToolLimits(settings.tool_s_max, settings.tool_output_bytes_max)
     with closing(build_fetcher(settings)) as fetcher:
         read_url = partial(read_as_data, fetcher) if fetcher.is_on else None
         async with open_web(settings, fetcher) as web, _open_servers(settings) as servers:
             tools: dict[str, Tool] = {} if web is None else {"web_search": web}
-            if servers is None:
-                hosted = ServerTools(tools, limits=limits, read_pdf=papers.read, read_url=read_url)
-            else:
+            if servers is not None:
                 tools |= {"mcp": servers, "mcp_list": servers.lister}
-                hosted = ServerTools(tools, servers.check, limits, papers.read, read_url)
+            hosted = ServerTools(
+                tools=tools,
+                refuse=None if servers is None else servers.check,
+                read_pdf=papers.read,
+                read_url=read_url,
+                call_s_max=settings.tool_s_max,
+                output_bytes_max=settings.tool_output_bytes_max,
+            )
             yield Toolbox(hosted, papers)
 
 

@@ -1,6 +1,6 @@
-"""What do our own tools say to the calls of the model? Sampling pauses, the tool runs here, sampling goes on.
+"""What do hosted tools answer to the calls of the model? Sampling pauses, the tool runs here, sampling goes on.
 
-A *hosted call* is one that a tool of this server answers. `TurnToolCalls` runs those of one turn: it makes the calls
+A *hosted call* is a call that a tool of this server answers. `TurnToolCalls` runs those of one turn: it makes the calls
 that a person has approved, lists the tools of remote servers before the model speaks, and answers the calls of a round.
 What a tool returns is data: it becomes a `HostedOutput` after the call, for the model alone, and the finished item is
 what the client sees. Every call has a limit in time and in bytes, and all of them together in number. A notice that
@@ -53,7 +53,7 @@ CALLS_MAX = 128
 REFUSED_MAX = 8
 # How often the tools of one response are searched for.
 SEARCHES_MAX = 16
-# What `include` says to see what a search has found.
+# The value of `include` that shows what a search has found.
 SOURCES = "web_search_call.action.sources"
 # As MCP numbers them.
 TIMED_OUT, REFUSED = -32001, -32600
@@ -62,38 +62,28 @@ NOT_MADE = "The call was not made, because the response ended before."
 TOO_MANY = "The call was not made: no more tool calls are allowed in this response."
 CUT_OFF = "\n[What follows was left out: the output is too long.]"
 
-
-def _take_all(tools: Tools, may: Container[str]) -> None:
-    """A server without MCP accepts tools that merely list an MCP server; the model does not see them."""
-
-
-async def _read_none(data: bytes) -> str | None:
-    """Where PDFs are not read, the model is given a note that they cannot be read."""
-    return None
+# What a hosted tool works on.
+_Begun = McpListTools | McpCall | WebSearchCall
 
 
-@dataclass(frozen=True, slots=True)
-class ToolLimits:
-    """What each hosted call may take."""
-
-    call_s_max: float = 60.0
-    output_bytes_max: int = 128 * 1024
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTools:
     """The tools that this process runs, by the kind of their calls."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    # Refuses a request that names a tool that cannot be run, or not by this caller.
-    refuse: Callable[[Tools, Container[str]], None] = _take_all
-    limits: ToolLimits = ToolLimits()
+    # Refuses a request that names an MCP server that cannot be called, or not by this caller. A server without MCP
+    # accepts such tools, and the model does not see them.
+    refuse: Callable[[Tools, Container[str]], None] | None = None
     # Reads the PDF files of an input, and the URLs in it where the operator allows that.
-    read_pdf: ReadPdf = _read_none
+    read_pdf: ReadPdf
     read_url: ReadUrl | None = None
+    # What each hosted call may take.
+    call_s_max: float = 60.0
+    output_bytes_max: int = 128 * 1024
 
     def check(self, tools: Tools, may: Container[str]) -> None:
-        self.refuse(tools, may)
+        if self.refuse is not None:
+            self.refuse(tools, may)
 
     async def fetch(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         return items if self.read_url is None else await attach(items, self.read_url)
@@ -125,7 +115,7 @@ class TurnToolCalls:
         self._sources: list[Source] = []
         # The outputs of the calls, until they are given to the model.
         self._outputs: dict[str, str] = {}
-        # The tools as the request gave them, secrets included: read when one is called, forgotten with the turn.
+        # The tools as the request gave them, secrets included: read for the first call, dropped with the turn.
         self._definitions: dict[str, Raw] | None = None
 
     @property
@@ -141,20 +131,15 @@ class TurnToolCalls:
         if approvals(resolved.given) and not await may_act(plan):
             return plan
         given = await self._approve(resolved.given, parent.rounds if parent else ())
-        listed = () if plan.compacts else await self._list(plan)
+        listed = () if plan.compacts else await self._list()
         if listed or given != resolved.given:
             effects = apply_effects(resolved.effects, listed)
             tools = resolved.head.tools
             tools = with_listed(tools, still_listed(tools, effects, None))
-            plan = replace(
-                plan,
-                resolved=structs.replace(
-                    resolved,
-                    head=structs.replace(resolved.head, tools=tools),
-                    effects=effects,
-                    given=(*given, *listed),
-                ),
-            )
+            head = structs.replace(resolved.head, tools=tools)
+            given = (*given, *listed)
+            resolved = structs.replace(resolved, head=head, effects=effects, given=given)
+            plan = replace(plan, resolved=resolved)
         _check_forced(plan)
         return plan
 
@@ -179,19 +164,19 @@ class TurnToolCalls:
                 raise
             return items
 
-    async def _list(self, plan: Plan) -> tuple[Item, ...]:
-        """What those servers list that have not done so in this history."""
-        resolved, new_id = plan.resolved, self._running.assembler.item_id
+    async def _list(self) -> tuple[Item, ...]:
+        """The lists of the servers that have not listed their tools in this history."""
         if "mcp_list" not in self._hosted.tools:
             return ()
+        resolved, new_id = self._plan.resolved, self._running.assembler.item_id
         tools = resolved.head.tools
-        known = still_listed(tools, resolved.effects, resolved.parent)
-        labels = servers_of(tools).keys() - {one.server_label for one in known}
+        before = still_listed(tools, resolved.effects, resolved.parent)
+        known = {one.server_label for one in before}
         return await self._work(
             [
                 as_item(McpListTools(id=new_id(McpListTools), server_label=label, tools=[]))
                 for label in servers_of(tools)
-                if label in labels
+                if label not in known
             ]
         )
 
@@ -201,22 +186,9 @@ class TurnToolCalls:
         if not approved:
             return given
         earlier = (item for one in before for item in (*one.given, *one.wrote))
-        asked = _requests((*earlier, *given))
-        calls = [self._approved(asked[one]) for one in approved if one in asked]
-        made: dict[str, list[Item]] = {}
-        for item in await self._work(calls):
-            assert isinstance(item.value, McpCall)
-            request_id = str(item.value.approval_request_id)
-            made[request_id] = [item, output_item(request_id, self._output_of(item))]
-        items: list[Item] = []
-        for item in given:
-            items.append(item)
-            if isinstance(item.value, McpApprovalResponse):
-                items += made.get(item.value.approval_request_id, ())
-        return tuple(items)
-
-    def _approved(self, request: McpApprovalRequest) -> Item:
-        return as_item(
+        values = (item.value for item in (*earlier, *given))
+        requests = {one.id: one for one in values if isinstance(one, McpApprovalRequest)}
+        calls = [
             McpCall(
                 id=self._running.assembler.item_id(McpCall),
                 status="in_progress",
@@ -225,46 +197,63 @@ class TurnToolCalls:
                 arguments=request.arguments,
                 approval_request_id=request.id,
             )
-        )
+            for request_id in approved
+            if (request := requests.get(request_id)) is not None
+        ]
+        made: dict[str, tuple[Item, Item]] = {}
+        for item in await self._work([*map(as_item, calls)]):
+            assert isinstance(item.value, McpCall)
+            request_id = str(item.value.approval_request_id)
+            made[request_id] = item, output_item(request_id, self._output_of(item))
+        items: list[Item] = []
+        for item in given:
+            items.append(item)
+            if isinstance(item.value, McpApprovalResponse):
+                items += made.get(item.value.approval_request_id, ())
+        return tuple(items)
 
     async def _work(self, begun: Sequence[Item]) -> tuple[Item, ...]:
         """Items that no model wrote, from their beginning to their end."""
+        if not begun:
+            return ()
         running = self._running
-        for one in begun:
-            running.publish(running.assembler.begin(one))
+        for item in begun:
+            running.publish(running.assembler.begin(item))
         await self._run(begun)
-        names = {one.value.id for one in begun}
-        return tuple(one for one in running.assembler.items if one.value.id in names)
+        ids = {item.value.id for item in begun}
+        return tuple(item for item in running.assembler.items if item.value.id in ids)
 
     # --- after a round ---
 
     async def answer(
         self, wrote: Sequence[Item], scene: Scene, *, may_run: bool
     ) -> tuple[Item, ...]:
-        """What the calls of a round are answered, for the next one. `may_run`: the model has ended by itself."""
-        mine = [one for one in wrote if is_pending(one.value)]
-        await self._run(mine if may_run else ())
-        answers = [output_item(str(one.value.id), self._output_of(one)) for one in mine]
+        pending = [item for item in wrote if is_pending(item.value)]
+        if pending and may_run:
+            await self._run(pending)
+        else:
+            self._running.publish(self._running.assembler.abandon())
+        answers = [output_item(str(item.value.id), self._output_of(item)) for item in pending]
         if may_run:
             answers += await self._search(wrote, scene)
         return tuple(answers)
 
     async def _search(self, wrote: Sequence[Item], scene: Scene) -> list[Item]:
-        """Our own search for tools, which needs nothing but those that are deferred."""
+        """The search for tools, which needs nothing but the deferred tools."""
         running = self._running
-        calls = [one.value for one in wrote if isinstance(one.value, ToolSearchCall)]
-        ours = [call for call in calls if call.execution == "server"]
-        if self._searches + len(ours) > SEARCHES_MAX:
+        calls = [item.value for item in wrote if isinstance(item.value, ToolSearchCall)]
+        calls = [call for call in calls if call.execution == "server"]
+        if self._searches + len(calls) > SEARCHES_MAX:
             return []
+        self._searches += len(calls)
         answers: list[Item] = []
-        for call in ours:
-            self._searches += 1
+        for call in calls:
             offers = scene.deferred if self._may_call() else ()
-            found = await asyncio.to_thread(answer, call, offers)
-            begun = structs.replace(found.value, status="in_progress", tools=[])
+            output = await asyncio.to_thread(answer, call, offers)
+            begun = structs.replace(output.value, status="in_progress", tools=[])
             running.publish(running.assembler.begin(as_item(begun)))
-            running.publish(running.assembler.finish(found))
-            answers.append(found)
+            running.publish(running.assembler.finish(output))
+            answers.append(output)
         return answers
 
     def _output_of(self, item: Item) -> str:
@@ -275,51 +264,42 @@ class TurnToolCalls:
     async def _run(self, begun: Sequence[Item]) -> None:
         """All of these, side by side where the request allows it; what a notice stops is left undone. A steer waits,
         whether it came before they began or after (docs/protocol.md 6.10)."""
-        running, tally = self._running, self._plan.tally
-        began = perf_counter()
+        running, began = self._running, perf_counter()
         try:
-            if begun:
-                async with running.interruptible(heeds_steers=False):
-                    await self._run_all(begun)
+            async with running.interruptible(heeds_steers=False):
+                if self._plan.resolved.head.parallel_tool_calls:
+                    async with asyncio.TaskGroup() as group:
+                        for item in begun:
+                            group.create_task(self._run_one(item))
+                else:
+                    for item in begun:
+                        await self._run_one(item)
         except TimeoutError:
             if not running.inbox:
                 raise
         finally:
-            if begun:
-                tally.spans.append(Span("tools", began, perf_counter()))
+            self._plan.tally.spans.append(Span("tools", began, perf_counter()))
             running.publish(running.assembler.abandon())
-
-    async def _run_all(self, begun: Sequence[Item]) -> None:
-        if not self._plan.resolved.head.parallel_tool_calls:
-            for one in begun:
-                await self._run_one(one)
-            return
-        async with asyncio.TaskGroup() as group:
-            for one in begun:
-                group.create_task(self._run_one(one))
 
     async def _run_one(self, begun: Item) -> None:
         """One call, from its start to its output."""
         value, running = begun.value, self._running
+        assert isinstance(value, _Begun), "no other item is hosted"
         is_listing = isinstance(value, McpListTools)
-        is_allowed = is_listing or self._may_call()
-        if is_allowed:
+        if is_listing or self._may_call():
             self._plan.tally.tool_calls += not is_listing
             async with self._searching if isinstance(value, WebSearchCall) else nullcontext():
-                ran = self._short(await self._call(value))
-                self._found(ran.sources)
+                result = self._shown(await self._call(value), value)
+                self._sources += result.sources
+            if result.sources:
+                running.assembler.cite = self._cite
         else:
-            ran = _failed(value, TOO_MANY, REFUSED)
-        self._outputs[str(value.id)] = ran.text
-        running.publish(running.assembler.finish(ran.item))
+            result = _failed(value, TOO_MANY, REFUSED)
+        self._outputs[str(value.id)] = result.text
+        running.publish(running.assembler.finish(result.item))
 
-    def _found(self, sources: Sequence[Source]) -> None:
-        """Messages may cite these from now on."""
-        if sources:
-            self._sources += sources
-            self._running.assembler.cite = lambda text: [
-                Raw(encode(one)) for one in cite(text, self._sources)
-            ]
+    def _cite(self, text: str) -> list[Raw]:
+        return [Raw(encode(one)) for one in cite(text, self._sources)]
 
     def _may_call(self) -> bool:
         wanted = self._plan.resolved.create.max_tool_calls
@@ -329,7 +309,7 @@ class TurnToolCalls:
         self._refused += not is_allowed
         return is_allowed
 
-    async def _call(self, value: ItemValue) -> ToolResult:
+    async def _call(self, value: _Begun) -> ToolResult:
         """The tool at work, within its time."""
         work = hosted_work(value)
         wanted = work.request(value)
@@ -337,92 +317,67 @@ class TurnToolCalls:
         if definition is None or tool is None:
             message = f"The request does not list the tool '{wanted.definition}'."
             return _failed(value, message, REFUSED)
-        limit = self._hosted.limits.call_s_max
+        limit = self._hosted.call_s_max
         call = HostedCall(
-            self._plan.owner,
-            str(value.id),
-            definition,
-            wanted.function,
-            wanted.arguments,
-            len(self._sources),
+            owner=self._plan.owner,
+            item_id=str(value.id),
+            definition=definition,
+            name=wanted.function,
+            arguments=wanted.arguments,
+            sources_before=len(self._sources),
         )
         try:
             async with asyncio.timeout(limit):
-                ran = await tool.call(call)
+                return await tool.call(call)
         except TimeoutError:
             return _failed(value, f"The tool did not answer within {limit:g} s.", TIMED_OUT)
         except Exception:
-            # A mistake of ours. The traceback names no argument and no header.
-            log.exception("a hosted tool failed in turn %s", self._plan.id)
+            # A fault of the server. The traceback contains no argument and no header.
+            log.exception("turn %s: the hosted tool %s failed", self._plan.id, work.tool)
             return _failed(value, "The tool could not be run.", REFUSED)
-        return structs.replace(ran, item=self._shown(_related(ran.item, value)))
-
-    def _shown(self, item: Item) -> Item:
-        """The finished item as this request asks for it."""
-        value, wanted = item.value, self._plan.resolved.create.include or ()
-        if isinstance(value, WebSearchCall) and SOURCES not in wanted:
-            return as_item(without_sources(value))
-        return item
 
     def _definition(self, key: str) -> Raw | None:
         if self._definitions is None:
             resolved = self._plan.resolved
-            # Those of the history have lost what was secret in them; what this request says goes before.
+            # Those of the history have no secrets any more; the definitions of this request go before.
             carried = [(tool, Raw(encode(tool))) for tool in resolved.head.tools.carried]
             given = (*carried, *definitions_in(resolved.create))
-            self._definitions = {name: one for tool, one in given if (name := name_of(tool))}
+            self._definitions = {name: raw for tool, raw in given if (name := name_of(tool))}
         return self._definitions.get(key)
 
-    def _short(self, ran: ToolResult) -> ToolResult:
-        """Not more than may be told."""
-        limit, value = self._hosted.limits.output_bytes_max, ran.item.value
-        data = ran.text.encode()
-        if len(data) <= limit:
-            return ran
-        text = data[:limit].decode(errors="ignore") + CUT_OFF
-        if isinstance(value, McpCall) and isinstance(value.output, str):
-            return structs.replace(
-                ran, text=text, item=as_item(structs.replace(value, output=text))
-            )
-        return structs.replace(ran, text=text)
+    def _shown(self, result: ToolResult, begun: _Begun) -> ToolResult:
+        """The result for model and client: still tied to its approval, without sources that the request does not
+        include, and cut at the limit."""
+        text, value = result.text, result.item.value
+        if isinstance(value, McpCall) and isinstance(begun, McpCall):
+            value = structs.replace(value, approval_request_id=begun.approval_request_id)
+        included = self._plan.resolved.create.include or ()
+        if isinstance(value, WebSearchCall) and SOURCES not in included:
+            value = without_sources(value)
+        data, limit = text.encode(), self._hosted.output_bytes_max
+        if len(data) > limit:
+            text = data[:limit].decode(errors="ignore") + CUT_OFF
+            if isinstance(value, McpCall) and isinstance(value.output, str):
+                value = structs.replace(value, output=text)
+        return structs.replace(result, text=text, item=as_item(value))
 
 
-def _related(item: Item, begun: ItemValue) -> Item:
-    """The finished item, still tied to the approval that it was made by."""
-    value = item.value
-    if isinstance(value, McpCall) and isinstance(begun, McpCall):
-        tied = structs.replace(value, approval_request_id=begun.approval_request_id)
-        return item if tied == value else as_item(tied)
-    return item
-
-
-def _failed(value: ItemValue, message: str, code: int) -> ToolResult:
+def _failed(value: _Begun, message: str, code: int) -> ToolResult:
     failed = hosted_work(value).failed(value, message, code)
     return ToolResult(f"Error: {message}", as_item(failed))
 
 
 def approvals(given: Sequence[Item]) -> list[str]:
     """The requests that these items approve, and that no call among them has followed."""
-    made = {one.value.approval_request_id for one in given if isinstance(one.value, McpCall)}
-    return [
-        one.value.approval_request_id
-        for one in given
-        if isinstance(one.value, McpApprovalResponse)
-        and one.value.approve
-        and one.value.approval_request_id not in made
-    ]
-
-
-def _requests(items: Iterable[Item]) -> dict[str, McpApprovalRequest]:
-    return {
-        one.value.id: one.value
-        for one in items
-        if isinstance(one.value, McpApprovalRequest) and one.value.id
-    }
+    values = [item.value for item in given]
+    made = {one.approval_request_id for one in values if isinstance(one, McpCall)}
+    responses = [one for one in values if isinstance(one, McpApprovalResponse) and one.approve]
+    ids = [one.approval_request_id for one in responses]
+    return [request_id for request_id in ids if request_id not in made]
 
 
 def _check_forced(plan: Plan) -> None:
-    """A choice that the servers turn out not to have."""
+    """Refuse a choice of a tool that no server has listed."""
     head = plan.resolved.head
     if not servers_of(head.tools) or plan.compacts:
         return
@@ -433,8 +388,5 @@ def _check_forced(plan: Plan) -> None:
     )
     known = head.tools.offers + plan.resolved.effects.offers + head.tools.deferred
     if is_forcing and not forced_offers(choice, known):
-        raise InvalidRequest(
-            "'tool_choice' forces a tool that no server of this request has listed.",
-            code="unsupported_value",
-            param="tool_choice",
-        )
+        message = "'tool_choice' forces a tool that no server of this request has listed."
+        raise InvalidRequest(message, code="unsupported_value", param="tool_choice")
