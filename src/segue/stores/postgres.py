@@ -21,6 +21,7 @@ import msgspec
 
 from segue.errors import StoreFailed
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
+from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.postgres_database import (
     CONFLICTS,
@@ -33,25 +34,7 @@ from segue.stores.postgres_database import (
     border,
     touched,
 )
-from segue.stores.records import (
-    ConversationColumns,
-    KeyRow,
-    LongField,
-    TurnColumns,
-    TurnRecord,
-    abandon,
-    digest_key,
-    link,
-    pack,
-    pack_added,
-    pack_events,
-    pack_key,
-    unpack_added,
-    unpack_conversation,
-    unpack_events,
-    unpack_key,
-    usage_of,
-)
+from segue.stores.records import LongField, TurnColumns, TurnRecord, is_text
 from segue.stores.seals import RingKey, new_key
 from segue.turn.values import (
     Claim,
@@ -77,7 +60,6 @@ NO_USAGE = (None,) * 7
 log = logging.getLogger(__name__)
 
 _FieldKey = tuple[Owner, bytes]
-_UsedRow = tuple[str, Owner, str, int, int, int, int, int]
 _TurnRow = tuple[str, str | None, bytes, bytes, bytes | None, bytes | None]
 
 
@@ -125,7 +107,7 @@ class _Turns:
     def writer(self, turn: Turn) -> PostgresWork[None]:
         """What a connection does to save this turn."""
         assert turn.is_stored, "an unstored turn has reached the database"
-        record, entry = pack(turn), usage_of(turn)
+        record, entry = records.pack(turn), records.usage_of(turn)
         values = (
             turn.owner,
             turn.id,
@@ -141,7 +123,7 @@ class _Turns:
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Its row, its events, its idempotency keys, and the long fields that no other turn names."""
-        if not _is_text(owner, turn_id):
+        if not is_text(owner, turn_id):
             return False
         return await self._database.execute("delete", owner, turn_id) > 0
 
@@ -170,7 +152,7 @@ class _Turns:
             self._known.popitem(last=False)
 
     async def _load(self, query: str, owner: Owner, turn_id: str) -> Turn | None:
-        if not _is_text(owner, turn_id):
+        if not is_text(owner, turn_id):
             return None
         for _ in range(READS_MAX):
             rows, fields = await self._database.run(
@@ -178,7 +160,7 @@ class _Turns:
             )
             if _named(rows) <= fields.keys():
                 with border():
-                    build = partial(link, owner, turn_id, rows, fields.__getitem__)
+                    build = partial(records.link, owner, turn_id, rows, fields.__getitem__)
                     # A long chain takes a while to decode; the event loop goes on meanwhile.
                     return await asyncio.to_thread(build) if len(rows) > 1 else build()
         raise StoreFailed("The store failed; the log of the server has the reason.")
@@ -197,10 +179,9 @@ class _Ledger:
             )
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        if owner is not None and not _is_text(owner):
+        if owner is not None and not is_text(owner):
             return []
-        rows = await self.database.fetch("report", owner, since)
-        return [UsageTotal(*row) for row in cast("Sequence[_UsedRow]", rows)]
+        return await self.database.fetch("report", UsageTotal, owner, since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,22 +191,21 @@ class _EventLog:
     async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
         """One row for all of them; none if their turn was deleted meanwhile."""
         if events:
-            body = await asyncio.to_thread(pack_events, events)
+            body = await asyncio.to_thread(records.pack_events, events)
             first, last = events[0].number, events[-1].number
             await self.database.execute("append", owner, turn_id, first, last, body)
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
-        if not _is_text(owner, turn_id):
+        if not is_text(owner, turn_id):
             return None
-        rows = await self.database.fetch("events_after", owner, turn_id, number)
-        if not rows:
+        batches = await self.database.fetch("events_after", bytes, owner, turn_id, number)
+        if not batches:
             return None
-        batches = [cast(bytes, row[0]) for row in rows]
         with border():
-            return await asyncio.to_thread(unpack_events, batches, number)
+            return await asyncio.to_thread(records.unpack_events, batches, number)
 
     async def delete(self, owner: Owner, turn_id: str) -> None:
-        if _is_text(owner, turn_id):
+        if is_text(owner, turn_id):
             await self.database.execute("delete_events", owner, turn_id)
 
 
@@ -235,15 +215,15 @@ class _IdempotencyKeys:
 
     async def claim(self, claim: Claim) -> Claim:
         assert claim.is_stored, "the idempotency key of an unstored turn has reached the database"
-        key, worker = digest_key(claim.key), self.database.worker
-        (row,) = await self.database.fetch(
-            "claim", claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S
-        )
-        turn_id, digest = cast("tuple[str, bytes]", row)
+        key, worker = records.digest_key(claim.key), self.database.worker
+        values = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
+        ((turn_id, digest),) = await self.database.fetch("claim", lambda *row: row, *values)
         return msgspec.structs.replace(claim, turn_id=turn_id, digest=digest)
 
     async def release(self, claim: Claim) -> None:
-        await self.database.execute("release", claim.owner, digest_key(claim.key), claim.turn_id)
+        await self.database.execute(
+            "release", claim.owner, records.digest_key(claim.key), claim.turn_id
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +232,17 @@ class _Conversations:
     turns: _Turns
 
     async def find(self, owner: Owner, conversation_id: str) -> Conversation | None:
-        rows = await self.database.fetch("find_conversation", owner, conversation_id)
-        for row in cast("Sequence[ConversationColumns]", rows):
-            return unpack_conversation(owner, conversation_id, row)
-        return None
+        key = (owner, conversation_id)
+        rows = await self.database.fetch(
+            "find_conversation", lambda *row: records.unpack_conversation(*key, row), *key
+        )
+        return rows[0] if rows else None
 
     async def read(
         self, owner: Owner, conversation_id: str, since: int = 0
     ) -> Sequence[ConversationItem]:
-        rows = await self.database.fetch("read_shelved", owner, conversation_id, since)
-        with border():
-            return [unpack_added(*row) for row in cast("Sequence[tuple[str, bytes]]", rows)]
+        key = (owner, conversation_id, since)
+        return await self.database.fetch("read_shelved", records.unpack_added, *key)
 
     async def save(
         self,
@@ -271,7 +251,7 @@ class _Conversations:
         turn: Turn | None = None,
     ) -> bool:
         with border():
-            ids, bodies = [item.id for item in added], [pack_added(item) for item in added]
+            ids, bodies = [item.id for item in added], [records.pack_added(item) for item in added]
             write_turn = None if turn is None else self.turns.writer(turn)
         tries, worker = count(), self.database.worker
 
@@ -302,20 +282,16 @@ class _Keys:
     database: PostgresDatabase
 
     async def add(self, key: Key, digest: str) -> None:
-        await self.database.execute("add_key", *pack_key(key, digest))
+        await self.database.execute("add_key", *records.pack_key(key, digest))
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
-        return {row.digest: unpack_key(row) for row in await self._rows("find_keys", list(digests))}
+        return dict(await self.database.fetch("find_keys", records.unpack_key, list(digests)))
 
     async def given_out(self) -> Sequence[Key]:
-        return [unpack_key(row) for row in await self._rows("list_keys")]
+        return [key for _, key in await self.database.fetch("list_keys", records.unpack_key)]
 
     async def revoke(self, key_id: str) -> bool:
-        return _is_text(key_id) and await self.database.execute("revoke_key", key_id) > 0
-
-    async def _rows(self, name: str, *values: object) -> list[KeyRow]:
-        rows = await self.database.fetch(name, *values)
-        return [KeyRow(*row) for row in cast("Sequence[KeyRow]", rows)]
+        return is_text(key_id) and await self.database.execute("revoke_key", key_id) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,17 +317,15 @@ class _Maintenance:
 
     async def recover(self) -> int:
         await self._database.run(self._database.heartbeat)
-        rows = await self._database.fetch("dead", self._database.worker, LEASE_S)
         count = 0
-        for (worker,) in cast("Sequence[tuple[str]]", rows):
+        for worker in await self._database.fetch("dead", str, self._database.worker, LEASE_S):
             while ended := await self._database.run(partial(_end_some, worker=worker)):
                 count += ended
         return count
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         """Recent ones; each is returned a few times."""
-        rows = await self._database.fetch("erasures", OVERLAP_S + int(BEAT_S))
-        return [(owner, turn_id) for owner, turn_id in cast("Sequence[tuple[str, str]]", rows)]
+        return await self._database.fetch("erasures", lambda *key: key, OVERLAP_S + int(BEAT_S))
 
     async def sweep(self, retention: Retention) -> bool:
         self._below, is_more = await self._database.run(
@@ -369,23 +343,13 @@ class _Ring:
     async def load(self) -> list[RingKey]:
         fresh = new_key()
         await self.database.execute("begin_ring", fresh.name, fresh.secret)
-        rows = cast("Sequence[tuple[bytes, bytes]]", await self.database.fetch("ring"))
-        return [RingKey(name, secret) for name, secret in rows]
+        return await self.database.fetch("ring", RingKey)
 
     async def rotate(self) -> int:
         await self.load()
         fresh = new_key()
         await self.database.execute("add_to_ring", fresh.name, fresh.secret)
         return len(await self.load())
-
-
-def _is_text(*names: str) -> bool:
-    """Whether these can be in a column of text at all: halves of surrogate pairs and NUL cannot, so nothing has
-    that name."""
-    try:
-        return b"\0" not in "".join(names).encode()
-    except UnicodeEncodeError:
-        return False
 
 
 # --- rows of turns -----------------------------------------------------------------------------------
@@ -503,17 +467,17 @@ async def _end_turn(
     """End one turn as failed. A turn that cannot be read must not block the others, or a server that starts."""
     try:
         fields = await _fetch_fields(connection, owner, [row])
-        turn = link(owner, row.id, [row], fields.__getitem__)
+        turn = records.link(owner, row.id, [row], fields.__getitem__)
         assert turn is not None
-        failed, entry, events = abandon(turn, last)
-        response = pack(failed).response
+        failed, entry, events = records.abandon(turn, last)
+        response = records.pack(failed).response
     except (ValueError, KeyError, msgspec.MsgspecError):
         log.exception("turn %s was left running by a dead process and cannot be decoded", row.id)
         await connection.execute(QUERIES["give_up"], owner, row.id)
         return
     # The event first: once the turn has ended no later pass would write it.
     if events:
-        first, body = events[0].number, pack_events(events)
+        first, body = events[0].number, records.pack_events(events)
         await connection.execute(QUERIES["append"], owner, row.id, first, first, body)
     await connection.execute(QUERIES["end"], owner, row.id, worker, response, *_usage_values(entry))
 

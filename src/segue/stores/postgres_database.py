@@ -176,9 +176,11 @@ class PostgresDatabase:
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
 
-    async def fetch(self, name: str, *values: object) -> Sequence[Columns]:
-        """The rows of the statement of this name."""
-        return await self.run(lambda connection: connection.fetch(QUERIES[name], *values))
+    async def fetch(self, name: str, make: Callable[..., T], *values: object) -> list[T]:
+        """What `make` makes of the columns of each row that the statement of this name finds."""
+        rows = await self.run(lambda connection: connection.fetch(QUERIES[name], *values))
+        with border():
+            return [make(*row) for row in rows]
 
     async def execute(self, name: str, *values: object) -> int:
         """Run the statement of this name; how many rows it touched."""

@@ -124,13 +124,11 @@ def _kind_of(kind: type[ItemValue]) -> str:
     return str(kind.__struct_config__.tag)
 
 
-_TAGGED: msgspec.json.Decoder[_Tagged] = msgspec.json.Decoder(_Tagged)
-_HISTORY: msgspec.msgpack.Decoder[_History] = msgspec.msgpack.Decoder(_History)
-_EVENTS: msgspec.msgpack.Decoder[list[tuple[str, int, bytes]]] = msgspec.msgpack.Decoder(
-    list[tuple[str, int, bytes]]
-)
-_RESPONSE: msgspec.json.Decoder[Response] = msgspec.json.Decoder(Response)
-_KEPT_ITEM: msgspec.msgpack.Decoder[_KeptItem] = msgspec.msgpack.Decoder(_KeptItem)
+_TAGGED = msgspec.json.Decoder(_Tagged)
+_HISTORY = msgspec.msgpack.Decoder(_History)
+_EVENTS = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]])
+_RESPONSE = msgspec.json.Decoder(Response)
+_KEPT_ITEM = msgspec.msgpack.Decoder(_KeptItem)
 # One for each type rather than one for all: a decoder of a single type forgives a missing tag.
 _VALUES: dict[str, msgspec.json.Decoder[ItemValue]] = {
     _kind_of(kind): msgspec.json.Decoder(kind) for kind in get_args(ItemValue)
@@ -200,6 +198,15 @@ def unpack_events(batches: Iterable[bytes], number: int) -> list[Event] | None:
     return found
 
 
+def is_text(*names: str) -> bool:
+    """Whether these can be in a column of text at all: halves of surrogate pairs and NUL cannot, so nothing has
+    that name."""
+    try:
+        return b"\0" not in "".join(names).encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def digest_key(key: str) -> bytes:
     """An idempotency key as stores keep it."""
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
@@ -257,30 +264,21 @@ def unpack(
         root_at=history.root_at,
         is_whole=is_whole,
         passed=tuple(history.passed),
-        bytes=_weigh(record, rounds) + _weigh_fields(response, parent),
+        bytes=_weigh(record, rounds, response, parent),
     )
 
 
-def _weigh(record: TurnRecord, rounds: tuple[Round, ...]) -> int:
-    """What a reloaded turn costs in memory: its bytes, the same text again in decoded values, and
-    the objects around them."""
+def _weigh(
+    record: TurnRecord, rounds: tuple[Round, ...], response: Response, parent: Turn | None
+) -> int:
+    """What a reloaded turn costs in memory: its bytes, the same text again in decoded values, the objects around them,
+    and the long fields of the response that it does not share with its parent."""
     items = sum(len(round_.given) + len(round_.wrote) for round_ in rounds)
-    return TURN_BYTES + ITEM_BYTES * items + 2 * (len(record.history) + len(record.response))
-
-
-def _weigh_fields(response: Response, parent: Turn | None) -> int:
-    """What the long fields of the response add to what the parent holds: equal ones are shared."""
-    if parent is None:
-        return len(bytes(response.instructions)) + len(bytes(response.tools))
-    before = parent.response
-    return sum(
-        len(bytes(mine))
-        for mine, theirs in (
-            (response.instructions, before.instructions),
-            (response.tools, before.tools),
-        )
-        if mine != theirs
-    )
+    fields = [(response.instructions, parent and parent.response.instructions)]
+    fields.append((response.tools, parent and parent.response.tools))
+    unshared = sum(len(bytes(mine)) for mine, theirs in fields if mine != theirs)
+    text = len(record.history) + len(record.response)
+    return TURN_BYTES + ITEM_BYTES * items + 2 * text + unshared
 
 
 def _long_field(raw: Raw) -> LongField | None:
@@ -359,11 +357,8 @@ def unpack_conversation(
     owner: Owner, conversation_id: str, columns: ConversationColumns
 ) -> Conversation:
     """A conversation from its row."""
-    created_at, metadata, tip_id, tip_items, count, version, speaker = columns
-    texts = msgspec.json.decode(metadata, type=dict[str, str])
-    return Conversation(
-        conversation_id, owner, created_at, texts, tip_id, tip_items, count, version, speaker
-    )
+    texts = msgspec.json.decode(columns[1], type=dict[str, str])
+    return Conversation(conversation_id, owner, columns[0], texts, *columns[2:])
 
 
 def pack_added(added: ConversationItem) -> bytes:
@@ -397,9 +392,10 @@ def pack_key(key: Key, digest: str) -> KeyRow:
     return KeyRow(digest, **(msgspec.structs.asdict(key) | texts))
 
 
-def unpack_key(row: KeyRow) -> Key:
+def unpack_key(*columns: str | int | None) -> tuple[str, Key]:
+    """The digest and the key from the columns of a `KeyRow`."""
+    row = KeyRow._make(columns)
     fields = row._asdict()
-    del fields["digest"]
-    scopes = msgspec.json.decode(row.scopes, type=tuple[str, ...])
-    limits = msgspec.json.decode(row.limits, type=KeyLimits)
-    return Key(**(fields | {"scopes": scopes, "limits": limits}))
+    fields["scopes"] = msgspec.json.decode(row.scopes, type=tuple[str, ...])
+    fields["limits"] = msgspec.json.decode(row.limits, type=KeyLimits)
+    return fields.pop("digest"), Key(**fields)

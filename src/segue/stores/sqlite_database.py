@@ -166,6 +166,14 @@ class SqliteDatabase:
             raise Unavailable("The store is closed.")
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, work)
 
+    async def fetch(
+        self, name: str, make: Callable[..., T], values: Mapping[str, object]
+    ) -> list[T]:
+        """What `make` makes of the columns of each row that the statement of this name finds."""
+        return await self.read(
+            lambda reader: [make(*row) for row in reader.execute(QUERIES[name], values)]
+        )
+
     async def execute(
         self, name: str, values: Mapping[str, object], *, is_erasing: bool = False
     ) -> int:
