@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from segue.accounts.account import Accounts
+from segue.background import in_background
 from segue.builders.cluster import ALONE, Cluster, WorkerPlace, open_cluster
 from segue.builders.observers import HealthCheck, MetricsPage, Observers, open_observers
 from segue.builders.state import Eraser, State, build_state
@@ -23,7 +24,7 @@ from segue.process.runner import Records, Runner
 from segue.settings import Settings
 from segue.storage import KEYS_TOPIC, open_store
 from segue.stores.hashes import KeyHashes
-from segue.stores.maintenance import kept_up
+from segue.stores.maintenance import keep_up
 from segue.stores.seals import RingSeals
 from segue.transports.http import HttpApp
 from segue.transports.origin import origin_policy
@@ -95,7 +96,7 @@ async def _open_server(
         feed = build_feed(state, runner, observers, health, upgrades, cluster)
         retention = Retention(settings.retention_s, settings.events_retention_s)
         async with (
-            kept_up(store.maintenance, retention, eraser.forget),
+            in_background(keep_up(store.maintenance, retention, eraser.forget)),
             _joined(state, upgrades, cluster),
             state.meter.running(),
         ):
@@ -137,12 +138,10 @@ def build_runner(
     runner = Runner(resources, records, heartbeat_s=settings.heartbeat_s)
     if cluster is not None:
         # Imported here: one process alone needs nothing of the cluster room.
-        from segue.cluster.remote import RemoteTurns, StoredEnds
+        from segue.cluster.remote import RemoteTurns
 
-        ends = StoredEnds(store.turns, store.events)
-        silence_s = 2 * settings.heartbeat_s
-        find_here = runner.registry.find_here
-        runner.meet(RemoteTurns(cluster.bus, cluster.peers, find_here, ends, silence_s))
+        seams = (cluster.bus, cluster.peers, runner.registry.find_here, store.turns, store.events)
+        runner.meet(RemoteTurns(*seams, silence_s=2 * settings.heartbeat_s))
     return runner
 
 

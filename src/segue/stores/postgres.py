@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Literal, Self, cast
+from typing import Literal, Self
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from segue.errors import StoreFailed
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
@@ -27,14 +28,15 @@ from segue.stores.postgres_database import (
     CONFLICTS,
     LEASE_S,
     QUERIES,
-    Columns,
     PostgresConnection,
     PostgresDatabase,
     PostgresWork,
+    as_row,
     border,
+    fetch,
     touched,
 )
-from segue.stores.records import LongField, TurnColumns, TurnRecord, is_text
+from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.seals import RingKey, new_key
 from segue.turn.values import (
     Claim,
@@ -60,7 +62,6 @@ NO_USAGE = (None,) * 7
 log = logging.getLogger(__name__)
 
 _FieldKey = tuple[Owner, bytes]
-_TurnRow = tuple[str, str | None, bytes, bytes, bytes | None, bytes | None]
 
 
 class PostgresStore:
@@ -92,10 +93,10 @@ class _Turns:
         self._known: OrderedDict[_FieldKey, None] = OrderedDict()
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        return await self._load(QUERIES["find"], owner, turn_id)
+        return await self._load("find", owner, turn_id)
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
-        return await self._load(QUERIES["read"], owner, turn_id)
+        return await self._load("read", owner, turn_id)
 
     async def save(self, turn: Turn) -> None:
         """The turn and its usage, in one transaction. A second save replaces the first; a turn that
@@ -108,30 +109,22 @@ class _Turns:
         """What a connection does to save this turn."""
         assert turn.is_stored, "an unstored turn has reached the database"
         record, entry = records.pack(turn), records.usage_of(turn)
-        values = (
-            turn.owner,
-            turn.id,
-            turn.parent_id,
-            record.history,
-            record.response,
-            record.instructions and record.instructions.digest,
-            record.tools and record.tools.digest,
-            self._database.worker if entry is None else None,
-            *(NO_USAGE if entry is None else _usage_values(entry)),
-        )
+        names = [field and field.digest for field in (record.instructions, record.tools)]
+        worker = self._database.worker if entry is None else None
+        usage = NO_USAGE if entry is None else _usage_values(entry)
+        values = (turn.owner, *record[:4], *names, worker, *usage)
         return lambda connection: self._save(connection, turn.owner, record, values)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Its row, its events, its idempotency keys, and the long fields that no other turn names."""
-        if not is_text(owner, turn_id):
-            return False
-        return await self._database.execute("delete", owner, turn_id) > 0
+        is_name = is_text(owner, turn_id)
+        return is_name and await self._database.execute("delete", owner, turn_id) > 0
 
     async def _save(
         self,
         connection: PostgresConnection,
         owner: Owner,
-        record: TurnRecord,
+        record: TurnColumns[LongField],
         values: Sequence[object],
     ) -> None:
         """Long fields that are known are only named. If one was deleted meanwhile the statement fails, and all are
@@ -151,12 +144,12 @@ class _Turns:
         while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
-    async def _load(self, query: str, owner: Owner, turn_id: str) -> Turn | None:
+    async def _load(self, name: str, owner: Owner, turn_id: str) -> Turn | None:
         if not is_text(owner, turn_id):
             return None
         for _ in range(READS_MAX):
             rows, fields = await self._database.run(
-                lambda connection: _fetch_chain(connection, query, owner, turn_id)
+                lambda connection: _fetch_chain(connection, name, owner, turn_id)
             )
             if _named(rows) <= fields.keys():
                 with border():
@@ -172,11 +165,10 @@ class _Ledger:
 
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
         # In the same order everywhere, so that two processes with the same rows cannot deadlock.
-        rows = sorted(msgspec.structs.astuple(entry) for entry in entries)
+        rows = sorted(astuple(entry) for entry in entries)
         if rows:
-            await self.database.run(
-                lambda connection: connection.executemany(QUERIES["settle"], rows)
-            )
+            query = QUERIES["settle"]
+            await self.database.run(lambda connection: connection.executemany(query, rows))
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         if owner is not None and not is_text(owner):
@@ -217,13 +209,12 @@ class _IdempotencyKeys:
         assert claim.is_stored, "the idempotency key of an unstored turn has reached the database"
         key, worker = records.digest_key(claim.key), self.database.worker
         values = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
-        ((turn_id, digest),) = await self.database.fetch("claim", lambda *row: row, *values)
-        return msgspec.structs.replace(claim, turn_id=turn_id, digest=digest)
+        ((turn_id, digest),) = await self.database.fetch("claim", as_row, *values)
+        return replace(claim, turn_id=turn_id, digest=digest)
 
     async def release(self, claim: Claim) -> None:
-        await self.database.execute(
-            "release", claim.owner, records.digest_key(claim.key), claim.turn_id
-        )
+        key = (claim.owner, records.digest_key(claim.key), claim.turn_id)
+        await self.database.execute("release", *key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,12 +250,11 @@ class _Conversations:
             if next(tries) and await _has_added(connection, conversation, ids):
                 # The first try was committed, and its answer was lost.
                 return True
+            rows = (conversation, ids, bodies, worker)
             if write_turn is None:
-                return await _write_conversation(connection, conversation, ids, bodies, worker)
+                return await _write_conversation(connection, *rows)
             async with connection.transaction():
-                is_written = await _write_conversation(
-                    connection, conversation, ids, bodies, worker
-                )
+                is_written = await _write_conversation(connection, *rows)
                 if is_written:
                     await write_turn(connection)
             return is_written
@@ -298,12 +288,8 @@ class _Keys:
 class _SharedLimits:
     database: PostgresDatabase
 
-    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
-        """Each key in a transaction of its own: none waits while it has locked another."""
-        return [
-            await self.database.run(partial(_draw, draw=draw, worker=self.database.worker))
-            for draw in draws
-        ]
+    async def draw(self, draw: Draw) -> Grant:
+        return await self.database.run(partial(_draw, draw=draw, worker=self.database.worker))
 
 
 class _Maintenance:
@@ -325,7 +311,7 @@ class _Maintenance:
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         """Recent ones; each is returned a few times."""
-        return await self._database.fetch("erasures", lambda *key: key, OVERLAP_S + int(BEAT_S))
+        return await self._database.fetch("erasures", as_row, OVERLAP_S + int(BEAT_S))
 
     async def sweep(self, retention: Retention) -> bool:
         self._below, is_more = await self._database.run(
@@ -357,15 +343,14 @@ class _Ring:
 
 def _usage_values(entry: UsageEntry) -> tuple[object, ...]:
     """The columns of a usage row after turn and owner."""
-    return msgspec.structs.astuple(entry)[2:]
+    return astuple(entry)[2:]
 
 
 async def _fetch_chain(
-    connection: PostgresConnection, query: str, owner: Owner, turn_id: str
+    connection: PostgresConnection, name: str, owner: Owner, turn_id: str
 ) -> tuple[list[TurnColumns[bytes]], dict[bytes, LongField]]:
-    """The rows that the query finds, and the long fields that they name."""
-    found = cast("Sequence[_TurnRow]", await connection.fetch(query, owner, turn_id))
-    rows = [TurnColumns(*row) for row in found]
+    """The rows that the statement of this name finds, and the long fields that they name."""
+    rows: list[TurnColumns[bytes]] = await fetch(connection, name, TurnColumns, owner, turn_id)
     return rows, await _fetch_fields(connection, owner, rows)
 
 
@@ -373,12 +358,9 @@ async def _fetch_fields(
     connection: PostgresConnection, owner: Owner, rows: Sequence[TurnColumns[bytes]]
 ) -> dict[bytes, LongField]:
     """The long fields that these turns name, as far as they are there."""
-    digests = _named(rows)
-    if not digests:
-        return {}
-    found = await connection.fetch(QUERIES["parts"], owner, list(digests))
-    fields = cast("Sequence[tuple[bytes, bytes]]", found)
-    return {digest: LongField(digest, body) for digest, body in fields}
+    digests = list(_named(rows))
+    fields = await fetch(connection, "parts", LongField, owner, digests) if digests else []
+    return {field.digest: field for field in fields}
 
 
 def _named(rows: Sequence[TurnColumns[bytes]]) -> set[bytes]:
@@ -393,9 +375,8 @@ async def _has_added(
     connection: PostgresConnection, conversation: Conversation, ids: Sequence[str]
 ) -> bool:
     """Whether these items are what came next in the conversation."""
-    rows = await connection.fetch(
-        QUERIES["read_shelved"], conversation.owner, conversation.id, conversation.count
-    )
+    key = (conversation.owner, conversation.id, conversation.count)
+    rows = await connection.fetch(QUERIES["read_shelved"], *key)
     return bool(ids) and [row[0] for row in rows[: len(ids)]] == list(ids)
 
 
@@ -413,7 +394,7 @@ async def _write_conversation(
     if conversation.version:
         speaker = (conversation.speaker, worker)
         values = (*key, *tip, conversation.version, ids, bodies, *speaker)
-        return await connection.fetchrow(QUERIES["update_conversation"], *values) is not None
+        return bool(await connection.fetch(QUERIES["update_conversation"], *values))
     made = (*key, conversation.created_at, *tip, ids, bodies)
     await connection.execute(QUERIES["create_conversation"], *made)
     return True
@@ -424,15 +405,11 @@ async def _draw(connection: PostgresConnection, *, draw: Draw, worker: str) -> G
     async with connection.transaction():
         await connection.execute(QUERIES["relax_draw"])
         limits = (draw.limits.requests_per_min, draw.limits.tokens_per_min)
-        row = await connection.fetchrow(QUERIES["begin_draw"], draw.key_id, *limits)
-        *level, now = cast("tuple[float, float, float, float]", tuple(cast("Columns", row)))
-        taken = await connection.fetchrow(QUERIES["held_by_others"], draw.key_id, worker)
-        others = HeldPlaces(*cast("tuple[int, int]", tuple(cast("Columns", taken))))
+        ((*level, now),) = await fetch(connection, "begin_draw", as_row, draw.key_id, *limits)
+        (others,) = await fetch(connection, "held_by_others", HeldPlaces, draw.key_id, worker)
         left, grant = share_out(draw, Level(*level), others, now)
-        held = (grant.held.connections, grant.held.lanes)
-        await connection.execute(
-            QUERIES["end_draw"], draw.key_id, left.requests, left.tokens, left.at, worker, *held
-        )
+        row = (draw.key_id, *astuple(left), worker, *astuple(grant.held))
+        await connection.execute(QUERIES["end_draw"], *row)
         if grant.held == HeldPlaces():
             await connection.execute(QUERIES["drop_held"], draw.key_id, worker)
     return grant
@@ -444,16 +421,12 @@ async def _draw(connection: PostgresConnection, *, draw: Draw, worker: str) -> G
 async def _end_some(connection: PostgresConnection, *, worker: str) -> int:
     """End as failed some of the turns that this dead process left; how many. When none is left its idempotency keys,
     conversations and slots are free again."""
-    left = await connection.fetch(QUERIES["abandoned"], worker, BATCH)
-    for found in left:
-        owner, last = cast("tuple[Owner, int | None]", tuple(found)[:2])
-        row = TurnColumns(*cast("_TurnRow", tuple(found)[2:]))
-        await _end_turn(connection, worker, owner, row, last)
+    left = await fetch(connection, "abandoned", as_row, worker, BATCH)
+    for owner, last, *row in left:
+        await _end_turn(connection, worker, owner, TurnColumns(*row), last)
     if not left:
-        await connection.execute(QUERIES["release_claims"], worker)
-        await connection.execute(QUERIES["release_speakers"], worker)
-        await connection.execute(QUERIES["release_places"], worker)
-        await connection.execute(QUERIES["leave"], worker)
+        for name in ("release_claims", "release_speakers", "release_places", "leave"):
+            await connection.execute(QUERIES[name], worker)
     return len(left)
 
 
@@ -504,8 +477,7 @@ async def _sweep_turns(
     connection: PostgresConnection, age_s: int, below: tuple[int, int]
 ) -> list[tuple[int, int]]:
     """Erase a few old turns, except those with descendants; all that were looked at."""
-    rows = await connection.fetch(QUERIES["old_turns"], age_s, *below, BATCH)
-    old = cast("Sequence[tuple[int, int, str, str]]", rows)
+    old = await fetch(connection, "old_turns", as_row, age_s, *below, BATCH)
     for _, seq, owner, turn_id in old:
         if touched(await connection.execute(QUERIES["delete_tip"], seq)):
             await connection.execute(QUERIES["forget_erased"], owner, turn_id)

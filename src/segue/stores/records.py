@@ -1,6 +1,6 @@
 """How does a turn become bytes and a turn again, for every store that keeps bytes?
 
-In: a `Turn`. Out: a `TurnRecord`, which a database keeps as one row, and back. Items are kept to the
+In: a `Turn`. Out: `TurnColumns`, which a database keeps as one row, and back. Items are kept to the
 byte, sampled ids to the id. What a response echoes at length (tools, instructions) is split off as a
 `LongField`, so that a store can keep it once for many turns. Warmth and decoded tools only save time
 and are not kept. Events, items of conversations and API keys become rows here too. Nothing here does
@@ -63,17 +63,9 @@ class LongField(NamedTuple):
     body: bytes
 
 
-class TurnRecord(NamedTuple):
-    """One turn as bytes: its history, its response, and the fields split off the response."""
-
-    history: bytes
-    response: bytes
-    instructions: LongField | None
-    tools: LongField | None
-
-
 class TurnColumns(NamedTuple, Generic[FieldName]):
-    """A turn as a database row: a record whose long fields are only named, by the database's own kind of key."""
+    """One turn as bytes: its history, its response, and the fields split off the response. In a row of a database the
+    long fields are only named, by the database's own kind of key."""
 
     id: str
     parent_id: str | None
@@ -150,13 +142,10 @@ def link(
         above = row.parent_id
     turn: Turn | None = None
     for row in reversed(chain):
-        record = TurnRecord(
-            row.history,
-            row.response,
-            None if row.instructions is None else load(row.instructions),
-            None if row.tools is None else load(row.tools),
-        )
-        turn = unpack((owner, row.id, row.parent_id, record), turn, is_whole=above is None)
+        instructions = None if row.instructions is None else load(row.instructions)
+        tools = None if row.tools is None else load(row.tools)
+        record = TurnColumns(*row[:4], instructions, tools)
+        turn = unpack(owner, record, turn, is_whole=above is None)
     return turn
 
 
@@ -212,7 +201,7 @@ def digest_key(key: str) -> bytes:
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
-def pack(turn: Turn) -> TurnRecord:
+def pack(turn: Turn) -> TurnColumns[LongField]:
     history = _History(
         [_pack_round(round_) for round_ in turn.rounds],
         list(turn.open_calls.values()),
@@ -229,16 +218,14 @@ def pack(turn: Turn) -> TurnRecord:
         instructions=SHORT if instructions else turn.response.instructions,
         tools=SHORT if tools else turn.response.tools,
     )
-    return TurnRecord(
-        msgspec.msgpack.encode(history), msgspec.json.encode(response), instructions, tools
-    )
+    bodies = (msgspec.msgpack.encode(history), msgspec.json.encode(response))
+    return TurnColumns(turn.id, turn.parent_id, *bodies, instructions, tools)
 
 
 def unpack(
-    row: tuple[str, str, str | None, TurnRecord], parent: Turn | None, *, is_whole: bool
+    owner: Owner, record: TurnColumns[LongField], parent: Turn | None, *, is_whole: bool
 ) -> Turn:
-    """The turn from its owner, id, parent's id and record, linked to its parent."""
-    owner, turn_id, parent_id, record = row
+    """The turn from its record, linked to its parent."""
     history = _HISTORY.decode(record.history)
     rounds = tuple(_unpack_round(round_) for round_ in history.rounds)
     written = [item.raw for round_ in rounds for item in round_.wrote]
@@ -252,9 +239,9 @@ def unpack(
         _RESPONSE.decode(record.response), output=[Raw(raw) for raw in output], **restored
     )
     return Turn(
-        id=turn_id,
+        id=record.id,
         owner=owner,
-        parent_id=parent_id,
+        parent_id=record.parent_id,
         parent=parent,
         rounds=rounds,
         response=response,
@@ -269,7 +256,10 @@ def unpack(
 
 
 def _weigh(
-    record: TurnRecord, rounds: tuple[Round, ...], response: Response, parent: Turn | None
+    record: TurnColumns[LongField],
+    rounds: tuple[Round, ...],
+    response: Response,
+    parent: Turn | None,
 ) -> int:
     """What a reloaded turn costs in memory: its bytes, the same text again in decoded values, the objects around them,
     and the long fields of the response that it does not share with its parent."""

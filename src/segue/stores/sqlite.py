@@ -87,10 +87,9 @@ class _Turns:
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Its row, its events, its idempotency keys, and the long fields that no other turn names."""
-        if not is_text(owner, turn_id):
-            return False
         key = {"owner": owner, "id": turn_id}
-        return await self.database.execute("delete", key, is_erasing=True) > 0
+        is_name = is_text(owner, turn_id)
+        return is_name and await self.database.execute("delete", key, is_erasing=True) > 0
 
     async def _load(self, query: str, owner: Owner, turn_id: str) -> Turn | None:
         if not is_text(owner, turn_id):
@@ -204,10 +203,10 @@ class _Conversations:
             if item_id is None:
                 writer.execute(QUERIES["unshelve_all"], key)
                 return writer.execute(QUERIES["delete_conversation"], key).rowcount > 0
-            if writer.execute(QUERIES["unshelve"], key).rowcount == 0:
-                return False
-            writer.execute(QUERIES["unlink_tip"], key)
-            return True
+            is_erased = writer.execute(QUERIES["unshelve"], key).rowcount > 0
+            if is_erased:
+                writer.execute(QUERIES["unlink_tip"], key)
+            return is_erased
 
         return await self.database.write(erase, is_erasing=True)
 
@@ -227,22 +226,17 @@ class _Keys:
         return [key for _, key in await self.database.fetch("list_keys", records.unpack_key, {})]
 
     async def revoke(self, key_id: str) -> bool:
-        if not is_text(key_id):
-            return False
         key = {"id": key_id, "now": int(time.time())}
-        return await self.database.execute("revoke_key", key) > 0
+        return is_text(key_id) and await self.database.execute("revoke_key", key) > 0
 
 
 @dataclass(frozen=True, slots=True)
 class _SharedLimits:
     database: SqliteDatabase
 
-    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
-        """All of them in one transaction."""
+    async def draw(self, draw: Draw) -> Grant:
         worker = self.database.lease.worker
-        return await self.database.write(
-            lambda writer: [_draw(writer, draw, worker) for draw in draws]
-        )
+        return await self.database.write(lambda writer: _draw(writer, draw, worker))
 
 
 class _Maintenance:
@@ -289,12 +283,8 @@ def _turn_writer(turn: Turn, worker: str) -> SqliteWork[None]:
     assert turn.is_stored, "an unstored turn has reached the database"
     record, entry = records.pack(turn), records.usage_of(turn)
     owner = turn.owner
-    row = {
+    row = record._asdict() | {
         "owner": owner,
-        "id": turn.id,
-        "parent_id": turn.parent_id,
-        "history": record.history,
-        "response": record.response,
         "instructions": record.instructions and record.instructions.digest,
         "tools": record.tools and record.tools.digest,
         "worker": worker if entry is None else None,
@@ -398,10 +388,9 @@ def _draw(writer: sqlite3.Connection, draw: Draw, worker: str) -> Grant:
     others = HeldPlaces(*writer.execute(QUERIES["held_by_others"], key).fetchone())
     level, grant = share_out(draw, None if row is None else Level(*row), others, time.time())
     if row is None or draw.requests or draw.tokens:
-        values = {"requests": level.requests, "tokens": level.tokens, "at": level.at}
-        writer.execute(QUERIES["save_level"], key | values)
-    held = {"connections": grant.held.connections, "lanes": grant.held.lanes}
-    writer.execute(QUERIES["save_held" if grant.held != HeldPlaces() else "drop_held"], key | held)
+        writer.execute(QUERIES["save_level"], key | structs.asdict(level))
+    query = "save_held" if grant.held != HeldPlaces() else "drop_held"
+    writer.execute(QUERIES[query], key | structs.asdict(grant.held))
     return grant
 
 
@@ -415,9 +404,8 @@ def _end_some(writer: sqlite3.Connection, worker: str) -> int:
     left = writer.execute(QUERIES["abandoned"], key).fetchall()
     for owner, last, *row in left:
         _end_turn(writer, owner, TurnColumns(*row), last)
-    writer.execute(QUERIES["release_claims"], key)
-    writer.execute(QUERIES["release_speakers"], key)
-    writer.execute(QUERIES["release_places"], key)
+    for query in ("release_claims", "release_speakers", "release_places"):
+        writer.execute(QUERIES[query], key)
     return len(left)
 
 
