@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from segue.accounts.account import Accounts
+from segue.background import in_background
 from segue.builders.cluster import ALONE, Cluster, WorkerPlace, open_cluster
 from segue.builders.observers import HealthCheck, Observers, open_observers
 from segue.builders.state import Eraser, Measured, State, build_state
@@ -23,7 +24,7 @@ from segue.process.runner import Records, Runner
 from segue.settings import Settings
 from segue.storage import KEYS_TOPIC, open_store
 from segue.stores.hashes import KeyHashes
-from segue.stores.maintenance import kept_up
+from segue.stores.maintenance import keep_up
 from segue.stores.seals import RingSeals
 from segue.transports.auth import origin_policy
 from segue.transports.http import HttpApp
@@ -94,7 +95,7 @@ async def _open_server(
         feed = build_feed(state, runner, observers, health, upgrades, cluster)
         retention = Retention(settings.retention_s, settings.events_retention_s)
         async with (
-            kept_up(store.maintenance, retention, eraser.forget),
+            in_background(keep_up(store.maintenance, retention, eraser.forget)),
             _joined(state, upgrades, cluster),
             state.meter.running(),
         ):
@@ -139,11 +140,11 @@ def build_runner(
     )
     runner = Runner(resources, records, heartbeat_s=settings.heartbeat_s)
     if cluster is not None:
-        from segue.cluster.remote import RemoteTurns, StoredEnds
+        # Imported here: one process alone needs nothing of the cluster room.
+        from segue.cluster.remote import RemoteTurns
 
-        find_here, silence_s = runner.registry.find_here, 2 * settings.heartbeat_s
-        ends = StoredEnds(store.turns, store.events)
-        runner.meet(RemoteTurns(cluster.bus, cluster.peers, find_here, ends, silence_s))
+        seams = (cluster.bus, cluster.peers, runner.registry.find_here, store.turns, store.events)
+        runner.meet(RemoteTurns(*seams, silence_s=2 * settings.heartbeat_s))
     return runner
 
 

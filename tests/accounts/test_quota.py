@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -33,12 +32,12 @@ class CountingSharedLimits(MemorySharedLimits):
         self.asked = 0
         self.is_down = False
 
-    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
+    async def draw(self, draw: Draw) -> Grant:
         self.asked += 1
         await asyncio.sleep(0)
         if self.is_down:
             raise Unavailable("down")
-        return await super().draw(draws)
+        return await super().draw(draw)
 
 
 def metered(clock: Clock) -> tuple[CountingSharedLimits, Meter]:

@@ -12,7 +12,7 @@ import pytest
 from segue.cluster import remote as module
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
-from segue.cluster.remote import RemoteTurns, StoredEnds
+from segue.cluster.remote import RemoteTurns
 from segue.stores.memory import MemoryEventLog
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
@@ -37,9 +37,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.peers = Peers(self.bus)
-        self.remote = RemoteTurns(
-            self.bus, self.peers, self.find, StoredEnds(self.turns, self.log), 30.0
-        )
+        self.remote = RemoteTurns(self.bus, self.peers, self.find, self.turns, self.log, 30.0)
 
     def find(self, owner: str, turn_id: str) -> Running | None:
         running = self.runnings.get(turn_id)
@@ -142,7 +140,7 @@ async def test_remote_turn_without_subscribers_goes_and_the_turn_runs_on(
     assert await follower.remote.reach(OWNER, running.id) is not None
     await until(lambda: not running.has_subscribers)
     assert follower.remote.find(OWNER, running.id) is None
-    assert tuple(running.inbox) == ()
+    assert not running.inbox
 
 
 async def test_worker_that_dies_no_longer_holds_a_turn(pair: tuple[Worker, Worker]) -> None:
@@ -187,7 +185,7 @@ async def test_subscriber_that_leaves_does_not_cancel_for_others(
     remote.notify(Cancel())
     await until(lambda: follower.remote.find(OWNER, running.id) is None)
     await until(lambda: len(running._subscribers) == 1)
-    assert tuple(running.inbox) == ()
+    assert not running.inbox
 
 
 async def test_turn_that_has_just_ended_is_followed_to_its_end(pair: tuple[Worker, Worker]) -> None:

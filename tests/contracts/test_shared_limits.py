@@ -24,19 +24,18 @@ async def test_one_alone_is_given_everything_and_no_more(
     async with open_stores(kind, request, tmp_path) as open_one:
         shared_limits = (await open_one()).shared_limits
         wanted = structs.replace(ASK, requests=50, tokens=700, held=HeldPlaces(9, 9))
-        (grant,) = await shared_limits.draw([wanted])
+        grant = await shared_limits.draw(wanted)
         assert (grant.requests, grant.held, grant.others) == (50, HeldPlaces(5, 3), HeldPlaces())
         assert grant.tokens == pytest.approx(-100, abs=5)
-        (rest,) = await shared_limits.draw([structs.replace(ASK, requests=50)])
+        rest = await shared_limits.draw(structs.replace(ASK, requests=50))
         assert 10 <= rest.requests <= 12
-        (none,) = await shared_limits.draw([structs.replace(ASK, requests=1)])
+        none = await shared_limits.draw(structs.replace(ASK, requests=1))
         assert none.requests == 0
         assert 0 < none.wait_s <= 1
-        (back,) = await shared_limits.draw([structs.replace(ASK, requests=-30)])
+        back = await shared_limits.draw(structs.replace(ASK, requests=-30))
         assert back.requests == -30
-        (again, other) = await shared_limits.draw(
-            [structs.replace(ASK, requests=40), structs.replace(ASK, key_id="key_2", requests=7)]
-        )
+        again = await shared_limits.draw(structs.replace(ASK, requests=40))
+        other = await shared_limits.draw(structs.replace(ASK, key_id="key_2", requests=7))
         assert 30 <= again.requests <= 32
         assert other.requests == 7
 
@@ -49,24 +48,24 @@ async def test_several_share_what_there_is(
         stores = [await open_one() for _ in range(3)]
         wanted = structs.replace(ASK, requests=7, tokens=10, held=HeldPlaces(2, 2))
         granted = await asyncio.gather(
-            *(one.shared_limits.draw([wanted]) for one in stores for _ in range(5))
+            *(one.shared_limits.draw(wanted) for one in stores for _ in range(5))
         )
-        assert 60 <= sum(grant.requests for (grant,) in granted) <= 63
+        assert 60 <= sum(grant.requests for grant in granted) <= 63
         last = [
-            (await one.shared_limits.draw([structs.replace(ASK, held=HeldPlaces(2, 2))]))[0]
+            await one.shared_limits.draw(structs.replace(ASK, held=HeldPlaces(2, 2)))
             for one in stores
         ]
         assert sum(one.held.connections for one in last) == 5
         assert sum(one.held.lanes for one in last) == 3
         assert last[0].tokens == pytest.approx(450, abs=20)
         # What one gives back, or leaves behind, another may have.
-        await stores[0].shared_limits.draw([ASK])
-        (grant,) = await stores[1].shared_limits.draw([structs.replace(ASK, held=HeldPlaces(5, 3))])
+        await stores[0].shared_limits.draw(ASK)
+        grant = await stores[1].shared_limits.draw(structs.replace(ASK, held=HeldPlaces(5, 3)))
         others = grant.others
         assert grant.held == HeldPlaces(5 - others.connections, 3 - others.lanes)
         await stores[2].crash()
         await stores[1].maintenance.recover()
-        (grant,) = await stores[1].shared_limits.draw([structs.replace(ASK, held=HeldPlaces(5, 3))])
+        grant = await stores[1].shared_limits.draw(structs.replace(ASK, held=HeldPlaces(5, 3)))
         assert (grant.held, grant.others) == (HeldPlaces(5, 3), HeldPlaces())
 
 

@@ -12,7 +12,7 @@ from tests.contracts.turns import OWNER, make_turn, meaning, rich_turn, said
 
 
 def again(turn: Turn) -> Turn:
-    return unpack((turn.owner, turn.id, turn.parent_id, pack(turn)), None, is_whole=True)
+    return unpack(turn.owner, pack(turn), None, is_whole=True)
 
 
 # Text that JSON can carry: everything but halves of surrogate pairs.
@@ -68,7 +68,7 @@ def test_reloaded_child_does_not_weigh_what_it_shares_with_its_parent() -> None:
     tools = b"[" + b" " * 19_000 + b"]"
     root = again(make_turn("a", tools=tools))
     child = make_turn("b", root, tools=tools)
-    reloaded = unpack((OWNER, "b", "a", pack(child)), root, is_whole=True)
+    reloaded = unpack(OWNER, pack(child), root, is_whole=True)
     assert root.bytes > 19_000 > reloaded.bytes > len(child.given[0].raw)
 
 
@@ -79,4 +79,4 @@ def test_record_from_before_guards_has_passed_none() -> None:
     assert passed == list(turn.passed)
     record = record._replace(history=msgspec.msgpack.encode(older))
 
-    assert unpack((turn.owner, turn.id, turn.parent_id, record), None, is_whole=True).passed == ()
+    assert unpack(turn.owner, record, None, is_whole=True).passed == ()

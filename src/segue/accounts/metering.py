@@ -64,7 +64,7 @@ class Meter:
 
     async def draw(self, draw: Draw) -> Grant:
         """What the store grants."""
-        return (await self._shared_limits.draw([draw]))[0]
+        return await self._shared_limits.draw(draw)
 
     async def reclaim(self, key_id: str) -> None:
         """Ask the other processes to give back the places of this key that they do not need."""

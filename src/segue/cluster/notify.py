@@ -122,33 +122,29 @@ class NotifyBus:
 
     @asynccontextmanager
     async def subscribe(self, topic: str, hear: Hear) -> AsyncIterator[None]:
+        channel = channel_of(topic)
         is_first = self._listeners.add(topic, hear)
         try:
             if is_first:
-                self._topics[channel_of(topic)] = topic
-                async with self._lock:
-                    await self._listen(channel_of(topic))
+                self._topics[channel] = topic
+                await self._update(channel)
             yield
         finally:
             if self._listeners.remove(topic, hear):
-                self._topics.pop(channel_of(topic), None)
-                async with self._lock:
-                    await self._unlisten(channel_of(topic))
+                self._topics.pop(channel, None)
+                await self._update(channel)
 
-    async def _listen(self, channel: str) -> None:
-        """Without a connection, the next one listens to all topics."""
-        if self._session is not None and channel in self._topics:
-            try:
-                await self._session.add_listener(channel, self._receive)
-            except FOREIGN:
-                self._is_lost.set()
-
-    async def _unlisten(self, channel: str) -> None:
-        if self._session is not None and channel not in self._topics:
-            try:
-                await self._session.remove_listener(channel, self._receive)
-            except FOREIGN:
-                self._is_lost.set()
+    async def _update(self, channel: str) -> None:
+        """Listen to this channel if it has a topic, else no longer. Without a connection, the next one listens to all
+        topics."""
+        async with self._lock:
+            if (session := self._session) is not None:
+                is_wanted = channel in self._topics
+                call = session.add_listener if is_wanted else session.remove_listener
+                try:
+                    await call(channel, self._receive)
+                except FOREIGN:
+                    self._is_lost.set()
 
     def _receive(self, _session: object, _pid: int, channel: str, payload: str) -> None:
         topic = self._topics.get(channel)
@@ -165,11 +161,10 @@ class NotifyBus:
             server_settings={"application_name": "segue bus"},
         )
         session.add_termination_listener(lambda _: self._is_lost.set())
-        async with self._lock:
-            self._is_lost.clear()
-            self._session = session
-            for channel in tuple(self._topics):
-                await self._listen(channel)
+        self._is_lost.clear()
+        self._session = session
+        for channel in tuple(self._topics):
+            await self._update(channel)
 
     async def work(self) -> None:
         """Stay connected until cancelled."""

@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -38,13 +39,12 @@ HANDLED_MAX = 1_024
 
 PeerHandler = Callable[[str, bytes], Awaitable[bytes | None]]
 OnGone = Callable[[str], None]
-MessageKind = Literal["beat", "bye", "tell", "ask", "answer"]
 
 
 class PeerMessage(Struct, frozen=True, array_like=True):
     """A message between workers."""
 
-    kind: MessageKind
+    kind: Literal["beat", "bye", "tell", "ask", "answer"]
     worker: str
     group: str
     # Of a question, and of its answer.
@@ -89,6 +89,7 @@ class Peers:
         self.worker = new_id("worker")
         self.group = group or self.worker
         self._bus = bus
+        self._message = partial(PeerMessage, worker=self.worker, group=self.group)
         # The time of each worker's last message, and its group.
         self._peers: dict[str, tuple[float, str]] = {}
         self._handlers: dict[str, PeerHandler] = {}
@@ -170,17 +171,6 @@ class Peers:
             del self._questions[number]
         return question
 
-    def _message(
-        self,
-        kind: MessageKind,
-        *,
-        number: int = 0,
-        subject: str = "",
-        body: bytes | None = b"",
-        is_new: bool = False,
-    ) -> PeerMessage:
-        return PeerMessage(kind, self.worker, self.group, number, subject, body, is_new)
-
     async def _publish(self, topic: str, message: PeerMessage) -> None:
         try:
             await self._bus.publish(topic, _encode(message))
@@ -233,9 +223,8 @@ class Peers:
         except Exception:
             log.exception("handler for cluster message %s failed", message.subject)
         if message.kind == "ask":
-            answer = self._message(
-                "answer", number=message.number, subject=message.subject, body=body
-            )
+            number, subject = message.number, message.subject
+            answer = self._message("answer", number=number, subject=subject, body=body)
             await self._publish(_topic(message.worker), answer)
 
     def _spawn(self, work: Awaitable[None]) -> None:

@@ -17,12 +17,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec import Struct
 
-from segue.cluster.peers import PeerHandler, Peers
+from segue.cluster.peers import Peers
 from segue.errors import ApiError
 from segue.ids import new_id
 from segue.turn.assemble import Assembler
@@ -85,14 +85,6 @@ _decode_request = msgspec.msgpack.Decoder(FollowRequest).decode
 _decode_start = msgspec.json.Decoder(FollowStart).decode
 _decode_terminal = msgspec.json.Decoder(_TerminalEvent).decode
 _pack = msgspec.msgpack.encode
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEnds:
-    """Where the end of a turn is read when its worker is gone."""
-
-    turns: Turns
-    log: EventLog
 
 
 class EventForwarder:
@@ -201,13 +193,20 @@ class RemoteTurns:
     """Turns of other workers that are followed here, and turns of this worker that are followed elsewhere."""
 
     def __init__(
-        self, bus: Bus, peers: Peers, find: FindRunning, ends: StoredEnds, silence_s: float
+        self,
+        bus: Bus,
+        peers: Peers,
+        find: FindRunning,
+        turns: Turns,
+        events: EventLog,
+        silence_s: float,
     ) -> None:
         self._bus = bus
         self._peers = peers
         # Finds a turn that runs in this worker.
         self._find = find
-        self._ends = ends
+        # Where the end of a turn is read when its worker is gone.
+        self._turns, self._log = turns, events
         self._silence_s = silence_s
         self._remote: dict[str, RemoteTurn] = {}
         self._reaching: dict[TurnRef, asyncio.Lock] = {}
@@ -219,7 +218,7 @@ class RemoteTurns:
         peers.answer("follow", self._answer_follow)
         peers.answer("cancel", self._take_cancel)
         for subject in ("give_up", "leave", "hold", "go_on"):
-            peers.answer(subject, self._take_from_follower(subject))
+            peers.answer(subject, partial(self._take_from_follower, subject))
         peers.when_gone(self._forget_worker)
 
     @property
@@ -250,31 +249,28 @@ class RemoteTurns:
         lock = self._reaching.setdefault(ref, asyncio.Lock())
         try:
             async with lock:
-                return self.find(owner, turn_id) or await self._start_following(ref)
+                if (known := self.find(owner, turn_id)) is not None:
+                    return known
+                started: asyncio.Future[Running | None] = asyncio.Future()
+                self._spawn(self._follow(ref, started))
+                return await started
         finally:
             if not lock.locked():
                 self._reaching.pop(ref, None)
 
-    async def _start_following(self, ref: TurnRef) -> RemoteTurn | None:
-        started: asyncio.Future[RemoteTurn | None] = asyncio.get_running_loop().create_future()
-        self._spawn(self._follow(ref, started))
-        return await started
-
-    async def _follow(self, ref: TurnRef, started: asyncio.Future[RemoteTurn | None]) -> None:
+    async def _follow(self, ref: TurnRef, started: asyncio.Future[Running | None]) -> None:
         """Follow one turn from its first event to its last."""
         topic = new_id("events")
         events: EventQueue = asyncio.Queue()
-
-        def receive(body: bytes) -> None:
-            events.put_nowait(_decode_events(body))
-
         try:
-            async with self._bus.subscribe(topic, receive):
+            async with self._bus.subscribe(
+                topic, lambda body: events.put_nowait(_decode_events(body))
+            ):
                 answer = await self._ask_source(ref, -1, topic)
                 if answer is None:
                     return
                 source, start = answer
-                remote = RemoteTurn(ref.owner, start, self._sender(source, topic, ref))
+                remote = RemoteTurn(ref.owner, start, partial(self._send, source, topic, ref))
                 self._remote[ref.turn_id] = remote
                 self._sources[topic] = (source, events)
                 asyncio.get_running_loop().call_later(IDLE_S, remote.close_if_unheard)
@@ -298,12 +294,9 @@ class RemoteTurns:
         answer = await self._peers.find("follow", _pack(request))
         return None if answer is None else (answer[0], _decode_start(answer[1]))
 
-    def _sender(self, source: str, topic: str, ref: TurnRef) -> Callable[[str], None]:
-        def send(subject: str) -> None:
-            body = _pack(ref) if subject == "cancel" else topic.encode()
-            self._spawn(self._peers.send(subject, body, source))
-
-        return send
+    def _send(self, source: str, topic: str, ref: TurnRef, subject: str) -> None:
+        body = _pack(ref) if subject == "cancel" else topic.encode()
+        self._spawn(self._peers.send(subject, body, source))
 
     async def _catch_up(self, remote: RemoteTurn, last: int, events: EventQueue) -> None:
         """Take the events so far first, so that a subscriber that attaches after a number gets none before it."""
@@ -322,11 +315,8 @@ class RemoteTurns:
         try:
             while not remote.is_over.is_set():
                 getting = asyncio.create_task(events.get())
-                await asyncio.wait(
-                    [over, getting],
-                    timeout=self._silence_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                either = asyncio.FIRST_COMPLETED
+                await asyncio.wait([over, getting], timeout=self._silence_s, return_when=either)
                 batch = getting.result() if getting.done() else None
                 getting.cancel()
                 is_sound = batch is not None and remote.take(batch)
@@ -342,8 +332,8 @@ class RemoteTurns:
             if answer is not None and answer[1].first <= remote.last + 1:
                 return
             try:
-                turn = await self._ends.turns.read(ref.owner, ref.turn_id)
-                written = await self._ends.log.read_after(ref.owner, ref.turn_id, remote.last)
+                turn = await self._turns.read(ref.owner, ref.turn_id)
+                written = await self._log.read_after(ref.owner, ref.turn_id, remote.last)
             except ApiError:
                 log.warning("turn %s: neither its worker nor the store answers", ref.turn_id)
             else:
@@ -386,28 +376,18 @@ class RemoteTurns:
         if running is not None:
             running.notify(Cancel())
 
-    def _take_from_follower(self, subject: str) -> PeerHandler:
-        async def take(_: str, body: bytes) -> None:
-            topic = body.decode()
-            forwarder = self._forwarders.get(topic)
-            if forwarder is not None:
-                self._obey(subject, topic, forwarder)
-
-        return take
-
-    def _obey(self, subject: str, topic: str, forwarder: EventForwarder) -> None:
-        running = forwarder.running
-        match subject:
-            case "hold":
-                forwarder.is_held = True
-            case "go_on":
-                forwarder.is_held = False
-                running.wake()
-            case _:
-                self._stop_forwarding(topic)
-                is_wanted = running.is_ended or running.has_subscribers or running.is_background
-                if subject == "give_up" and not is_wanted:
-                    running.notify(Cancel())
+    async def _take_from_follower(self, subject: str, _: str, body: bytes) -> None:
+        forwarder = self._forwarders.get(body.decode())
+        if forwarder is None:
+            return
+        running, forwarder.is_held = forwarder.running, subject == "hold"
+        if subject == "go_on":
+            running.wake()
+        elif subject != "hold":
+            self._stop_forwarding(body.decode())
+            is_wanted = running.is_ended or running.has_subscribers or running.is_background
+            if subject == "give_up" and not is_wanted:
+                running.notify(Cancel())
 
     def _stop_forwarding(self, topic: str) -> None:
         forwarder = self._forwarders.pop(topic, None)

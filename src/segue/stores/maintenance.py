@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
 
 from segue.errors import ApiError
 from segue.turn.seams import Maintenance
@@ -35,22 +34,8 @@ OVERLAP_S = 15
 OnErased = Callable[[Owner, str], Awaitable[object]]
 
 
-@asynccontextmanager
-async def kept_up(
-    maintenance: Maintenance, retention: Retention, on_erased: OnErased
-) -> AsyncIterator[None]:
-    """The store is maintained while this is open."""
-    task = asyncio.create_task(keep_up(maintenance, retention, on_erased))
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
 async def keep_up(maintenance: Maintenance, retention: Retention, on_erased: OnErased) -> None:
-    """Both loops; cancelled when the store closes."""
+    """Maintain the store until cancelled."""
     async with asyncio.TaskGroup() as group:
         group.create_task(keep_alive(maintenance, on_erased))
         group.create_task(keep_tidy(maintenance, retention))

@@ -112,9 +112,8 @@ class MemoryLedger:
                 day = time.strftime("%Y-%m-%d", time.gmtime(entry.ended_at))
                 key = (day, entry.owner, entry.model)
                 tokens = (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
-                totals[key] = tuple(
-                    map(add, totals.get(key, NOTHING), (1, *tokens, entry.tool_calls))
-                )
+                used = (1, *tokens, entry.tool_calls)
+                totals[key] = tuple(map(add, totals.get(key, NOTHING), used))
         return [UsageTotal(*key, *totals[key]) for key in sorted(totals)]
 
     def record(self, entry: UsageEntry) -> None:
@@ -143,12 +142,8 @@ class MemoryEventLog:
         self._logs: OrderedDict[TurnKey, _TurnLog] = OrderedDict()
         # Turns that were deleted while they ran.
         self._erased: OrderedDict[TurnKey, None] = OrderedDict()
-        self._bytes = 0
-
-    @property
-    def bytes(self) -> int:
-        """How much is held; at most the budget."""
-        return self._bytes
+        # How much is held; at most the budget.
+        self.bytes = 0
 
     async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
         key = (owner, turn_id)
@@ -156,7 +151,7 @@ class MemoryEventLog:
             return
         if key not in self._logs:
             self._logs[key] = _TurnLog()
-            self._bytes += LOG_BYTES
+            self.bytes += LOG_BYTES
         log = self._logs[key]
         last = log.events[-1].number if log.events else -1
         fresh = [event for event in events if event.number > last]
@@ -164,9 +159,9 @@ class MemoryEventLog:
         log.events.extend(fresh)
         log.bytes += size
         log.logged_at = self._clock()
-        self._bytes += size
+        self.bytes += size
         self._logs.move_to_end(key)
-        while self._bytes > self._bytes_max:
+        while self.bytes > self._bytes_max:
             self._drop(next(iter(self._logs)))
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
@@ -195,7 +190,7 @@ class MemoryEventLog:
     def _drop(self, key: TurnKey) -> None:
         log = self._logs.pop(key, None)
         if log is not None:
-            self._bytes -= log.bytes
+            self.bytes -= log.bytes
 
 
 class MemoryIdempotencyKeys:
@@ -261,12 +256,8 @@ class MemoryConversations:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._rows: OrderedDict[tuple[Owner, str], _Conversation] = OrderedDict()
-        self._bytes = 0
-
-    @property
-    def bytes(self) -> int:
-        """How much is held."""
-        return self._bytes
+        # How much is held.
+        self.bytes = 0
 
     async def find(self, owner: Owner, conversation_id: str) -> Conversation | None:
         row = self._rows.get((owner, conversation_id))
@@ -294,11 +285,11 @@ class MemoryConversations:
             return False
         items = row[1] if row else []
         items += added
-        self._bytes += sum(map(_size, added)) + (0 if row else CONVERSATION_BYTES)
+        self.bytes += sum(map(_size, added)) + (0 if row else CONVERSATION_BYTES)
         saved = structs.replace(conversation, count=len(items), version=conversation.version + 1)
         self._rows[key] = (saved, items)
         self._rows.move_to_end(key)
-        while self._bytes > self._bytes_max and len(self._rows) > 1:
+        while self.bytes > self._bytes_max and len(self._rows) > 1:
             self._drop(next(iter(self._rows)))
         return True
 
@@ -315,7 +306,7 @@ class MemoryConversations:
         for at in positions:
             erased = items[at]
             assert erased is not None
-            self._bytes -= _size(erased)
+            self.bytes -= _size(erased)
             items[at] = None
         if positions:
             version = conversation.version + 1
@@ -325,7 +316,7 @@ class MemoryConversations:
 
     def _drop(self, key: tuple[Owner, str]) -> None:
         _, items = self._rows.pop(key)
-        self._bytes -= CONVERSATION_BYTES + sum(_size(item) for item in items if item is not None)
+        self.bytes -= CONVERSATION_BYTES + sum(_size(item) for item in items if item is not None)
 
 
 def _size(added: ConversationItem) -> int:
@@ -344,23 +335,18 @@ class MemoryKeys:
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
         wanted = set(digests)
-        return {
-            digest: key
-            for digest, key in self._keys.values()
-            if digest in wanted and key.revoked_at is None
-        }
+        valid = [(digest, key) for digest, key in self._keys.values() if key.revoked_at is None]
+        return {digest: key for digest, key in valid if digest in wanted}
 
     async def given_out(self) -> Sequence[Key]:
-        return sorted(
-            (key for _, key in self._keys.values()), key=lambda key: (key.created_at, key.id)
-        )
+        keys = (key for _, key in self._keys.values())
+        return sorted(keys, key=lambda key: (key.created_at, key.id))
 
     async def revoke(self, key_id: str) -> bool:
         digest, key = self._keys.get(key_id, ("", None))
         if key is None or key.revoked_at is not None:
             return False
-        revoked = structs.replace(key, revoked_at=int(self._clock()))
-        self._keys[key_id] = (digest, revoked)
+        self._keys[key_id] = (digest, structs.replace(key, revoked_at=int(self._clock())))
         return True
 
 
@@ -371,10 +357,7 @@ class MemorySharedLimits:
         self._clock = clock
         self._levels: dict[str, Level] = {}
 
-    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
-        return [self._draw(draw) for draw in draws]
-
-    def _draw(self, draw: Draw) -> Grant:
+    async def draw(self, draw: Draw) -> Grant:
         level = self._levels.get(draw.key_id)
         self._levels[draw.key_id], grant = share_out(draw, level, HeldPlaces(), self._clock())
         return grant

@@ -15,43 +15,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Literal, Self, cast
+from typing import Literal, Self
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from segue.errors import StoreFailed
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
+from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.postgres_database import (
     CONFLICTS,
     LEASE_S,
     QUERIES,
-    Columns,
     PostgresConnection,
     PostgresDatabase,
     PostgresWork,
+    as_row,
     border,
+    fetch,
     touched,
 )
-from segue.stores.records import (
-    ConversationColumns,
-    KeyRow,
-    LongField,
-    TurnColumns,
-    TurnRecord,
-    abandon,
-    digest_key,
-    link,
-    pack,
-    pack_added,
-    pack_events,
-    pack_key,
-    unpack_added,
-    unpack_conversation,
-    unpack_events,
-    unpack_key,
-    usage_of,
-)
+from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.seals import RingKey, new_key
 from segue.turn.values import (
     Claim,
@@ -77,8 +62,6 @@ NO_USAGE = (None,) * 7
 log = logging.getLogger(__name__)
 
 _FieldKey = tuple[Owner, bytes]
-_UsedRow = tuple[str, Owner, str, int, int, int, int, int]
-_TurnRow = tuple[str, str | None, bytes, bytes, bytes | None, bytes | None]
 
 
 class PostgresStore:
@@ -110,10 +93,10 @@ class _Turns:
         self._known: OrderedDict[_FieldKey, None] = OrderedDict()
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        return await self._load(QUERIES["find"], owner, turn_id)
+        return await self._load("find", owner, turn_id)
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
-        return await self._load(QUERIES["read"], owner, turn_id)
+        return await self._load("read", owner, turn_id)
 
     async def save(self, turn: Turn) -> None:
         """The turn and its usage, in one transaction. A second save replaces the first; a turn that
@@ -125,31 +108,23 @@ class _Turns:
     def writer(self, turn: Turn) -> PostgresWork[None]:
         """What a connection does to save this turn."""
         assert turn.is_stored, "an unstored turn has reached the database"
-        record, entry = pack(turn), usage_of(turn)
-        values = (
-            turn.owner,
-            turn.id,
-            turn.parent_id,
-            record.history,
-            record.response,
-            record.instructions and record.instructions.digest,
-            record.tools and record.tools.digest,
-            self._database.worker if entry is None else None,
-            *(NO_USAGE if entry is None else _usage_values(entry)),
-        )
+        record, entry = records.pack(turn), records.usage_of(turn)
+        names = [field and field.digest for field in (record.instructions, record.tools)]
+        worker = self._database.worker if entry is None else None
+        usage = NO_USAGE if entry is None else _usage_values(entry)
+        values = (turn.owner, *record[:4], *names, worker, *usage)
         return lambda connection: self._save(connection, turn.owner, record, values)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Its row, its events, its idempotency keys, and the long fields that no other turn names."""
-        if not _is_text(owner, turn_id):
-            return False
-        return await self._database.execute("delete", owner, turn_id) > 0
+        is_name = is_text(owner, turn_id)
+        return is_name and await self._database.execute("delete", owner, turn_id) > 0
 
     async def _save(
         self,
         connection: PostgresConnection,
         owner: Owner,
-        record: TurnRecord,
+        record: TurnColumns[LongField],
         values: Sequence[object],
     ) -> None:
         """Long fields that are known are only named. If one was deleted meanwhile the statement fails, and all are
@@ -169,16 +144,16 @@ class _Turns:
         while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
-    async def _load(self, query: str, owner: Owner, turn_id: str) -> Turn | None:
-        if not _is_text(owner, turn_id):
+    async def _load(self, name: str, owner: Owner, turn_id: str) -> Turn | None:
+        if not is_text(owner, turn_id):
             return None
         for _ in range(READS_MAX):
             rows, fields = await self._database.run(
-                lambda connection: _fetch_chain(connection, query, owner, turn_id)
+                lambda connection: _fetch_chain(connection, name, owner, turn_id)
             )
             if _named(rows) <= fields.keys():
                 with border():
-                    build = partial(link, owner, turn_id, rows, fields.__getitem__)
+                    build = partial(records.link, owner, turn_id, rows, fields.__getitem__)
                     # A long chain takes a while to decode; the event loop goes on meanwhile.
                     return await asyncio.to_thread(build) if len(rows) > 1 else build()
         raise StoreFailed("The store failed; the log of the server has the reason.")
@@ -190,17 +165,15 @@ class _Ledger:
 
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
         # In the same order everywhere, so that two processes with the same rows cannot deadlock.
-        rows = sorted(msgspec.structs.astuple(entry) for entry in entries)
+        rows = sorted(astuple(entry) for entry in entries)
         if rows:
-            await self.database.run(
-                lambda connection: connection.executemany(QUERIES["settle"], rows)
-            )
+            query = QUERIES["settle"]
+            await self.database.run(lambda connection: connection.executemany(query, rows))
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        if owner is not None and not _is_text(owner):
+        if owner is not None and not is_text(owner):
             return []
-        rows = await self.database.fetch("report", owner, since)
-        return [UsageTotal(*row) for row in cast("Sequence[_UsedRow]", rows)]
+        return await self.database.fetch("report", UsageTotal, owner, since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,22 +183,21 @@ class _EventLog:
     async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
         """One row for all of them; none if their turn was deleted meanwhile."""
         if events:
-            body = await asyncio.to_thread(pack_events, events)
+            body = await asyncio.to_thread(records.pack_events, events)
             first, last = events[0].number, events[-1].number
             await self.database.execute("append", owner, turn_id, first, last, body)
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
-        if not _is_text(owner, turn_id):
+        if not is_text(owner, turn_id):
             return None
-        rows = await self.database.fetch("events_after", owner, turn_id, number)
-        if not rows:
+        batches = await self.database.fetch("events_after", bytes, owner, turn_id, number)
+        if not batches:
             return None
-        batches = [cast(bytes, row[0]) for row in rows]
         with border():
-            return await asyncio.to_thread(unpack_events, batches, number)
+            return await asyncio.to_thread(records.unpack_events, batches, number)
 
     async def delete(self, owner: Owner, turn_id: str) -> None:
-        if _is_text(owner, turn_id):
+        if is_text(owner, turn_id):
             await self.database.execute("delete_events", owner, turn_id)
 
 
@@ -235,15 +207,14 @@ class _IdempotencyKeys:
 
     async def claim(self, claim: Claim) -> Claim:
         assert claim.is_stored, "the idempotency key of an unstored turn has reached the database"
-        key, worker = digest_key(claim.key), self.database.worker
-        (row,) = await self.database.fetch(
-            "claim", claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S
-        )
-        turn_id, digest = cast("tuple[str, bytes]", row)
-        return msgspec.structs.replace(claim, turn_id=turn_id, digest=digest)
+        key, worker = records.digest_key(claim.key), self.database.worker
+        values = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
+        ((turn_id, digest),) = await self.database.fetch("claim", as_row, *values)
+        return replace(claim, turn_id=turn_id, digest=digest)
 
     async def release(self, claim: Claim) -> None:
-        await self.database.execute("release", claim.owner, digest_key(claim.key), claim.turn_id)
+        key = (claim.owner, records.digest_key(claim.key), claim.turn_id)
+        await self.database.execute("release", *key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +223,17 @@ class _Conversations:
     turns: _Turns
 
     async def find(self, owner: Owner, conversation_id: str) -> Conversation | None:
-        rows = await self.database.fetch("find_conversation", owner, conversation_id)
-        for row in cast("Sequence[ConversationColumns]", rows):
-            return unpack_conversation(owner, conversation_id, row)
-        return None
+        key = (owner, conversation_id)
+        rows = await self.database.fetch(
+            "find_conversation", lambda *row: records.unpack_conversation(*key, row), *key
+        )
+        return rows[0] if rows else None
 
     async def read(
         self, owner: Owner, conversation_id: str, since: int = 0
     ) -> Sequence[ConversationItem]:
-        rows = await self.database.fetch("read_shelved", owner, conversation_id, since)
-        with border():
-            return [unpack_added(*row) for row in cast("Sequence[tuple[str, bytes]]", rows)]
+        key = (owner, conversation_id, since)
+        return await self.database.fetch("read_shelved", records.unpack_added, *key)
 
     async def save(
         self,
@@ -271,7 +242,7 @@ class _Conversations:
         turn: Turn | None = None,
     ) -> bool:
         with border():
-            ids, bodies = [item.id for item in added], [pack_added(item) for item in added]
+            ids, bodies = [item.id for item in added], [records.pack_added(item) for item in added]
             write_turn = None if turn is None else self.turns.writer(turn)
         tries, worker = count(), self.database.worker
 
@@ -279,12 +250,11 @@ class _Conversations:
             if next(tries) and await _has_added(connection, conversation, ids):
                 # The first try was committed, and its answer was lost.
                 return True
+            rows = (conversation, ids, bodies, worker)
             if write_turn is None:
-                return await _write_conversation(connection, conversation, ids, bodies, worker)
+                return await _write_conversation(connection, *rows)
             async with connection.transaction():
-                is_written = await _write_conversation(
-                    connection, conversation, ids, bodies, worker
-                )
+                is_written = await _write_conversation(connection, *rows)
                 if is_written:
                     await write_turn(connection)
             return is_written
@@ -302,32 +272,24 @@ class _Keys:
     database: PostgresDatabase
 
     async def add(self, key: Key, digest: str) -> None:
-        await self.database.execute("add_key", *pack_key(key, digest))
+        await self.database.execute("add_key", *records.pack_key(key, digest))
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
-        return {row.digest: unpack_key(row) for row in await self._rows("find_keys", list(digests))}
+        return dict(await self.database.fetch("find_keys", records.unpack_key, list(digests)))
 
     async def given_out(self) -> Sequence[Key]:
-        return [unpack_key(row) for row in await self._rows("list_keys")]
+        return [key for _, key in await self.database.fetch("list_keys", records.unpack_key)]
 
     async def revoke(self, key_id: str) -> bool:
-        return _is_text(key_id) and await self.database.execute("revoke_key", key_id) > 0
-
-    async def _rows(self, name: str, *values: object) -> list[KeyRow]:
-        rows = await self.database.fetch(name, *values)
-        return [KeyRow(*row) for row in cast("Sequence[KeyRow]", rows)]
+        return is_text(key_id) and await self.database.execute("revoke_key", key_id) > 0
 
 
 @dataclass(frozen=True, slots=True)
 class _SharedLimits:
     database: PostgresDatabase
 
-    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
-        """Each key in a transaction of its own: none waits while it has locked another."""
-        return [
-            await self.database.run(partial(_draw, draw=draw, worker=self.database.worker))
-            for draw in draws
-        ]
+    async def draw(self, draw: Draw) -> Grant:
+        return await self.database.run(partial(_draw, draw=draw, worker=self.database.worker))
 
 
 class _Maintenance:
@@ -341,17 +303,15 @@ class _Maintenance:
 
     async def recover(self) -> int:
         await self._database.run(self._database.heartbeat)
-        rows = await self._database.fetch("dead", self._database.worker, LEASE_S)
         count = 0
-        for (worker,) in cast("Sequence[tuple[str]]", rows):
+        for worker in await self._database.fetch("dead", str, self._database.worker, LEASE_S):
             while ended := await self._database.run(partial(_end_some, worker=worker)):
                 count += ended
         return count
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         """Recent ones; each is returned a few times."""
-        rows = await self._database.fetch("erasures", OVERLAP_S + int(BEAT_S))
-        return [(owner, turn_id) for owner, turn_id in cast("Sequence[tuple[str, str]]", rows)]
+        return await self._database.fetch("erasures", as_row, OVERLAP_S + int(BEAT_S))
 
     async def sweep(self, retention: Retention) -> bool:
         self._below, is_more = await self._database.run(
@@ -369,8 +329,7 @@ class _Ring:
     async def load(self) -> list[RingKey]:
         fresh = new_key()
         await self.database.execute("begin_ring", fresh.name, fresh.secret)
-        rows = cast("Sequence[tuple[bytes, bytes]]", await self.database.fetch("ring"))
-        return [RingKey(name, secret) for name, secret in rows]
+        return await self.database.fetch("ring", RingKey)
 
     async def rotate(self) -> int:
         await self.load()
@@ -379,29 +338,19 @@ class _Ring:
         return len(await self.load())
 
 
-def _is_text(*names: str) -> bool:
-    """Whether these can be in a column of text at all: halves of surrogate pairs and NUL cannot, so nothing has
-    that name."""
-    try:
-        return b"\0" not in "".join(names).encode()
-    except UnicodeEncodeError:
-        return False
-
-
 # --- rows of turns -----------------------------------------------------------------------------------
 
 
 def _usage_values(entry: UsageEntry) -> tuple[object, ...]:
     """The columns of a usage row after turn and owner."""
-    return msgspec.structs.astuple(entry)[2:]
+    return astuple(entry)[2:]
 
 
 async def _fetch_chain(
-    connection: PostgresConnection, query: str, owner: Owner, turn_id: str
+    connection: PostgresConnection, name: str, owner: Owner, turn_id: str
 ) -> tuple[list[TurnColumns[bytes]], dict[bytes, LongField]]:
-    """The rows that the query finds, and the long fields that they name."""
-    found = cast("Sequence[_TurnRow]", await connection.fetch(query, owner, turn_id))
-    rows = [TurnColumns(*row) for row in found]
+    """The rows that the statement of this name finds, and the long fields that they name."""
+    rows: list[TurnColumns[bytes]] = await fetch(connection, name, TurnColumns, owner, turn_id)
     return rows, await _fetch_fields(connection, owner, rows)
 
 
@@ -409,12 +358,9 @@ async def _fetch_fields(
     connection: PostgresConnection, owner: Owner, rows: Sequence[TurnColumns[bytes]]
 ) -> dict[bytes, LongField]:
     """The long fields that these turns name, as far as they are there."""
-    digests = _named(rows)
-    if not digests:
-        return {}
-    found = await connection.fetch(QUERIES["parts"], owner, list(digests))
-    fields = cast("Sequence[tuple[bytes, bytes]]", found)
-    return {digest: LongField(digest, body) for digest, body in fields}
+    digests = list(_named(rows))
+    fields = await fetch(connection, "parts", LongField, owner, digests) if digests else []
+    return {field.digest: field for field in fields}
 
 
 def _named(rows: Sequence[TurnColumns[bytes]]) -> set[bytes]:
@@ -429,9 +375,8 @@ async def _has_added(
     connection: PostgresConnection, conversation: Conversation, ids: Sequence[str]
 ) -> bool:
     """Whether these items are what came next in the conversation."""
-    rows = await connection.fetch(
-        QUERIES["read_shelved"], conversation.owner, conversation.id, conversation.count
-    )
+    key = (conversation.owner, conversation.id, conversation.count)
+    rows = await connection.fetch(QUERIES["read_shelved"], *key)
     return bool(ids) and [row[0] for row in rows[: len(ids)]] == list(ids)
 
 
@@ -449,7 +394,7 @@ async def _write_conversation(
     if conversation.version:
         speaker = (conversation.speaker, worker)
         values = (*key, *tip, conversation.version, ids, bodies, *speaker)
-        return await connection.fetchrow(QUERIES["update_conversation"], *values) is not None
+        return bool(await connection.fetch(QUERIES["update_conversation"], *values))
     made = (*key, conversation.created_at, *tip, ids, bodies)
     await connection.execute(QUERIES["create_conversation"], *made)
     return True
@@ -460,15 +405,11 @@ async def _draw(connection: PostgresConnection, *, draw: Draw, worker: str) -> G
     async with connection.transaction():
         await connection.execute(QUERIES["relax_draw"])
         limits = (draw.limits.requests_per_min, draw.limits.tokens_per_min)
-        row = await connection.fetchrow(QUERIES["begin_draw"], draw.key_id, *limits)
-        *level, now = cast("tuple[float, float, float, float]", tuple(cast("Columns", row)))
-        taken = await connection.fetchrow(QUERIES["held_by_others"], draw.key_id, worker)
-        others = HeldPlaces(*cast("tuple[int, int]", tuple(cast("Columns", taken))))
+        ((*level, now),) = await fetch(connection, "begin_draw", as_row, draw.key_id, *limits)
+        (others,) = await fetch(connection, "held_by_others", HeldPlaces, draw.key_id, worker)
         left, grant = share_out(draw, Level(*level), others, now)
-        held = (grant.held.connections, grant.held.lanes)
-        await connection.execute(
-            QUERIES["end_draw"], draw.key_id, left.requests, left.tokens, left.at, worker, *held
-        )
+        row = (draw.key_id, *astuple(left), worker, *astuple(grant.held))
+        await connection.execute(QUERIES["end_draw"], *row)
         if grant.held == HeldPlaces():
             await connection.execute(QUERIES["drop_held"], draw.key_id, worker)
     return grant
@@ -480,16 +421,12 @@ async def _draw(connection: PostgresConnection, *, draw: Draw, worker: str) -> G
 async def _end_some(connection: PostgresConnection, *, worker: str) -> int:
     """End as failed some of the turns that this dead process left; how many. When none is left its idempotency keys,
     conversations and slots are free again."""
-    left = await connection.fetch(QUERIES["abandoned"], worker, BATCH)
-    for found in left:
-        owner, last = cast("tuple[Owner, int | None]", tuple(found)[:2])
-        row = TurnColumns(*cast("_TurnRow", tuple(found)[2:]))
-        await _end_turn(connection, worker, owner, row, last)
+    left = await fetch(connection, "abandoned", as_row, worker, BATCH)
+    for owner, last, *row in left:
+        await _end_turn(connection, worker, owner, TurnColumns(*row), last)
     if not left:
-        await connection.execute(QUERIES["release_claims"], worker)
-        await connection.execute(QUERIES["release_speakers"], worker)
-        await connection.execute(QUERIES["release_places"], worker)
-        await connection.execute(QUERIES["leave"], worker)
+        for name in ("release_claims", "release_speakers", "release_places", "leave"):
+            await connection.execute(QUERIES[name], worker)
     return len(left)
 
 
@@ -503,17 +440,17 @@ async def _end_turn(
     """End one turn as failed. A turn that cannot be read must not block the others, or a server that starts."""
     try:
         fields = await _fetch_fields(connection, owner, [row])
-        turn = link(owner, row.id, [row], fields.__getitem__)
+        turn = records.link(owner, row.id, [row], fields.__getitem__)
         assert turn is not None
-        failed, entry, events = abandon(turn, last)
-        response = pack(failed).response
+        failed, entry, events = records.abandon(turn, last)
+        response = records.pack(failed).response
     except (ValueError, KeyError, msgspec.MsgspecError):
         log.exception("turn %s was left running by a dead process and cannot be decoded", row.id)
         await connection.execute(QUERIES["give_up"], owner, row.id)
         return
     # The event first: once the turn has ended no later pass would write it.
     if events:
-        first, body = events[0].number, pack_events(events)
+        first, body = events[0].number, records.pack_events(events)
         await connection.execute(QUERIES["append"], owner, row.id, first, first, body)
     await connection.execute(QUERIES["end"], owner, row.id, worker, response, *_usage_values(entry))
 
@@ -540,8 +477,7 @@ async def _sweep_turns(
     connection: PostgresConnection, age_s: int, below: tuple[int, int]
 ) -> list[tuple[int, int]]:
     """Erase a few old turns, except those with descendants; all that were looked at."""
-    rows = await connection.fetch(QUERIES["old_turns"], age_s, *below, BATCH)
-    old = cast("Sequence[tuple[int, int, str, str]]", rows)
+    old = await fetch(connection, "old_turns", as_row, age_s, *below, BATCH)
     for _, seq, owner, turn_id in old:
         if touched(await connection.execute(QUERIES["delete_tip"], seq)):
             await connection.execute(QUERIES["forget_erased"], owner, turn_id)

@@ -50,7 +50,7 @@ CLOSE_S = 5.0
 LEASE_S = 15
 
 QUERIES = load_queries("postgres")
-COMMIT = {"full": "on", "relaxed": "off"}
+COMMIT = {"full": {"synchronous_commit": "on"}, "relaxed": {"synchronous_commit": "off"}}
 
 # Not our doing, and likely to pass: connections, resources, an operator, a server that has become a replica.
 TRANSIENT = (
@@ -72,16 +72,10 @@ CONFLICTS = (
 )
 
 
-# The columns of a row, in order; the code that reads one says what they are.
-Columns = tuple[object, ...]
-
-
 class PostgresConnection(Protocol):
     """The part of asyncpg's connection that is used here."""
 
-    async def fetch(self, query: str, *values: object) -> Sequence[Columns]: ...
-
-    async def fetchrow(self, query: str, *values: object) -> Columns | None: ...
+    async def fetch(self, query: str, *values: object) -> Sequence[Sequence[object]]: ...
 
     async def execute(self, query: str, *values: object) -> str:
         """Returns the verb and how many rows it touched."""
@@ -146,10 +140,7 @@ class PostgresDatabase:
                 command_timeout=STATEMENT_S,
                 # Nothing we do changes a session, so there is nothing to reset and no round trip for it.
                 reset=_keep,
-                server_settings={
-                    "synchronous_commit": COMMIT[durability],
-                    "application_name": "segue",
-                },
+                server_settings=COMMIT[durability] | {"application_name": "segue"},
             )
             await pool
         database = cls(pool)
@@ -176,15 +167,14 @@ class PostgresDatabase:
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
 
-    async def fetch(self, name: str, *values: object) -> Sequence[Columns]:
-        """The rows of the statement of this name."""
-        return await self.run(lambda connection: connection.fetch(QUERIES[name], *values))
+    async def fetch(self, name: str, make: Callable[..., T], *values: object) -> list[T]:
+        """What `make` makes of the columns of each row that the statement of this name finds."""
+        return await self.run(lambda connection: fetch(connection, name, make, *values))
 
     async def execute(self, name: str, *values: object) -> int:
         """Run the statement of this name; how many rows it touched."""
-        return touched(
-            await self.run(lambda connection: connection.execute(QUERIES[name], *values))
-        )
+        status = await self.run(lambda connection: connection.execute(QUERIES[name], *values))
+        return touched(status)
 
     async def is_ready(self) -> bool:
         """Whether a statement would be accepted now."""
@@ -208,9 +198,8 @@ class PostgresDatabase:
             await asyncio.wait(self._tasks)
         with suppress(ApiError), border():
             async with asyncio.timeout(CLOSE_S):
-                await self._once(
-                    lambda connection: connection.execute(QUERIES["leave"], self.worker)
-                )
+                leave = QUERIES["leave"]
+                await self._once(lambda connection: connection.execute(leave, self.worker))
                 await self._pool.close()
         self._pool.terminate()
 
@@ -267,24 +256,28 @@ async def _migrate(connection: PostgresConnection) -> None:
     """Run the scripts that this database has not seen, under a lock: of several processes that start together one does
     it."""
     migrations = load_migrations("postgres")
-    await connection.execute("BEGIN")
-    try:
+    async with connection.transaction():
         await connection.execute(QUERIES["lock_migrations"])
         await connection.execute(QUERIES["make_migrations"])
-        row = await connection.fetchrow(QUERIES["version"])
-        version = row[0] if row is not None else 0
-        assert isinstance(version, int)
+        (version,) = await fetch(connection, "version", int)
         if version > migrations[-1][0]:
             raise StoreFailed("The database was written by a newer version of Segue.")
         for number, script in migrations:
             if number > version:
                 await connection.execute(script)
                 await connection.execute(QUERIES["note_migration"], number)
-        await connection.execute("COMMIT")
-    except BaseException:
-        with suppress(Exception):
-            await connection.execute("ROLLBACK")
-        raise
+
+
+async def fetch(
+    connection: PostgresConnection, name: str, make: Callable[..., T], *values: object
+) -> list[T]:
+    """What `make` makes of the columns of each row that the statement of this name finds."""
+    return [make(*row) for row in await connection.fetch(QUERIES[name], *values)]
+
+
+def as_row(*columns: T) -> tuple[T, ...]:
+    """A row as it is, for `fetch`."""
+    return columns
 
 
 def touched(status: str) -> int:

@@ -1,6 +1,6 @@
 """How does a turn become bytes and a turn again, for every store that keeps bytes?
 
-In: a `Turn`. Out: a `TurnRecord`, which a database keeps as one row, and back. Items are kept to the
+In: a `Turn`. Out: `TurnColumns`, which a database keeps as one row, and back. Items are kept to the
 byte, sampled ids to the id. What a response echoes at length (tools, instructions) is split off as a
 `LongField`, so that a store can keep it once for many turns. Warmth and decoded tools only save time
 and are not kept. Events, items of conversations and API keys become rows here too. Nothing here does
@@ -63,17 +63,9 @@ class LongField(NamedTuple):
     body: bytes
 
 
-class TurnRecord(NamedTuple):
-    """One turn as bytes: its history, its response, and the fields split off the response."""
-
-    history: bytes
-    response: bytes
-    instructions: LongField | None
-    tools: LongField | None
-
-
 class TurnColumns(NamedTuple, Generic[FieldName]):
-    """A turn as a database row: a record whose long fields are only named, by the database's own kind of key."""
+    """One turn as bytes: its history, its response, and the fields split off the response. In a row of a database the
+    long fields are only named, by the database's own kind of key."""
 
     id: str
     parent_id: str | None
@@ -124,13 +116,11 @@ def _kind_of(kind: type[ItemValue]) -> str:
     return str(kind.__struct_config__.tag)
 
 
-_TAGGED: msgspec.json.Decoder[_Tagged] = msgspec.json.Decoder(_Tagged)
-_HISTORY: msgspec.msgpack.Decoder[_History] = msgspec.msgpack.Decoder(_History)
-_EVENTS: msgspec.msgpack.Decoder[list[tuple[str, int, bytes]]] = msgspec.msgpack.Decoder(
-    list[tuple[str, int, bytes]]
-)
-_RESPONSE: msgspec.json.Decoder[Response] = msgspec.json.Decoder(Response)
-_KEPT_ITEM: msgspec.msgpack.Decoder[_KeptItem] = msgspec.msgpack.Decoder(_KeptItem)
+_TAGGED = msgspec.json.Decoder(_Tagged)
+_HISTORY = msgspec.msgpack.Decoder(_History)
+_EVENTS = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]])
+_RESPONSE = msgspec.json.Decoder(Response)
+_KEPT_ITEM = msgspec.msgpack.Decoder(_KeptItem)
 # One for each type rather than one for all: a decoder of a single type forgives a missing tag.
 _VALUES: dict[str, msgspec.json.Decoder[ItemValue]] = {
     _kind_of(kind): msgspec.json.Decoder(kind) for kind in get_args(ItemValue)
@@ -152,13 +142,10 @@ def link(
         above = row.parent_id
     turn: Turn | None = None
     for row in reversed(chain):
-        record = TurnRecord(
-            row.history,
-            row.response,
-            None if row.instructions is None else load(row.instructions),
-            None if row.tools is None else load(row.tools),
-        )
-        turn = unpack((owner, row.id, row.parent_id, record), turn, is_whole=above is None)
+        instructions = None if row.instructions is None else load(row.instructions)
+        tools = None if row.tools is None else load(row.tools)
+        record = TurnColumns(*row[:4], instructions, tools)
+        turn = unpack(owner, record, turn, is_whole=above is None)
     return turn
 
 
@@ -200,12 +187,21 @@ def unpack_events(batches: Iterable[bytes], number: int) -> list[Event] | None:
     return found
 
 
+def is_text(*names: str) -> bool:
+    """Whether these can be in a column of text at all: halves of surrogate pairs and NUL cannot, so nothing has
+    that name."""
+    try:
+        return b"\0" not in "".join(names).encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def digest_key(key: str) -> bytes:
     """An idempotency key as stores keep it."""
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
-def pack(turn: Turn) -> TurnRecord:
+def pack(turn: Turn) -> TurnColumns[LongField]:
     history = _History(
         [_pack_round(round_) for round_ in turn.rounds],
         list(turn.open_calls.values()),
@@ -222,16 +218,14 @@ def pack(turn: Turn) -> TurnRecord:
         instructions=SHORT if instructions else turn.response.instructions,
         tools=SHORT if tools else turn.response.tools,
     )
-    return TurnRecord(
-        msgspec.msgpack.encode(history), msgspec.json.encode(response), instructions, tools
-    )
+    bodies = (msgspec.msgpack.encode(history), msgspec.json.encode(response))
+    return TurnColumns(turn.id, turn.parent_id, *bodies, instructions, tools)
 
 
 def unpack(
-    row: tuple[str, str, str | None, TurnRecord], parent: Turn | None, *, is_whole: bool
+    owner: Owner, record: TurnColumns[LongField], parent: Turn | None, *, is_whole: bool
 ) -> Turn:
-    """The turn from its owner, id, parent's id and record, linked to its parent."""
-    owner, turn_id, parent_id, record = row
+    """The turn from its record, linked to its parent."""
     history = _HISTORY.decode(record.history)
     rounds = tuple(_unpack_round(round_) for round_ in history.rounds)
     written = [item.raw for round_ in rounds for item in round_.wrote]
@@ -245,9 +239,9 @@ def unpack(
         _RESPONSE.decode(record.response), output=[Raw(raw) for raw in output], **restored
     )
     return Turn(
-        id=turn_id,
+        id=record.id,
         owner=owner,
-        parent_id=parent_id,
+        parent_id=record.parent_id,
         parent=parent,
         rounds=rounds,
         response=response,
@@ -257,30 +251,24 @@ def unpack(
         root_at=history.root_at,
         is_whole=is_whole,
         passed=tuple(history.passed),
-        bytes=_weigh(record, rounds) + _weigh_fields(response, parent),
+        bytes=_weigh(record, rounds, response, parent),
     )
 
 
-def _weigh(record: TurnRecord, rounds: tuple[Round, ...]) -> int:
-    """What a reloaded turn costs in memory: its bytes, the same text again in decoded values, and
-    the objects around them."""
+def _weigh(
+    record: TurnColumns[LongField],
+    rounds: tuple[Round, ...],
+    response: Response,
+    parent: Turn | None,
+) -> int:
+    """What a reloaded turn costs in memory: its bytes, the same text again in decoded values, the objects around them,
+    and the long fields of the response that it does not share with its parent."""
     items = sum(len(round_.given) + len(round_.wrote) for round_ in rounds)
-    return TURN_BYTES + ITEM_BYTES * items + 2 * (len(record.history) + len(record.response))
-
-
-def _weigh_fields(response: Response, parent: Turn | None) -> int:
-    """What the long fields of the response add to what the parent holds: equal ones are shared."""
-    if parent is None:
-        return len(bytes(response.instructions)) + len(bytes(response.tools))
-    before = parent.response
-    return sum(
-        len(bytes(mine))
-        for mine, theirs in (
-            (response.instructions, before.instructions),
-            (response.tools, before.tools),
-        )
-        if mine != theirs
-    )
+    fields = [(response.instructions, parent and parent.response.instructions)]
+    fields.append((response.tools, parent and parent.response.tools))
+    unshared = sum(len(bytes(mine)) for mine, theirs in fields if mine != theirs)
+    text = len(record.history) + len(record.response)
+    return TURN_BYTES + ITEM_BYTES * items + 2 * text + unshared
 
 
 def _long_field(raw: Raw) -> LongField | None:
@@ -359,11 +347,8 @@ def unpack_conversation(
     owner: Owner, conversation_id: str, columns: ConversationColumns
 ) -> Conversation:
     """A conversation from its row."""
-    created_at, metadata, tip_id, tip_items, count, version, speaker = columns
-    texts = msgspec.json.decode(metadata, type=dict[str, str])
-    return Conversation(
-        conversation_id, owner, created_at, texts, tip_id, tip_items, count, version, speaker
-    )
+    texts = msgspec.json.decode(columns[1], type=dict[str, str])
+    return Conversation(conversation_id, owner, columns[0], texts, *columns[2:])
 
 
 def pack_added(added: ConversationItem) -> bytes:
@@ -397,9 +382,10 @@ def pack_key(key: Key, digest: str) -> KeyRow:
     return KeyRow(digest, **(msgspec.structs.asdict(key) | texts))
 
 
-def unpack_key(row: KeyRow) -> Key:
+def unpack_key(*columns: str | int | None) -> tuple[str, Key]:
+    """The digest and the key from the columns of a `KeyRow`."""
+    row = KeyRow._make(columns)
     fields = row._asdict()
-    del fields["digest"]
-    scopes = msgspec.json.decode(row.scopes, type=tuple[str, ...])
-    limits = msgspec.json.decode(row.limits, type=KeyLimits)
-    return Key(**(fields | {"scopes": scopes, "limits": limits}))
+    fields["scopes"] = msgspec.json.decode(row.scopes, type=tuple[str, ...])
+    fields["limits"] = msgspec.json.decode(row.limits, type=KeyLimits)
+    return fields.pop("digest"), Key(**fields)

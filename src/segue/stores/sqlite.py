@@ -21,25 +21,9 @@ import msgspec
 from msgspec import structs
 
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
+from segue.stores import records
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
-from segue.stores.records import (
-    KeyRow,
-    LongField,
-    TurnColumns,
-    TurnRecord,
-    abandon,
-    digest_key,
-    link,
-    pack,
-    pack_added,
-    pack_events,
-    pack_key,
-    unpack_added,
-    unpack_conversation,
-    unpack_events,
-    unpack_key,
-    usage_of,
-)
+from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.sqlite_database import QUERIES, SqliteDatabase, SqliteWork, border
 from segue.turn.values import (
     Claim,
@@ -55,8 +39,6 @@ from segue.turn.values import (
 from segue.wire.events import Event
 
 log = logging.getLogger(__name__)
-
-_EventsRow = dict[str, str | int | bytes]
 
 # Above the time and number of every turn: where a sweep begins.
 HIGHEST = (2**62, 2**62)
@@ -100,18 +82,17 @@ class _Turns:
         """The turn and its usage, in one transaction. A second save replaces the first; a turn that
         was deleted meanwhile leaves its usage only."""
         with border():
-            work = _turn_writer(turn, self.database)
+            work = _turn_writer(turn, self.database.lease.worker)
         await self.database.write(work)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Its row, its events, its idempotency keys, and the long fields that no other turn names."""
-        if not _is_text(owner, turn_id):
-            return False
         key = {"owner": owner, "id": turn_id}
-        return await self.database.execute("delete", key, is_erasing=True) > 0
+        is_name = is_text(owner, turn_id)
+        return is_name and await self.database.execute("delete", key, is_erasing=True) > 0
 
     async def _load(self, query: str, owner: Owner, turn_id: str) -> Turn | None:
-        if not _is_text(owner, turn_id):
+        if not is_text(owner, turn_id):
             return None
         return await self.database.read(lambda reader: _load_chain(reader, query, owner, turn_id))
 
@@ -123,15 +104,14 @@ class _Ledger:
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
         if entries:
             rows = [structs.asdict(entry) for entry in entries]
-            await self.database.write(lambda writer: _write_usage(writer, rows))
+            # Rows that are there already stay as they are.
+            await self.database.write(lambda writer: writer.executemany(QUERIES["settle"], rows))
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        if owner is not None and not _is_text(owner):
+        if owner is not None and not is_text(owner):
             return []
         key = {"owner": owner, "since": since}
-        return await self.database.read(
-            lambda reader: [UsageTotal(*row) for row in reader.execute(QUERIES["report"], key)]
-        )
+        return await self.database.fetch("report", UsageTotal, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +122,11 @@ class _EventLog:
         """One row for all of them; none if their turn was deleted meanwhile."""
         if events:
             # Not packed in the writing thread: other writes would wait for it.
-            row = await asyncio.to_thread(_events_row, owner, turn_id, events)
-            await self.database.write(lambda writer: _write_events(writer, row))
+            write = await asyncio.to_thread(_events_writer, owner, turn_id, events)
+            await self.database.write(write)
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
-        if not _is_text(owner, turn_id):
+        if not is_text(owner, turn_id):
             return None
         key = {"owner": owner, "turn_id": turn_id, "number": number}
 
@@ -154,12 +134,12 @@ class _EventLog:
             if reader.execute(QUERIES["has_events"], key).fetchone() is None:
                 return None
             batches = reader.execute(QUERIES["events_after"], key)
-            return unpack_events((row[0] for row in batches), number)
+            return records.unpack_events((row[0] for row in batches), number)
 
         return await self.database.read(load)
 
     async def delete(self, owner: Owner, turn_id: str) -> None:
-        if _is_text(owner, turn_id):
+        if is_text(owner, turn_id):
             key = {"owner": owner, "turn_id": turn_id}
             await self.database.execute("delete_events", key, is_erasing=True)
 
@@ -174,7 +154,7 @@ class _IdempotencyKeys:
         return await self.database.write(lambda writer: _write_claim(writer, claim, worker))
 
     async def release(self, claim: Claim) -> None:
-        key = {"owner": claim.owner, "key": digest_key(claim.key), "turn_id": claim.turn_id}
+        key = {"owner": claim.owner, "key": records.digest_key(claim.key), "turn_id": claim.turn_id}
         await self.database.execute("release", key)
 
 
@@ -184,20 +164,18 @@ class _Conversations:
 
     async def find(self, owner: Owner, conversation_id: str) -> Conversation | None:
         key = {"owner": owner, "id": conversation_id}
-        row = await self.database.read(
-            lambda reader: reader.execute(QUERIES["find_conversation"], key).fetchone()
+        rows = await self.database.fetch(
+            "find_conversation",
+            lambda *row: records.unpack_conversation(owner, conversation_id, row),
+            key,
         )
-        return None if row is None else unpack_conversation(owner, conversation_id, row)
+        return rows[0] if rows else None
 
     async def read(
         self, owner: Owner, conversation_id: str, since: int = 0
     ) -> Sequence[ConversationItem]:
         key = {"owner": owner, "id": conversation_id, "since": since}
-        rows = await self.database.read(
-            lambda reader: reader.execute(QUERIES["read_shelved"], key).fetchall()
-        )
-        with border():
-            return [unpack_added(item_id, body) for item_id, body in rows]
+        return await self.database.fetch("read_shelved", records.unpack_added, key)
 
     async def save(
         self,
@@ -205,10 +183,10 @@ class _Conversations:
         added: Sequence[ConversationItem] = (),
         turn: Turn | None = None,
     ) -> bool:
-        with border():
-            bodies = [(item.id, pack_added(item)) for item in added]
-            write_turn = None if turn is None else _turn_writer(turn, self.database)
         worker = self.database.lease.worker
+        with border():
+            bodies = [(item.id, records.pack_added(item)) for item in added]
+            write_turn = None if turn is None else _turn_writer(turn, worker)
 
         def write(writer: sqlite3.Connection) -> bool:
             is_written = _write_conversation(writer, conversation, bodies, worker)
@@ -225,10 +203,10 @@ class _Conversations:
             if item_id is None:
                 writer.execute(QUERIES["unshelve_all"], key)
                 return writer.execute(QUERIES["delete_conversation"], key).rowcount > 0
-            if writer.execute(QUERIES["unshelve"], key).rowcount == 0:
-                return False
-            writer.execute(QUERIES["unlink_tip"], key)
-            return True
+            is_erased = writer.execute(QUERIES["unshelve"], key).rowcount > 0
+            if is_erased:
+                writer.execute(QUERIES["unlink_tip"], key)
+            return is_erased
 
         return await self.database.write(erase, is_erasing=True)
 
@@ -238,40 +216,27 @@ class _Keys:
     database: SqliteDatabase
 
     async def add(self, key: Key, digest: str) -> None:
-        await self.database.execute("add_key", pack_key(key, digest)._asdict())
+        await self.database.execute("add_key", records.pack_key(key, digest)._asdict())
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
         wanted = {"digests": msgspec.json.encode(digests).decode()}
-        rows = await self.database.read(
-            lambda reader: reader.execute(QUERIES["find_keys"], wanted).fetchall()
-        )
-        with border():
-            return {row[0]: unpack_key(KeyRow(*row)) for row in rows}
+        return dict(await self.database.fetch("find_keys", records.unpack_key, wanted))
 
     async def given_out(self) -> Sequence[Key]:
-        rows = await self.database.read(
-            lambda reader: reader.execute(QUERIES["list_keys"]).fetchall()
-        )
-        with border():
-            return [unpack_key(KeyRow(*row)) for row in rows]
+        return [key for _, key in await self.database.fetch("list_keys", records.unpack_key, {})]
 
     async def revoke(self, key_id: str) -> bool:
-        if not _is_text(key_id):
-            return False
         key = {"id": key_id, "now": int(time.time())}
-        return await self.database.execute("revoke_key", key) > 0
+        return is_text(key_id) and await self.database.execute("revoke_key", key) > 0
 
 
 @dataclass(frozen=True, slots=True)
 class _SharedLimits:
     database: SqliteDatabase
 
-    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
-        """All of them in one transaction."""
+    async def draw(self, draw: Draw) -> Grant:
         worker = self.database.lease.worker
-        return await self.database.write(
-            lambda writer: [_draw(writer, draw, worker) for draw in draws]
-        )
+        return await self.database.write(lambda writer: _draw(writer, draw, worker))
 
 
 class _Maintenance:
@@ -294,11 +259,9 @@ class _Maintenance:
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         now = int(time.time())
         since = {"since": self._seen_at - OVERLAP_S}
-        rows = await self._database.read(
-            lambda reader: reader.execute(QUERIES["erasures"], since).fetchall()
-        )
+        erased = await self._database.fetch("erasures", lambda *key: key, since)
         self._seen_at = now
-        return rows
+        return erased
 
     async def sweep(self, retention: Retention) -> bool:
         self._below, is_more = await self._database.write(
@@ -312,52 +275,30 @@ class _Maintenance:
         return [worker for worker in running | lease.others() if not lease.is_alive(worker)]
 
 
-def _is_text(*names: str) -> bool:
-    """Whether these can be in the file at all: half of a surrogate pair is no text, so nothing has
-    that name."""
-    try:
-        "".join(names).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 # --- rows of turns -----------------------------------------------------------------------------------
 
 
-def _turn_writer(turn: Turn, database: SqliteDatabase) -> SqliteWork[None]:
-    """What the writing thread does to save this turn."""
+def _turn_writer(turn: Turn, worker: str) -> SqliteWork[None]:
+    """What the writing thread does to save this turn, which runs in this process or has ended."""
     assert turn.is_stored, "an unstored turn has reached the database"
-    record, entry = pack(turn), usage_of(turn)
-    worker = database.lease.worker if entry is None else None
-    return lambda writer: _write_turn(writer, turn, record, entry, worker)
+    record, entry = records.pack(turn), records.usage_of(turn)
+    owner = turn.owner
+    row = record._asdict() | {
+        "owner": owner,
+        "instructions": record.instructions and record.instructions.digest,
+        "tools": record.tools and record.tools.digest,
+        "worker": worker if entry is None else None,
+    }
 
+    def write(writer: sqlite3.Connection) -> None:
+        if not _is_erased(writer, owner, turn.id):
+            for field in filter(None, (record.instructions, record.tools)):
+                writer.execute(QUERIES["save_part"], {"owner": owner, **field._asdict()})
+            writer.execute(QUERIES["save"], row | {"now": int(time.time())})
+        if entry is not None:
+            writer.execute(QUERIES["settle"], structs.asdict(entry))
 
-def _write_turn(
-    writer: sqlite3.Connection,
-    turn: Turn,
-    record: TurnRecord,
-    entry: UsageEntry | None,
-    worker: str | None,
-) -> None:
-    if not _is_erased(writer, turn.owner, turn.id):
-        for long_field in (record.instructions, record.tools):
-            if long_field is not None:
-                writer.execute(QUERIES["save_part"], {"owner": turn.owner, **long_field._asdict()})
-        row = {
-            "owner": turn.owner,
-            "id": turn.id,
-            "parent_id": turn.parent_id,
-            "history": record.history,
-            "response": record.response,
-            "instructions": record.instructions and record.instructions.digest,
-            "tools": record.tools and record.tools.digest,
-            "worker": worker,
-            "now": int(time.time()),
-        }
-        writer.execute(QUERIES["save"], row)
-    if entry is not None:
-        _write_usage(writer, [structs.asdict(entry)])
+    return write
 
 
 def _is_erased(connection: sqlite3.Connection, owner: Owner, turn_id: str) -> bool:
@@ -365,41 +306,38 @@ def _is_erased(connection: sqlite3.Connection, owner: Owner, turn_id: str) -> bo
     return connection.execute(QUERIES["is_erased"], key).fetchone() is not None
 
 
-def _write_usage(writer: sqlite3.Connection, rows: list[dict[str, object]]) -> None:
-    """Rows that are there already stay as they are."""
-    writer.executemany(QUERIES["settle"], rows)
-
-
 def _load_chain(reader: sqlite3.Connection, query: str, owner: Owner, turn_id: str) -> Turn | None:
     """The turns that the query finds, linked from the oldest on."""
     rows: list[TurnColumns[int]] = [
         TurnColumns(*row) for row in reader.execute(query, {"owner": owner, "id": turn_id})
     ]
-    return link(owner, turn_id, rows, cache(partial(_load_field, reader, owner)))
+    return records.link(owner, turn_id, rows, cache(partial(_load_field, reader, owner)))
 
 
 def _load_field(reader: sqlite3.Connection, owner: Owner, field_id: int) -> LongField:
     row = reader.execute(QUERIES["part"], {"owner": owner, "id": field_id}).fetchone()
-    return LongField(row[0], row[1])
+    return LongField(*row)
 
 
 # --- rows of events, idempotency keys, conversations and limits --------------------------------------
 
 
-def _events_row(owner: Owner, turn_id: str, events: Sequence[Event]) -> _EventsRow:
-    return {
+def _events_writer(owner: Owner, turn_id: str, events: Sequence[Event]) -> SqliteWork[None]:
+    """What the writing thread does to log these events."""
+    row = {
         "owner": owner,
         "turn_id": turn_id,
         "first": events[0].number,
         "last": events[-1].number,
-        "body": pack_events(events),
+        "body": records.pack_events(events),
         "now": int(time.time()),
     }
 
+    def write(writer: sqlite3.Connection) -> None:
+        if not _is_erased(writer, owner, turn_id):
+            writer.execute(QUERIES["append"], row)
 
-def _write_events(writer: sqlite3.Connection, row: _EventsRow) -> None:
-    if not _is_erased(writer, str(row["owner"]), str(row["turn_id"])):
-        writer.execute(QUERIES["append"], row)
+    return write
 
 
 def _write_claim(writer: sqlite3.Connection, claim: Claim, worker: str) -> Claim:
@@ -407,7 +345,7 @@ def _write_claim(writer: sqlite3.Connection, claim: Claim, worker: str) -> Claim
     now = int(time.time())
     row = {
         "owner": claim.owner,
-        "key": digest_key(claim.key),
+        "key": records.digest_key(claim.key),
         "turn_id": claim.turn_id,
         "digest": claim.digest,
         "worker": worker,
@@ -450,10 +388,9 @@ def _draw(writer: sqlite3.Connection, draw: Draw, worker: str) -> Grant:
     others = HeldPlaces(*writer.execute(QUERIES["held_by_others"], key).fetchone())
     level, grant = share_out(draw, None if row is None else Level(*row), others, time.time())
     if row is None or draw.requests or draw.tokens:
-        values = {"requests": level.requests, "tokens": level.tokens, "at": level.at}
-        writer.execute(QUERIES["save_level"], key | values)
-    held = {"connections": grant.held.connections, "lanes": grant.held.lanes}
-    writer.execute(QUERIES["save_held" if grant.held != HeldPlaces() else "drop_held"], key | held)
+        writer.execute(QUERIES["save_level"], key | structs.asdict(level))
+    query = "save_held" if grant.held != HeldPlaces() else "drop_held"
+    writer.execute(QUERIES[query], key | structs.asdict(grant.held))
     return grant
 
 
@@ -467,9 +404,8 @@ def _end_some(writer: sqlite3.Connection, worker: str) -> int:
     left = writer.execute(QUERIES["abandoned"], key).fetchall()
     for owner, last, *row in left:
         _end_turn(writer, owner, TurnColumns(*row), last)
-    writer.execute(QUERIES["release_claims"], key)
-    writer.execute(QUERIES["release_speakers"], key)
-    writer.execute(QUERIES["release_places"], key)
+    for query in ("release_claims", "release_speakers", "release_places"):
+        writer.execute(QUERIES[query], key)
     return len(left)
 
 
@@ -478,17 +414,17 @@ def _end_turn(
 ) -> None:
     """End one turn as failed. A turn that cannot be read must not block the others, or a server that starts."""
     try:
-        turn = link(owner, row.id, [row], partial(_load_field, writer, owner))
+        turn = records.link(owner, row.id, [row], partial(_load_field, writer, owner))
         assert turn is not None
-        failed, entry, events = abandon(turn, last)
-        record = pack(failed)
+        failed, _, events = records.abandon(turn, last)
+        write_turn = _turn_writer(failed, "")
     except (ValueError, KeyError, msgspec.MsgspecError):
         log.exception("turn %s was left running by a dead process and cannot be decoded", row.id)
         writer.execute(QUERIES["give_up"], {"owner": owner, "id": row.id})
         return
-    _write_turn(writer, failed, record, entry, worker=None)
+    write_turn(writer)
     if events:
-        _write_events(writer, _events_row(owner, row.id, events))
+        _events_writer(owner, row.id, events)(writer)
 
 
 def _sweep_some(

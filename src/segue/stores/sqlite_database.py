@@ -166,6 +166,14 @@ class SqliteDatabase:
             raise Unavailable("The store is closed.")
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, work)
 
+    async def fetch(
+        self, name: str, make: Callable[..., T], values: Mapping[str, object]
+    ) -> list[T]:
+        """What `make` makes of the columns of each row that the statement of this name finds."""
+        return await self.read(
+            lambda reader: [make(*row) for row in reader.execute(QUERIES[name], values)]
+        )
+
     async def execute(
         self, name: str, values: Mapping[str, object], *, is_erasing: bool = False
     ) -> int:
@@ -203,7 +211,7 @@ class SqliteDatabase:
         with border():
             connection = getattr(self._mine, "connection", None)
             if connection is None:
-                connection = self._mine.connection = _open_reader(self._path)
+                connection = self._mine.connection = _connect(self._path, QUERIES["read_only"])
                 self._readers.append(connection)
             connection.execute("BEGIN")
             try:
@@ -213,7 +221,7 @@ class SqliteDatabase:
 
     def _run(self) -> None:
         while (group := self._gather()) is not None:
-            outcomes = self._commit(group)
+            outcomes = self._commit(group) if group else []
             if any(write.is_erasing for write in group):
                 self._must_scrub = True
             if self._must_scrub:
@@ -242,31 +250,21 @@ class SqliteDatabase:
         return group
 
     def _commit(self, group: list[_Write]) -> list[_Outcome]:
+        """One transaction for all of them; if it fails, one for each."""
         try:
-            return self._transact(group)
+            with border():
+                self._writer.execute("BEGIN IMMEDIATE")
+                done: list[_Outcome] = [(write, write.work(self._writer), None) for write in group]
+                if self._on_commit is not None:
+                    self._on_commit(len(group))
+                self._writer.execute("COMMIT")
+                return done
         except Exception as error:
+            _roll_back(self._writer)
             # A transient error is not caused by one of the rows, and one by one each write would wait for it again.
             if len(group) == 1 or isinstance(error, Unavailable):
                 return [(write, None, error) for write in group]
             return [outcome for write in group for outcome in self._commit([write])]
-
-    def _transact(self, group: list[_Write]) -> list[_Outcome]:
-        """One transaction for all of them, or nothing."""
-        if not group:
-            return []
-        with border():
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                outcomes: list[_Outcome] = [
-                    (write, write.work(self._writer), None) for write in group
-                ]
-                if self._on_commit is not None:
-                    self._on_commit(len(group))
-                self._writer.execute("COMMIT")
-            except BaseException:
-                _roll_back(self._writer)
-                raise
-            return outcomes
 
 
 def _deliver(outcomes: list[_Outcome]) -> None:
@@ -290,11 +288,11 @@ def _wake(outcomes: list[_Outcome]) -> None:
             write.caller.set_exception(error)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, *settings: str) -> sqlite3.Connection:
     """A connection in autocommit mode, so that we begin and end the transactions."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
-        for setting in statements((SQL / "sqlite_settings.sql").read_text("utf-8")):
+        for setting in (*statements((SQL / "sqlite_settings.sql").read_text("utf-8")), *settings):
             connection.execute(setting)
     except BaseException:
         connection.close()
@@ -306,20 +304,13 @@ def _open_writer(path: Path, durability: str) -> sqlite3.Connection:
     """The only writing connection, on a file whose tables are up to date."""
     with border():
         _make_private(path)
-        connection = _connect(path)
+        connection = _connect(path, durability)
         try:
-            connection.execute(durability)
             _migrate(connection)
         except BaseException:
             connection.close()
             raise
         return connection
-
-
-def _open_reader(path: Path) -> sqlite3.Connection:
-    connection = _connect(path)
-    connection.execute(QUERIES["read_only"])
-    return connection
 
 
 def _make_private(path: Path) -> None:

@@ -31,7 +31,6 @@ from segue.turn.values import HostedCall, Round, Scene, Source, ToolResult
 from segue.wire.codec import as_item, definitions_in, encode
 from segue.wire.items import (
     Item,
-    ItemValue,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,

@@ -136,8 +136,8 @@ class Keys(Protocol):
 class SharedLimits(Protocol):
     """What all processes together use of the limits of keys. Not durable; nothing counts twice."""
 
-    async def draw(self, draws: Sequence[Draw]) -> Sequence[Grant]:
-        """Take note of what this process has used and would hold; what it is given of each key's limits."""
+    async def draw(self, draw: Draw) -> Grant:
+        """Take note of what this process has used and would hold; what it is given of the key's limits."""
 
 
 class Quota(Protocol):
