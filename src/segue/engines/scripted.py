@@ -38,6 +38,7 @@ FILLER = " the"
 WRITTEN_MAX = 1_000
 # How much of the input the engine repeats.
 ECHO_CHARS = 200
+NOTICE = "I play a script, I am not a model."
 
 
 class ScriptedCall(Struct, frozen=True):
@@ -147,25 +148,26 @@ def _scripted_items(turn: ScriptedTurn, offers: tuple[Offer, ...]) -> list[Item]
     values: list[ItemValue] = []
     if turn.reasoning:
         values.append(items.Reasoning(content=[items.ReasoningText(text=turn.reasoning)]))
-    text = turn.text + FILLER * turn.pad_tokens
-    if text:
-        values.append(items.Message(role="assistant", content=[items.OutputText(text=text)]))
-    values.extend(_call(one.name, one.arguments, one.input, offers) for one in turn.calls)
+    if text := turn.text + FILLER * turn.pad_tokens:
+        values.append(_message(text))
+    for call in turn.calls:
+        offer = offer_named(offers, call.name)
+        given = bytes(call.arguments).decode() if call.input is None else call.input
+        is_custom = call.input is not None or (offer and isinstance(offer.tool, CustomTool))
+        values.append(_call(call.name, offer, given, is_custom=bool(is_custom)))
     return [as_item(value) for value in values]
 
 
-def _call(
-    name: str, arguments: Raw, text: str | None, offers: tuple[Offer, ...]
-) -> items.FunctionCall | items.CustomToolCall:
-    offer = offer_named(offers, name)
-    bare = offer.tool.name if offer else name
-    namespace = (offer.namespace if offer else None) or UNSET
-    if text is not None or (offer and isinstance(offer.tool, CustomTool)):
-        given = text if text is not None else bytes(arguments).decode()
-        return items.CustomToolCall(call_id="", name=bare, input=given, namespace=namespace)
-    return items.FunctionCall(
-        call_id="", name=bare, arguments=bytes(arguments).decode(), namespace=namespace
-    )
+def _message(text: str) -> ItemValue:
+    return items.Message(role="assistant", content=[items.OutputText(text=text)])
+
+
+def _call(name: str, offer: Offer | None, given: str, *, is_custom: bool) -> ItemValue:
+    name = offer.tool.name if offer else name
+    namespace = (offer and offer.namespace) or UNSET
+    if is_custom:
+        return items.CustomToolCall(call_id="", name=name, input=given, namespace=namespace)
+    return items.FunctionCall(call_id="", name=name, arguments=given, namespace=namespace)
 
 
 def improvise(job: Job) -> list[ItemValue]:
@@ -175,9 +177,7 @@ def improvise(job: Job) -> list[ItemValue]:
     is_users_turn = isinstance(last, items.Message) and last.role == "user"
     if offer is not None and (is_users_turn or _is_forced(scene.head)):
         return [_example_call(offer)]
-    return [
-        items.Message(role="assistant", content=[items.OutputText(text=_reply(last, scene.format))])
-    ]
+    return [_message(_reply(last, scene.format))]
 
 
 def _last(scene: Scene) -> ItemValue | None:
@@ -185,8 +185,8 @@ def _last(scene: Scene) -> ItemValue | None:
     if scene.given:
         return scene.given[-1].value
     for one in reversed(list(scene.history())):
-        if items := one.wrote or one.given:
-            return items[-1].value
+        if last := one.wrote or one.given:
+            return last[-1].value
     return None
 
 
@@ -210,14 +210,12 @@ def _chosen(scene: Scene) -> Offer | None:
 
 
 def _example_call(offer: Offer) -> ItemValue:
-    tool, namespace = offer.tool, offer.namespace or UNSET
+    tool = offer.tool
     if isinstance(tool, CustomTool):
-        return items.CustomToolCall(
-            call_id="", name=tool.name, input="example", namespace=namespace
-        )
+        return _call("", offer, "example", is_custom=True)
     arguments = {} if tool.parameters is UNSET else example(msgspec.json.decode(tool.parameters))
     text = encode(arguments if isinstance(arguments, dict) else {}).decode()
-    return items.FunctionCall(call_id="", name=tool.name, arguments=text, namespace=namespace)
+    return _call("", offer, text, is_custom=False)
 
 
 def _reply(last: ItemValue | None, wanted: TextFormat | None) -> str:
@@ -227,19 +225,16 @@ def _reply(last: ItemValue | None, wanted: TextFormat | None) -> str:
         return "{}"
     match last:
         case items.Message(role="user"):
-            return f"I play a script, I am not a model. You said: {_text(last.content)}"
-        case (
-            items.FunctionCallOutput()
-            | items.CustomToolCallOutput()
-            | items.LocalShellCallOutput()
-            | items.HostedOutput()
-        ):
-            return f"I play a script, I am not a model. The tool said: {_text(last.output)}"
+            return f"{NOTICE} You said: {_text(last.content)}"
+        case items.FunctionCallOutput() | items.CustomToolCallOutput():
+            return f"{NOTICE} The tool said: {_text(last.output)}"
+        case items.LocalShellCallOutput() | items.HostedOutput():
+            return f"{NOTICE} The tool said: {_text(last.output)}"
         case items.ShellCallOutput():
             printed = " ".join(one.stdout for one in last.output)[:ECHO_CHARS]
-            return f"I play a script, I am not a model. The shell said: {printed}"
+            return f"{NOTICE} The shell said: {printed}"
         case _:
-            return "I play a script, I am not a model."
+            return NOTICE
 
 
 def _text(content: object) -> str:
