@@ -50,15 +50,6 @@ SCRIPTED_CONTEXT_TOKENS = 1_048_576
 Closer = Callable[[], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltModel:
-    """One model, what closes its engine, and the engine's cache of token ids as JSON."""
-
-    model: Model
-    closers: tuple[Closer, ...] = ()
-    token_json: TokenJson | None = None
-
-
 @dataclass(slots=True)
 class ServedModels:
     """The models by name and alias, and what closes them."""
@@ -88,12 +79,13 @@ def build_models(settings: Settings, shared: str = "") -> ServedModels:
     served = ServedModels()
     guards = _Guards(settings, served.closers)
     for one in settings.served():
-        built = _builder(one.engine)(one, shared)
-        served.closers += built.closers
-        if built.token_json is not None:
-            served.token_json.append(built.token_json)
+        builder = BUILDERS.get(one.engine)
+        if builder is None:
+            raise Misconfigured(f"engine: '{one.engine}' is not one of: {', '.join(BUILDERS)}.")
         model = replace(
-            built.model, checks_rendering=settings.check_rendering, guards=guards.named(one.guard)
+            builder(one, shared, served),
+            checks_rendering=settings.check_rendering,
+            guards=guards.named(one.guard),
         )
         for name in (one.name, *one.aliases):
             if name in served.models:
@@ -174,34 +166,27 @@ def _imported(name: str) -> GuardBuilder:
 # --- engines ------------------------------------------------------------------------------------------
 
 
-def _builder(engine: EngineName) -> Builder:
-    builder = BUILDERS.get(engine)
-    if builder is None:
-        raise Misconfigured(f"engine: '{engine}' is not one of: {', '.join(BUILDERS)}.")
-    return builder
-
-
-def _scripted(settings: ModelSettings, shared: str) -> BuiltModel:
+def _scripted(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     path = Path(settings.tokenizer) if settings.tokenizer else find_weights(SMALL_MODEL)
     dialect = dialect_for(settings.dialect, path, _vocabulary(settings, path))
     script = load_script(Path(settings.script)) if settings.script else None
     engine = ScriptedEngine(dialect, script, settings.tps)
-    context_tokens = settings.context_tokens or SCRIPTED_CONTEXT_TOKENS
-    return BuiltModel(_model(settings, engine, dialect, context_tokens))
+    return _model(settings, engine, dialect, settings.context_tokens or SCRIPTED_CONTEXT_TOKENS)
 
 
-def _embedded(settings: ModelSettings, shared: str) -> BuiltModel:
+def _embedded(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
     dialect = dialect_for(settings.dialect, path, vocabulary)
     context_tokens = settings.context_tokens or _trained_tokens(path)
     if shared:
         remote = SharedEngine(_share_path(shared, settings.name))
-        return BuiltModel(_model(settings, remote, dialect, context_tokens))
+        return _model(settings, remote, dialect, context_tokens)
     engine = EmbeddedEngine(
         path, vocabulary, context_tokens=context_tokens, parallel=settings.engine_parallel
     )
-    return BuiltModel(_model(settings, engine, dialect, context_tokens), (engine.close,))
+    served.closers.append(engine.close)
+    return _model(settings, engine, dialect, context_tokens)
 
 
 def _share_path(folder: str, name: str) -> Path:
@@ -219,18 +204,18 @@ async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]
     async with AsyncExitStack() as stack:
         for one in settings.served():
             if one.engine == "embedded":
-                built = _embedded(one, "")
-                for close in built.closers:
-                    stack.push_async_callback(close)
+                served = ServedModels()
+                model = _embedded(one, "", served)
+                stack.push_async_callback(served.aclose)
                 path = _share_path(folder, one.name)
-                await stack.enter_async_context(sharing(built.model.engine, path))
+                await stack.enter_async_context(sharing(model.engine, path))
         yield
 
 
 def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
     """A builder for a kind of server that takes token ids and returns token ids."""
 
-    def build(settings: ModelSettings, shared: str) -> BuiltModel:
+    def build(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
         _check_addresses(settings)
         if not settings.tokenizer:
             raise Misconfigured(
@@ -240,24 +225,27 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
         path = Path(settings.tokenizer)
         vocabulary = _vocabulary(settings, path)
         token_json = TokenJson()
+        served.token_json.append(token_json)
         hidden = HiddenTokens(vocabulary) if codec.hides_tokens else None
 
         def replica(upstream: Upstream) -> Engine:
             return TokenEngine(codec, upstream, settings.name, token_json, hidden)
 
-        built = _over_http(settings, dialect_for(settings.dialect, path, vocabulary), replica)
-        return replace(built, token_json=token_json)
+        dialect = dialect_for(settings.dialect, path, vocabulary)
+        return _over_http(settings, served, dialect, replica)
 
     return build
 
 
-def _chat(settings: ModelSettings, shared: str) -> BuiltModel:
+def _chat(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     _check_addresses(settings)
     context_tokens = settings.context_tokens or UPSTREAM_CONTEXT_TOKENS
     dialect = MessagesDialect(sees_images=settings.sees_images)
-    return _over_http(
-        settings, dialect, lambda upstream: ChatEngine(upstream, settings.name, context_tokens)
-    )
+
+    def replica(upstream: Upstream) -> Engine:
+        return ChatEngine(upstream, settings.name, context_tokens)
+
+    return _over_http(settings, served, dialect, replica)
 
 
 def _check_addresses(settings: ModelSettings) -> None:
@@ -266,22 +254,20 @@ def _check_addresses(settings: ModelSettings) -> None:
 
 
 def _over_http(
-    settings: ModelSettings, dialect: Dialect, replica: Callable[[Upstream], Engine]
-) -> BuiltModel:
+    settings: ModelSettings,
+    served: ServedModels,
+    dialect: Dialect,
+    replica: Callable[[Upstream], Engine],
+) -> Model:
     """A model with one replica for each address."""
     upstreams = {url: Upstream(url, settings.engine_key or None) for url in settings.engine_url}
-    engine = RoutedEngine(
-        {url: replica(upstream) for url, upstream in upstreams.items()},
-        parallel_max=settings.engine_parallel,
-    )
-    context_tokens = settings.context_tokens or UPSTREAM_CONTEXT_TOKENS
-    return BuiltModel(
-        _model(settings, engine, dialect, context_tokens),
-        tuple(upstream.close for upstream in upstreams.values()),
-    )
+    served.closers += [upstream.close for upstream in upstreams.values()]
+    replicas = {url: replica(upstream) for url, upstream in upstreams.items()}
+    engine = RoutedEngine(replicas, parallel_max=settings.engine_parallel)
+    return _model(settings, engine, dialect, settings.context_tokens or UPSTREAM_CONTEXT_TOKENS)
 
 
-Builder = Callable[[ModelSettings, str], BuiltModel]
+Builder = Callable[[ModelSettings, str, ServedModels], Model]
 # A row for each `EngineName` of the settings: tests/test_models.py compares the two.
 BUILDERS: Mapping[EngineName, Builder] = {
     "embedded": _embedded,

@@ -109,8 +109,11 @@ class Child:
         while True:
             began_at = loop.time()
             process = self._process = await self._start()
-            status = await self._wait(process)
-            if self.is_stopping:
+            if self._stopping.is_set():
+                # `stop` was called while it was being started.
+                self.signal(signal.SIGTERM)
+            status = await process.wait()
+            if self._stopping.is_set():
                 return status
             if not self.is_ready.is_set():
                 self.failed = status
@@ -123,16 +126,6 @@ class Child:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
                 return status
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
-
-    async def _wait(self, process: Process) -> int:
-        if self.is_stopping:
-            # `stop` was called while it was being started.
-            self.signal(signal.SIGTERM)
-        return await process.wait()
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._stopping.is_set()
 
     def stop(self) -> None:
         """Ask the process to stop; a second call ends its grace period."""
@@ -203,7 +196,10 @@ class Supervisor:
             try:
                 return await self._run()
             finally:
-                await self._end(self._engine)
+                if engine := self._engine:
+                    engine.stop()
+                    await asyncio.wait([self._children[engine]], timeout=END_S_MAX)
+                    engine.signal(signal.SIGKILL)
 
     async def _run(self) -> int:
         if has_engines_inside(self._settings):
@@ -213,10 +209,8 @@ class Supervisor:
         # One worker first: it creates or upgrades the database that the others then find.
         workers = [self._child("worker 1", self._ports[0])]
         if await self._is_up(workers[0]):
-            workers += [
-                self._child(f"worker {number}", port)
-                for number, port in enumerate(self._ports[1:], 2)
-            ]
+            others = enumerate(self._ports[1:], 2)
+            workers += [self._child(f"worker {number}", port) for number, port in others]
             for worker in workers:
                 await self._is_up(worker)
         failed = [worker.failed for worker in workers if worker.failed is not None]
@@ -266,7 +260,7 @@ class Supervisor:
             if is_spread():
                 self._children[worker].add_done_callback(partial(_close, port))
         left_s = self._settings.grace_s + END_S_MAX
-        await _first(_all(tasks, left_s), self._hurry(workers))
+        await _first(asyncio.wait(tasks, timeout=left_s), self._hurry(workers))
         for worker in workers:
             worker.signal(signal.SIGKILL)
         await asyncio.wait(tasks)
@@ -278,12 +272,6 @@ class Supervisor:
             worker.stop()
         await asyncio.sleep(END_S_MAX)
 
-    async def _end(self, engine: Child | None) -> None:
-        if engine is not None:
-            engine.stop()
-            await asyncio.wait([self._children[engine]], timeout=END_S_MAX)
-            engine.signal(signal.SIGKILL)
-
 
 async def _first(*works: Coroutine[None, None, object]) -> None:
     """Run these until the first one is done."""
@@ -294,16 +282,11 @@ async def _first(*works: Coroutine[None, None, object]) -> None:
             task.cancel()
 
 
-async def _all(tasks: list[asyncio.Task[int]], s_max: float) -> None:
-    await asyncio.wait(tasks, timeout=s_max)
-
-
 def _close(port: socket.socket, _: asyncio.Task[int]) -> None:
     port.close()
 
 
-async def run_supervisor(settings: Settings) -> int:
-    """Serve with several processes until a signal comes; returns the exit status."""
+async def _supervise(settings: Settings) -> int:
     ports = open_ports(settings)
     try:
         with tempfile.TemporaryDirectory(prefix="segue-") as folder:
@@ -315,8 +298,8 @@ async def run_supervisor(settings: Settings) -> int:
 
 
 def serve_workers(settings: Settings) -> int:
-    """Serve with several processes; returns the exit status."""
-    return asyncio.run(run_supervisor(settings))
+    """Serve with several processes until a signal comes; returns the exit status."""
+    return asyncio.run(_supervise(settings))
 
 
 # --- in a process of its own ---

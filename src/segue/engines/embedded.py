@@ -27,23 +27,18 @@ import platform
 import secrets
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
 
 from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
-from segue.engines.llamacpp import (
-    CERTAIN,
-    GRAMMARS,
-    llguidance,
-    sampling_fields,
-    unreadable_grammar,
-)
+from segue.engines.llamacpp import CERTAIN, GRAMMARS, llguidance, refused_grammar, sampling_fields
 from segue.engines.token_engine import TokenLikelihood
 from segue.errors import (
     ApiError,
@@ -53,18 +48,7 @@ from segue.errors import (
     Unavailable,
     context_overflow,
 )
-from segue.turn.values import (
-    Finish,
-    Grammar,
-    IdArray,
-    Ids,
-    Job,
-    JobStarted,
-    Piece,
-    TokenLogprob,
-    Tokens,
-    id_array,
-)
+from segue.turn.values import Finish, Grammar, Ids, Job, JobStarted, TokenLogprob, Tokens, id_array
 
 log = logging.getLogger(__name__)
 
@@ -130,11 +114,18 @@ class EmbeddedEngine:
     def _is_full(self) -> bool:
         return len(self._answers) >= self._parallel + WAITING_MAX
 
-    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        answer, work = self._begin(job)
+    async def sample(self, job: Job) -> AsyncGenerator[JobStarted | Ids | Finish, None]:
+        if self._server is None:
+            raise Unavailable("The engine is shutting down. Please retry elsewhere or later.")
+        if self._is_full:
+            raise Unavailable("Too many requests wait for the engine. Please retry later.")
+        answer = _Answer(job, self._hidden_tokens, asyncio.get_running_loop())
+        work = self._workers.submit(self._work, self._server, job, answer)
+        self._answers.add(answer)
         try:
             while True:
-                started, ids, logprobs, end = await answer.take()
+                await answer.filled.wait()
+                started, ids, logprobs, end = answer.take()
                 if started is not None:
                     yield started
                 if ids and job.output_tokens_max:
@@ -145,27 +136,17 @@ class EmbeddedEngine:
                 if end is not None:
                     raise end
         finally:
-            answer.cancel()
+            answer.is_cancelled = True
             work.cancel()
             self._answers.discard(answer)
-
-    def _begin(self, job: Job) -> tuple[_Answer, Future[None]]:
-        if self._server is None:
-            raise Unavailable("The engine is shutting down. Please retry elsewhere or later.")
-        if self._is_full:
-            raise Unavailable("Too many requests wait for the engine. Please retry later.")
-        answer = _Answer(asyncio.get_running_loop())
-        work = self._workers.submit(self._work, self._server, job, answer)
-        self._answers.add(answer)
-        return answer, work
 
     async def close(self) -> None:
         """Stop the jobs, wait for the threads, unload the model."""
         # In a list, so that the thread has the last reference: freeing the model takes a moment.
         servers, self._server = [self._server], None
         for answer in tuple(self._answers):
-            answer.end(Unavailable("The engine was stopped."))
-            answer.cancel()
+            answer.add(end=Unavailable("The engine was stopped."))
+            answer.is_cancelled = True
 
         def unload() -> None:
             self._workers.shutdown(cancel_futures=True)
@@ -184,13 +165,13 @@ class EmbeddedEngine:
                 raise _unsupported(job.schema)
             body = _request(job)
             with self._registered(answer, body[:PREFIX_BYTES]):
-                server.handle_completions(body, _Callback(job, answer, self._hidden_tokens))
-            answer.end(EngineFailed("The engine broke off."))
+                server.handle_completions(body, answer)
+            answer.add(end=EngineFailed("The engine broke off."))
         except ApiError as error:
-            answer.end(error)
+            answer.add(end=error)
         except Exception:
             log.exception("the embedded engine failed")
-            answer.end(EngineFailed("The engine failed."))
+            answer.add(end=EngineFailed("The engine failed."))
 
     @contextmanager
     def _registered(self, answer: _Answer, prefix: bytes) -> Iterator[None]:
@@ -221,14 +202,12 @@ class EmbeddedEngine:
         if key not in self._schemas:
             likely = sorted(job.stops)
             if isinstance(job.schema, Grammar):
-                id = self._forbidden_id(job)
-                likely = likely if id is None else [id]
-            answer = _Answer(None)
-            probe = _request(job, likely=likely)
-            server.handle_completions(probe, _Callback(job, answer, self._hidden_tokens))
+                likely = self._forbidden_ids(job) or likely
+            answer = _Answer(job, self._hidden_tokens)
+            server.handle_completions(_request(job, likely=likely), answer)
             if len(self._schemas) >= SCHEMAS_MAX:
                 self._schemas.clear()
-            _, ids, _, end = answer.taken()
+            _, ids, _, end = answer.take()
             if isinstance(end, ApiError):
                 raise end
             # The first token of a grammar may be part of a character, which llama.cpp does not send yet.
@@ -236,86 +215,12 @@ class EmbeddedEngine:
             self._schemas[key] = is_hidden or (bool(ids) and ids[0] not in likely)
         return self._schemas[key]
 
-    def _forbidden_id(self, job: Job) -> int | None:
+    def _forbidden_ids(self, job: Job) -> list[int]:
         """A token that no grammar allows: a special token that is no stop. The prompt has one, as a rule."""
         assert isinstance(job.prompt, Tokens)
         ids = (id for chunk in job.prompt.chunks() for id in chunk)
         special = (id for id in ids if id not in job.stops and not self._vocabulary.bytes_of(id))
-        return next(special, None)
-
-
-class _Taken(NamedTuple):
-    """The start, ids, their logprobs where the job wants them, and the end if it was reached."""
-
-    started: JobStarted | None
-    ids: IdArray[int]
-    logprobs: list[TokenLogprob | None]
-    end: Finish | ApiError | None
-
-
-class _Answer:
-    """What was sampled and not yet taken: filled in a worker thread, emptied in the event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.is_cancelled = False
-        self._loop = loop
-        self._lock = threading.Lock()
-        self._started: JobStarted | None = None
-        self._ids = id_array()
-        self._logprobs: list[TokenLogprob | None] = []
-        self._end: Finish | ApiError | None = None
-        self._is_woken = False
-        self._filled = asyncio.Event()
-
-    async def take(self) -> _Taken:
-        """Everything that is there, as soon as there is something."""
-        await self._filled.wait()
-        self._filled.clear()
-        return self.taken()
-
-    def taken(self) -> _Taken:
-        """Everything that is there."""
-        with self._lock:
-            ids, self._ids = self._ids, id_array()
-            logprobs, self._logprobs = self._logprobs, []
-            started, self._started = self._started, None
-            self._is_woken = False
-            return _Taken(started, ids, logprobs, self._end)
-
-    def cancel(self) -> None:
-        """Stop the job at its next callback."""
-        self.is_cancelled = True
-
-    def start(self, started: JobStarted) -> None:
-        """Report what is known before the first id."""
-        with self._lock:
-            self._started = started
-        self._wake()
-
-    def put(self, ids: list[int], logprobs: list[TokenLogprob | None]) -> None:
-        """Add sampled ids, and their logprobs where the job wants them."""
-        with self._lock:
-            self._ids.extend(ids)
-            self._logprobs.extend(logprobs)
-        self._wake()
-
-    def end(self, end: Finish | ApiError) -> None:
-        """End the answer; only the first call counts."""
-        with self._lock:
-            self._end = self._end or end
-        self._wake()
-
-    def _wake(self) -> None:
-        """One call into the event loop for everything that is added before it takes."""
-        with self._lock:
-            if self._loop is None or self._is_woken:
-                return
-            self._is_woken = True
-        try:
-            self._loop.call_soon_threadsafe(self._filled.set)
-        except RuntimeError:
-            # The event loop is closed.
-            self.cancel()
+        return list(islice(special, 1))
 
 
 class _Logprobs(Struct, frozen=True):
@@ -356,69 +261,108 @@ class _Chunk(Struct, frozen=True):
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
-class _Callback:
-    """The callback of one job. Returns True to stop it, and never raises into C++."""
+_End = Finish | ApiError | None
 
-    def __init__(self, job: Job, answer: _Answer, hidden_tokens: HiddenTokens) -> None:
-        self._stops = job.stops
-        self._tokens_max = job.output_tokens_max
-        self._sampling = job.sampling
-        self._answer = answer
-        self._hidden_tokens = hidden_tokens
-        self._count = 0
+
+class _Answer:
+    """What was sampled and not yet taken: filled in a worker thread, by the callbacks of one job, and emptied in the
+    event loop. A probe has no event loop."""
+
+    def __init__(
+        self, job: Job, hidden: HiddenTokens, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self._job = job
+        self._hidden_tokens = hidden
+        self._loop = loop
+        # Stops the job at its next callback.
+        self.is_cancelled = False
+        self._lock = threading.Lock()
         self._started: JobStarted | None = None
+        self._ids = id_array()
+        self._logprobs: list[TokenLogprob | None] = []
+        self._end: _End = None
+        self.filled = asyncio.Event()
+        self._is_woken = False
+        # What was reported before.
+        self._cached_tokens: int | None = None
+        self._count = 0
+
+    def take(self) -> tuple[JobStarted | None, Sequence[int], list[TokenLogprob | None], _End]:
+        """The start, ids, their logprobs where the job wants them, and the end if it was reached."""
+        with self._lock:
+            taken = self._started, self._ids, self._logprobs, self._end
+            self._started, self._ids, self._logprobs = None, id_array(), []
+            self._is_woken = False
+            self.filled.clear()
+        return taken
+
+    def add(
+        self,
+        ids: Sequence[int] = (),
+        logprobs: Sequence[TokenLogprob | None] = (),
+        started: JobStarted | None = None,
+        end: _End = None,
+    ) -> None:
+        """Add something, and wake the reader once for all that is added before it takes. The first end counts."""
+        with self._lock:
+            self._ids.extend(ids)
+            self._logprobs.extend(logprobs)
+            self._started = started or self._started
+            self._end = self._end or end
+            if self._loop is None or self._is_woken:
+                return
+            self._is_woken = True
+        try:
+            self._loop.call_soon_threadsafe(self.filled.set)
+        except RuntimeError:
+            # The event loop is closed.
+            self.is_cancelled = True
 
     def __call__(self, data: bytes) -> bool:
-        if self._answer.is_cancelled:
+        """The callback of the job. Returns True to stop it, and never raises into C++."""
+        if self.is_cancelled:
             return True
         try:
             return self._read(_decode_chunk(data))
         except Exception:
             log.exception("the embedded engine sent something that cannot be read")
-            self._answer.end(EngineFailed("The engine sent something that cannot be read."))
+            self.add(end=EngineFailed("The engine sent something that cannot be read."))
             return True
 
     def _read(self, chunk: _Chunk) -> bool:
         if chunk.error is not None:
-            self._answer.end(_error(chunk.error))
+            self.add(end=_error(chunk.error))
             return True
         if chunk.prompt_progress is not None:
-            started = JobStarted(chunk.prompt_progress.cache)
-            if started != self._started:
-                self._started = started
-                self._answer.start(started)
+            cached_tokens = chunk.prompt_progress.cache
+            if cached_tokens != self._cached_tokens:
+                self._cached_tokens = cached_tokens
+                self.add(started=JobStarted(cached_tokens))
             return False
-        count = chunk.sampled.tokens_predicted
-        reason = chunk.choices[0].finish_reason
-        if reason is not None:
-            return self._finish("length" if reason == "length" else "stop", count)
-        ids = self._ids(chunk)
+        choice, count = chunk.choices[0], chunk.sampled.tokens_predicted
+        if choice.finish_reason is not None:
+            return self._finish("length" if choice.finish_reason == "length" else "stop", count)
+        ids = chunk.sampled.tokens
+        if count - self._count > len(ids):
+            # A character that took several tokens, of which llama.cpp sends only the last one.
+            ids = self._hidden_tokens.find(choice.text, count - self._count, ids[-1])
         self._count = count
-        self._answer.put(ids, self._logprobs(chunk, len(ids)))
+        self.add(ids, self._read_logprobs(choice, len(ids)))
         # llama.cpp has stops of its own; the dialect may have more.
-        return ids[-1] in self._stops and self._finish("stop", count)
+        return ids[-1] in self._job.stops and self._finish("stop", count)
 
-    def _ids(self, chunk: _Chunk) -> list[int]:
-        """The ids of a chunk: one, or all of a character that took several."""
-        sampled = chunk.sampled
-        count = sampled.tokens_predicted - self._count
-        if count <= len(sampled.tokens):
-            return sampled.tokens
-        return self._hidden_tokens.find(chunk.choices[0].text, count, sampled.tokens[-1])
-
-    def _logprobs(self, chunk: _Chunk, count: int) -> list[TokenLogprob | None]:
+    def _read_logprobs(self, choice: _Choice, count: int) -> list[TokenLogprob | None]:
         """Of a character that took several tokens llama.cpp sends only the last one's."""
-        if not self._sampling.wants_logprobs:
+        if not self._job.sampling.wants_logprobs:
             return []
-        content = (chunk.choices[0].logprobs or _Logprobs()).content
-        logprobs = [token.logprobs(self._sampling) for token in content]
+        content = (choice.logprobs or _Logprobs()).content
+        logprobs = [token.logprobs(self._job.sampling) for token in content]
         return [*[None] * (count - len(logprobs)), *logprobs]
 
     def _finish(self, reason: Literal["stop", "length"], count: int) -> bool:
         # Tokens at the very end that make no whole character were never sent; they are counted.
-        count = min(count, self._tokens_max)
-        cached = self._started.cached_tokens if self._started else 0
-        self._answer.end(Finish(reason, cached_tokens=cached, output_tokens=count))
+        count = min(count, self._job.output_tokens_max)
+        self.add(end=Finish(reason, cached_tokens=self._cached_tokens or 0, output_tokens=count))
         return True
 
 
@@ -459,7 +403,7 @@ def _spaced(schema: bytes) -> object:
 
 def _unsupported(schema: bytes | Grammar) -> InvalidRequest:
     if isinstance(schema, Grammar):
-        return unreadable_grammar(schema)
+        return refused_grammar(schema)
     return InvalidRequest(
         "The engine cannot follow this JSON schema: it uses a keyword that is not supported, "
         "or it contradicts itself.",

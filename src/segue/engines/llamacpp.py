@@ -190,7 +190,7 @@ def _check_grammar(grammar: Grammar, known: KnownGrammars) -> None:
             param="tool_choice",
         )
     if not known.followed[grammar]:
-        raise unreadable_grammar(grammar)
+        raise refused_grammar(grammar)
 
 
 async def _is_followed(upstream: Upstream, job: Job, grammar: Grammar) -> bool:
@@ -230,7 +230,7 @@ def llguidance(grammar: Grammar) -> str:
     return definition if definition.startswith(LLGUIDANCE) else f"{LLGUIDANCE} {{}}\n{definition}\n"
 
 
-def unreadable_grammar(grammar: Grammar) -> InvalidRequest:
+def refused_grammar(grammar: Grammar) -> InvalidRequest:
     """The refusal of a grammar that the engine cannot read."""
     return InvalidRequest(
         f"The engine cannot read the {grammar.syntax} grammar of this tool, or supports it only in part.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from math import log
 from pathlib import Path
 
@@ -20,23 +20,9 @@ from segue.engines.example import example
 from segue.errors import InvalidRequest
 from segue.turn.seams import Dialect
 from segue.turn.values import Finish, Head, Ids, Job, Piece, Scene, TokenLogprob
+from segue.wire import items
 from segue.wire.codec import as_item, encode
-from segue.wire.items import (
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    HostedOutput,
-    InputText,
-    Item,
-    ItemValue,
-    LocalShellCallOutput,
-    Message,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-    ShellCallOutput,
-)
+from segue.wire.items import Item, ItemValue
 from segue.wire.requests import TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, Offer, chosen_offers, offer_named
 
@@ -52,6 +38,7 @@ FILLER = " the"
 WRITTEN_MAX = 1_000
 # How much of the input the engine repeats.
 ECHO_CHARS = 200
+NOTICE = "I play a script, I am not a model."
 
 
 class ScriptedCall(Struct, frozen=True):
@@ -106,6 +93,7 @@ class ScriptedEngine:
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         ids = self._answer(job)
         allowed = ids[: job.output_tokens_max]
+        wants_logprobs, count = job.sampling.wants_logprobs, job.sampling.top_logprobs
         sent = 0
         began = time.perf_counter()
         while sent < len(allowed):
@@ -119,16 +107,11 @@ class ScriptedEngine:
             else:
                 due = sent + BURST
                 await asyncio.sleep(0)
-            yield Ids(allowed[sent:due], self._logprobs(job, allowed[sent:due]))
+            burst = allowed[sent:due]
+            logprobs = [_logprobs(id, count) for id in burst] if wants_logprobs else ()
+            yield Ids(burst, logprobs)
             sent = min(due, len(allowed))
         yield Finish("stop" if len(allowed) == len(ids) else "length")
-
-    def _logprobs(self, job: Job, ids: Sequence[int]) -> Sequence[TokenLogprob]:
-        """Where the job wants logprobs, a distribution made from the id alone: the same ids have the same ones."""
-        sampling = job.sampling
-        return (
-            [_logprobs(id, sampling.top_logprobs) for id in ids] if sampling.wants_logprobs else ()
-        )
 
     def _answer(self, job: Job) -> tuple[int, ...]:
         """All ids of this model turn; those of a script's entry are cached."""
@@ -136,19 +119,17 @@ class ScriptedEngine:
             return tuple(self._dialect.write([as_item(one) for one in improvise(job)]))
         entry = min(job.model_turns, len(self._script.turns) - 1)
         scene = job.scene
-        if scene.effects.offers or scene.deferred:
-            return self._write(entry, scene)
         key = (entry, scene.head.tools.echo + scene.head.tools.listed)
-        if key not in self._written:
+        is_cached = not scene.effects.offers and not scene.deferred
+        if is_cached and key in self._written:
+            return self._written[key]
+        offers = scene.offers + scene.deferred
+        ids = tuple(self._dialect.write(_scripted_items(self._script.turns[entry], offers)))
+        if is_cached:
             if len(self._written) >= WRITTEN_MAX:
                 self._written.clear()
-            self._written[key] = self._write(entry, scene)
-        return self._written[key]
-
-    def _write(self, entry: int, scene: Scene) -> tuple[int, ...]:
-        assert self._script is not None
-        known = scene.offers + scene.deferred
-        return tuple(self._dialect.write(_scripted_items(self._script.turns[entry], known)))
+            self._written[key] = ids
+        return ids
 
 
 def _logprobs(id: int, count: int) -> TokenLogprob:
@@ -166,36 +147,37 @@ def _logprobs(id: int, count: int) -> TokenLogprob:
 def _scripted_items(turn: ScriptedTurn, offers: tuple[Offer, ...]) -> list[Item]:
     values: list[ItemValue] = []
     if turn.reasoning:
-        values.append(Reasoning(content=[ReasoningText(text=turn.reasoning)]))
-    text = turn.text + FILLER * turn.pad_tokens
-    if text:
-        values.append(Message(role="assistant", content=[OutputText(text=text)]))
-    values.extend(_call(one.name, one.arguments, one.input, offers) for one in turn.calls)
+        values.append(items.Reasoning(content=[items.ReasoningText(text=turn.reasoning)]))
+    if text := turn.text + FILLER * turn.pad_tokens:
+        values.append(_message(text))
+    for call in turn.calls:
+        offer = offer_named(offers, call.name)
+        given = bytes(call.arguments).decode() if call.input is None else call.input
+        is_custom = call.input is not None or (offer and isinstance(offer.tool, CustomTool))
+        values.append(_call(call.name, offer, given, is_custom=bool(is_custom)))
     return [as_item(value) for value in values]
 
 
-def _call(
-    name: str, arguments: Raw, text: str | None, offers: tuple[Offer, ...]
-) -> FunctionCall | CustomToolCall:
-    offer = offer_named(offers, name)
-    bare = offer.tool.name if offer else name
-    namespace = (offer.namespace if offer else None) or UNSET
-    if text is not None or (offer and isinstance(offer.tool, CustomTool)):
-        given = text if text is not None else bytes(arguments).decode()
-        return CustomToolCall(call_id="", name=bare, input=given, namespace=namespace)
-    return FunctionCall(
-        call_id="", name=bare, arguments=bytes(arguments).decode(), namespace=namespace
-    )
+def _message(text: str) -> ItemValue:
+    return items.Message(role="assistant", content=[items.OutputText(text=text)])
+
+
+def _call(name: str, offer: Offer | None, given: str, *, is_custom: bool) -> ItemValue:
+    name = offer.tool.name if offer else name
+    namespace = (offer and offer.namespace) or UNSET
+    if is_custom:
+        return items.CustomToolCall(call_id="", name=name, input=given, namespace=namespace)
+    return items.FunctionCall(call_id="", name=name, arguments=given, namespace=namespace)
 
 
 def improvise(job: Job) -> list[ItemValue]:
     """Without a script: call a tool once if one is offered and the user has just spoken, else answer."""
     scene, last = job.scene, _last(job.scene)
     offer = _chosen(scene)
-    is_users_turn = isinstance(last, Message) and last.role == "user"
+    is_users_turn = isinstance(last, items.Message) and last.role == "user"
     if offer is not None and (is_users_turn or _is_forced(scene.head)):
         return [_example_call(offer)]
-    return [Message(role="assistant", content=[OutputText(text=_reply(last, scene.format))])]
+    return [_message(_reply(last, scene.format))]
 
 
 def _last(scene: Scene) -> ItemValue | None:
@@ -203,8 +185,8 @@ def _last(scene: Scene) -> ItemValue | None:
     if scene.given:
         return scene.given[-1].value
     for one in reversed(list(scene.history())):
-        if items := one.wrote or one.given:
-            return items[-1].value
+        if last := one.wrote or one.given:
+            return last[-1].value
     return None
 
 
@@ -228,12 +210,12 @@ def _chosen(scene: Scene) -> Offer | None:
 
 
 def _example_call(offer: Offer) -> ItemValue:
-    tool, namespace = offer.tool, offer.namespace or UNSET
+    tool = offer.tool
     if isinstance(tool, CustomTool):
-        return CustomToolCall(call_id="", name=tool.name, input="example", namespace=namespace)
+        return _call("", offer, "example", is_custom=True)
     arguments = {} if tool.parameters is UNSET else example(msgspec.json.decode(tool.parameters))
     text = encode(arguments if isinstance(arguments, dict) else {}).decode()
-    return FunctionCall(call_id="", name=tool.name, arguments=text, namespace=namespace)
+    return _call("", offer, text, is_custom=False)
 
 
 def _reply(last: ItemValue | None, wanted: TextFormat | None) -> str:
@@ -242,22 +224,22 @@ def _reply(last: ItemValue | None, wanted: TextFormat | None) -> str:
     if wanted is not None and wanted.type == "json_object":
         return "{}"
     match last:
-        case Message(role="user"):
-            return f"I play a script, I am not a model. You said: {_text(last.content)}"
-        case (
-            FunctionCallOutput() | CustomToolCallOutput() | LocalShellCallOutput() | HostedOutput()
-        ):
-            return f"I play a script, I am not a model. The tool said: {_text(last.output)}"
-        case ShellCallOutput():
+        case items.Message(role="user"):
+            return f"{NOTICE} You said: {_text(last.content)}"
+        case items.FunctionCallOutput() | items.CustomToolCallOutput():
+            return f"{NOTICE} The tool said: {_text(last.output)}"
+        case items.LocalShellCallOutput() | items.HostedOutput():
+            return f"{NOTICE} The tool said: {_text(last.output)}"
+        case items.ShellCallOutput():
             printed = " ".join(one.stdout for one in last.output)[:ECHO_CHARS]
-            return f"I play a script, I am not a model. The shell said: {printed}"
+            return f"{NOTICE} The shell said: {printed}"
         case _:
-            return "I play a script, I am not a model."
+            return NOTICE
 
 
 def _text(content: object) -> str:
     if isinstance(content, str):
         return content[:ECHO_CHARS]
     assert isinstance(content, list)
-    parts = (part.text for part in content if isinstance(part, InputText | OutputText))
+    parts = (part.text for part in content if isinstance(part, items.InputText | items.OutputText))
     return " ".join(parts)[:ECHO_CHARS]

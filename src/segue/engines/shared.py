@@ -22,22 +22,9 @@ from msgspec import Struct
 from segue.engines.llamacpp import GRAMMARS
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
+from segue.turn import values
 from segue.turn.seams import Engine
-from segue.turn.values import (
-    Finish,
-    Grammar,
-    Head,
-    IdArray,
-    Ids,
-    Job,
-    JobStarted,
-    Piece,
-    Sampling,
-    Scene,
-    TokenLogprob,
-    Tokens,
-    id_array,
-)
+from segue.turn.values import Finish, Ids, Job, JobStarted, Piece, TokenLogprob, Tokens, id_array
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +35,17 @@ READY_S = 2.0
 KINDS: dict[str, type[ApiError]] = {
     kind.__name__: kind for kind in (InvalidRequest, Unavailable, EngineFailed)
 }
-NO_SCENE = Scene(Head(), None, ())
+NO_SCENE = values.Scene(values.Head(), None, ())
 
 
 class _JobFrame(Struct, frozen=True):
     """A job on its way to the engine; without `ids`, the question whether the engine is ready."""
 
     ids: bytes | None = None
-    sampling: Sampling = Sampling()
+    sampling: values.Sampling = values.Sampling()
     stops: list[int] = []
     output_tokens_max: int = 0
-    schema: bytes | Grammar | None = None
+    schema: bytes | values.Grammar | None = None
     owner: str = ""
     lane: str = ""
 
@@ -145,7 +132,7 @@ class SharedEngine:
             writer.transport.abort()
 
 
-def _ids(data: bytes) -> IdArray[int]:
+def _ids(data: bytes) -> values.IdArray[int]:
     ids = id_array()
     ids.frombytes(data)
     return ids
@@ -183,20 +170,8 @@ async def _serve(
         write_frame(writer, _PieceFrame(is_ready=await engine.is_ready()))
         await writer.drain()
         return
-    # The worker sends nothing after its job: a read returns when it has closed the connection.
-    answering = asyncio.create_task(_answer(engine, _job(frame, frame.ids), writer))
-    closing = asyncio.create_task(reader.read(1))
-    try:
-        await asyncio.wait([answering, closing], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (answering, closing):
-            task.cancel()
-        await asyncio.gather(answering, closing, return_exceptions=True)
-
-
-def _job(frame: _JobFrame, prompt: bytes) -> Job:
-    ids = _ids(prompt)
-    return Job(
+    ids = _ids(frame.ids)
+    job = Job(
         prompt=Tokens(None, ids, len(ids)),
         scene=NO_SCENE,
         sampling=frame.sampling,
@@ -206,6 +181,15 @@ def _job(frame: _JobFrame, prompt: bytes) -> Job:
         owner=frame.owner,
         lane=frame.lane,
     )
+    # The worker sends nothing after its job: a read returns when it has closed the connection.
+    answering = asyncio.create_task(_answer(engine, job, writer))
+    closing = asyncio.create_task(reader.read(1))
+    try:
+        await asyncio.wait([answering, closing], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (answering, closing):
+            task.cancel()
+        await asyncio.gather(answering, closing, return_exceptions=True)
 
 
 async def _answer(engine: Engine, job: Job, writer: asyncio.StreamWriter) -> None:
@@ -235,7 +219,5 @@ def _piece_frame(piece: Piece) -> _PieceFrame:
 
 
 def _error_frame(error: ApiError) -> _PieceFrame:
-    kind = type(error).__name__
-    return _PieceFrame(
-        error=_ErrorFrame(kind, error.message, error.code, error.param, error.wait_s)
-    )
+    fields = type(error).__name__, error.message, error.code, error.param, error.wait_s
+    return _PieceFrame(error=_ErrorFrame(*fields))

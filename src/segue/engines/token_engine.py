@@ -14,6 +14,7 @@ fields of a request that choose how to sample, and the order of logprobs.
 from __future__ import annotations
 
 import weakref
+from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,17 +26,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.upstream import UNREADABLE, EventStream, Upstream, error_in_stream, unreadable
 from segue.errors import ApiError, EngineFailed
-from segue.turn.values import (
-    Finish,
-    IdArray,
-    Ids,
-    Job,
-    JobStarted,
-    Piece,
-    Sampling,
-    TokenLogprob,
-    Tokens,
-)
+from segue.turn.values import Finish, Ids, Job, JobStarted, Piece, Sampling, TokenLogprob, Tokens
 
 # The event that ends a stream. Servers that have an event of their own for that do not send it.
 DONE = b"[DONE]"
@@ -242,7 +233,7 @@ class TokenJson:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         # By identity: an array has no hash.
-        self._cached: dict[int, tuple[weakref.ref[IdArray[int]], bytes]] = {}
+        self._cached: dict[int, tuple[weakref.ref[array[int]], bytes]] = {}
         self.bytes = 0
 
     def text(self, prompt: Tokens) -> bytes:
@@ -259,7 +250,7 @@ class TokenJson:
         texts.reverse()
         return b",".join(texts)
 
-    def _write(self, chunk: IdArray[int]) -> bytes:
+    def _write(self, chunk: array[int]) -> bytes:
         text = msgspec.json.encode(chunk.tolist())[1:-1]
         if len(chunk) >= CACHED_IDS_MIN:
             key = id(chunk)

