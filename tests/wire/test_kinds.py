@@ -25,6 +25,8 @@ from segue.wire.items import (
 )
 from segue.wire.kinds import (
     CALL_WORDS,
+    KINDS,
+    NAMED,
     ROWS,
     CallPairing,
     HostedWork,
@@ -37,8 +39,6 @@ from segue.wire.kinds import (
     is_hosted_result,
     is_model_written,
     is_pending,
-    kind_named,
-    kind_of,
     prefix_of,
     required_by,
     shown_as,
@@ -103,7 +103,7 @@ def test_rows_that_contradict_each_other_are_an_error_at_import(
     facts: dict[str, Any], words: str
 ) -> None:
     plain: dict[str, Any] = {"struct": MadeUp, "name": "made_up", "prefix": "made"}
-    made_up = replace(kind_of(Compaction(encrypted_content="")), **{**plain, **facts})
+    made_up = replace(KINDS[Compaction], **{**plain, **facts})
 
     with pytest.raises(TypeError, match=words):
         table([*ROWS, made_up], [*STRUCTS, MadeUp])
@@ -287,5 +287,5 @@ def test_tool_is_asked_and_fails_in_the_words_of_its_item() -> None:
 
 
 def test_row_is_found_by_struct_and_by_name() -> None:
-    assert kind_of(FunctionCall(call_id="c", name="f", arguments="")) is kind_named("function")
-    assert kind_named("mcp_approval").type == "mcp_approval_request"
+    assert KINDS[FunctionCall] is NAMED["function"]
+    assert NAMED["mcp_approval"].type == "mcp_approval_request"

@@ -51,7 +51,7 @@ from segue.wire.items import (
     ToolSearchOutput,
     WebSearchCall,
 )
-from segue.wire.kinds import Shown, call_id_of, called, kind_of, shown_as
+from segue.wire.kinds import KINDS, Shown, call_id_of, called, shown_as
 from segue.wire.web import as_call
 
 # Fields of a call or an output that the model does not need, or that are part of every call.
@@ -275,4 +275,4 @@ def _updated(value: ConfigurationUpdate) -> str:
 
 
 def _bare_type(item: Item) -> str:
-    return kind_of(item.value).type.removesuffix("_call")
+    return KINDS[type(item.value)].type.removesuffix("_call")

@@ -82,10 +82,10 @@ from segue.wire.items import (
     SummaryText,
 )
 from segue.wire.kinds import (
+    KINDS,
+    NAMED,
     AnyItemKind,
     hosted_work,
-    kind_named,
-    kind_of,
     prefix_of,
     required_by,
 )
@@ -247,7 +247,7 @@ class Assembler:
         """One of our own tools begins to work on an item that no model wrote."""
         assert self._state == "open", self._state
         value, index = begun.value, len(self.items)
-        kind, item_id = kind_of(value), _id_of(value)
+        kind, item_id = KINDS[type(value)], _id_of(value)
         apart = kind.hosted.apart if kind.hosted is not None else None
         added, arguments = (value, None) if apart is None else apart(value)
         events = [self._added_event(added), *self._begun_events(kind, item_id, index)]
@@ -261,7 +261,7 @@ class Assembler:
     def finish(self, done: Item) -> list[Event]:
         """The tool is done with this item."""
         assert self._state == "open", self._state
-        value, kind = done.value, kind_of(done.value)
+        value, kind = done.value, KINDS[type(done.value)]
         item_id = _id_of(value)
         index = self._pending.pop(item_id)
         self.items[index] = done
@@ -342,7 +342,7 @@ class Assembler:
     def _open_item(self, opened: ItemOpened, events: list[Event]) -> None:
         if self._open is not None:
             raise AssertionError("an item is opened inside another")
-        kind = kind_named(opened.kind)
+        kind = NAMED[opened.kind]
         streamed = self._reasoning if kind.struct is Reasoning else kind.streamed
         assert streamed is not None, f"no model writes a {kind.type}"
         is_ours = opened.execution == "server"

@@ -8,7 +8,7 @@ and the numbers of events are not known here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from msgspec import UNSET, Raw, Struct, structs
@@ -49,16 +49,16 @@ class Where(TypedDict):
     output_index: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TextEvents:
     """The events of a text that the client reads as it is written."""
 
     delta: type[events.Numbered]
-    # The fields of every delta beside its item and its text.
-    place: Mapping[str, int | list[Raw]]
     done: Callable[[Where, Draft], events.Numbered]
+    # The fields of every delta beside its item and its text.
+    place: Mapping[str, int | list[Raw]] = field(default_factory=dict)
     # The content part around the text.
-    part: Callable[[Draft], events.ContentPart | items.SummaryText] | None
+    part: Callable[[Draft], events.ContentPart | items.SummaryText] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,48 +71,39 @@ class Streamed:
     build: Callable[[Draft], items.ItemValue]
 
 
-MESSAGE_TEXT = TextEvents(
-    delta=events.OutputTextDelta,
-    place={"content_index": 0, "logprobs": []},
-    done=lambda at, draft: events.OutputTextDone(
-        **at, content_index=0, text=draft.text, logprobs=draft.logprobs
-    ),
-    part=lambda draft: _output_text(draft),
-)
-REASONING_TEXT = TextEvents(
-    delta=events.ReasoningTextDelta,
-    place={"content_index": 0},
-    done=lambda at, draft: events.ReasoningTextDone(**at, content_index=0, text=draft.text),
-    part=lambda draft: items.ReasoningText(text=draft.text),
-)
-SUMMARY_TEXT = TextEvents(
-    delta=events.SummaryTextDelta,
-    place={"summary_index": 0},
-    done=lambda at, draft: events.SummaryTextDone(**at, summary_index=0, text=draft.text),
-    part=lambda draft: items.SummaryText(text=draft.text),
-)
-FUNCTION_ARGUMENTS = TextEvents(
-    delta=events.ArgumentsDelta,
-    place={},
-    done=lambda at, draft: events.ArgumentsDone(**at, arguments=draft.text),
-    part=None,
-)
-CUSTOM_INPUT = TextEvents(
-    delta=events.CustomInputDelta,
-    place={},
-    done=lambda at, draft: events.CustomInputDone(**at, input=draft.text),
-    part=None,
-)
-MCP_ARGUMENTS = TextEvents(
-    delta=events.McpArgumentsDelta,
-    place={},
-    done=lambda at, draft: events.McpArgumentsDone(**at, arguments=draft.text),
-    part=None,
-)
-
-
 def _output_text(draft: Draft) -> items.OutputText:
     return items.OutputText(text=draft.text, annotations=draft.annotations, logprobs=draft.logprobs)
+
+
+MESSAGE_TEXT = TextEvents(
+    events.OutputTextDelta,
+    lambda at, draft: events.OutputTextDone(
+        **at, content_index=0, text=draft.text, logprobs=draft.logprobs
+    ),
+    {"content_index": 0, "logprobs": []},
+    _output_text,
+)
+REASONING_TEXT = TextEvents(
+    events.ReasoningTextDelta,
+    lambda at, draft: events.ReasoningTextDone(**at, content_index=0, text=draft.text),
+    {"content_index": 0},
+    lambda draft: items.ReasoningText(text=draft.text),
+)
+SUMMARY_TEXT = TextEvents(
+    events.SummaryTextDelta,
+    lambda at, draft: events.SummaryTextDone(**at, summary_index=0, text=draft.text),
+    {"summary_index": 0},
+    lambda draft: items.SummaryText(text=draft.text),
+)
+FUNCTION_ARGUMENTS = TextEvents(
+    events.ArgumentsDelta, lambda at, draft: events.ArgumentsDone(**at, arguments=draft.text)
+)
+CUSTOM_INPUT = TextEvents(
+    events.CustomInputDelta, lambda at, draft: events.CustomInputDone(**at, input=draft.text)
+)
+MCP_ARGUMENTS = TextEvents(
+    events.McpArgumentsDelta, lambda at, draft: events.McpArgumentsDone(**at, arguments=draft.text)
+)
 
 
 def _message(draft: Draft) -> items.Message:
@@ -126,9 +117,8 @@ def _reasoning_text(draft: Draft) -> items.Reasoning:
 
 
 def _reasoning_summary(draft: Draft) -> items.Reasoning:
-    return items.Reasoning(
-        id=draft.id, summary=[] if draft.is_added else [items.SummaryText(text=draft.text)]
-    )
+    summary = [] if draft.is_added else [items.SummaryText(text=draft.text)]
+    return items.Reasoning(id=draft.id, summary=summary)
 
 
 # Reasoning as the operator lets clients see it.
@@ -170,11 +160,8 @@ def _custom_call(draft: Draft) -> items.CustomToolCall:
 
 
 def _shell_call(draft: Draft) -> items.ShellCall:
-    return items.ShellCall(
-        **_call_fields(draft),
-        action=shell_action(draft.text, draft.commands),
-        environment=LOCAL,
-    )
+    action = shell_action(draft.text, draft.commands)
+    return items.ShellCall(**_call_fields(draft), action=action, environment=LOCAL)
 
 
 def _local_shell_call(draft: Draft) -> items.LocalShellCall:

@@ -378,41 +378,19 @@ class HostedOutput(Body, tag="segue:tool_output", frozen=True, kw_only=True):
     output: str
 
 
-ItemValue = (
-    Message
-    | FunctionCall
-    | FunctionCallOutput
-    | CustomToolCall
-    | CustomToolCallOutput
-    | Reasoning
-    | WebSearchCall
-    | FileSearchCall
-    | CodeInterpreterCall
-    | ImageGenerationCall
-    | ComputerCall
-    | ComputerCallOutput
-    | McpListTools
-    | McpCall
-    | McpApprovalRequest
-    | McpApprovalResponse
-    | ShellCall
-    | ShellCallOutput
-    | LocalShellCall
-    | LocalShellCallOutput
-    | ApplyPatchCall
-    | ApplyPatchCallOutput
-    | ToolSearchCall
-    | ToolSearchOutput
-    | AdditionalTools
-    | ConfigurationUpdate
-    | Program
-    | ProgramOutput
-    | Compaction
-    | CompactionSummary
-    | CompactionTrigger
-    | ItemReference
-    | HostedOutput
-)
+_Talk = Message | FunctionCall | FunctionCallOutput | CustomToolCall | CustomToolCallOutput
+_Hosted = Reasoning | WebSearchCall | FileSearchCall | CodeInterpreterCall | ImageGenerationCall
+_Computer = ComputerCall | ComputerCallOutput
+_Mcp = McpListTools | McpCall | McpApprovalRequest | McpApprovalResponse
+_Shell = ShellCall | ShellCallOutput | LocalShellCall | LocalShellCallOutput
+_Tools = ApplyPatchCall | ApplyPatchCallOutput | ToolSearchCall | ToolSearchOutput | AdditionalTools
+_Program = ConfigurationUpdate | Program | ProgramOutput
+_Other = Compaction | CompactionSummary | CompactionTrigger | ItemReference | HostedOutput
+ItemValue = _Talk | _Hosted | _Computer | _Mcp | _Shell | _Tools | _Program | _Other
+
+# Calls that the client always answers, by their call_id.
+_NamedCall = FunctionCall | CustomToolCall
+ClientCall = _NamedCall | ComputerCall | ShellCall | LocalShellCall | ApplyPatchCall
 
 
 class Item(Struct, frozen=True):
@@ -449,14 +427,7 @@ class Required(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def count_media(value: ItemValue) -> int:
     """How many pictures and sounds this item carries."""
-    match value:
-        case Message(content=list() as parts):
-            pass
-        case (
-            FunctionCallOutput(output=list() as parts)
-            | CustomToolCallOutput(output=list() as parts)
-        ):
-            pass
-        case _:
-            return 0
+    parts = value.content if isinstance(value, Message) else getattr(value, "output", None)
+    if not isinstance(parts, list):
+        return 0
     return sum(isinstance(part, InputImage | InputAudio) for part in parts)

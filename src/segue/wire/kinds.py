@@ -2,7 +2,7 @@
 
 A row has: the prefix of its ids; whether it is a call or an output, and who answers it; whether the model writes it and
 how it is shown to a model; how it is built from what the model wrote; what our own tools do with it. All other files
-look these facts up here, by the item (`kind_of`) or by the name under which a reader opens it (`kind_named`).
+look these facts up here, by the item's struct (`KINDS`) or by the name under which a reader opens it (`NAMED`).
 
 A new item type is a struct in `items`, its events in `events`, its draft in `drafts` if the model writes it, and a row
 here. No field of a row has a default; a struct without a row, two rows with one name or prefix, and an output without
@@ -22,19 +22,10 @@ from segue.wire import drafts, events, items
 from segue.wire.codec import encode
 from segue.wire.items import ItemValue, Required
 from segue.wire.mcp import error_of
-from segue.wire.tools import CallKind
 from segue.wire.web import called_by
 
 V = TypeVar("V", bound=items.Body)
-C = TypeVar(
-    "C",
-    items.FunctionCall,
-    items.CustomToolCall,
-    items.ComputerCall,
-    items.ShellCall,
-    items.LocalShellCall,
-    items.ApplyPatchCall,
-)
+C = TypeVar("C", bound=items.ClientCall)
 R = TypeVar("R")
 
 # What an item is to a model; "nothing" where the model knows it from elsewhere.
@@ -78,8 +69,8 @@ class CallPairing(Generic[V]):
 
     call_id: Callable[[V], str | None]
     answered_by: Callable[[V], AnsweredBy]
-    # The outline of the output that the client owes; None where it never owes one.
-    required: Callable[[V], Required] | None
+    # The outline of the output that the client owes now, if it owes one; None where it never does.
+    required: Callable[[V], Required | None] | None
     # Which function it calls, by the one name that the model sees; empty where the type of the item is the name.
     called: Callable[[V], str]
 
@@ -114,11 +105,6 @@ class ItemKind(Generic[V]):
         """The word on the wire."""
         return _tag(self.struct)
 
-    @property
-    def words(self) -> str:
-        """The type in an error message."""
-        return self.type.replace("_", " ").replace("mcp", "MCP")
-
 
 AnyItemKind = ItemKind[ItemValue]
 
@@ -139,81 +125,59 @@ CALL: Callable[[object], Shown] = _always("call")
 RESPONSE: Callable[[object], Shown] = _always("response")
 SYSTEM: Callable[[object], Shown] = _always("system")
 CLIENT: Callable[[object], AnsweredBy] = _always("client")
-NAMELESS = _always("")
+SERVER: Callable[[object], AnsweredBy] = _always("server")
+BOTH: Callable[[object], AnsweredBy] = _always("both")
+NAMELESS, NO_ID = _always(""), _always(None)
 
 
-def _row(
+def _written(
     struct: type[V],
     name: str,
-    prefix: str | None,
-    *,
-    pairing: CallPairing[V] | OutputPairing[V] | None,
-    is_model_written: Callable[[V], bool],
+    prefix: str,
+    streamed: drafts.Streamed,
     shown: Callable[[V], Shown],
-    streamed: drafts.Streamed | None,
-    hosted: HostedWork[V] | None,
-) -> AnyItemKind:
-    """The type checker has seen that a row fits its struct; from here on the look-up by struct sees to it."""
-    row = ItemKind(struct, name, prefix, pairing, is_model_written, shown, streamed, hosted)
-    return cast("AnyItemKind", row)
+    pairing: CallPairing[V] | None = None,
+    is_written: Callable[[V], bool] = YES,
+    hosted: HostedWork[V] | None = None,
+) -> ItemKind[V]:
+    """An item that the model writes."""
+    return ItemKind(struct, name, prefix, pairing, is_written, shown, streamed, hosted)
 
 
 def _client_call(
     struct: type[C],
     name: str,
     prefix: str | None,
-    called: Callable[[C], str],
     streamed: drafts.Streamed | None,
-) -> AnyItemKind:
+    called: Callable[[C], str] = NAMELESS,
+) -> ItemKind[C]:
     """A call that the client answers, by its call_id."""
+    output = f"{_tag(struct)}_output"
 
-    def required(value: C) -> Required:
+    def required(value: C) -> Required | None:
+        if getattr(value, "is_async", None) is True:
+            return None
         function = value.name if isinstance(value, items.FunctionCall) else UNSET
-        return Required(type=f"{_tag(struct)}_output", call_id=value.call_id, name=function)
+        return Required(type=output, call_id=value.call_id, name=function)
 
-    return _row(
-        struct,
-        name,
-        prefix,
-        pairing=CallPairing(lambda value: value.call_id, CLIENT, required, called),
-        is_model_written=YES,
-        shown=CALL,
-        streamed=streamed,
-        hosted=None,
-    )
+    pairing: CallPairing[C] = CallPairing(lambda value: value.call_id, CLIENT, required, called)
+    return ItemKind(struct, name, prefix, pairing, YES, CALL, streamed, None)
 
 
-def _foreign_call(struct: type[V], call_id: Callable[[V], str | None]) -> AnyItemKind:
+def _foreign_call(struct: type[V], call_id: Callable[[V], str | None] = NO_ID) -> ItemKind[V]:
     """A call that another server made and answered: it is accepted and shown."""
-    return _row(
-        struct,
-        _tag(struct),
-        None,
-        pairing=CallPairing(call_id, _always("nobody"), None, NAMELESS),
-        is_model_written=YES,
-        shown=CALL,
-        streamed=None,
-        hosted=None,
-    )
+    pairing: CallPairing[V] = CallPairing(call_id, _always("nobody"), None, NAMELESS)
+    return ItemKind(struct, _tag(struct), None, pairing, YES, CALL, None, None)
 
 
 def _given(
     struct: type[V],
     prefix: str | None,
     shown: Callable[[V], Shown],
-    pairing: OutputPairing[V] | None = None,
-) -> AnyItemKind:
-    """An item that no model writes and no tool of ours works on: an output, tools, a setting, a compaction."""
-    return _row(
-        struct,
-        _tag(struct),
-        prefix,
-        pairing=pairing,
-        is_model_written=NO,
-        shown=shown,
-        streamed=None,
-        hosted=None,
-    )
+    hosted: HostedWork[V] | None = None,
+) -> ItemKind[V]:
+    """An item that no model writes: tools, a setting, a compaction."""
+    return ItemKind(struct, _tag(struct), prefix, None, NO, shown, None, hosted)
 
 
 def _output(
@@ -224,8 +188,9 @@ def _output(
     prefix: str | None = None,
     is_from_client: Callable[[V], bool] = YES,
     shown: Callable[[V], Shown] = RESPONSE,
-) -> AnyItemKind:
-    return _given(struct, prefix, shown, OutputPairing(to, call_id, is_from_client))
+) -> ItemKind[V]:
+    pairing = OutputPairing(to, call_id, is_from_client)
+    return ItemKind(struct, _tag(struct), prefix, pairing, NO, shown, None, None)
 
 
 # --- our own tools --------------------------------------------------------------------------------
@@ -282,6 +247,10 @@ def _shown_message(value: items.Message) -> Shown:
     return shown.get(value.role, "system")
 
 
+def _is_assistant(value: items.Message) -> bool:
+    return value.role == "assistant"
+
+
 def _qualified(value: items.FunctionCall | items.CustomToolCall) -> str:
     return f"{value.namespace}.{value.name}" if value.namespace else value.name
 
@@ -293,64 +262,63 @@ def _search_id(value: items.ToolSearchCall | items.ToolSearchOutput) -> str | No
     return f"search_{value.id.rpartition('_')[2]}"
 
 
-ROWS: tuple[AnyItemKind, ...] = (
-    _row(
-        items.Message,
-        "message",
-        "msg",
-        pairing=None,
-        is_model_written=lambda value: value.role == "assistant",
-        shown=_shown_message,
-        streamed=drafts.MESSAGE,
-        hosted=None,
+def _searched_by(value: items.ToolSearchCall) -> AnsweredBy:
+    return "server" if value.execution == "server" else "client"
+
+
+def _search_required(value: items.ToolSearchCall) -> Required | None:
+    if value.execution == "server" or not value.call_id:
+        return None
+    return Required(type="tool_search_output", call_id=value.call_id, execution="client")
+
+
+def _mcp_call_id(value: items.McpCall) -> str | None:
+    # The model made an approved call when it asked for the approval.
+    return None if value.approval_request_id else value.id or None
+
+
+def _remote_name(value: items.McpCall | items.McpApprovalRequest) -> str:
+    return f"{value.server_label}.{value.name}"
+
+
+def _approval_required(value: items.McpApprovalRequest) -> Required | None:
+    if not value.id:
+        return None
+    return Required(type="mcp_approval_response", approval_request_id=value.id)
+
+
+def _web_function(value: items.WebSearchCall) -> str:
+    return called_by(value.action) if isinstance(value.action, Raw) else ""
+
+
+# The type checker sees that each row fits its struct; from then on the look-up by struct sees to it.
+_rows = (
+    _written(
+        items.Message, "message", "msg", drafts.MESSAGE, _shown_message, is_written=_is_assistant
     ),
-    _row(
-        items.Reasoning,
-        "reasoning",
-        "rs",
-        pairing=None,
-        is_model_written=YES,
-        shown=_always("think"),
-        streamed=drafts.REASONING["text"],
-        hosted=None,
-    ),
-    _client_call(
-        items.FunctionCall,
-        "function",
-        "fc",
-        _qualified,
-        drafts.FUNCTION_CALL,
-    ),
+    _written(items.Reasoning, "reasoning", "rs", drafts.REASONING["text"], _always("think")),
+    _client_call(items.FunctionCall, "function", "fc", drafts.FUNCTION_CALL, _qualified),
     _output(items.FunctionCallOutput, "function", lambda value: value.call_id or None),
-    _client_call(items.CustomToolCall, "custom", "ctc", _qualified, drafts.CUSTOM_CALL),
+    _client_call(items.CustomToolCall, "custom", "ctc", drafts.CUSTOM_CALL, _qualified),
     _output(items.CustomToolCallOutput, "custom", lambda value: value.call_id or None),
-    _client_call(items.ComputerCall, "computer", None, NAMELESS, None),
+    _client_call(items.ComputerCall, "computer", None, None),
     _output(items.ComputerCallOutput, "computer", lambda value: value.call_id),
-    _client_call(items.ShellCall, "shell", "sh", NAMELESS, drafts.SHELL_CALL),
+    _client_call(items.ShellCall, "shell", "sh", drafts.SHELL_CALL),
     _output(items.ShellCallOutput, "shell", lambda value: value.call_id),
-    _client_call(items.LocalShellCall, "local_shell", "lsh", NAMELESS, drafts.LOCAL_SHELL_CALL),
+    _client_call(items.LocalShellCall, "local_shell", "lsh", drafts.LOCAL_SHELL_CALL),
     # The older type has no call_id of its own: its id names the call.
     _output(
         items.LocalShellCallOutput, "local_shell", lambda value: value.call_id or value.id or None
     ),
-    _client_call(items.ApplyPatchCall, "apply_patch", "apc", NAMELESS, drafts.APPLY_PATCH_CALL),
+    _client_call(items.ApplyPatchCall, "apply_patch", "apc", drafts.APPLY_PATCH_CALL),
     _output(items.ApplyPatchCallOutput, "apply_patch", lambda value: value.call_id),
-    _row(
+    _written(
         items.ToolSearchCall,
         "tool_search",
         "tsc",
-        pairing=CallPairing(
-            call_id=_search_id,
-            answered_by=lambda value: "server" if value.execution == "server" else "client",
-            required=lambda value: Required(
-                type="tool_search_output", call_id=value.call_id or "", execution="client"
-            ),
-            called=lambda value: "",
-        ),
-        is_model_written=YES,
-        shown=CALL,
-        streamed=drafts.TOOL_SEARCH_CALL,
-        hosted=None,
+        drafts.TOOL_SEARCH_CALL,
+        CALL,
+        CallPairing(_search_id, _searched_by, _search_required, NAMELESS),
     ),
     _output(
         items.ToolSearchOutput,
@@ -359,38 +327,23 @@ ROWS: tuple[AnyItemKind, ...] = (
         prefix="tso",
         is_from_client=lambda value: value.execution != "server",
     ),
-    _row(
+    _written(
         items.McpCall,
         "mcp",
         "mcp",
-        pairing=CallPairing(
-            # The model made an approved call when it asked for the approval.
-            call_id=lambda value: None if value.approval_request_id else value.id or None,
-            answered_by=lambda value: "server",
-            required=None,
-            called=lambda value: f"{value.server_label}.{value.name}",
-        ),
-        is_model_written=lambda value: not value.approval_request_id,
-        shown=lambda value: "nothing" if isinstance(value.approval_request_id, str) else "call",
-        streamed=drafts.MCP_CALL,
+        drafts.MCP_CALL,
+        lambda value: "nothing" if isinstance(value.approval_request_id, str) else "call",
+        CallPairing(_mcp_call_id, SERVER, None, _remote_name),
+        is_written=lambda value: not value.approval_request_id,
         hosted=MCP_CALL_WORK,
     ),
-    _row(
+    _written(
         items.McpApprovalRequest,
         "mcp_approval",
         "mcpr",
-        pairing=CallPairing(
-            call_id=lambda value: value.id or None,
-            answered_by=lambda value: "both",
-            required=lambda value: Required(
-                type="mcp_approval_response", approval_request_id=value.id or ""
-            ),
-            called=lambda value: f"{value.server_label}.{value.name}",
-        ),
-        is_model_written=YES,
-        shown=CALL,
-        streamed=drafts.MCP_APPROVAL_REQUEST,
-        hosted=None,
+        drafts.MCP_APPROVAL_REQUEST,
+        CALL,
+        CallPairing(lambda value: value.id or None, BOTH, _approval_required, _remote_name),
     ),
     _output(
         items.McpApprovalResponse,
@@ -399,36 +352,21 @@ ROWS: tuple[AnyItemKind, ...] = (
         # What an approved call returns follows it.
         shown=lambda value: "nothing" if value.approve else "response",
     ),
-    _row(
-        items.McpListTools,
-        "mcp_list_tools",
-        "mcpl",
-        pairing=None,
-        is_model_written=NO,
-        # What a server has listed is among the tools.
-        shown=_always("nothing"),
-        streamed=None,
-        hosted=MCP_LIST_WORK,
-    ),
-    _row(
+    # What a server has listed is among the tools.
+    _given(items.McpListTools, "mcpl", _always("nothing"), MCP_LIST_WORK),
+    _written(
         items.WebSearchCall,
         "web_search",
         "ws",
-        pairing=CallPairing(
-            call_id=lambda value: value.id or None,
-            answered_by=lambda value: "server",
-            required=None,
-            called=lambda value: called_by(value.action) if isinstance(value.action, Raw) else "",
-        ),
-        is_model_written=YES,
-        shown=lambda value: "call" if isinstance(value.action, Raw) else "nothing",
-        streamed=drafts.WEB_SEARCH_CALL,
+        drafts.WEB_SEARCH_CALL,
+        lambda value: "call" if isinstance(value.action, Raw) else "nothing",
+        CallPairing(lambda value: value.id or None, SERVER, None, _web_function),
         hosted=WEB_SEARCH_WORK,
     ),
     _output(items.HostedOutput, None, lambda value: value.call_id, is_from_client=NO),
-    _foreign_call(items.FileSearchCall, _always(None)),
-    _foreign_call(items.CodeInterpreterCall, _always(None)),
-    _foreign_call(items.ImageGenerationCall, _always(None)),
+    _foreign_call(items.FileSearchCall),
+    _foreign_call(items.CodeInterpreterCall),
+    _foreign_call(items.ImageGenerationCall),
     _foreign_call(items.Program, lambda value: value.call_id or None),
     _output(items.ProgramOutput, "program", lambda value: value.call_id or None, is_from_client=NO),
     _given(items.AdditionalTools, None, _always("tools")),
@@ -438,6 +376,7 @@ ROWS: tuple[AnyItemKind, ...] = (
     _given(items.CompactionTrigger, None, SYSTEM),
     _given(items.ItemReference, None, SYSTEM),
 )
+ROWS = cast("tuple[AnyItemKind, ...]", _rows)
 
 
 def table(rows: Iterable[AnyItemKind], structs: Iterable[type[Struct]]) -> dict[type, AnyItemKind]:
@@ -445,9 +384,8 @@ def table(rows: Iterable[AnyItemKind], structs: Iterable[type[Struct]]) -> dict[
     kinds = {kind.struct: kind for kind in rows}
     names = [kind.name for kind in kinds.values()]
     prefixes = [kind.prefix for kind in kinds.values() if kind.prefix]
-    answered = {
-        kind.pairing.to for kind in kinds.values() if isinstance(kind.pairing, OutputPairing)
-    }
+    pairings = [kind.pairing for kind in kinds.values()]
+    answered = {pairing.to for pairing in pairings if isinstance(pairing, OutputPairing)}
     owed = {kind.name for kind in kinds.values() if _is_owed(kind)}
     for what, wrong in (
         ("item types without a row, or rows without a type", kinds.keys() ^ set(structs)),
@@ -465,41 +403,37 @@ def _is_owed(kind: AnyItemKind) -> bool:
     return isinstance(kind.pairing, CallPairing) and kind.pairing.required is not None
 
 
-_kinds = table(ROWS, get_args(ItemValue))
-_named = {kind.name: kind for kind in ROWS}
+KINDS = table(ROWS, get_args(ItemValue))
+NAMED = {kind.name: kind for kind in ROWS}
 _typed = {kind.type: kind for kind in ROWS}
+
+
+def _words(kind: AnyItemKind) -> str:
+    return kind.type.replace("_", " ").replace("mcp", "MCP")
+
+
 # The words of the two pairing errors (docs/protocol.md 9 row 18), by kind of call.
 CALL_WORDS = {
-    call.name: (call.words, output.words)
+    call.name: (_words(call), _words(output))
     for output in ROWS
     if isinstance(output.pairing, OutputPairing) and output.pairing.to is not None
-    if _is_owed(call := _named[output.pairing.to])
+    if _is_owed(call := NAMED[output.pairing.to])
 }
 
 
 # --- look-ups -------------------------------------------------------------------------------------
 
 
-def kind_of(value: ItemValue) -> AnyItemKind:
-    """The row of an item."""
-    return _kinds[type(value)]
-
-
-def kind_named(name: Literal["message", "reasoning"] | CallKind) -> AnyItemKind:
-    """The row of an item that the model opens."""
-    return _named[name]
-
-
 def prefix_of(struct: type[ItemValue]) -> str:
     """What the ids of items that we make begin with."""
-    prefix = _kinds[struct].prefix
+    prefix = KINDS[struct].prefix
     assert prefix is not None, f"{struct.__name__} is made by clients only"
     return prefix
 
 
 def call_of(value: ItemValue) -> items.Call | None:
     """The call that the client must answer, if this item is one."""
-    kind = _kinds[type(value)]
+    kind = KINDS[type(value)]
     pairing = kind.pairing
     if not isinstance(pairing, CallPairing) or pairing.answered_by(value) not in ("client", "both"):
         return None
@@ -511,7 +445,7 @@ def call_of(value: ItemValue) -> items.Call | None:
 
 def answer_of(value: ItemValue) -> items.CallOutput | None:
     """The call that this item of a client answers, if it answers one."""
-    pairing = _kinds[type(value)].pairing
+    pairing = KINDS[type(value)].pairing
     if not isinstance(pairing, OutputPairing) or not pairing.is_from_client(value):
         return None
     assert pairing.to is not None, "what a client answers has a kind"
@@ -520,16 +454,15 @@ def answer_of(value: ItemValue) -> items.CallOutput | None:
 
 def required_by(value: ItemValue) -> Required | None:
     """The outline of the output that the client owes now; none for a call that need not be answered yet."""
-    call, pairing = call_of(value), _kinds[type(value)].pairing
-    if call is None or call.is_async or not isinstance(pairing, CallPairing):
+    pairing = KINDS[type(value)].pairing
+    if not isinstance(pairing, CallPairing) or pairing.required is None:
         return None
-    assert pairing.required is not None, "what a client owes has an outline"
     return pairing.required(value)
 
 
 def hosted_call_of(value: ItemValue) -> str | None:
     """The id of a call that our own tools answer, as `HostedOutput` names it."""
-    pairing = _kinds[type(value)].pairing
+    pairing = KINDS[type(value)].pairing
     if not isinstance(pairing, CallPairing):
         return None
     return pairing.call_id(value) if pairing.answered_by(value) in ("server", "both") else None
@@ -537,46 +470,46 @@ def hosted_call_of(value: ItemValue) -> str | None:
 
 def call_id_of(value: ItemValue) -> str:
     """The id that joins a call and its output, from a client or not; empty where there is none."""
-    pairing = _kinds[type(value)].pairing
+    pairing = KINDS[type(value)].pairing
     return (pairing.call_id(value) or "") if pairing is not None else ""
 
 
 def called(value: ItemValue) -> str:
     """Which function a call calls, by the one name that the model sees; empty where the item has none."""
-    pairing = _kinds[type(value)].pairing
+    pairing = KINDS[type(value)].pairing
     return pairing.called(value) if isinstance(pairing, CallPairing) else ""
 
 
 def is_call(value: ItemValue) -> bool:
     """Whether this item is a call, to be answered by a client or not."""
-    return isinstance(_kinds[type(value)].pairing, CallPairing)
+    return isinstance(KINDS[type(value)].pairing, CallPairing)
 
 
 def is_output(value: ItemValue) -> bool:
     """Whether this item answers a call, sent by a client or not."""
-    return isinstance(_kinds[type(value)].pairing, OutputPairing)
+    return isinstance(KINDS[type(value)].pairing, OutputPairing)
 
 
 def is_model_written(value: ItemValue) -> bool:
     """Whether the model wrote this item: neighbours of this sort belong to one model turn."""
-    return _kinds[type(value)].is_model_written(value)
+    return KINDS[type(value)].is_model_written(value)
 
 
 def shown_as(value: ItemValue) -> Shown:
     """What this item is to a model."""
-    return _kinds[type(value)].shown(value)
+    return KINDS[type(value)].shown(value)
 
 
 def hosted_work(value: ItemValue) -> HostedWork[ItemValue]:
     """What our own tools do with this item, which is one of theirs."""
-    hosted = _kinds[type(value)].hosted
-    assert hosted is not None, f"no tool of ours works on a {_kinds[type(value)].type}"
+    hosted = KINDS[type(value)].hosted
+    assert hosted is not None, f"no tool of ours works on a {KINDS[type(value)].type}"
     return hosted
 
 
 def is_pending(value: ItemValue) -> bool:
     """Whether the model has made this call of one of our own tools, and it is not answered yet."""
-    kind = _kinds[type(value)]
+    kind = KINDS[type(value)]
     is_ours = kind.hosted is not None and kind.streamed is not None
     return is_ours and getattr(value, "status", None) == "in_progress"
 

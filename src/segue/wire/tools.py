@@ -165,27 +165,12 @@ class CodeInterpreterTool(Definition, tag="code_interpreter", frozen=True, kw_on
 class ImageGenerationTool(Definition, tag="image_generation", frozen=True, kw_only=True): ...
 
 
-ToolDefinition = (
-    FunctionTool
-    | CustomTool
-    | NamespaceTool
-    | ToolSearchTool
-    | WebSearchTool
-    | DatedWebSearchTool
-    | WebSearchPreviewTool
-    | DatedWebSearchPreviewTool
-    | McpTool
-    | ShellTool
-    | ApplyPatchTool
-    | LocalShellTool
-    | ComputerTool
-    | ComputerUseTool
-    | ComputerUsePreviewTool
-    | ProgrammaticTool
-    | FileSearchTool
-    | CodeInterpreterTool
-    | ImageGenerationTool
-)
+WebSearch = WebSearchTool | DatedWebSearchTool | WebSearchPreviewTool | DatedWebSearchPreviewTool
+_Called = FunctionTool | CustomTool | NamespaceTool | ToolSearchTool
+_Run = McpTool | ShellTool | ApplyPatchTool | LocalShellTool
+_Computer = ComputerTool | ComputerUseTool | ComputerUsePreviewTool
+_Foreign = ProgrammaticTool | FileSearchTool | CodeInterpreterTool | ImageGenerationTool
+ToolDefinition = _Called | WebSearch | _Run | _Computer | _Foreign
 
 
 class Offer(Struct, frozen=True):
@@ -241,12 +226,8 @@ class Tools(Struct, frozen=True):
 
     def is_told_like(self, other: Tools) -> bool:
         """Whether the model sees the same of both."""
-        return self is other or self.shown == other.shown
-
-    @property
-    def shown(self) -> tuple[bytes, bytes, bool]:
-        """What decides how the model sees them."""
-        return self.echo, self.listed, self.has_web
+        mine, others = (self.listed, self.has_web), (other.listed, other.has_web)
+        return self is other or (mine == others and self.echo == other.echo)
 
 
 NO_TOOLS = Tools()
@@ -259,26 +240,42 @@ def offers_of(
 
     A tool that is deferred stays away while there is a search that can find it. `is_loaded`: one has.
     """
-    is_deferring = not is_loaded and _search_in(definitions) is not None
-    offers: list[Offer] = []
-    for tool in definitions:
-        match tool:
-            case FunctionTool() | CustomTool() | NamespaceTool():
-                opened = _opened(tool)
-                offers.extend(one for one in opened if not (is_deferring and _is_deferred(one)))
-            case ShellTool() if is_local(tool):
-                offers.append(Offer(_shell(tool), builtin="shell"))
-            case LocalShellTool():
-                offers.append(Offer(LOCAL_SHELL, builtin="local_shell"))
-            case ApplyPatchTool():
-                offers.append(Offer(APPLY_PATCH, builtin="apply_patch"))
-            case ToolSearchTool():
-                execution = tool.execution or "server"
-                search = _search(tool, definitions)
-                offers.append(Offer(search, builtin="tool_search", execution=execution))
-            case _:
-                pass
-    return tuple(offers)
+    offers = [offer for tool in definitions for offer in _opened(tool, definitions)]
+    if is_loaded or not _has_search(definitions):
+        return tuple(offers)
+    return tuple(offer for offer in offers if offer.tool.defer_loading is not True)
+
+
+def deferred_of(definitions: Sequence[ToolDefinition]) -> tuple[Offer, ...]:
+    """The tools that a search of the same list can find."""
+    if not _has_search(definitions):
+        return ()
+    offers = [offer for tool in definitions for offer in _opened(tool, definitions)]
+    return tuple(offer for offer in offers if offer.tool.defer_loading is True)
+
+
+def _has_search(definitions: Sequence[ToolDefinition]) -> bool:
+    return any(isinstance(tool, ToolSearchTool) for tool in definitions)
+
+
+def _opened(tool: ToolDefinition, definitions: Sequence[ToolDefinition]) -> list[Offer]:
+    match tool:
+        case FunctionTool() | CustomTool():
+            return [Offer(tool)]
+        case NamespaceTool():
+            return [Offer(inner, tool.name, tool.description or "") for inner in tool.tools]
+        # A shell in a container would be ours to run.
+        case ShellTool(environment=place) if not place or place.type == "local":
+            return [Offer(_shell(tool), builtin="shell")]
+        case LocalShellTool():
+            return [Offer(LOCAL_SHELL, builtin="local_shell")]
+        case ApplyPatchTool():
+            return [Offer(APPLY_PATCH, builtin="apply_patch")]
+        case ToolSearchTool():
+            search, execution = _search(tool, definitions), tool.execution or "server"
+            return [Offer(search, builtin="tool_search", execution=execution)]
+        case _:
+            return []
 
 
 def carried_of(definitions: Sequence[ToolDefinition]) -> tuple[ToolDefinition, ...]:
@@ -299,50 +296,18 @@ def name_of(tool: ToolDefinition) -> str:
             return ""
 
 
-def deferred_of(definitions: Sequence[ToolDefinition]) -> tuple[Offer, ...]:
-    """The tools that a search of the same list can find."""
-    if _search_in(definitions) is None:
-        return ()
-    return tuple(one for tool in definitions for one in _opened(tool) if _is_deferred(one))
-
-
-def is_local(tool: ShellTool) -> bool:
-    """Whether the client runs the commands; a container would be ours to run."""
-    return not tool.environment or tool.environment.type == "local"
-
-
-def _opened(tool: ToolDefinition) -> list[Offer]:
-    match tool:
-        case FunctionTool() | CustomTool():
-            return [Offer(tool)]
-        case NamespaceTool():
-            return [Offer(inner, tool.name, tool.description or "") for inner in tool.tools]
-        case _:
-            return []
-
-
-def _is_deferred(offer: Offer) -> bool:
-    return offer.tool.defer_loading is True
-
-
-def _search_in(definitions: Sequence[ToolDefinition]) -> ToolSearchTool | None:
-    return next((tool for tool in definitions if isinstance(tool, ToolSearchTool)), None)
-
-
 # --- built-in tools of the contract, as the model sees them --------------------------------------
 
 
-def _schema(properties: dict[str, object], *required: str) -> Raw:
-    return Raw(
-        msgspec.json.encode(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": required,
-                "additionalProperties": False,
-            }
-        )
-    )
+def parameters_of(properties: dict[str, object], *required: str) -> Raw:
+    """The schema of a function's arguments."""
+    schema = {"type": "object", "properties": properties, "required": required}
+    return Raw(msgspec.json.encode({**schema, "additionalProperties": False}))
+
+
+def described(kind: str, about: str) -> dict[str, object]:
+    """The schema of one argument."""
+    return {"type": kind, "description": about}
 
 
 def _list(about: str) -> dict[str, object]:
@@ -350,21 +315,20 @@ def _list(about: str) -> dict[str, object]:
 
 
 SHELL_ABOUT = "Runs commands in a shell. Each command is run on its own, as it is written."
-SHELL_PARAMETERS = _schema(
+SHELL_PARAMETERS = parameters_of(
     {
         "commands": _list("The commands, in order."),
-        "timeout_ms": {"type": "integer", "description": "How long all of them may take."},
-        "max_output_length": {
-            "type": "integer",
-            "description": "How many characters of what they print are wanted.",
-        },
+        "timeout_ms": described("integer", "How long all of them may take."),
+        "max_output_length": described(
+            "integer", "How many characters of what they print are wanted."
+        ),
     },
     "commands",
 )
 LOCAL_SHELL = FunctionTool(
     name="local_shell",
     description="Runs one program with its arguments.",
-    parameters=_schema(
+    parameters=parameters_of(
         {
             "command": _list("The program, then each argument."),
             "env": {
@@ -373,37 +337,34 @@ LOCAL_SHELL = FunctionTool(
                 "description": "Environment variables.",
             },
             "timeout_ms": {"type": "integer"},
-            "user": {"type": "string", "description": "As whom to run it."},
+            "user": described("string", "As whom to run it."),
             "working_directory": {"type": "string"},
         },
         "command",
     ),
 )
+DIFF_ABOUT = (
+    "What changes, in the form of a V4A diff: hunks after `@@`, lines with ` `, `+` or `-` before them; of a new "
+    "file every line with `+`. Empty to delete a file."
+)
 APPLY_PATCH = FunctionTool(
     name="apply_patch",
     description="Creates, updates or deletes one file.",
-    parameters=_schema(
+    parameters=parameters_of(
         {
             "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
             "path": {"type": "string"},
-            "diff": {
-                "type": "string",
-                "description": "What changes, in the form of a V4A diff: hunks after `@@`, lines with ` `, `+` or "
-                "`-` before them; of a new file every line with `+`. Empty to delete a file.",
-            },
+            "diff": described("string", DIFF_ABOUT),
         },
-        "type",
-        "path",
-        "diff",
+        *("type", "path", "diff"),
     ),
 )
 SEARCH_ABOUT = (
     "Finds tools that cannot be called yet, and loads them: from then on they can be. "
     "Ask in a few words for what is needed."
 )
-SEARCH_PARAMETERS = _schema(
-    {"query": {"type": "string", "description": "Names, or words of what the tool should do."}},
-    "query",
+SEARCH_PARAMETERS = parameters_of(
+    {"query": described("string", "Names, or words of what the tool should do.")}, "query"
 )
 
 
@@ -413,25 +374,21 @@ def _shell(tool: ShellTool) -> FunctionTool:
         f"- {skill.name or 'skill'}: {skill.description or ''} ({skill.path or ''})"
         for skill in skills or ()
     ]
-    about = "\n".join([SHELL_ABOUT, "Skills, each with the place of its instructions:", *lines])
-    return FunctionTool(
-        name="shell", description=about if lines else SHELL_ABOUT, parameters=SHELL_PARAMETERS
-    )
+    heading = ["Skills, each with the place of its instructions:"] if lines else []
+    about = "\n".join([SHELL_ABOUT, *heading, *lines])
+    return FunctionTool(name="shell", description=about, parameters=SHELL_PARAMETERS)
 
 
 def _search(search: ToolSearchTool, definitions: Sequence[ToolDefinition]) -> FunctionTool:
     """The search, and in its description what it can find: of a lone tool what it does, of a namespace the names."""
-    about = search.description or SEARCH_ABOUT
-    has_own = isinstance(search.parameters, Raw) and bytes(search.parameters) != b"null"
     lines = [line for tool in definitions if (line := _findable(tool))]
-    return FunctionTool(
-        name="tool_search",
-        description="\n".join([about, "These can be found:", *lines]) if lines else about,
-        # Our own search asks for what it needs; a client's may ask for anything.
-        parameters=search.parameters
-        if has_own and search.execution == "client"
-        else SEARCH_PARAMETERS,
-    )
+    heading = ["These can be found:"] if lines else []
+    about = "\n".join([search.description or SEARCH_ABOUT, *heading, *lines])
+    # Our own search asks for what it needs; a client's may ask for anything.
+    own = search.parameters if search.execution == "client" else UNSET
+    has_own = isinstance(own, Raw) and bytes(own) != b"null"
+    parameters = own if has_own else SEARCH_PARAMETERS
+    return FunctionTool(name="tool_search", description=about, parameters=parameters)
 
 
 def _findable(tool: ToolDefinition) -> str:
@@ -457,10 +414,7 @@ def plain_name(qualified_name: str) -> str:
 
 def offer_named(offers: Sequence[Offer], qualified_name: str) -> Offer | None:
     """The offer that the model means by this name."""
-    for offer in offers:
-        if offer.qualified_name == qualified_name:
-            return offer
-    return None
+    return next((offer for offer in offers if offer.qualified_name == qualified_name), None)
 
 
 def forced_offers(choice: str | ToolChoiceName, offers: Sequence[Offer]) -> tuple[Offer, ...]:
@@ -505,20 +459,15 @@ def _is_meant(choice: ToolChoiceName, offer: Offer) -> bool:
 
 def has_grammar(offer: Offer) -> bool:
     """Whether what the model gives this tool must follow a grammar."""
-    shape = _shape(offer)
-    return isinstance(shape, dict) and shape.get("type") == "grammar"
+    return grammar_of(offer) is not None
 
 
 def grammar_of(offer: Offer) -> tuple[str, str] | None:
     """The syntax of the grammar that this tool has, and its definition."""
-    shape = _shape(offer)
-    if not isinstance(shape, dict) or shape.get("type") != "grammar":
-        return None
-    return str(shape.get("syntax")), str(shape.get("definition") or "")
-
-
-def _shape(offer: Offer) -> object:
-    """The format of a custom tool, as it came."""
     if not isinstance(offer.tool, CustomTool) or not isinstance(offer.tool.format, Raw):
         return None
-    return msgspec.json.decode(offer.tool.format)
+    match msgspec.json.decode(offer.tool.format):
+        case {"type": "grammar", **shape}:
+            return str(shape.get("syntax")), str(shape.get("definition") or "")
+        case _:
+            return None

@@ -13,14 +13,14 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from segue.wire.items import WebSearchCall
 from segue.wire.tools import (
-    DatedWebSearchPreviewTool,
-    DatedWebSearchTool,
     FunctionTool,
     Offer,
     Tools,
     WebFilters,
-    WebSearchPreviewTool,
+    WebSearch,
     WebSearchTool,
+    described,
+    parameters_of,
 )
 
 # The namespace of the three functions.
@@ -31,39 +31,26 @@ WEB_ABOUT = "Finds and reads pages. Cite what you use by its number in brackets,
 QUERY_CHARS_MAX = 1_000
 
 
-def _schema(properties: dict[str, object]) -> Raw:
-    return Raw(
-        msgspec.json.encode(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": list(properties),
-                "additionalProperties": False,
-            }
-        )
-    )
+def _function(name: str, about: str, **arguments: str) -> FunctionTool:
+    """A function of texts, all of which must be given."""
+    properties = {key: described("string", words) for key, words in arguments.items()}
+    parameters = parameters_of({**properties}, *properties)
+    return FunctionTool(name=name, description=about, parameters=parameters)
 
 
+ADDRESS_ABOUT = "The page's address."
 WEB_FUNCTIONS = (
-    FunctionTool(
-        name="search",
-        description="Searches for pages. Gives the number, title, address and a few words of each.",
-        parameters=_schema({"query": {"type": "string", "description": "What to look for."}}),
+    _function(
+        "search",
+        "Searches for pages. Gives the number, title, address and a few words of each.",
+        query="What to look for.",
     ),
-    FunctionTool(
-        name="open_page",
-        description="Reads a page.",
-        parameters=_schema({"url": {"type": "string", "description": "The page's address."}}),
-    ),
-    FunctionTool(
-        name="find_in_page",
-        description="Finds the places of a page where some words stand.",
-        parameters=_schema(
-            {
-                "url": {"type": "string", "description": "The page's address."},
-                "pattern": {"type": "string", "description": "The words, as they stand there."},
-            }
-        ),
+    _function("open_page", "Reads a page.", url=ADDRESS_ABOUT),
+    _function(
+        "find_in_page",
+        "Finds the places of a page where some words stand.",
+        url=ADDRESS_ABOUT,
+        pattern="The words, as they stand there.",
     ),
 )
 
@@ -123,9 +110,8 @@ class _Written(Struct, frozen=True):
     pattern: str = ""
 
 
-_definition = msgspec.json.Decoder(
-    WebSearchTool | DatedWebSearchTool | WebSearchPreviewTool | DatedWebSearchPreviewTool
-)
+_action: msgspec.json.Decoder[WebAction] = msgspec.json.Decoder(WebAction)
+_definition: msgspec.json.Decoder[WebSearch] = msgspec.json.Decoder(WebSearch)
 
 
 def read_action(name: str, arguments: str | bytes) -> WebAction:
@@ -152,14 +138,14 @@ def as_call(action: Raw | bytes) -> tuple[str, str]:
     read = read_action("search", bytes(action))
     match read:
         case SearchAction(query=query):
-            name, asked = "search", {"query": query}
+            arguments = {"query": query}
         case OpenPageAction(url=url):
-            name, asked = "open_page", {"url": url}
+            arguments = {"url": url}
         case FindInPageAction(url=url, pattern=pattern):
-            name, asked = "find_in_page", {"url": url, "pattern": pattern}
+            arguments = {"url": url, "pattern": pattern}
         case _:
             assert_never(read)
-    return name, msgspec.json.encode(asked).decode()
+    return str(read.__struct_config__.tag), msgspec.json.encode(arguments).decode()
 
 
 def called_by(action: Raw | bytes) -> str:
@@ -170,20 +156,19 @@ def called_by(action: Raw | bytes) -> str:
 def words_of_action(action: Raw | bytes) -> str:
     """The output of a search whose results are not stored any more, because a client has sent its item again."""
     try:
-        read = msgspec.json.decode(action, type=SearchAction | OpenPageAction | FindInPageAction)
+        read = _action.decode(action)
     except msgspec.MsgspecError:
         return LOST
-    found = (
-        [one.url for one in read.sources or ()] if isinstance(read, SearchAction) else [read.url]
-    )
-    return "\n".join([LOST, *found])
+    if isinstance(read, SearchAction):
+        return "\n".join([LOST, *(source.url for source in read.sources or ())])
+    return f"{LOST}\n{read.url}"
 
 
 def without_sources(call: WebSearchCall) -> WebSearchCall:
     """The same call for a client that has not asked what was found."""
     if not isinstance(call.action, Raw):
         return call
-    action = msgspec.json.decode(call.action, type=WebAction)
+    action = _action.decode(call.action)
     if not isinstance(action, SearchAction) or action.sources is UNSET:
         return call
     bare = structs.replace(action, sources=UNSET)
@@ -192,8 +177,7 @@ def without_sources(call: WebSearchCall) -> WebSearchCall:
 
 def read_definition(definition: Raw | bytes) -> WebSearchTool:
     """The tool as the request gave it, which was checked when the request was."""
-    tool: WebSearchTool = _definition.decode(definition)
-    return tool
+    return _definition.decode(definition)
 
 
 def domains_of(tool: WebSearchTool) -> tuple[list[str], list[str]]:
