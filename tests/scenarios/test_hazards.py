@@ -136,7 +136,7 @@ async def test_mistake_of_ours_in_reading_a_frame_is_told_and_the_socket_lives(
     async with serving() as served, wire(served) as socket:
         with monkeypatch.context() as broken:
             broken.setattr(websocket, "decode_traceparent", stumble)
-            event = await socket.turn(input="x", store=False)
+            event = await socket.turn(input="x", store=False, client_metadata={})
         assert (event["status"], event["error"]["code"]) == (500, "server_error")
         assert "mistake" not in event["error"]["message"]
         assert (await socket.turn(input="x", store=False))["type"] == "response.completed"
