@@ -42,17 +42,7 @@ from segue.turn.prepare import decode_items
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.values import Append, Cancel, Owner, Turn
-from segue.wire.codec import (
-    decode_append,
-    decode_envelope,
-    decode_frame,
-    decode_lane,
-    decode_steer,
-    decode_traceparent,
-    encode_error_event,
-    lane_suffix,
-    with_input_before,
-)
+from segue.wire import codec
 from segue.wire.events import TERMINAL, Event
 from segue.wire.items import Item
 from segue.wire.kinds import answer_of
@@ -111,7 +101,7 @@ class LaneSubscriber:
         self._session = session
         self._socket = session.socket
         self.ticket = ticket
-        self._suffix = None if ticket.lane is None else lane_suffix(ticket.lane)
+        self._suffix = None if ticket.lane is None else codec.lane_suffix(ticket.lane)
         self.running: Running
 
     def attached(self, running: Running) -> None:
@@ -206,16 +196,16 @@ class SocketSession:
         try:
             if self._is_dismissed:
                 raise _revoked()
-            create = decode_frame(text)
+            create = codec.decode_frame(text)
             if isinstance(create, str):
                 self._received_other(create, text)
                 return
             if create.stream_id is not UNSET:
-                lane = decode_lane(create.stream_id)
+                lane = codec.decode_lane(create.stream_id)
                 self._lanes.name(lane)
             if self._is_aged:
                 raise self._too_old()
-            trace = "" if create.client_metadata is UNSET else decode_traceparent(create)
+            trace = "" if create.client_metadata is UNSET else codec.decode_traceparent(create)
             pending = PendingCreate(create, Tally(bytes_received=len(text), traceparent=trace))
             parent_id = create.previous_response_id
             ticket = self._lanes.add(lane, pending, parent_id, size=len(text))
@@ -223,7 +213,7 @@ class SocketSession:
                 ticket.pin = self._near.held(self.owner, parent_id)
         except ApiError as error:
             # The lane is echoed also where the frame could not be read as a whole.
-            self._refuse(error, decode_envelope(text)[1] if lane is None else lane)
+            self._refuse(error, codec.decode_envelope(text)[1] if lane is None else lane)
             return
         except Exception:
             # A bug must not end the connection, nor leave the frame without an answer.
@@ -236,20 +226,17 @@ class SocketSession:
         """A frame of another type than a create."""
         match kind:
             case "response.steer":
-                frame = decode_steer(text)
+                frame = codec.decode_steer(text)
                 subscriber = self._find_subscriber(frame.previous_response_id)
                 running = None if subscriber is None else subscriber.running
                 self._steering = self._steering or Steering(self._send_to_lane, self._ended)
                 self._steering.take(frame, running)
             case "response.append":
-                self._received_append(decode_append(text), len(text))
+                self._received_append(codec.decode_append(text), len(text))
             case _:
-                raise InvalidRequest(
-                    f"Invalid event type: '{kind[:64]}'. This server takes 'response.create', "
-                    "'response.steer' and 'response.append'.",
-                    code="invalid_event_type",
-                    param="type",
-                )
+                known = "'response.create', 'response.steer' and 'response.append'"
+                message = f"Invalid event type: '{kind[:64]}'. This server takes {known}."
+                raise InvalidRequest(message, code="invalid_event_type", param="type")
 
     def _find_subscriber(self, response_id: str) -> LaneSubscriber | None:
         subscribers = self.subscribers.values()
@@ -273,17 +260,17 @@ class SocketSession:
             "The connection is closed because of another message on it. "
             "A response that is stored goes on, and can be retrieved."
         )
-        self.socket.send([encode_error_event(cut, lane) for lane in self._lanes.unanswered])
-        return encode_error_event(error)
+        self.socket.send([codec.encode_error_event(cut, lane) for lane in self._lanes.unanswered])
+        return codec.encode_error_event(error)
 
     def _refuse(self, error: ApiError, lane: Lane) -> None:
         self._services.note_refusal("websocket", error.code)
-        self._answer([encode_error_event(error, lane)])
+        self._answer([codec.encode_error_event(error, lane)])
 
     def _send_to_lane(self, events: Sequence[Event], lane: Lane) -> None:
         if self._is_closed or not events:
             return
-        suffix = lane_suffix(lane)
+        suffix = codec.lane_suffix(lane)
         self._answer([event.data[:-1] + suffix for event in events])
 
     def _answer(self, events: list[bytes]) -> None:
@@ -318,7 +305,7 @@ class SocketSession:
             parent = parent or self._lost.find(self.owner, parent_id)
         if self._steering is not None and (steers := self._lanes.take_held(ticket)):
             before = [item for held in steers for item in held.steer.items]
-            create = with_input_before(create, before)
+            create = codec.with_input_before(create, before)
         caller = Caller(
             self.owner,
             self._turns,
@@ -539,15 +526,10 @@ def _revoked() -> Unauthenticated:
 def _check_append(running: Running, items: Sequence[Item]) -> None:
     """Refuse items that the turn does not wait for."""
     if running.awaited_calls is None:
-        raise Conflict(
-            f"Response with id '{running.id}' does not wait for anything.",
-            code="response_not_waiting",
-            param="response_id",
-        )
+        message = f"Response with id '{running.id}' does not wait for anything."
+        raise Conflict(message, code="response_not_waiting", param="response_id")
     for index, item in enumerate(items):
         if answer_of(item.value) is None:
-            raise InvalidRequest(
-                "'response.append' takes the outputs of calls and nothing else.",
-                param=f"input[{index}].type",
-            )
+            message = "'response.append' takes the outputs of calls and nothing else."
+            raise InvalidRequest(message, param=f"input[{index}].type")
     pair_calls(running.awaited_calls, items)
