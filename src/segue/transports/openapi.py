@@ -13,7 +13,7 @@ from functools import cache
 
 from segue import __version__
 from segue.wire.codec import encode
-from segue.wire.schema import OBJECT, STRING, Json, Schema, event_names, ref, schemas
+from segue.wire.schema import OBJECT, STRING, SchemaValue, Schema, event_names, ref, schemas
 
 JSON = "application/json"
 SSE = "text/event-stream"
@@ -130,7 +130,7 @@ ERROR: Schema = {
 @cache
 def openapi(routes: tuple[tuple[str, str], ...]) -> bytes:
     """The OpenAPI document of these routes, each a method and the pattern of a path."""
-    paths: dict[str, Json] = {}
+    paths: dict[str, SchemaValue] = {}
     for verb, pattern in routes:
         path = path_of(pattern)
         operation = OPERATIONS.get(f"{verb} {path}")
@@ -234,11 +234,11 @@ def _key(name: str) -> str:
 
 def _direction(action: str, names: Iterable[str], words: str) -> Schema:
     channel = "#/channels/responses"
-    messages: list[Json] = [{"$ref": f"{channel}/messages/{_key(name)}"} for name in names]
+    messages: list[SchemaValue] = [{"$ref": f"{channel}/messages/{_key(name)}"} for name in names]
     return {"action": action, "channel": {"$ref": channel}, "summary": words, "messages": messages}
 
 
-def _for_async(node: Json) -> Json:
+def _for_async(node: SchemaValue) -> SchemaValue:
     """A schema as AsyncAPI writes it: there a discriminator is only the name of its field."""
     match node:
         case {"propertyName": str(name), "mapping": _}:

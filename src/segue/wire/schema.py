@@ -23,8 +23,8 @@ from segue.wire.codec import STREAM_ID
 from segue.wire.events import EVENT_TYPES, ErrorBody
 from segue.wire.tools import ToolDefinition
 
-Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
-Schema: TypeAlias = dict[str, Json]
+SchemaValue: TypeAlias = "dict[str, SchemaValue] | list[SchemaValue] | str | int | float | bool | None"
+Schema: TypeAlias = dict[str, SchemaValue]
 Schemas: TypeAlias = dict[str, Schema]
 
 REF = "#/components/schemas/"
@@ -94,7 +94,7 @@ def _or_null(schema: Schema) -> Schema:
 STRING: Schema = {"type": "string"}
 OBJECT: Schema = {"type": "object"}
 OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
-CHOICES: list[Json] = ["none", "auto", "required"]
+CHOICES: list[SchemaValue] = ["none", "auto", "required"]
 
 # What the bytes of a raw field are, by `Type.field` or, where it is the same in every type, by `field`.
 RAW: dict[str, Schema] = {
@@ -172,7 +172,7 @@ def _filled_in(name: str, schema: Schema) -> Schema:
     return {**schema, **rest, "properties": filled}
 
 
-def _fields(schema: Schema) -> tuple[Schema, list[Json]]:
+def _fields(schema: Schema) -> tuple[Schema, list[SchemaValue]]:
     """The fields of an object, and the names of the required ones."""
     fields, required = schema["properties"], schema.get("required", [])
     assert isinstance(fields, dict)
@@ -180,7 +180,7 @@ def _fields(schema: Schema) -> tuple[Schema, list[Json]]:
     return fields, required
 
 
-def _raw(name: str, field: str, generated: Json) -> Json:
+def _raw(name: str, field: str, generated: SchemaValue) -> SchemaValue:
     """What a raw field holds; the library knows only that it is raw, or a list of raws."""
     precise = RAW.get(f"{name}.{field}") or (RAW.get(field) if _is_open(generated) else None)
     if precise is None:
@@ -188,7 +188,7 @@ def _raw(name: str, field: str, generated: Json) -> Json:
     return _or_null(precise) if _takes_null(generated) and not _takes_null(precise) else precise
 
 
-def _takes_null(schema: Json) -> bool:
+def _takes_null(schema: SchemaValue) -> bool:
     match schema:
         case {"anyOf": list(kinds)}:
             return {"type": "null"} in kinds
@@ -196,7 +196,7 @@ def _takes_null(schema: Json) -> bool:
             return False
 
 
-def _is_open(schema: Json) -> bool:
+def _is_open(schema: SchemaValue) -> bool:
     """Whether the generated schema says nothing about what is inside."""
     match schema:
         case {"anyOf": list(kinds)}:
@@ -224,9 +224,9 @@ def _as_sent(name: str, schema: Schema, always: Sequence[str] | None) -> Schema:
     if "sequence_number" in fields:
         sent["stream_id"] = {**STRING, "description": "The lane, if the request named one."}
     if name == "Message":
-        parts: list[Json] = [ref("OutputText"), ref("Refusal")]
+        parts: list[SchemaValue] = [ref("OutputText"), ref("Refusal")]
         sent["content"] = {"type": "array", "items": {"anyOf": parts}}
-    names: list[Json] = [*dict.fromkeys([*map(str, required), *defaults, *(always or ())])]
+    names: list[SchemaValue] = [*dict.fromkeys([*map(str, required), *defaults, *(always or ())])]
     return {**schema, "properties": sent, "required": names}
 
 
@@ -250,7 +250,7 @@ def _pointing(written: Schemas, names: Mapping[str, str]) -> Schemas:
 
 def _loose_forms(taken: Schemas) -> Schemas:
     """What clients may write instead of a tagged item, and what lists make of an item."""
-    easy: list[Json] = [ref("EasyMessage"), ref("EasyReference")]
+    easy: list[SchemaValue] = [ref("EasyMessage"), ref("EasyReference")]
     return {
         "EasyMessage": _untyped(taken["Message"]),
         "EasyReference": {**_untyped(taken["ItemReference"]), "required": ["id"]},
