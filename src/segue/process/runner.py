@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -23,7 +22,6 @@ from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
 from segue.process.pace import HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.registry import OtherWorkers, TurnRegistry
-from segue.process.tasks import Tasks
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.commit import commit, entry_of
@@ -70,12 +68,12 @@ class Runner:
         self.heartbeat_s = heartbeat_s
         self.records = records
         self._start_limit = StartLimit()
-        self._tasks = Tasks()
+        self._tasks: set[asyncio.Task[None]] = set()
         # Writes that the store has still to take; a stop does not wait for them.
-        self._retries = Tasks()
+        self._retries: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
         self.registry = registry = TurnRegistry(records.log)
-        self._repeats = Repeats(records.idempotency_keys, records.log, registry, self._tasks)
+        self._repeats = Repeats(records.idempotency_keys, records.log, registry, self._spawn)
         self.find, self.reach, self.look = registry.find, registry.reach, registry.look
         self.follow, self.forget = registry.follow, registry.forget
 
@@ -90,11 +88,11 @@ class Runner:
     async def __aexit__(self, *exc: object) -> None:
         await self.drain(0)
         await self.records.afterwards.drained()
-        await self._retries.cancel()
         assert self._worker is not None
-        self._worker.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._worker
+        tasks = (self._worker, *self._retries)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def models(self) -> Models:
@@ -211,8 +209,18 @@ class Runner:
             self.log_events(running)
         running.attach(subscriber)
         self.registry.running[plan.id] = running
-        self._tasks.start(self._run(plan, running, turns, transport, conversation))
+        self._spawn(self._run(plan, running, turns, transport, conversation))
         return running
+
+    def _spawn(
+        self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]] | None = None
+    ) -> None:
+        """A task of its own: a turn that fails must not end its neighbours, as in a task group. It is kept until it is
+        done, and waited for at shutdown."""
+        kept = self._tasks if tasks is None else tasks
+        task = asyncio.create_task(work)
+        kept.add(task)
+        task.add_done_callback(kept.discard)
 
     def log_events(self, running: Running) -> None:
         """Write the events of this turn to the log, from the oldest that is still known."""
@@ -254,7 +262,7 @@ class Runner:
 
     def _retry(self, write: Callable[[], Awaitable[None]]) -> None:
         """A client waits for this to be written, and the store still says otherwise."""
-        self._retries.start(_until_written(write))
+        self._spawn(_until_written(write), self._retries)
 
     # --- conversations ---
 
@@ -266,7 +274,7 @@ class Runner:
         try:
             return await asyncio.shield(acquiring)
         except asyncio.CancelledError:
-            self._tasks.start(self._give_back(acquiring, turn_id))
+            self._spawn(self._give_back(acquiring, turn_id))
             raise
 
     async def _give_back(self, acquiring: asyncio.Task[ConversationTurns], turn_id: str) -> None:
@@ -289,12 +297,13 @@ class Runner:
         """Take no new turns; give those that run this long, then end them as failed."""
         self.is_draining = True
         others = self.registry.others
-        tasks = (*self._tasks.running, *(others.tasks if others else ()))
+        tasks = (*self._tasks, *(others.tasks if others else ()))
         if tasks and grace_s > 0:
             await asyncio.wait(tasks, timeout=grace_s)
         for running in tuple(self.registry.running.values()):
             running.notify(Drain())
-        await self._tasks.wait(END_S_MAX)
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=END_S_MAX)
 
 
 def _refuse_if(is_draining: bool) -> None:

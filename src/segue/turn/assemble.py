@@ -21,6 +21,7 @@ is done when the tool is. So it is with an item that no model wrote, from `begin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, assert_never
 
@@ -101,22 +102,20 @@ CALLERS_FAULTS = ("context_length_exceeded", "invalid_prompt")
 SENTENCE_ENDS = (".", "!", "?", "\n", ":", "。", "！", "？")
 
 
+@dataclass(slots=True)
 class _OpenItem:
     """The item that the model is writing."""
 
-    __slots__ = ("commands", "delta", "draft", "index", "kind", "logprobs", "pieces", "streamed")
-
-    def __init__(self, kind: AnyItemKind, streamed: Streamed, draft: Draft, index: int) -> None:
-        self.kind = kind
-        self.streamed = streamed
-        self.draft = draft
-        self.index = index
-        self.pieces: list[str] = []
-        # Of a message, where they were asked for.
-        self.logprobs: list[Raw] = []
-        self.delta: DeltaTemplate | None = None
-        # Finds the commands of a shell call as they are written.
-        self.commands = CommandScanner() if streamed.progress == "commands" else None
+    kind: AnyItemKind
+    streamed: Streamed
+    draft: Draft
+    index: int
+    # Finds the commands of a shell call as they are written.
+    commands: CommandScanner | None
+    delta: DeltaTemplate | None = None
+    pieces: list[str] = field(default_factory=list)
+    # Of a message, where they were asked for.
+    logprobs: list[Raw] = field(default_factory=list)
 
 
 class Assembler:
@@ -354,7 +353,8 @@ class Assembler:
             is_async=opened.is_async,
             execution=opened.execution,
         )
-        self._open = item = _OpenItem(kind, streamed, draft, len(self.items))
+        commands = CommandScanner() if streamed.progress == "commands" else None
+        self._open = item = _OpenItem(kind, streamed, draft, len(self.items), commands)
         if item.streamed.progress == "held":
             return
         events.append(self._added_event(streamed.build(draft)))
