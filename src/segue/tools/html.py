@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 
 from msgspec import Struct
 
-from segue.tools.pdf import read_paper
+from segue.tools.pdf import read_pdf
 from segue.wire.files import is_pdf, text_of_bytes
 
 # What is kept of a page; more than a model is shown of it.
@@ -70,12 +70,12 @@ async def open_page(
     """The page that these bytes are, of whatever form; None if there is no text in them."""
     if not is_pdf(data):
         return await asyncio.to_thread(read_page, url, data, kind, charset, name)
-    paper = await read_paper(data, TEXT_CHARS_MAX, PDF_S_MAX)
+    pdf = await read_pdf(data, TEXT_CHARS_MAX, PDF_S_MAX)
     # What came before a broken or a slow page is still worth reading.
-    if not any(paper.pages):
+    if not any(pdf.pages):
         return None
-    title = paper.title or _last_name(name or url)
-    return Page(url, title[:TITLE_CHARS_MAX], paper.text[:TEXT_CHARS_MAX])
+    title = pdf.title or _last_name(name or url)
+    return Page(url, title[:TITLE_CHARS_MAX], pdf.text[:TEXT_CHARS_MAX])
 
 
 def read_page(
