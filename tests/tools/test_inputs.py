@@ -84,7 +84,7 @@ async def test_refusal_names_the_place() -> None:
 
 async def test_addresses_are_bounded() -> None:
     parts = [{"type": "input_file", "file_url": "https://a.com/"}] * (URLS_MAX + 1)
-    with pytest.raises(InvalidRequest, match="Too many addresses"):
+    with pytest.raises(InvalidRequest, match="Too many URLs"):
         await attach((said(*parts),), read)
 
 

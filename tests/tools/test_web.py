@@ -15,11 +15,11 @@ from segue.builders.tools import build_fetcher, open_web
 from segue.errors import Unavailable
 from segue.settings import load_settings
 from segue.tools.cite import cite
-from segue.tools.fetch import failed
 from segue.tools.html import Link, Page
 from segue.tools.index import IndexWeb, build
-from segue.tools.search import Asked, Hit
-from segue.tools.web import PLACES_MAX, SIZES, WebTool, tell_places
+from segue.tools.search import Hit, WebQuery
+from segue.tools.url import failed
+from segue.tools.web import MATCHES_MAX, SIZES, WebTool, matches_text
 from segue.turn.values import HostedCall, ToolResult
 
 URL = "https://docs.a.com"
@@ -35,7 +35,7 @@ class CannedWeb:
         self.asked: list[object] = []
         self.is_down = is_down
 
-    async def search(self, asked: Asked) -> Sequence[Hit]:
+    async def search(self, asked: WebQuery) -> Sequence[Hit]:
         self.asked.append(asked)
         if self.is_down:
             raise Unavailable("The search engine does not answer.")
@@ -132,7 +132,7 @@ async def test_without_external_access_nobody_outside_is_asked(index: IndexWeb) 
     assert len((await ask(tool, "search", query="rain", tool_is=off)).sources) == 1
     refused = await ask(tool, "open_page", url=PAGE.url, tool_is=off)
     assert shown(refused)["status"] == "failed"
-    assert "not at hand" in refused.text
+    assert "not available" in refused.text
     assert live.asked == []
     await ask(tool, "open_page", url=PAGE.url)
     again = await ask(tool, "find_in_page", url=PAGE.url, pattern="rain", tool_is=off)
@@ -159,7 +159,7 @@ async def test_size_and_place_are_passed_on() -> None:
     }
     await ask(WebTool(None, live), "search", query="rain", tool_is=tool_is)
     (asked,) = live.asked
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, WebQuery)
     assert (asked.hits_max, asked.allowed, asked.location.city) == (
         SIZES["high"].hits,
         ("b.org",),
@@ -221,10 +221,10 @@ async def test_documents_are_found_while_the_engine_is_away(index: IndexWeb) -> 
 
 
 def test_places_are_told_once_and_not_endlessly() -> None:
-    told = tell_places(PAGE, "rain falls")
+    told = matches_text(PAGE, "rain falls")
     assert told.startswith("2000 found")
-    assert told.count("\n\n") <= PLACES_MAX
-    assert "does not contain" in tell_places(PAGE, "snow (")
+    assert told.count("\n\n") <= MATCHES_MAX
+    assert "does not contain" in matches_text(PAGE, "snow (")
 
 
 @pytest.mark.parametrize(

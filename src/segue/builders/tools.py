@@ -18,7 +18,7 @@ from segue.tools.hosted import ServerTools
 from segue.tools.hosts import McpHosts, policy_for
 from segue.tools.index import IndexWeb, Report, build
 from segue.tools.mcp import McpServer, McpServers
-from segue.tools.pdf import Papers
+from segue.tools.pdf import PdfTexts
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
 from segue.turn.seams import Tool
@@ -29,13 +29,13 @@ class Toolbox:
     """What the server does for the model."""
 
     hosted: ServerTools
-    papers: Papers
+    papers: PdfTexts
 
 
 @asynccontextmanager
 async def open_tools(settings: Settings) -> AsyncIterator[Toolbox]:
     """The tools that the operator has configured; sessions with MCP servers end on the way out."""
-    papers = Papers(settings.file_s_max)
+    papers = PdfTexts(settings.file_s_max)
     with closing(build_fetcher(settings)) as fetcher:
         read_url = partial(read_as_data, fetcher) if fetcher.is_on else None
         async with open_web(settings, fetcher) as web, _open_servers(settings) as servers:
