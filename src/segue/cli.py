@@ -22,7 +22,7 @@ from segue.errors import ApiError, Misconfigured
 from segue.models import add_model, list_models
 from segue.observe.logs import set_up_logging
 from segue.server import serve
-from segue.settings import FLAGS, GROUPS, REPEATED, Settings, load_settings
+from segue.settings import FIELDS, HELP, REPEATED, Settings, choices_of, load_settings
 from segue.storage import read_usage, rotate_seals
 
 
@@ -237,18 +237,14 @@ def _add_file_verbs(verbs: Verbs) -> None:
 def _add_settings(verb: argparse.ArgumentParser) -> None:
     """A flag for every setting, in groups. Values stay text: the settings validate all sources alike."""
     verb.add_argument("--config", metavar="FILE", help="TOML file with any of these settings")
-    group: argparse._ActionsContainer = verb
-    for field in msgspec.structs.fields(Settings):
-        if field.name in GROUPS:
-            group = verb.add_argument_group(GROUPS[field.name])
-        if field.name in FLAGS:
-            kind = msgspec.inspect.type_info(field.type)
-            schema = getattr(kind, "extra_json_schema", None) or {}
+    for title, texts in HELP.items():
+        group = verb.add_argument_group(title)
+        for name, text in texts.items():
             group.add_argument(
-                "--" + field.name.replace("_", "-"),
-                action="append" if field.name in REPEATED else "store",
-                metavar=_metavar(field.name, kind),
-                help=f"{schema['description']} (default: {_shown(field.default)})",
+                "--" + name.replace("_", "-"),
+                action="append" if name in REPEATED else "store",
+                metavar=_metavar(FIELDS[name]),
+                help=f"{text} (default: {_shown(FIELDS[name].default)})",
             )
 
 
@@ -258,16 +254,13 @@ def _shown(default: object) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-def _metavar(name: str, kind: msgspec.inspect.Type) -> str:
+def _metavar(field: msgspec.structs.FieldInfo) -> str:
     """What may stand after a flag: the choices, the unit, or the last word of its name."""
-    match kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind:
-        case msgspec.inspect.LiteralType(values):
-            return "|".join(map(str, values))
-        case msgspec.inspect.BoolType():
-            return "true|false"
-        case _:
-            pass
-    word = name.removesuffix("_max").removesuffix("_per_s").split("_")[-1]
+    if choices := choices_of(field):
+        return "|".join(choices)
+    if field.type is bool:
+        return "true|false"
+    word = field.name.removesuffix("_max").removesuffix("_per_s").split("_")[-1]
     return {"s": "SECONDS", "cert": "FILE", "keys": "FILE"}.get(word, word.upper())
 
 
