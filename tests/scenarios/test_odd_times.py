@@ -318,7 +318,7 @@ async def test_client_that_leaves_while_its_key_is_claimed_does_not_spend_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
-        idempotency_keys = served.app.runner._records.idempotency_keys
+        idempotency_keys = served.app.runner.records.idempotency_keys
         claim, release = idempotency_keys.claim, idempotency_keys.release
         is_claimed, may_go_on, is_released = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -432,7 +432,7 @@ async def test_response_whose_conversation_is_not_saved_stays_failed(
     async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
         conversation = (await fetch(served, "POST", "/v1/conversations", {})).json["id"]
 
-        conversations = served.app.runner._records.conversations
+        conversations = served.app.runner.records.conversations
         save = conversations.save
 
         async def saving(
