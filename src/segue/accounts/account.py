@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 AuthMode = Literal["auto", "off", "keys"]
 TellOthers = Callable[[], Awaitable[None]]
+# Every digest that a secret may be stored under.
+Digests = Callable[[str], Sequence[str]]
 
 # The owner of every request where no keys are required.
 LOCAL: Owner = "local"
@@ -83,11 +85,7 @@ class Accounts:
     """The accounts that this process has cached."""
 
     def __init__(
-        self,
-        keys: Keys,
-        digests: Callable[[str], Sequence[str]],
-        mode: AuthMode,
-        meter: Meter | None = None,
+        self, keys: Keys, digests: Digests, mode: AuthMode, meter: Meter | None = None
     ) -> None:
         self._keys = keys
         self._meter = meter

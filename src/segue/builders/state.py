@@ -56,7 +56,7 @@ class State:
         near = MemoryTurns(self.settings.connection_state_bytes_max)
         quota = account.quota
         limit = (lambda: quota.state_bytes_max) if quota.limits.state_bytes_max else None
-        near.enter(self.budget, account.key_id, limit)
+        self.budget.enter(near, account.key_id, limit)
         return near, LayeredTurns(near, self.store.turns)
 
     def trim(self, turn: EndedTurn) -> None:

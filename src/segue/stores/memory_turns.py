@@ -76,19 +76,15 @@ class MemoryTurns:
         self._leaves: dict[Owner, OrderedDict[str, int]] = {}
         self._owner_bytes: Counter[Owner] = Counter()
         self._ticks = count()
-        self._budget: Budget | None = None
+        # Shared with other caches.
+        self.budget: Budget | None = None
         # What was deleted here, so that a turn that still runs after it does not bring it back.
         self._erased: OrderedDict[TurnKey, None] = OrderedDict()
 
-    def enter(self, budget: Budget, key: str, key_bytes_max: Callable[[], int] | None) -> None:
-        """Share a budget with other caches."""
-        self._budget = budget
-        budget.enter(self, key, key_bytes_max)
-
     def leave(self) -> None:
         """The cache is no longer used: what it holds stops counting."""
-        if self._budget is not None:
-            self._budget.leave(self)
+        if self.budget is not None:
+            self.budget.leave(self)
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
         return self.held(owner, turn_id)
@@ -114,8 +110,8 @@ class MemoryTurns:
         self._hold(turn)
         while self.bytes > self._bytes_max and self.shed():
             pass
-        if self._budget is not None:
-            self._budget.settle(self)
+        if self.budget is not None:
+            self.budget.settle(self)
         if self._on_save is not None:
             self._on_save(turn)
 
@@ -281,6 +277,7 @@ class Budget:
 
     def enter(self, cache: MemoryTurns, key: str, key_bytes_max: Callable[[], int] | None) -> None:
         """Count this cache as this key's, whose limit may change; None or 0: the key has none of its own."""
+        cache.budget = self
         self._shares[cache] = _Share(cache, key, key_bytes_max, next(self._ticks))
 
     def leave(self, cache: MemoryTurns) -> None:
