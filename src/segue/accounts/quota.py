@@ -42,7 +42,7 @@ PlaceKind = Literal["connections", "lanes"]
 class Bucket:
     """A minute's worth of something. Without a limit nothing is counted."""
 
-    def __init__(self, per_min: int, clock: Clock) -> None:
+    def __init__(self, per_min: int, clock: _Clock) -> None:
         self._per_min = per_min
         self._clock = clock
         self._level = float(per_min)

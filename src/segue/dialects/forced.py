@@ -14,9 +14,11 @@ Its reader needs no marks: everything after the lead, up to a stop, is the input
 
 from __future__ import annotations
 
+from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from segue.dialects.offers import arguments_schema, call_schema, forced, format_schema, opened_call
 from segue.errors import InvalidRequest
@@ -30,10 +32,12 @@ from segue.turn.values import (
     Piece,
     Scene,
     TurnClosed,
-    id_array,
 )
-from segue.vocabularies.vocabulary import Chunk, Vocabulary
+from segue.vocabularies.vocabulary import Chunk
 from segue.wire.tools import Offer, grammar_of
+
+if TYPE_CHECKING:
+    from segue.dialects.family import BoundFamily
 
 # Around the input of a custom tool, inside the arguments.
 QUOTE, UNQUOTE = '{"input": "', '"}'
@@ -94,11 +98,6 @@ def _text_schema(form: CallForm, scene: Scene) -> bytes | None:
     return format_schema(scene, form.arguments_key)
 
 
-def is_call_forced(scene: Scene) -> bool:
-    """Whether the engine writes a call and nothing else."""
-    return scene.can_constrain and bool(forced(scene))
-
-
 # --- an input that follows a grammar --------------------------------------------------------------
 
 
@@ -122,30 +121,19 @@ def _before_input(begun: Chunks) -> Chunks:
     return (*before, f"{last} {QUOTE}") if isinstance(last, str) else (*begun, QUOTE)
 
 
-def closing_of(form: CallForm) -> str:
-    """What closes a call after its input."""
-    return UNQUOTE + form.end
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarCall:
-    """A call whose input follows a grammar: how many tokens begin it, and what is added after the input."""
-
-    offer: Offer
-    lead_tokens: int
-    closing: IdArray[int]
-    seal: IdArray[int]
-
-
 class GrammarReader:
-    """A `Reader` of such a call."""
+    """A `Reader` of a call whose input follows a grammar."""
 
-    def __init__(self, vocabulary: Vocabulary, stops: frozenset[int], call: GrammarCall) -> None:
-        self._vocabulary = vocabulary
-        self._stops = stops
-        self._call = call
+    def __init__(
+        self, bound: BoundFamily, offer: Offer, lead_tokens: int, closing: IdArray[int]
+    ) -> None:
+        """`lead_tokens`: how many tokens begin the call. `closing`: what is added after the input."""
+        self._bound = bound
+        self._offer = offer
+        self._lead_tokens = lead_tokens
+        self._closing = closing
         self._decode = getincrementaldecoder("utf-8")("replace")
-        self._ids = id_array()
+        self._ids = array("I")
         self._is_stopped = False
         self._is_open = False
         self.is_over = False
@@ -154,7 +142,7 @@ class GrammarReader:
         assert isinstance(piece, Ids), "this dialect reads tokens"
         parsed: list[Parsed] = []
         for id in piece.ids:
-            self._is_stopped = self._is_stopped or id in self._stops
+            self._is_stopped = self._is_stopped or id in self._bound.stops
             if self._is_stopped:
                 break
             self._take(id, parsed)
@@ -164,19 +152,19 @@ class GrammarReader:
         parsed: list[Parsed] = []
         is_cut = is_cut and not self._is_stopped
         if not self._is_open:
-            return [TurnClosed(self._ids + self._call.seal)]
+            return [TurnClosed(self._ids + self._bound.seal)]
         if not is_cut and (rest := self._decode.decode(b"", final=True)):
             parsed.append(ItemText(rest))
         parsed.append(ItemClosed(self._ids, is_cut))
         # Which stop the engine took, when nothing else was allowed, says nothing about how this family ends a turn.
-        parsed.append(TurnClosed(self._call.closing + self._call.seal))
+        parsed.append(TurnClosed(self._closing + self._bound.seal))
         return parsed
 
     def _take(self, id: int, parsed: list[Parsed]) -> None:
         self._ids.append(id)
         if self._is_open:
-            if text := self._decode.decode(self._vocabulary.bytes_of(id)):
+            if text := self._decode.decode(self._bound.vocabulary.bytes_of(id)):
                 parsed.append(ItemText(text))
-        elif len(self._ids) == self._call.lead_tokens:
+        elif len(self._ids) == self._lead_tokens:
             self._is_open = True
-            parsed.append(opened_call(self._call.offer.qualified_name, self._call.offer))
+            parsed.append(opened_call(self._offer))

@@ -21,6 +21,7 @@ are; instructions and tools are the developer's message. What was thought before
 from __future__ import annotations
 
 import re
+from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -30,7 +31,7 @@ import msgspec
 from segue.dialects.family import BoundFamily, Family, system_of
 from segue.dialects.forced import CallForm
 from segue.dialects.item_writer import ItemWriter, PendingLogprobs, text_of_token, with_logprobs
-from segue.dialects.offers import added_by, may_call, offer_in, opened_call, parameters_of
+from segue.dialects.offers import added_by, call_in, parameters_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
 from segue.turn.values import (
@@ -45,7 +46,6 @@ from segue.turn.values import (
     Scene,
     TokenLogprob,
     TurnClosed,
-    id_array,
 )
 from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
 from segue.wire.items import (
@@ -201,7 +201,7 @@ def _channel(name: str) -> tuple[Chunk, ...]:
 
 def _kept(vocabulary: Vocabulary, round: Round, forgotten: int) -> IdArray[int]:
     """What was sampled, less what is forgotten; what is first then needs no `<|start|>` after the cue."""
-    joined = id_array()
+    joined = array("I")
     for n, (item, ids) in enumerate(zip(round.wrote, round.ids, strict=True)):
         if n >= forgotten or not isinstance(item.value, Reasoning):
             joined.extend(ids)
@@ -500,18 +500,15 @@ class HarmonyReader:
         channel = self._header.get(CHANNEL, "")
         found = RECIPIENT.search(self._header[""]) or RECIPIENT.search(channel)
         name = "" if found is None else found[1].removeprefix(f"{FUNCTIONS}.")
-        if (
-            found is not None
-            and found[1] not in PEOPLE
-            and may_call(self._scene, offer_in(self._scene, name))
-        ):
-            self._body = opened_call(name, offer_in(self._scene, name))
+        is_called = found is not None and found[1] not in PEOPLE
+        self._body = call_in(self._scene, name) if is_called else None
+        if self._body is not None:
             self._items.begin(self._body)
-        else:
-            is_thought = channel.split()[:1] == ["analysis"]
-            self._body = ItemOpened("reasoning" if is_thought else "message")
-            if self._items.pending is not None:
-                self._items.pending.begin(0)
+            return
+        is_thought = channel.split()[:1] == ["analysis"]
+        self._body = ItemOpened("reasoning" if is_thought else "message")
+        if self._items.pending is not None:
+            self._items.pending.begin(0)
 
     def _write_text(self, text: str) -> None:
         assert self._body is not None

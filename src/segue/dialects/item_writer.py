@@ -9,15 +9,14 @@ be a mark and never be sent; `PendingLogprobs` keeps the tokens until their text
 from __future__ import annotations
 
 import sys
+from array import array
 from collections import deque
 from collections.abc import Iterable
 
 from segue.dialects.call_json import InputReader
-from segue.dialects.offers import opened_call
-from segue.turn.values import Ids, ItemClosed, ItemOpened, ItemText, Parsed, TokenLogprob, id_array
+from segue.turn.values import Ids, ItemClosed, ItemOpened, ItemText, Parsed, TokenLogprob
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Logprob, TopLogprob
-from segue.wire.tools import Offer
 
 # The logprob of an impossible token: JSON has no infinity, and clients know this number.
 LOGPROB_MIN = -9999.0
@@ -89,7 +88,7 @@ class ItemWriter:
         """`is_single`: the turn is over after the first call."""
         self.parsed: list[Parsed] = []
         # Sampled since the last closed item.
-        self.ids = id_array()
+        self.ids = array("I")
         self.open: ItemOpened | None = None
         # Whether the only call that is allowed is whole.
         self.is_over = False
@@ -100,7 +99,8 @@ class ItemWriter:
         # How many of the ids belong to the open item, if what is held back becomes a call.
         self.held_from = 0
         self._is_single = is_single
-        self._input = InputReader()
+        # Reads the arguments of a custom tool.
+        self._input: InputReader | None = None
 
     def begin(self, opened: ItemOpened) -> None:
         """An item begins."""
@@ -111,13 +111,8 @@ class ItemWriter:
         """A message begins `rest` characters before the end of what was decoded."""
         if self.pending is not None:
             self.pending.begin(rest)
-        self.begin(ItemOpened("message"))
-
-    def begin_call(self, name: str, offer: Offer | None) -> None:
-        """A call begins. A message before it ends where the call was first suspected."""
-        if self.open is not None:
-            self.close(self.held_from)
-        self.begin(opened_call(name, offer))
+        self.open = ItemOpened("message")
+        self.parsed.append(self.open)
 
     def close(self, count: int | None = None, *, is_cut: bool = False) -> None:
         """Close what is open, if anything is; the first `count` ids are its own, or all of them."""
@@ -147,12 +142,16 @@ class ItemWriter:
     def write_arguments(self, text: str) -> None:
         """More of the arguments of the open call; of a custom tool, what that adds to its input."""
         assert self.open is not None
-        self.write(self._input.feed(text) if self.open.kind == "custom" else text)
+        if self.open.kind == "custom":
+            self._input = self._input or InputReader()
+            text = self._input.feed(text)
+        self.write(text)
 
     def end_arguments(self) -> None:
         """The arguments are whole."""
-        self.write(self._input.close())
-        self._input = InputReader()
+        if self._input is not None:
+            self.write(self._input.close())
+            self._input = None
 
 
 def with_logprobs(piece: Ids) -> Iterable[tuple[int, TokenLogprob | None]]:

@@ -15,11 +15,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from segue.dialects.family import MODEL_TURN
 from segue.dialects.item_writer import ItemWriter
-from segue.dialects.offers import may_call, offer_in, opened_call
-from segue.dialects.parts import Part, dumps, is_object, part_of
-from segue.dialects.warm import rounds_of
+from segue.dialects.offers import call_in
+from segue.dialects.parts import MODEL_TURN, Part, dumps, is_object, part_of
 from segue.errors import EngineFailed
 from segue.turn.values import (
     NO_IDS,
@@ -31,7 +29,6 @@ from segue.turn.values import (
     ItemText,
     Messages,
     Parsed,
-    Past,
     Piece,
     Rendered,
     Round,
@@ -88,21 +85,21 @@ class MessagesDialect:
     def reader(self, scene: Scene) -> MessagesReader:
         return MessagesReader(scene)
 
-    def _last_warm(self, scene: Scene) -> tuple[Messages | None, list[Round]]:
+    def _last_warm(self, scene: Scene) -> tuple[Messages | None, Sequence[Round]]:
         """The longest row that still holds, and the rounds after it. What a turn keeps ends before its last words."""
-        later: list[Past] = []
+        # The last is the oldest.
+        later = [*reversed(scene.rounds)]
         turn = scene.past
         while turn is not None:
             row = self._usable(scene.head, turn.warm)
             if row is not None:
-                last = Round((), turn.rounds[-1].wrote)
-                return row, [last, *rounds_of(later), *scene.rounds]
-            later.append(turn)
+                return row, [Round((), turn.rounds[-1].wrote), *reversed(later)]
+            later.extend(reversed(turn.rounds))
             turn = turn.above
         row = self._usable(scene.head, scene.recalled)
         if row is not None:
-            return row, list(scene.rounds[1:])
-        return None, [*since_fresh([*rounds_of(later), *scene.rounds])]
+            return row, scene.rounds[1:]
+        return None, since_fresh(later[::-1])
 
     def _usable(self, head: Head, warm: Warm | None) -> Messages | None:
         """The row that was kept, if it was made in this format under the same instructions."""
@@ -316,10 +313,10 @@ class MessagesReader:
                 raise EngineFailed("The engine mixed the arguments of two calls.")
             if not name:
                 raise EngineFailed("The engine sent arguments for a call without a name.")
-            offer = offer_in(self._scene, name, plain_name)
-            if not may_call(self._scene, offer):
+            opened = call_in(self._scene, name, plain_name)
+            if opened is None:
                 raise EngineFailed("The engine called a tool that it was not allowed to call.")
-            self._begin(opened_call(name, offer))
+            self._begin(opened)
             if self.is_over:
                 return
             self._index = index

@@ -21,6 +21,7 @@ may not be parallel, the first call ends the model's turn.
 from __future__ import annotations
 
 import re
+from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from functools import partial
@@ -28,11 +29,19 @@ from pathlib import Path
 
 import msgspec
 
-from segue.dialects.family import MODEL_TURN, BoundFamily, Family, blocks_of, is_from
+from segue.dialects.family import BoundFamily, Family, is_from
 from segue.dialects.forced import CallForm
 from segue.dialects.item_writer import ItemWriter
-from segue.dialects.offers import function_of, may_call, offer_in, opened_call
-from segue.dialects.parts import Part, dumps, is_object, object_or_string, parts_of
+from segue.dialects.offers import call_in, function_of, offer_in
+from segue.dialects.parts import (
+    MODEL_TURN,
+    Part,
+    blocks_of,
+    dumps,
+    is_object,
+    object_or_string,
+    parts_of,
+)
 from segue.dialects.text_reader import TextMarks, TextReader
 from segue.dialects.warm import NameOf, Writing
 from segue.turn.values import (
@@ -46,7 +55,6 @@ from segue.turn.values import (
     Scene,
     TokenLogprob,
     TurnClosed,
-    id_array,
 )
 from segue.vocabularies.load import TEKKEN
 from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
@@ -267,7 +275,7 @@ class MistralReader:
             match value:
                 case ItemClosed():
                     items.parsed.append(ItemClosed(items.ids + value.ids, value.is_cut))
-                    items.ids = id_array()
+                    items.ids = array("I")
                 case TurnClosed():
                     items.ids.extend(value.ids[: -len(self._bound.seal)])
                 case _:
@@ -303,16 +311,13 @@ class MistralReader:
                 self._argue(brace + rest)
 
     def _begin_call_or_text(self, name: str) -> None:
-        if may_call(self._scene, offer_in(self._scene, name)):
-            self._decode.reset()
-            self._begin_call(name)
-        else:
+        opened = call_in(self._scene, name)
+        if opened is None:
             self._was_text()
-
-    def _begin_call(self, name: str) -> None:
+            return
+        self._decode.reset()
         self._held, self._arguments = "", []
         self._state = ARGS
-        opened = opened_call(name, offer_in(self._scene, name))
         self._is_streamed = True if opened.kind == "custom" else None
         self._items.begin(opened)
 

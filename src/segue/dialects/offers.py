@@ -14,7 +14,6 @@ from msgspec import UNSET, Raw
 
 from segue.turn.values import ItemOpened, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
-from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import (
     CustomTool,
     FunctionTool,
@@ -72,28 +71,41 @@ def offer_in(
 
     `spelled` is how the family writes a name.
     """
+    tools, effects = scene.head.tools, scene.effects
     # A tool of a remote server that a search has loaded is a copy: the original is called.
-    remote = [offer for offer in scene.head.tools.deferred if offer.builtin == "mcp"]
-    for offer in (*scene.head.tools.offers, *remote, *scene.offers, *scene.deferred):
+    remote = (offer for offer in tools.deferred if offer.builtin == "mcp")
+    later = effects.offers + tools.deferred + effects.deferred
+    for offer in (*tools.offers, *remote, *later):
         if spelled(offer.qualified_name) == name:
             return offer
     return None
 
 
-def opened_call(name: str, offer: Offer | None) -> ItemOpened:
-    """A call of this tool; of an unknown tool, a function call by its whole name."""
+def call_in(
+    scene: Scene,
+    name: str,
+    spelled: Callable[[str], str] = lambda name: name,
+    *,
+    is_known: bool = False,
+) -> ItemOpened | None:
+    """The call of this tool as it begins; None: `tool_choice` does not let the model call it.
+
+    An unknown tool may be called where the choice names no tool, unless the tool must be known (`is_known`): that is a
+    function call by its whole name.
+    """
+    offer = offer_in(scene, name, spelled)
+    choice = scene.head.tool_choice
     if offer is None:
-        return ItemOpened("function", name)
+        is_allowed = not is_known and choice in ("auto", "required")
+        return ItemOpened("function", name) if is_allowed else None
+    is_allowed = choice == "auto" or bool(allowed_offers(choice, (offer,)))
+    return opened_call(offer) if is_allowed else None
+
+
+def opened_call(offer: Offer) -> ItemOpened:
+    """A call of this tool as it begins."""
     is_async = offer.tool.is_async is True
     return ItemOpened(offer.kind, offer.tool.name, offer.namespace, is_async, offer.execution)
-
-
-def may_call(scene: Scene, offer: Offer | None) -> bool:
-    """Whether `tool_choice` lets the model call this tool; if it names none, also an unknown tool."""
-    choice = scene.head.tool_choice
-    if not isinstance(choice, ToolChoiceName):
-        return choice != "none"
-    return offer is not None and bool(allowed_offers(choice, (offer,)))
 
 
 # --- forced answers -------------------------------------------------------------------------------

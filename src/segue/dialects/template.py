@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,14 +25,14 @@ from typing import Any
 from zlib import crc32
 
 from segue.dialects.chatml import CALL, CALLED, JOINS, ROLES, content_of, tools_text
-from segue.dialects.family import BoundFamily, Family, TokenDialect, blocks_of
+from segue.dialects.family import BoundFamily, Family, TokenDialect
 from segue.dialects.forced import CallForm
 from segue.dialects.offers import definition_of
-from segue.dialects.parts import Part, dumps, is_object, parts_of
+from segue.dialects.parts import Part, blocks_of, dumps, is_object, parts_of
 from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
-from segue.turn.values import NO_IDS, Head, IdArray, Rendered, Round, Scene, Tokens, Warm, id_array
+from segue.turn.values import NO_IDS, Head, IdArray, Rendered, Round, Scene, Tokens, Warm
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Mark, Vocabulary
 from segue.wire.items import Item
@@ -86,7 +87,7 @@ def _family(vocabulary: Vocabulary, template: ChatTemplate) -> Family:
         cue=(),
         render=prompts.render,
         write=partial(_write, ends[0], is_thinking),
-        reader=partial(_reader, is_thinking),
+        reader=partial(TextReader, marks=MARKS, is_thinking=is_thinking),
         call=CallForm(
             named=lambda name: (f'{{"name": {dumps(name)}, "arguments":',),
             end="}",
@@ -109,10 +110,6 @@ def _write(
         begun = f"{THINK}\n"
         text = text.removeprefix(begun) if text.startswith(begun) else f"{THOUGHT}\n\n{text}"
     return vocabulary.ids(text, Mark(end))
-
-
-def _reader(is_thinking: bool, bound: BoundFamily, scene: Scene) -> TextReader:
-    return TextReader(bound, scene, MARKS, is_thinking=is_thinking)
 
 
 class _TemplatePrompts:
@@ -201,7 +198,7 @@ class _TemplatePrompts:
         self, bound: BoundFamily, text: str, kept: Sequence[Round]
     ) -> tuple[IdArray[int], int]:
         """The ids of this text, and how many of them had to be made."""
-        ids = id_array()
+        ids = array("I")
         made = 0
         for part in self._split(text):
             if part.startswith(KEPT_BEFORE):
