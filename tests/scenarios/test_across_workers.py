@@ -219,7 +219,7 @@ async def test_follower_of_a_worker_that_dies_hears_the_end(
     assert guest is not None
     await until(lambda: guest.bytes)
     # As if the bus had been cut in between.
-    remote = here.app.runner._remote
+    remote = here.app.runner.registry.others
     assert remote is not None
     for forwarder in tuple(remote._forwarders.values()):
         forwarder._bus = Mute()
