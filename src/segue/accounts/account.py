@@ -27,7 +27,6 @@ from segue.accounts.scopes import OPERATOR, SCOPES
 from segue.background import in_background
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
 from segue.limits import KeyLimits
-from segue.turn.plan import UNLIMITED
 from segue.turn.seams import Keys, Quota
 from segue.turn.values import Key, Owner
 
@@ -68,7 +67,7 @@ class Account:
         self.quota = KeyQuota(limits, self.key_id, meter)
         # Whether its requests are counted, and where its turns are.
         self.is_limited = limits != KeyLimits()
-        self.turn_quota: Quota = self.quota if self.is_limited else UNLIMITED
+        self.turn_quota: Quota | None = self.quota if self.is_limited else None
         # Whether it may lose its place: it has a key, or came without one and keys are required now.
         self.is_checked = key is not None
         self.is_revoked = False

@@ -17,8 +17,7 @@ from segue.process.runner import Runner
 from segue.settings import Settings
 from segue.storage import ServerStore, check_public, check_ring, load_ring
 from segue.stores.hashes import KeyHashes
-from segue.stores.layered import LayeredTurns
-from segue.stores.memory_turns import Budget, MemoryTurns
+from segue.stores.memory_turns import Budget, LayeredTurns, MemoryTurns
 from segue.stores.seals import RingKey
 from segue.transports.services import NearTurns
 from segue.turn.seams import Turns

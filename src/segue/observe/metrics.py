@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from segue.process.afterwards import EndedTurn
 from segue.settings import Settings
+from segue.turn.plan import Span
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
@@ -121,7 +122,7 @@ class Metrics:
             counter.inc(getattr(tally, field))
         if tally.found_in is not None:
             self._lookups.labels(tally.found_in).inc()
-        for stage, seconds in tally.stage_s.items():
+        for stage, seconds in _stage_seconds(tally.spans).items():
             self._stages.labels(stage).observe(seconds)
 
     def note_refusal(self, transport: str, code: str) -> None:
@@ -176,3 +177,12 @@ def together(pages: Sequence[bytes]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Together(pages))
     return generate_latest(registry)
+
+
+def _stage_seconds(spans: Sequence[Span]) -> dict[str, float]:
+    """How long each stage took, over all rounds; of the first token, the first round's. Sending takes no time."""
+    stages: dict[str, float] = {}
+    for stage, began, ended in spans:
+        if stage != "send" and not (stage == "first_token" and stage in stages):
+            stages[stage] = stages.get(stage, 0.0) + ended - began
+    return stages

@@ -145,16 +145,21 @@ class Runner:
         turn_id: str = "",
         compacts: CompactionKind | None = None,
     ) -> Plan:
-        """A plan, or a refusal. It holds a slot of the caller's quota: release it if you do not start the plan."""
+        """A plan, or a refusal. It holds a slot of the caller's quota: call `give_up` if you do not start the plan."""
         _refuse_if(self.is_draining)
         turn_id = turn_id or new_id("resp")
         plan = await prepare(create, caller, tally, self.resources, turn_id, compacts)
         try:
             _refuse_if(self.is_draining)
         except Unavailable:
-            plan.quota.release()
+            self.give_up(plan)
             raise
         return plan
+
+    def give_up(self, plan: Plan) -> None:
+        """Release what a plan holds that is not started."""
+        if plan.quota is not None:
+            plan.quota.release()
 
     async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         """These items with the contents of their URLs, where the operator allows that."""
@@ -184,7 +189,7 @@ class Runner:
             given = (*plan.resolved.earlier, Round(plan.resolved.given))
             await turns.save(commit(plan, plan.response, given, plan.resolved.open_calls))
         except BaseException:
-            plan.quota.release()
+            self.give_up(plan)
             raise
 
     def start(
@@ -244,7 +249,8 @@ class Runner:
             if conversation is not None:
                 await self._release(conversation, plan.id)
             response = running.assembler.response
-            plan.quota.release(response.usage.total_tokens if response.usage else 0)
+            if plan.quota is not None:
+                plan.quota.release(response.usage.total_tokens if response.usage else 0)
             running.publish([running.assembler.end()])
             sent_at = perf_counter()
             plan.tally.spans.append(Span("send", sent_at, sent_at))

@@ -54,7 +54,7 @@ from segue.wire.codec import (
     with_input_before,
     with_lane,
 )
-from segue.wire.events import Event
+from segue.wire.events import TERMINAL, Event
 from segue.wire.items import Item
 from segue.wire.kinds import answer_of
 from segue.wire.requests import AppendFrame, Create
@@ -121,7 +121,7 @@ class LaneSubscriber:
     def deliver(self, events: Sequence[Event]) -> None:
         """Write these events. The lane is free before the terminal event leaves (docs/hazards.md F22)."""
         suffix, last = self._suffix, events[-1]
-        if last.is_terminal:
+        if last.type in TERMINAL:
             self._session.turn_ended(self, has_failed=last.type == "response.failed")
         elif last.type == "response.done":
             self._session.turn_waits(self)

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Literal, assert_never
+from typing import Literal, Unpack, assert_never
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -474,12 +475,8 @@ class Assembler:
         return [delta, *self._text_done(text, draft, index)]
 
     def _text_done(self, text: TextEvents, draft: Draft, index: int) -> list[Event]:
-        at: Where = {
-            "sequence_number": next(self._numbers),
-            "item_id": draft.id,
-            "output_index": index,
-        }
-        return [encode_event(text.done(at, draft)), *self._part_events(text, draft, index)]
+        done = self._event(partial(_done, text, draft), item_id=draft.id, output_index=index)
+        return [done, *self._part_events(text, draft, index)]
 
     def _part_events(self, text: TextEvents, draft: Draft, index: int) -> list[Event]:
         """That the content part around a text is added, or done; some texts have none."""
@@ -496,6 +493,10 @@ class Assembler:
 def _id_of(value: ItemValue) -> str:
     assert isinstance(value.id, str), "an item of ours has an id"
     return value.id
+
+
+def _done(text: TextEvents, draft: Draft, **at: Unpack[Where]) -> Numbered:
+    return text.done(at, draft)
 
 
 def _delta(events: TextEvents, item_id: str, index: int) -> DeltaTemplate:
