@@ -25,6 +25,7 @@ from segue.transports.socket import Socket, SocketLimits
 from segue.transports.websocket import SocketSession
 from segue.turn.plan import Plan
 from segue.turn.running import Running
+from segue.wire import codec
 from tests.engines.fakes.chat import FakeChat
 from tests.support import MODEL, TERMINAL, WAIT_S, Served, Wire, fetch, serving, until, wire
 
@@ -135,8 +136,8 @@ async def test_mistake_of_ours_in_reading_a_frame_is_told_and_the_socket_lives(
 
     async with serving() as served, wire(served) as socket:
         with monkeypatch.context() as broken:
-            broken.setattr(websocket, "decode_traceparent", stumble)
-            event = await socket.turn(input="x", store=False)
+            broken.setattr(codec, "decode_traceparent", stumble)
+            event = await socket.turn(input="x", store=False, client_metadata={})
         assert (event["status"], event["error"]["code"]) == (500, "server_error")
         assert "mistake" not in event["error"]["message"]
         assert (await socket.turn(input="x", store=False))["type"] == "response.completed"

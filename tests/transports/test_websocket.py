@@ -220,7 +220,7 @@ async def test_failed_continuation_forgets_its_parent_and_a_failed_fork_does_not
 async def test_turn_that_was_repeated_from_another_connection_can_be_continued_here(
     peer: Connection,
 ) -> None:
-    await peer.create()
+    await peer.create(idempotency_key="key")
     running = peer.begun[0].running
     running.turn = make_turn("resp_1", owner=LOCAL)
     peer.begun[0].publish("response.completed")

@@ -14,7 +14,6 @@ from segue.wire.codec import (
     encode_error_event,
     encode_event,
     lane_suffix,
-    with_lane,
 )
 from segue.wire.events import EVENT_TYPES, TERMINAL, Event, OutputTextDelta
 
@@ -133,7 +132,7 @@ def test_event_of_a_named_lane_carries_its_name() -> None:
     )
     bare = encode_event(typed).data
 
-    named = with_lane(bare, lane_suffix("a.b-c_1"))
+    named = bare[:-1] + lane_suffix("a.b-c_1")
 
     assert json.loads(named) == {**json.loads(bare), "stream_id": "a.b-c_1"}
 

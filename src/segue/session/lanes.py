@@ -50,11 +50,13 @@ MADE_MAX = 10_000
 
 @dataclass(eq=False, slots=True)
 class Ticket(Generic[Request, Pin]):
-    """A request with its place in a lane. `pin` keeps a fork's parent alive while the fork waits."""
+    """A request with its place in a lane."""
 
     lane: Lane
     request: Request
     parent_id: str | None
+    # Whether another lane had made the parent when the request came; then `pin` keeps the parent alive.
+    is_fork: bool = False
     pin: Pin | None = None
     # The bytes of its frame.
     size: int = 0
@@ -80,7 +82,7 @@ class Lanes(Generic[Request, Pin, Kept]):
     _paused: list[Lane] = field(default_factory=list)
     _resuming: list[Lane] = field(default_factory=list)
     # Steers that wait for the next create with this parent, by lane and parent.
-    _held: dict[tuple[Lane, str], list[Kept]] = field(default_factory=dict)
+    _held: dict[tuple[Lane, str | None], list[Kept]] = field(default_factory=dict)
 
     @property
     def is_idle(self) -> bool:
@@ -91,10 +93,6 @@ class Lanes(Generic[Request, Pin, Kept]):
     def waiting(self) -> int:
         """How many requests wait."""
         return sum(map(len, self._waiting.values()))
-
-    @property
-    def _waiting_bytes(self) -> int:
-        return sum(ticket.size for queue in self._waiting.values() for ticket in queue)
 
     @property
     def running(self) -> int:
@@ -120,30 +118,27 @@ class Lanes(Generic[Request, Pin, Kept]):
         self._names.append(lane)
 
     def add(
-        self,
-        lane: Lane,
-        request: Request,
-        parent_id: str | None,
-        pin: Pin | None = None,
-        *,
-        size: int = 0,
-    ) -> None:
-        """Put a request at the end of its lane; only a fork keeps its `pin`."""
-        if self.waiting >= self.waiting_max:
-            raise TooMany(
-                f"Too many requests wait on this connection (at most {self.waiting_max})."
-            )
-        if self._waiting and self._waiting_bytes + size > self.waiting_bytes_max:
-            raise TooMany(
-                f"The requests that wait on this connection may have {self.waiting_bytes_max} bytes in total."
-            )
-        pinned = pin if self.is_fork(lane, parent_id) else None
-        ticket = Ticket(lane, request, parent_id, pinned, size)
+        self, lane: Lane, request: Request, parent_id: str | None, *, size: int = 0
+    ) -> Ticket[Request, Pin]:
+        """Put a request at the end of its lane."""
+        if self._waiting:
+            self._check_room(size)
+        is_fork = parent_id is not None and self._made_by.get(parent_id, lane) != lane
+        ticket: Ticket[Request, Pin] = Ticket(lane, request, parent_id, is_fork, size=size)
         if lane not in self._waiting:
             self._waiting[lane] = deque()
             if lane not in self._running:
                 self._ready.append(lane)
         self._waiting[lane].append(ticket)
+        return ticket
+
+    def _check_room(self, size: int) -> None:
+        if self.waiting >= self.waiting_max:
+            most = self.waiting_max
+            raise TooMany(f"Too many requests wait on this connection (at most {most}).")
+        size += sum(ticket.size for queue in self._waiting.values() for ticket in queue)
+        if size > (most := self.waiting_bytes_max):
+            raise TooMany(f"Requests that wait on a connection may have {most} bytes in total.")
 
     def put_first(self, lane: Lane, request: Request, parent_id: str) -> None:
         """Put the server's own continuation before everything that waits in its lane."""
@@ -164,34 +159,28 @@ class Lanes(Generic[Request, Pin, Kept]):
 
     def take_held(self, ticket: Ticket[Request, Pin]) -> list[Kept]:
         """Remove and return the steers that wait for this create."""
-        if ticket.parent_id is None:
-            return []
         return self._held.pop((ticket.lane, ticket.parent_id), [])
 
-    def is_fork(self, lane: Lane, parent_id: str | None) -> bool:
+    def is_fork(self, lane: Lane, parent_id: str) -> bool:
         """Whether another lane of this connection made the parent."""
-        return parent_id in self._made_by and self._made_by[parent_id] != lane
+        return self._made_by.get(parent_id, lane) != lane
 
     def start(self) -> list[Ticket[Request, Pin]]:
         """The requests that may run now, or go on; they count as running from now on."""
         started: list[Ticket[Request, Pin]] = []
-        while self._resuming and self._in_flight < self.in_flight_max:
-            lane = self._resuming.pop(0)
-            _remove(lane, self._paused)
+        room = self.in_flight_max - len(self._running) + len(self._paused)
+        for lane in self._resuming[: max(room, 0)]:
+            self._resuming.remove(lane)
+            self._paused.remove(lane)
             started.append(self._running[lane])
-        while self._ready and self._in_flight < self.in_flight_max:
-            lane = self._ready.pop(0)
+        for lane in self._ready[: max(room - len(started), 0)]:
+            self._ready.remove(lane)
             queue = self._waiting[lane]
-            ticket = queue.popleft()
+            self._running[lane] = queue.popleft()
             if not queue:
                 del self._waiting[lane]
-            self._running[lane] = ticket
-            started.append(ticket)
+            started.append(self._running[lane])
         return started
-
-    @property
-    def _in_flight(self) -> int:
-        return len(self._running) - len(self._paused)
 
     def pause(self, ticket: Ticket[Request, Pin]) -> None:
         """A request waits for its client: another lane may have its place."""
@@ -206,17 +195,18 @@ class Lanes(Generic[Request, Pin, Kept]):
         self, ticket: Ticket[Request, Pin], *, made: str | None = None, has_failed: bool = False
     ) -> str | None:
         """A request is over. `made` is the response that can now be continued. Returns the parent to be forgotten."""
-        del self._running[ticket.lane]
-        _remove(ticket.lane, self._paused)
-        _remove(ticket.lane, self._resuming)
-        if ticket.lane in self._waiting:
-            self._ready.append(ticket.lane)
+        lane, parent_id = ticket.lane, ticket.parent_id
+        del self._running[lane]
+        for lanes in (self._paused, self._resuming):
+            if lane in lanes:
+                lanes.remove(lane)
+        if lane in self._waiting:
+            self._ready.append(lane)
         if made is not None:
-            self._made_by[made] = ticket.lane
+            self._made_by[made] = lane
             if len(self._made_by) > MADE_MAX:
                 del self._made_by[next(iter(self._made_by))]
-        parent_id = ticket.parent_id
-        if not has_failed or parent_id is None or self.is_fork(ticket.lane, parent_id):
+        if not has_failed or parent_id is None or self.is_fork(lane, parent_id):
             return None
         self._made_by.pop(parent_id, None)
         return parent_id
@@ -235,13 +225,8 @@ class Lanes(Generic[Request, Pin, Kept]):
         return [ticket.lane for ticket in (*self._running.values(), *waiting)]
 
     def drop_waiting(self) -> int:
-        """Forget everything that has not started; returns how many that were."""
+        """Forget everything that has not started; returns how many requests that were."""
         dropped = self.waiting
         self._waiting.clear()
         self._ready.clear()
         return dropped
-
-
-def _remove(lane: Lane, lanes: list[Lane]) -> None:
-    if lane in lanes:
-        lanes.remove(lane)

@@ -66,17 +66,13 @@ class OriginPolicy:
         """Refuse a host name that is not ours, and a page of another origin."""
         named = _parse_host(host)
         if self._is_strict and (named is None or named[0] not in self.hosts):
-            raise Forbidden(
-                f"This server does not answer to the host '{host[:256]}'. "
-                "List the name in the setting 'allowed_hosts'.",
-                code="host_not_allowed",
-            )
+            hint = "List the name in the setting 'allowed_hosts'."
+            message = f"This server does not answer to the host '{host[:256]}'. {hint}"
+            raise Forbidden(message, code="host_not_allowed")
         if origin and not self.is_listed(origin) and not _is_same(origin, named):
-            raise Forbidden(
-                f"Pages of the origin '{origin[:256]}' may not use this server. "
-                "List it in the setting 'cors_origins'.",
-                code="origin_not_allowed",
-            )
+            hint = "List it in the setting 'cors_origins'."
+            message = f"Pages of the origin '{origin[:256]}' may not use this server. {hint}"
+            raise Forbidden(message, code="origin_not_allowed")
 
     @property
     def _is_strict(self) -> bool:

@@ -17,7 +17,6 @@ from segue.turn.plan import Tally
 from segue.turn.prepare import decode_items
 from segue.turn.values import Conversation, ConversationItem
 from segue.wire.codec import decode_added, decode_conversation, encode, list_object, listed_item
-from segue.wire.items import CompactionTrigger, ItemReference
 from segue.wire.response import ConversationDeleted, ConversationObject
 
 # Items in one request (docs/protocol.md 1).
@@ -114,19 +113,14 @@ class ConversationRoutes:
 async def _decode_items(raws: Sequence[Raw]) -> list[ConversationItem]:
     """Items for a conversation, each with an id."""
     if len(raws) > ADDED_MAX:
-        raise InvalidRequest(
-            f"Too many items: {len(raws)}, at most {ADDED_MAX} at once.", param="items"
-        )
+        message = f"Too many items: {len(raws)}, at most {ADDED_MAX} at once."
+        raise InvalidRequest(message, param="items")
     items = await decode_items(raws, Tally(), "items")
-    for index, item in enumerate(items):
-        if isinstance(item.value, ItemReference | CompactionTrigger):
-            kind = str(item.value.__struct_config__.tag)
-            raise InvalidRequest(
-                f"Items of type '{kind}' are not allowed in a conversation.",
-                code="unsupported_value",
-                param=f"items[{index}].type",
-            )
     kinds = [str(item.value.__struct_config__.tag) for item in items]
+    for index, kind in enumerate(kinds):
+        if kind in ("item_reference", "compaction_trigger"):
+            message = f"Items of type '{kind}' are not allowed in a conversation."
+            raise InvalidRequest(message, code="unsupported_value", param=f"items[{index}].type")
     return [
         ConversationItem(item.value.id or new_id(PREFIXES.get(kind, "item")), item)
         for item, kind in zip(items, kinds, strict=True)
@@ -134,12 +128,8 @@ async def _decode_items(raws: Sequence[Raw]) -> list[ConversationItem]:
 
 
 def _object(conversation: Conversation) -> bytes:
-    shown = ConversationObject(
-        id=conversation.id,
-        created_at=conversation.created_at,
-        metadata=conversation.metadata,
-    )
-    return encode(shown)
+    created_at, metadata = conversation.created_at, conversation.metadata
+    return encode(ConversationObject(id=conversation.id, created_at=created_at, metadata=metadata))
 
 
 def _item_not_found(item_id: str) -> NotFound:

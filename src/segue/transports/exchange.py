@@ -81,11 +81,8 @@ class Exchange:
         except TimeoutError:
             # The rest is not waited for.
             self._is_read = True
-            raise Refused(
-                f"The request body took longer than {self._body_s_max:g} s.",
-                status=408,
-                code="request_timeout",
-            ) from None
+            message = f"The request body took longer than {self._body_s_max:g} s."
+            raise Refused(message, status=408, code="request_timeout") from None
         encoding = self.header(b"content-encoding").strip().lower()
         return await inflate(body, encoding, bytes_max)
 

@@ -41,9 +41,8 @@ async def inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:
             return call(body, bytes_max)
         return await asyncio.to_thread(call, body, bytes_max)
     except (zlib.error, zstandard.ZstdError):
-        raise InvalidRequest(
-            f"The request body is not valid {encoding}.", code="invalid_encoding"
-        ) from None
+        message = f"The request body is not valid {encoding}."
+        raise InvalidRequest(message, code="invalid_encoding") from None
 
 
 def _inflate_zlib(body: bytes, bytes_max: int) -> bytes:

@@ -7,14 +7,13 @@ without an entry here is left out, and a test names it. Pages for people are lef
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 
 from segue import __version__
 from segue.wire.codec import encode
-from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
-from segue.wire.schema import Json, Schema, event_names, ref, schemas
+from segue.wire.schema import OBJECT, STRING, Json, Schema, event_names, ref, schemas
 
 JSON = "application/json"
 SSE = "text/event-stream"
@@ -22,95 +21,80 @@ PLAIN = "text/plain"
 
 # What a WebSocket client may send, by event type.
 CLIENT_EVENTS = {
-    "response.create": Create.__name__,
-    "response.steer": SteerFrame.__name__,
-    "response.append": AppendFrame.__name__,
+    "response.create": "Create",
+    "response.steer": "SteerFrame",
+    "response.append": "AppendFrame",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RouteDoc:
-    """The request and the answers of one route: schemas by name, None where there is none."""
+    """The request and the answers of one route: schemas by name, "" where there is none."""
 
     does: str
-    gives: Mapping[str, str | None] = field(default_factory=lambda: {JSON: None})
-    takes: str | None = None
+    gives: str = ""
+    takes: str = ""
     query: tuple[str, ...] = ()
     also: tuple[int, ...] = ()
+    # Whether the answer may be a stream of events, or is no JSON at all.
+    is_stream: bool = False
+    is_text: bool = False
 
 
+PAGE = ("after", "limit", "order")
 # By method and path, in the order of docs/protocol.md.
-OPERATIONS: dict[tuple[str, str], RouteDoc] = {
-    ("POST", "/v1/responses"): RouteDoc(
-        "Create a response; with `stream` its events.",
-        gives={JSON: "Response", SSE: "Event"},
-        takes=Create.__name__,
+OPERATIONS: dict[str, RouteDoc] = {
+    "POST /v1/responses": RouteDoc(
+        "Create a response; with `stream` its events.", "Response", "Create", is_stream=True
     ),
-    ("POST", "/v1/responses/compact"): RouteDoc(
+    "POST /v1/responses/compact": RouteDoc(
         "Compact a conversation; the output is the input of a new chain.",
-        gives={JSON: "CompactionWindow"},
-        takes=Create.__name__,
+        "CompactionWindow",
+        "Create",
     ),
-    ("POST", "/v1/responses/input_tokens"): RouteDoc(
-        "Count the tokens of a prompt; nothing is generated.",
-        gives={JSON: "InputTokens"},
-        takes=Create.__name__,
+    "POST /v1/responses/input_tokens": RouteDoc(
+        "Count the tokens of a prompt; nothing is generated.", "InputTokens", "Create"
     ),
-    ("GET", "/v1/responses/{id}"): RouteDoc(
+    "GET /v1/responses/{id}": RouteDoc(
         "Retrieve a stored response; with `stream` its events, from any number on.",
-        gives={JSON: "Response", SSE: "Event"},
+        "Response",
         query=("stream", "starting_after"),
+        is_stream=True,
     ),
-    ("POST", "/v1/responses/{id}/cancel"): RouteDoc(
-        "Cancel a response that runs in the background.", gives={JSON: "Response"}
+    "POST /v1/responses/{id}/cancel": RouteDoc(
+        "Cancel a response that runs in the background.", "Response"
     ),
-    ("DELETE", "/v1/responses/{id}"): RouteDoc(
-        "Delete a stored response.", gives={JSON: "Deleted"}
+    "DELETE /v1/responses/{id}": RouteDoc("Delete a stored response.", "Deleted"),
+    "GET /v1/responses/{id}/input_items": RouteDoc(
+        "List the input items of a stored response.", "ItemList", query=PAGE
     ),
-    ("GET", "/v1/responses/{id}/input_items"): RouteDoc(
-        "List the input items of a stored response.",
-        gives={JSON: "ItemList"},
-        query=("after", "limit", "order"),
+    "POST /v1/conversations": RouteDoc(
+        "Create a conversation.", "ConversationObject", "NewConversation"
     ),
-    ("POST", "/v1/conversations"): RouteDoc(
-        "Create a conversation.",
-        gives={JSON: "ConversationObject"},
-        takes=NewConversation.__name__,
+    "GET /v1/conversations/{id}": RouteDoc("One conversation.", "ConversationObject"),
+    "POST /v1/conversations/{id}": RouteDoc(
+        "Change the metadata of a conversation.", "ConversationObject", "NewConversation"
     ),
-    ("GET", "/v1/conversations/{id}"): RouteDoc(
-        "One conversation.", gives={JSON: "ConversationObject"}
+    "DELETE /v1/conversations/{id}": RouteDoc("Delete a conversation.", "ConversationDeleted"),
+    "GET /v1/conversations/{id}/items": RouteDoc(
+        "List the items of a conversation.", "ItemList", query=PAGE
     ),
-    ("POST", "/v1/conversations/{id}"): RouteDoc(
-        "Change the metadata of a conversation.",
-        gives={JSON: "ConversationObject"},
-        takes=NewConversation.__name__,
+    "POST /v1/conversations/{id}/items": RouteDoc(
+        "Add items to a conversation.", "ItemList", "AddedItems"
     ),
-    ("DELETE", "/v1/conversations/{id}"): RouteDoc(
-        "Delete a conversation.", gives={JSON: "ConversationDeleted"}
+    "GET /v1/conversations/{id}/items/{item_id}": RouteDoc(
+        "One item of a conversation.", "ListedItem"
     ),
-    ("GET", "/v1/conversations/{id}/items"): RouteDoc(
-        "List the items of a conversation.",
-        gives={JSON: "ItemList"},
-        query=("after", "limit", "order"),
+    "DELETE /v1/conversations/{id}/items/{item_id}": RouteDoc(
+        "Delete an item of a conversation.", "ConversationObject"
     ),
-    ("POST", "/v1/conversations/{id}/items"): RouteDoc(
-        "Add items to a conversation.",
-        gives={JSON: "ItemList"},
-        takes=AddedItems.__name__,
-    ),
-    ("GET", "/v1/conversations/{id}/items/{item_id}"): RouteDoc(
-        "One item of a conversation.", gives={JSON: "ListedItem"}
-    ),
-    ("DELETE", "/v1/conversations/{id}/items/{item_id}"): RouteDoc(
-        "Delete an item of a conversation.", gives={JSON: "ConversationObject"}
-    ),
-    ("GET", "/v1/models"): RouteDoc("List the models.", gives={JSON: "ModelList"}),
-    ("GET", "/v1/models/{id}"): RouteDoc("One model.", gives={JSON: "ModelCard"}),
-    ("GET", "/health"): RouteDoc("Whether the process is alive."),
-    ("GET", "/ready"): RouteDoc("Whether engine and store answer.", also=(503,)),
-    ("GET", "/metrics"): RouteDoc("Counters, in Prometheus' format.", gives={PLAIN: None}),
-    ("GET", "/openapi.json"): RouteDoc("This document."),
-    ("GET", "/asyncapi.json"): RouteDoc("WebSocket mode, as an AsyncAPI document."),
+    "GET /v1/models": RouteDoc("List the models.", "ModelList"),
+    "GET /v1/models/{id}": RouteDoc("One model.", "ModelCard"),
+    "GET /health": RouteDoc("Whether the process is alive."),
+    "GET /ready": RouteDoc("Whether engine and store answer.", also=(503,)),
+    "GET /metrics": RouteDoc("Counters, in Prometheus' format.", is_text=True),
+    "GET /openapi.json": RouteDoc("This document."),
+    "GET /asyncapi.json": RouteDoc("WebSocket mode, as an AsyncAPI document."),
 }
 
 QUERY: dict[str, tuple[Schema, str]] = {
@@ -124,13 +108,22 @@ QUERY: dict[str, tuple[Schema, str]] = {
     "stream": ({"type": "boolean", "default": False}, "As a stream of events."),
 }
 
-REQUEST_ID: Schema = {
-    "description": "Names this request in our logs.",
-    "schema": {"type": "string", "pattern": "^req_"},
+HEADERS: Schema = {
+    "RequestId": {
+        "description": "Names this request in our logs.",
+        "schema": {"type": "string", "pattern": "^req_"},
+    },
+    "RetryAfter": {
+        "description": "Seconds to wait; with 429 and 503.",
+        "schema": {"type": "integer"},
+    },
 }
-RETRY_AFTER: Schema = {
-    "description": "Seconds to wait; with 429 and 503.",
-    "schema": {"type": "integer"},
+REQUEST_ID: Schema = {"x-request-id": {"$ref": "#/components/headers/RequestId"}}
+RETRY_AFTER: Schema = {"retry-after": {"$ref": "#/components/headers/RetryAfter"}}
+ERROR: Schema = {
+    "description": "Refused, or failed; `code` says why.",
+    "headers": {**REQUEST_ID, **RETRY_AFTER},
+    "content": {JSON: {"schema": ref("ErrorBody")}},
 }
 
 
@@ -140,7 +133,7 @@ def openapi(routes: tuple[tuple[str, str], ...]) -> bytes:
     paths: dict[str, Json] = {}
     for verb, pattern in routes:
         path = path_of(pattern)
-        operation = OPERATIONS.get((verb, path))
+        operation = OPERATIONS.get(f"{verb} {path}")
         if operation is not None:
             entry = paths.setdefault(path, {})
             assert isinstance(entry, dict)
@@ -152,8 +145,8 @@ def openapi(routes: tuple[tuple[str, str], ...]) -> bytes:
             "paths": paths,
             "components": {
                 "schemas": schemas(),
-                "headers": {"RequestId": REQUEST_ID, "RetryAfter": RETRY_AFTER},
-                "responses": {"Error": _error()},
+                "headers": HEADERS,
+                "responses": {"Error": ERROR},
             },
         }
     )
@@ -163,8 +156,10 @@ def openapi(routes: tuple[tuple[str, str], ...]) -> bytes:
 def asyncapi() -> bytes:
     """The AsyncAPI document of WebSocket mode."""
     sent = event_names()
-    messages = {name: _message(name, schema) for name, schema in {**CLIENT_EVENTS, **sent}.items()}
-    channel = "#/channels/responses"
+    messages = {
+        _key(name): {"name": name, "contentType": JSON, "payload": ref(schema)}
+        for name, schema in {**CLIENT_EVENTS, **sent}.items()
+    }
     return encode(
         {
             "asyncapi": "3.0.0",
@@ -176,18 +171,16 @@ def asyncapi() -> bytes:
                 "responses": {
                     "address": "/v1/responses",
                     "description": "An upgrade of GET on the path that takes POST; no subprotocol.",
-                    "messages": {_key(name): _component("messages", name) for name in messages},
+                    "messages": {key: {"$ref": f"#/components/messages/{key}"} for key in messages},
                     "bindings": {"ws": {"method": "GET", "bindingVersion": "0.1.0"}},
                 }
             },
             "operations": {
-                "take": _direction("receive", channel, CLIENT_EVENTS, "What a client may ask."),
-                "tell": _direction(
-                    "send", channel, sent, "The events of every turn, by lane in order."
-                ),
+                "take": _direction("receive", CLIENT_EVENTS, "What a client may ask."),
+                "tell": _direction("send", sent, "The events of every turn, by lane in order."),
             },
             "components": {
-                "messages": {_key(name): message for name, message in messages.items()},
+                "messages": messages,
                 "schemas": {name: _for_async(one) for name, one in schemas().items()},
             },
         }
@@ -204,18 +197,17 @@ def _info(words: str) -> Schema:
 
 
 def _operation(verb: str, path: str, operation: RouteDoc) -> Schema:
-    statuses: Schema = {"200": _answer(operation)}
-    statuses |= {str(status): _answer(operation) for status in operation.also}
     names = re.findall(r"{(\w+)}", path)
     parameters = [_parameter(name, "path", {"type": "string"}, "") for name in names]
     parameters += [_parameter(name, "query", *QUERY[name]) for name in operation.query]
+    statuses: Schema = {str(status): _answer(operation) for status in (200, *operation.also)}
     entry: Schema = {
         "operationId": _key(f"{verb.lower()}{path}"),
         "summary": operation.does,
         "parameters": [*parameters],
         "responses": {**statuses, "default": {"$ref": "#/components/responses/Error"}},
     }
-    if operation.takes is not None:
+    if operation.takes:
         body: Schema = {JSON: {"schema": ref(operation.takes)}}
         entry["requestBody"] = {"required": True, "content": body}
     return entry
@@ -227,24 +219,12 @@ def _parameter(name: str, place: str, schema: Schema, words: str) -> Schema:
 
 
 def _answer(operation: RouteDoc) -> Schema:
-    content: Schema = {}
-    for kind, name in operation.gives.items():
-        inside: Schema = {"type": "object" if kind == JSON else "string"}
-        content[kind] = {"schema": inside if name is None else ref(name)}
-    return {"description": operation.does, "headers": _headers("RequestId"), "content": content}
-
-
-def _error() -> Schema:
-    return {
-        "description": "Refused, or failed; `code` says why.",
-        "headers": _headers("RequestId", "RetryAfter"),
-        "content": {JSON: {"schema": ref("ErrorBody")}},
-    }
-
-
-def _headers(*names: str) -> Schema:
-    words = {"RequestId": "x-request-id", "RetryAfter": "retry-after"}
-    return {words[name]: {"$ref": f"#/components/headers/{name}"} for name in names}
+    content: Schema = {JSON: {"schema": ref(operation.gives) if operation.gives else OBJECT}}
+    if operation.is_text:
+        content = {PLAIN: {"schema": STRING}}
+    if operation.is_stream:
+        content[SSE] = {"schema": ref("Event")}
+    return {"description": operation.does, "headers": REQUEST_ID, "content": content}
 
 
 def _key(name: str) -> str:
@@ -252,15 +232,8 @@ def _key(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
 
 
-def _component(where: str, name: str) -> Schema:
-    return {"$ref": f"#/components/{where}/{_key(name)}"}
-
-
-def _message(name: str, schema: str) -> Schema:
-    return {"name": name, "contentType": JSON, "payload": ref(schema)}
-
-
-def _direction(action: str, channel: str, names: Iterable[str], words: str) -> Schema:
+def _direction(action: str, names: Iterable[str], words: str) -> Schema:
+    channel = "#/channels/responses"
     messages: list[Json] = [{"$ref": f"{channel}/messages/{_key(name)}"} for name in names]
     return {"action": action, "channel": {"$ref": channel}, "summary": words, "messages": messages}
 

@@ -43,11 +43,8 @@ class ResponseRoutes:
         create, tally = await self._decode(exchange)
         for name, value in (("stream_id", create.stream_id), ("rollout", create.rollout or UNSET)):
             if value is not UNSET:
-                raise InvalidRequest(
-                    f"'{name}' belongs to WebSocket mode.",
-                    code="unsupported_parameter",
-                    param=name,
-                )
+                message = f"'{name}' belongs to WebSocket mode."
+                raise InvalidRequest(message, code="unsupported_parameter", param=name)
         key = exchange.header(b"idempotency-key")
         if key:
             create = structs.replace(create, idempotency_key=key[:KEY_CHARS_MAX])
@@ -163,11 +160,8 @@ class ResponseRoutes:
             await self._read(exchange.owner, turn_id)
         subscriber = SseSubscriber(self._services.limits.outbox_bytes_max)
         if not await self._runner.follow(exchange.owner, turn_id, subscriber, int(after)):
-            raise InvalidRequest(
-                "The events of this response are not kept, or not that far back.",
-                code="unsupported_value",
-                param="stream",
-            )
+            message = "The events of this response are not kept, or not that far back."
+            raise InvalidRequest(message, code="unsupported_value", param="stream")
         running = self._running(exchange)
         if running is None or running.is_ended:
             subscriber.end()
@@ -199,15 +193,11 @@ class ResponseRoutes:
             else (await self._read(exchange.owner, turn_id)).response
         )
         if not response.background:
-            raise InvalidRequest(
-                "Only a response that was created with 'background' can be cancelled.",
-                code="unsupported_value",
-                param="response_id",
-            )
+            message = "Only a response that was created with 'background' can be cancelled."
+            raise InvalidRequest(message, code="unsupported_value", param="response_id")
         if running is None and response.status in ("queued", "in_progress"):
-            raise Conflict(
-                f"Response with id '{turn_id}' runs in another process.", param="response_id"
-            )
+            message = f"Response with id '{turn_id}' runs in another process."
+            raise Conflict(message, param="response_id")
         if running is not None:
             subscriber = LastSubscriber()
             running.attach_to_rest(subscriber)
@@ -221,9 +211,8 @@ class ResponseRoutes:
         """Erase a stored response that has ended."""
         turn_id, running = exchange.arguments["id"], await self._reach(exchange)
         if running is not None and not running.is_ended:
-            raise Conflict(
-                f"Response with id '{turn_id}' is still in progress.", param="response_id"
-            )
+            message = f"Response with id '{turn_id}' is still in progress."
+            raise Conflict(message, param="response_id")
         if not await self._services.erase(exchange.owner, turn_id):
             raise response_not_found(turn_id)
         await exchange.answer(200, encode(Deleted(id=turn_id)))

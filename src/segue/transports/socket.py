@@ -80,9 +80,7 @@ class SocketLimits:
     """What one connection may take, in bytes and in time."""
 
     message_bytes_max: int = 64 * 1024 * 1024  # agents resend whole histories with images in them
-    outbox_bytes_max: int = (
-        1024 * 1024
-    )  # seconds of tokens; more only hides a reader that has stopped
+    outbox_bytes_max: int = 1024 * 1024  # seconds of tokens; more hides a reader that has stopped
     write_s_max: float = 30  # a stalled reader holds an engine's slot; longer than a radio gap
     ping_s: float = 20  # proxies cut silent connections, the strictest known after 60 s
     pong_s_max: float = 60  # a peer that uploads a large frame over a thin line is late, not dead
@@ -207,23 +205,33 @@ class Socket(asyncio.Protocol):
         queue = self._queue
         for message in messages:
             size = len(message)
-            header = _SHORT_HEADERS[size] if size < 126 else _long_header(size)
+            if size < 126:
+                header = _SHORT_HEADERS[size]
+            elif size < 65536:
+                header = _MEDIUM_HEADER.pack(0x81, 126, size)
+            else:
+                header = _LONG_HEADER.pack(0x81, 127, size)
             queue.append(header)
             queue.append(message)
             self._queued_bytes += len(header) + size
-        if self.is_full:
-            self._resume_is_owed = True
-        self._flush_soon()
+        if self._is_paused or self._queued_bytes > self._limits.outbox_bytes_max:
+            self._resume_is_owed = self._resume_is_owed or self.is_full
+        if not self._flush_is_due and not self._is_paused:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
 
     @property
     def unread_bytes(self) -> int:
         """What waits for the peer to read, as far as it waits here."""
-        return 0 if self._state is _State.ENDED else self._backlog_bytes()
+        # A transport that is not paused holds next to nothing, and asking it is not free.
+        held = self._transport.get_write_buffer_size() if self._is_paused else 0
+        return self._queued_bytes + held
 
     @property
     def is_full(self) -> bool:
         """Whether to wait for `SocketListener.resumed` before sending more."""
-        return self._backlog_bytes() > self._limits.outbox_bytes_max
+        waiting = self.unread_bytes if self._is_paused else self._queued_bytes
+        return waiting > self._limits.outbox_bytes_max
 
     def close(self, code: int, reason: str = "") -> None:
         """Send what is queued and a close frame, and wait for the peer's, but not for long."""
@@ -235,7 +243,7 @@ class Socket(asyncio.Protocol):
         self._partial = self._decoder = None
         self._parser.send_close(code, _short_reason(reason))
         self._queue += self._parser.data_to_send()
-        self._flush_soon()
+        self._flush()
         self._set_timer(self._limits.close_s_max, self._close_is_late)
 
     # What uvicorn and the transport call.
@@ -264,10 +272,10 @@ class Socket(asyncio.Protocol):
             self._decide_upgrade()
             return
         frames = parser.events_received()
-        if self._is_flood(len(frames)):
-            reason = f"more than {self._limits.frames_per_s:g} frames a second"
-            size = int(self._limits.frames_per_s)
-            self._refuse("flood", size, CloseCode.POLICY_VIOLATION, reason)
+        per_s = self._limits.frames_per_s
+        if per_s and self._is_flood(len(frames)):
+            reason = f"more than {per_s:g} frames a second"
+            self._refuse("flood", int(per_s), CloseCode.POLICY_VIOLATION, reason)
             return
         for frame in frames:
             assert isinstance(frame, Frame)
@@ -314,7 +322,11 @@ class Socket(asyncio.Protocol):
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             self._refuse_handshake(response.status_code)
             return
-        answer = self._ask_listener(request)
+        answer: UpgradeAnswer | Awaitable[UpgradeAnswer]
+        try:
+            answer = self._accept(request)
+        except Exception:
+            answer = _undecided()
         if isinstance(answer, Awaitable):
             # Nothing is read meanwhile: an unknown peer holds no more of our memory than its request.
             self._transport.pause_reading()
@@ -324,12 +336,6 @@ class Socket(asyncio.Protocol):
             )
         else:
             self._answer_upgrade(answer, request, response)
-
-    def _ask_listener(self, request: Request) -> UpgradeAnswer | Awaitable[UpgradeAnswer]:
-        try:
-            return self._accept(request)
-        except Exception:
-            return _undecided()
 
     async def _wait_for_answer(
         self, awaited: Awaitable[UpgradeAnswer], request: Request, response: Response
@@ -375,7 +381,7 @@ class Socket(asyncio.Protocol):
     def _is_flood(self, count: int) -> bool:
         """Whether the peer sends too many frames; pings and fragments count too."""
         limits = self._limits
-        if not limits.frames_per_s or self._state is not _State.OPEN:
+        if self._state is not _State.OPEN:
             return False
         self._frames_left -= count
         if self._frames_left >= 0:
@@ -395,8 +401,12 @@ class Socket(asyncio.Protocol):
             reason = "binary messages are not supported"
             self._refuse("binary", len(frame.data), CloseCode.UNSUPPORTED_DATA, reason)
             return
+        text: bytes | None
         try:
-            text = self._join(frame)
+            if frame.opcode is not Opcode.TEXT or not frame.fin:
+                text = self._join(frame)
+            elif not (text := bytes(frame.data)).isascii():
+                text.decode()
         except UnicodeDecodeError:
             size = len(frame.data) + len(self._partial or b"")
             self._refuse("invalid", size, CloseCode.INVALID_DATA, "the text is not UTF-8")
@@ -406,20 +416,15 @@ class Socket(asyncio.Protocol):
             self._listener.received(text)
 
     def _join(self, frame: Frame) -> bytes | None:
-        """The whole message, if this frame completes one.
+        """The whole message, if this fragment completes one.
 
         Each fragment is checked as it comes: a bad byte must not wait for the last fragment.
         """
-        data = bytes(frame.data)
-        if frame.opcode is Opcode.TEXT and frame.fin:
-            if not data.isascii():
-                data.decode()
-            return data
         if self._decoder is None or self._partial is None:
             self._decoder = codecs.getincrementaldecoder("utf-8")()
             self._partial = bytearray()
-        self._decoder.decode(data, frame.fin)
-        self._partial += data
+        self._decoder.decode(frame.data, frame.fin)
+        self._partial += frame.data
         if not frame.fin:
             return None
         whole = bytes(self._partial)
@@ -462,23 +467,12 @@ class Socket(asyncio.Protocol):
         else:
             self._transport.write(b"".join(replies))
 
-    def _backlog_bytes(self) -> int:
-        # A transport that is not paused holds next to nothing, and asking it is not free.
-        if not self._is_paused:
-            return self._queued_bytes
-        return self._queued_bytes + self._transport.get_write_buffer_size()
-
-    def _flush_soon(self) -> None:
-        if not self._flush_is_due and not self._is_paused:
-            self._flush_is_due = True
-            self._loop.call_soon(self._flush)
-
     def _flush(self) -> None:
         self._flush_is_due = False
         if self._is_paused or self._state is _State.ENDED:
             return
         self._write_all()
-        if self._resume_is_owed and self._backlog_bytes() <= self._limits.outbox_bytes_max // 2:
+        if self._resume_is_owed and self.unread_bytes <= self._limits.outbox_bytes_max // 2:
             self._resume_is_owed = False
             if self._state is _State.OPEN:
                 self._listener.resumed()
@@ -571,11 +565,8 @@ class Socket(asyncio.Protocol):
         self._queue += self._last_replies()
         self._write_all()
         close = self._parser.close_rcvd
-        self._end(
-            SocketClosed(close.code, False, close.reason)
-            if close
-            else SocketClosed(None, True, reason)
-        )
+        code = None if close is None else close.code
+        self._end(SocketClosed(code, close is None, reason if close is None else close.reason))
 
     def _last_replies(self) -> list[bytes]:
         replies = self._parser.data_to_send()
@@ -622,12 +613,6 @@ def socket_class(accept: AcceptUpgrade, limits: SocketLimits) -> type[asyncio.Pr
 def _select_protocol(parser: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
     """Our protocol, where it is offered. Another offer may be a key, and is never answered."""
     return _PROTOCOL if _PROTOCOL in offered else None
-
-
-def _long_header(size: int) -> bytes:
-    if size < 65536:
-        return _MEDIUM_HEADER.pack(0x81, 126, size)
-    return _LONG_HEADER.pack(0x81, 127, size)
 
 
 def _short_reason(reason: str) -> str:

@@ -68,14 +68,11 @@ class Steering:
         try:
             steerable = self._check(running, target)
             if frame.stream_id is not UNSET:
-                raise InvalidRequest(
-                    "'response.steer' takes no 'stream_id': it goes to its response's lane.",
-                    code="invalid_input",
-                )
+                message = "'response.steer' takes no 'stream_id': it goes to its response's lane."
+                raise InvalidRequest(message, code="invalid_input")
             if memoryview(given).nbytes > STEER_BYTES_MAX:
-                raise InvalidRequest(
-                    f"A steer may have at most {STEER_BYTES_MAX} bytes.", code="invalid_input"
-                )
+                message = f"A steer may have at most {STEER_BYTES_MAX} bytes."
+                raise InvalidRequest(message, code="invalid_input")
             steer = Steer(new_id("steer"), given, _items(given, steerable))
             steerable.steer(steer)
             self._waiting.append(steer.id)
@@ -105,24 +102,18 @@ class Steering:
         """The turn of a steer, if it can still be steered."""
         if running is None and target in self._ended:
             status = self._ended[target][0].response.status
-            message = f"Response with id '{target}' is {status}."
-            if status == "completed":
-                raise Conflict(message, code="response_already_completed")
-            raise Conflict(message, code="response_not_active")
+            is_completed = status == "completed"
+            code = "response_already_completed" if is_completed else "response_not_active"
+            raise Conflict(f"Response with id '{target}' is {status}.", code=code)
         if running is None:
-            raise NotFound(
-                f"Response with id '{target[:ID_CHARS_MAX]}' not found on this connection.",
-                code="response_not_found",
-            )
+            message = f"Response with id '{target[:ID_CHARS_MAX]}' not found on this connection."
+            raise NotFound(message, code="response_not_found")
         if not running.can_be_steered:
-            raise InvalidRequest(
-                f"Response with id '{running.id}' cannot be steered.", code="steering_not_supported"
-            )
+            message = f"Response with id '{running.id}' cannot be steered."
+            raise InvalidRequest(message, code="steering_not_supported")
         if len(running.steers) >= STEERS_MAX:
-            raise TooMany(
-                f"At most {STEERS_MAX} steers may wait for a response.",
-                code="too_many_pending_steers",
-            )
+            message = f"At most {STEERS_MAX} steers may wait for a response."
+            raise TooMany(message, code="too_many_pending_steers")
         return running
 
     def _refuse(self, running: Running | None, target: str, given: Raw, error: ApiError) -> None:

@@ -66,11 +66,8 @@ class Upgrades:
         if path not in PATHS:
             raise Refused(f"Unknown request URL: {path[:256]}.", status=404, code="unknown_url")
         if not limits.is_websocket_on:
-            raise Refused(
-                "WebSocket mode is switched off here; use HTTP.",
-                status=426,
-                code="upgrade_required",
-            )
+            message = "WebSocket mode is switched off here; use HTTP."
+            raise Refused(message, status=426, code="upgrade_required")
         if self._services.runner.is_draining:
             raise Unavailable("The server is shutting down. Please retry.")
         if len(self.sessions) >= limits.connections_max:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from segue.accounts.account import Account
 from segue.errors import (
@@ -42,18 +42,7 @@ from segue.turn.prepare import decode_items
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.values import Append, Cancel, Owner, Turn
-from segue.wire.codec import (
-    decode_append,
-    decode_create,
-    decode_envelope,
-    decode_lane,
-    decode_steer,
-    decode_traceparent,
-    encode_error_event,
-    lane_suffix,
-    with_input_before,
-    with_lane,
-)
+from segue.wire import codec
 from segue.wire.events import TERMINAL, Event
 from segue.wire.items import Item
 from segue.wire.kinds import answer_of
@@ -66,6 +55,11 @@ log = logging.getLogger(__name__)
 AGE_JITTER = 0.05
 # Turns stop when the outbox is full; errors may take this many times as much before the connection closes.
 UNREAD_TIMES_MAX = 4
+OUR_FAULT = "The server had an error."
+BAD_MESSAGES = {
+    "binary": "Binary messages are not supported.",
+    "violation": "The frame breaks the rules of WebSocket.",
+}
 # Ended turns that are remembered for late steers.
 ENDED_MAX = 32
 
@@ -107,12 +101,12 @@ class LaneSubscriber:
         self._session = session
         self._socket = session.socket
         self.ticket = ticket
-        self._suffix = None if ticket.lane is None else lane_suffix(ticket.lane)
+        self._suffix = None if ticket.lane is None else codec.lane_suffix(ticket.lane)
         self.running: Running
 
     def attached(self, running: Running) -> None:
         self.running = running
-        self._session.turn_began(self)
+        self._session.subscribers[self.ticket] = self
 
     @property
     def is_full(self) -> bool:
@@ -128,7 +122,7 @@ class LaneSubscriber:
         if suffix is None:
             self._socket.send([event.data for event in events])
         else:
-            self._socket.send([with_lane(event.data, suffix) for event in events])
+            self._socket.send([event.data[:-1] + suffix for event in events])
 
 
 class SocketSession:
@@ -150,7 +144,7 @@ class SocketSession:
             waiting_bytes_max=services.limits.body_bytes_max
         )
         self._near, self._turns = services.open_cache(account)
-        self._subscribers: dict[ServedTicket, LaneSubscriber] = {}
+        self.subscribers: dict[ServedTicket, LaneSubscriber] = {}
         self._ended: EndedTurns = {}
         # Made when the first steer comes.
         self._steering: Steering | None = None
@@ -202,27 +196,29 @@ class SocketSession:
         try:
             if self._is_dismissed:
                 raise _revoked()
-            create = _decode(text)
+            create = codec.decode_frame(text)
             if isinstance(create, str):
                 self._received_other(create, text)
                 return
-            lane = decode_lane(create)
-            self._lanes.name(lane)
+            if create.stream_id is not UNSET:
+                lane = codec.decode_lane(create.stream_id)
+                self._lanes.name(lane)
             if self._is_aged:
                 raise self._too_old()
-            parent_id, pin = create.previous_response_id, None
-            if parent_id is not None and self._lanes.is_fork(lane, parent_id):
-                pin = self._near.held(self.owner, parent_id)
-            tally = Tally(bytes_received=len(text), traceparent=decode_traceparent(create))
-            self._lanes.add(lane, PendingCreate(create, tally), parent_id, pin, size=len(text))
+            trace = "" if create.client_metadata is UNSET else codec.decode_traceparent(create)
+            pending = PendingCreate(create, Tally(bytes_received=len(text), traceparent=trace))
+            parent_id = create.previous_response_id
+            ticket = self._lanes.add(lane, pending, parent_id, size=len(text))
+            if ticket.is_fork and parent_id is not None:
+                ticket.pin = self._near.held(self.owner, parent_id)
         except ApiError as error:
             # The lane is echoed also where the frame could not be read as a whole.
-            self._refuse(error, decode_envelope(text)[1] if lane is None else lane)
+            self._refuse(error, codec.decode_envelope(text)[1] if lane is None else lane)
             return
         except Exception:
             # A bug must not end the connection, nor leave the frame without an answer.
             log.exception("a WebSocket frame could not be handled")
-            self._refuse(ServerFault("The server had an error."), lane)
+            self._refuse(ServerFault(OUR_FAULT), lane)
             return
         self._start_waiting()
 
@@ -230,26 +226,21 @@ class SocketSession:
         """A frame of another type than a create."""
         match kind:
             case "response.steer":
-                frame = decode_steer(text)
+                frame = codec.decode_steer(text)
                 subscriber = self._find_subscriber(frame.previous_response_id)
                 running = None if subscriber is None else subscriber.running
                 self._steering = self._steering or Steering(self._send_to_lane, self._ended)
                 self._steering.take(frame, running)
             case "response.append":
-                self._received_append(decode_append(text), len(text))
+                self._received_append(codec.decode_append(text), len(text))
             case _:
-                raise InvalidRequest(
-                    f"Invalid event type: '{kind[:64]}'. This server takes 'response.create', "
-                    "'response.steer' and 'response.append'.",
-                    code="invalid_event_type",
-                    param="type",
-                )
+                known = "'response.create', 'response.steer' and 'response.append'"
+                message = f"Invalid event type: '{kind[:64]}'. This server takes {known}."
+                raise InvalidRequest(message, code="invalid_event_type", param="type")
 
     def _find_subscriber(self, response_id: str) -> LaneSubscriber | None:
-        for subscriber in self._subscribers.values():
-            if subscriber.running.id == response_id:
-                return subscriber
-        return None
+        subscribers = self.subscribers.values()
+        return next((one for one in subscribers if one.running.id == response_id), None)
 
     def refused(self, fault: MessageFault, size: int) -> bytes:
         """The error event before the socket closes because of a message; before it, an error event for each create that
@@ -257,39 +248,30 @@ class SocketSession:
         match fault:
             case "too_big":
                 error: ApiError = too_large(size, self._services.limits.body_bytes_max)
-            case "binary":
-                error = Refused(
-                    "Binary messages are not supported.", status=400, code="invalid_message"
-                )
             case "flood":
                 error = TooMany(f"At most {size} frames a second are accepted on one connection.")
             case "invalid":
-                error = InvalidRequest(
-                    "We could not parse the JSON of your request: it is not valid UTF-8.",
-                    code="invalid_json",
-                )
-            case "violation":
-                error = Refused(
-                    "The frame breaks the rules of WebSocket.", status=400, code="invalid_message"
-                )
+                message = "We could not parse the JSON of your request: it is not valid UTF-8."
+                error = InvalidRequest(message, code="invalid_json")
+            case "binary" | "violation":
+                error = Refused(BAD_MESSAGES[fault], status=400, code="invalid_message")
         self._services.note_refusal("websocket", error.code)
         cut = ServerFault(
             "The connection is closed because of another message on it. "
             "A response that is stored goes on, and can be retrieved."
         )
-        self.socket.send([encode_error_event(cut, lane) for lane in self._lanes.unanswered])
-        return encode_error_event(error)
+        self.socket.send([codec.encode_error_event(cut, lane) for lane in self._lanes.unanswered])
+        return codec.encode_error_event(error)
 
     def _refuse(self, error: ApiError, lane: Lane) -> None:
         self._services.note_refusal("websocket", error.code)
-        self._answer([encode_error_event(error, lane)])
+        self._answer([codec.encode_error_event(error, lane)])
 
     def _send_to_lane(self, events: Sequence[Event], lane: Lane) -> None:
         if self._is_closed or not events:
             return
-        suffix = None if lane is None else lane_suffix(lane)
-        data = [event.data for event in events]
-        self._answer(data if suffix is None else [with_lane(each, suffix) for each in data])
+        suffix = codec.lane_suffix(lane)
+        self._answer([event.data[:-1] + suffix for event in events])
 
     def _answer(self, events: list[bytes]) -> None:
         """Answer a frame at once, unless the client has left too many answers unread."""
@@ -310,20 +292,24 @@ class SocketSession:
             if append is None:
                 self._spawn(self._serve(ticket))
             else:
-                self._subscribers[ticket].running.notify(append)
+                self.subscribers[ticket].running.notify(append)
 
     async def _serve(self, ticket: ServedTicket) -> None:
         """Prepare a turn and let it run; a refusal frees its lane."""
         pending, lane, account = ticket.request, ticket.lane, self.account
-        create, steers = pending.create, self._lanes.take_held(ticket)
-        if steers:
-            create = with_input_before(
-                create, [item for held in steers for item in held.steer.items]
-            )
+        create, parent_id, parent = pending.create, ticket.parent_id, ticket.pin
+        steers: list[HeldSteer] = []
+        if parent_id is not None and parent is None:
+            # This connection, or one that was lost a moment ago, may have the parent in memory.
+            parent = self._near.held(self.owner, parent_id)
+            parent = parent or self._lost.find(self.owner, parent_id)
+        if self._steering is not None and (steers := self._lanes.take_held(ticket)):
+            before = [item for held in steers for item in held.steer.items]
+            create = codec.with_input_before(create, before)
         caller = Caller(
             self.owner,
             self._turns,
-            self._known_parent(ticket),
+            parent,
             f"{id(self)}/{lane or ''}",
             may=account.scopes,
             quota=account.turn_quota,
@@ -331,11 +317,8 @@ class SocketSession:
         subscriber = LaneSubscriber(self, ticket)
         try:
             if create.background:
-                raise InvalidRequest(
-                    "'background' belongs to HTTP.",
-                    code="unsupported_parameter",
-                    param="background",
-                )
+                message, name = "'background' belongs to HTTP.", "background"
+                raise InvalidRequest(message, code="unsupported_parameter", param=name)
             if account.is_checked:
                 self._services.accounts.check(account)
             if account.is_limited:
@@ -343,10 +326,9 @@ class SocketSession:
             runner = self._services.runner
             await runner.begin(create, caller, pending.tally, subscriber, "websocket")
         except Exception as fault:
-            error = fault if isinstance(fault, ApiError) else None
-            if error is None:
+            error = fault if isinstance(fault, ApiError) else ServerFault(OUR_FAULT)
+            if error is not fault:
                 log.exception("a turn could not be prepared")
-                error = ServerFault("The server had an error.")
             # The client did not ask for an automatic successor, and may continue the steered response itself.
             self._free(ticket, has_failed=not pending.is_automatic)
             if not pending.is_automatic:
@@ -354,21 +336,10 @@ class SocketSession:
             if self._steering is not None:
                 self._steering.give_back(steers, lane)
 
-    def _known_parent(self, ticket: ServedTicket) -> Turn | None:
-        """The parent, if this connection or one that was lost a moment ago has it in memory."""
-        parent_id = ticket.parent_id
-        if ticket.pin is not None or parent_id is None:
-            return ticket.pin
-        return self._near.held(self.owner, parent_id) or self._lost.find(self.owner, parent_id)
-
-    def turn_began(self, subscriber: LaneSubscriber) -> None:
-        """A turn of this connection runs."""
-        self._subscribers[subscriber.ticket] = subscriber
-
     def turn_ended(self, subscriber: LaneSubscriber, *, has_failed: bool) -> None:
         """A turn of this connection is over: free its lane. The next turn starts after its last event was sent."""
         ticket, running = subscriber.ticket, subscriber.running
-        self._subscribers.pop(ticket, None)
+        self.subscribers.pop(ticket, None)
         self._appends.pop(ticket, None)
         self._turn_count += 1
         self._ended[running.id] = (running.assembler, ticket.lane)
@@ -376,10 +347,14 @@ class SocketSession:
             del self._ended[next(iter(self._ended))]
         if self._steering is not None:
             self._hold_steers(self._steering, ticket, running)
-        if running.turn is not None and self._near.held(self.owner, running.id) is None:
-            # An idempotent repeat of a turn of another connection: this one can be continued here too.
-            self._spawn(self._near.save(running.turn))
+        if ticket.request.create.idempotency_key is not None:
+            self._remember_repeat(running)
         self._free(ticket, made=None if has_failed else running.id, has_failed=has_failed)
+
+    def _remember_repeat(self, running: Running) -> None:
+        """An idempotent repeat of a turn of another connection can be continued here too."""
+        if running.turn is not None and self._near.held(self.owner, running.id) is None:
+            self._spawn(self._near.save(running.turn))
 
     def _free(
         self, ticket: ServedTicket, *, made: str | None = None, has_failed: bool = False
@@ -466,7 +441,7 @@ class SocketSession:
         self._age_timer = asyncio.get_running_loop().call_later(age_s, self._reach_age_limit)
 
     def resumed(self) -> None:
-        for subscriber in self._subscribers.values():
+        for subscriber in self.subscribers.values():
             subscriber.running.wake()
         self._start_waiting()
 
@@ -480,7 +455,7 @@ class SocketSession:
         self._lanes.drop_waiting()
         for task in tuple(self._tasks):
             task.cancel()
-        for subscriber in tuple(self._subscribers.values()):
+        for subscriber in tuple(self.subscribers.values()):
             running = subscriber.running
             running.detach(subscriber)
             if running.has_subscribers:
@@ -490,7 +465,7 @@ class SocketSession:
             else:
                 # The client may ask for the rest after it has reconnected.
                 self._services.runner.log_events(running)
-        self._subscribers.clear()
+        self.subscribers.clear()
         self._ended.clear()
         if not (how.is_lost and self._lost.keep(self.owner, self._near)):
             self._near.leave()
@@ -506,7 +481,7 @@ class SocketSession:
         if self._is_dismissed:
             return
         self._is_dismissed = True
-        for subscriber in tuple(self._subscribers.values()):
+        for subscriber in tuple(self.subscribers.values()):
             if subscriber.running.awaited_calls is not None:
                 subscriber.running.notify(Cancel())
         if self._lanes.is_idle:
@@ -551,30 +526,10 @@ def _revoked() -> Unauthenticated:
 def _check_append(running: Running, items: Sequence[Item]) -> None:
     """Refuse items that the turn does not wait for."""
     if running.awaited_calls is None:
-        raise Conflict(
-            f"Response with id '{running.id}' does not wait for anything.",
-            code="response_not_waiting",
-            param="response_id",
-        )
+        message = f"Response with id '{running.id}' does not wait for anything."
+        raise Conflict(message, code="response_not_waiting", param="response_id")
     for index, item in enumerate(items):
         if answer_of(item.value) is None:
-            raise InvalidRequest(
-                "'response.append' takes the outputs of calls and nothing else.",
-                param=f"input[{index}].type",
-            )
+            message = "'response.append' takes the outputs of calls and nothing else."
+            raise InvalidRequest(message, param=f"input[{index}].type")
     pair_calls(running.awaited_calls, items)
-
-
-def _decode(text: bytes) -> Create | str:
-    """The create in this frame, or the type of another frame."""
-    try:
-        create = decode_create(text)
-    except InvalidRequest as wrong:
-        try:
-            kind = decode_envelope(text)[0]
-        except InvalidRequest:
-            raise wrong from None
-        if kind in ("response.steer", "response.append"):
-            return kind
-        raise
-    return create if create.type == "response.create" else create.type or "nothing"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, structs
 
 from segue.wire.items import (
     ApplyPatchCall,
@@ -295,19 +295,9 @@ def arguments_of(value: ShellCall | LocalShellCall | ApplyPatchCall | ToolSearch
     """What the model writes to make this call."""
     match value:
         case ShellCall(action=action):
-            fields: dict[str, object] = {
-                "commands": action.commands,
-                "timeout_ms": action.timeout_ms,
-                "max_output_length": action.max_output_length,
-            }
+            fields = structs.asdict(action)
         case LocalShellCall(action=action):
-            fields = {
-                "command": action.command,
-                "env": action.env or None,
-                "timeout_ms": action.timeout_ms,
-                "user": action.user,
-                "working_directory": action.working_directory,
-            }
+            fields = {**structs.asdict(action), "env": action.env or None}
         case ApplyPatchCall(operation=operation):
             kind = str(operation.__struct_config__.tag)
             diff = "" if isinstance(operation, DeleteFile) else operation.diff

@@ -16,46 +16,12 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest
+from segue.wire import items, requests, tools
 from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbered
-from segue.wire.items import (
-    AdditionalTools,
-    ConfigurationUpdate,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    HostedOutput,
-    Item,
-    ItemReference,
-    ItemValue,
-    McpListTools,
-    Message,
-    OutputText,
-    Reasoning,
-    RemoteTool,
-    TextUpdate,
-    ToolSearchOutput,
-)
-from segue.wire.requests import (
-    AddedItems,
-    AppendFrame,
-    Create,
-    NewConversation,
-    SteerFrame,
-    TextFormat,
-)
+from segue.wire.items import Item, ItemValue, Message
+from segue.wire.requests import Create
 from segue.wire.response import ItemList, Response
-from segue.wire.tools import (
-    NO_TOOLS,
-    FunctionTool,
-    McpTool,
-    NamespaceTool,
-    ToolDefinition,
-    Tools,
-    ToolSearchTool,
-    deferred_of,
-    offers_of,
-)
+from segue.wire.tools import McpTool, ToolDefinition, Tools
 
 T = TypeVar("T")
 _Fields: TypeAlias = dict[str, Raw]
@@ -65,6 +31,10 @@ PART_DEFAULTS: dict[str, _Fields] = {
     "output_text": {"annotations": Raw(b"[]"), "logprobs": Raw(b"[]")},
     "input_image": {"detail": Raw(b'"auto"')},
 }
+
+# The most of every history, and nothing in them is kept raw.
+_OUTPUTS = items.FunctionCallOutput | items.CustomToolCallOutput
+WITHOUT_RAW = items.FunctionCall | items.CustomToolCall | _OUTPUTS | items.Reasoning
 
 # Far above any real request, far below what would hold the loop or fill memory (docs/hazards.md T7).
 TOOLS_MAX = 4_096
@@ -101,41 +71,68 @@ class Envelope(Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _create = msgspec.json.Decoder(Create)
-_steer = msgspec.json.Decoder(SteerFrame)
-_append = msgspec.json.Decoder(AppendFrame)
-_conversation = msgspec.json.Decoder(NewConversation)
-_added = msgspec.json.Decoder(AddedItems)
+_steer = msgspec.json.Decoder(requests.SteerFrame)
+_append = msgspec.json.Decoder(requests.AppendFrame)
+_conversation = msgspec.json.Decoder(requests.NewConversation)
+_added = msgspec.json.Decoder(requests.AddedItems)
 _peek = msgspec.json.Decoder(Peek)
 _envelope = msgspec.json.Decoder(Envelope)
 _string = msgspec.json.Decoder(str)
 _raws = msgspec.json.Decoder(list[Raw])
 _message = msgspec.json.Decoder(Message)
-_reference = msgspec.json.Decoder(ItemReference)
+_reference = msgspec.json.Decoder(items.ItemReference)
 _item: msgspec.json.Decoder[ItemValue] = msgspec.json.Decoder(ItemValue)
 _tool: msgspec.json.Decoder[ToolDefinition] = msgspec.json.Decoder(ToolDefinition)
 _object = msgspec.json.Decoder(_Fields)
 _objects = msgspec.json.Decoder(list[_Fields])
 _schema = msgspec.json.Decoder(dict[str, object] | None)
 _any_object = msgspec.json.Decoder(dict[str, object])
-_remote = msgspec.json.Decoder(RemoteTool)
+_remote = msgspec.json.Decoder(items.RemoteTool)
 
 encode = _encoder.encode
 
 # What clients may send: not what we write down for ourselves.
 ITEM_TYPES = frozenset(
-    str(kind.__struct_config__.tag) for kind in ItemValue.__args__ if kind is not HostedOutput
+    str(kind.__struct_config__.tag) for kind in ItemValue.__args__ if kind is not items.HostedOutput
 )
 TOOL_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in ToolDefinition.__args__)
 
 
+def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes, path: str = "") -> T:
+    """Decode, or refuse with the reason and the path."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        message, param = _explain(str(error), path)
+        raise InvalidRequest(message, code="invalid_value", param=param) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        is_json = isinstance(error, msgspec.DecodeError)
+        why = error if is_json else "it is nested too deeply or not valid UTF-8"
+        message = f"We could not parse the JSON of your request: {why}."
+        raise InvalidRequest(message, code="invalid_json", param=path or None) from None
+
+
 def decode_create(body: bytes) -> Create:
     """A request for one turn, its items and tools still raw."""
-    return _decode(_create, body, "")
+    return _decode(_create, body)
 
 
-def decode_steer(frame: bytes) -> SteerFrame:
+def decode_frame(frame: bytes) -> Create | str:
+    """The create in a frame, or the type of another frame."""
+    try:
+        create = _decode(_create, frame)
+    except InvalidRequest:
+        # The fields of a create are not those of other frames.
+        kind, _ = decode_envelope(frame)
+        if kind in ("response.steer", "response.append"):
+            return kind
+        raise
+    return create if create.type == "response.create" else create.type or "nothing"
+
+
+def decode_steer(frame: bytes) -> requests.SteerFrame:
     """A request to steer; its input is still raw, because what is wrong with it has an event of its own."""
-    return _decode(_steer, frame, "")
+    return _decode(_steer, frame)
 
 
 def decode_steered(raw: Raw) -> tuple[Item, ...]:
@@ -148,45 +145,39 @@ def decode_steered(raw: Raw) -> tuple[Item, ...]:
     raws = _decode(_raws, raw, "input")
     if not 1 <= len(raws) <= STEERED_ITEMS_MAX:
         raise _bad_steer(f"'input' must have from 1 to {STEERED_ITEMS_MAX} messages.")
-    items = tuple(decode_item(one, f"input[{index}]") for index, one in enumerate(raws))
-    for index, item in enumerate(items):
+    steered = tuple(decode_item(one, f"input[{index}]") for index, one in enumerate(raws))
+    for index, item in enumerate(steered):
         is_users = isinstance(item.value, Message) and item.value.role == "user"
         if not is_users or not STEERED_KEYS.issuperset(_object.decode(item.raw)):
-            raise _bad_steer(
-                f"'input[{index}]' must be a user message with nothing but 'type', 'role' and 'content'."
-            )
-    return items
+            rule = "must be a user message with nothing but 'type', 'role' and 'content'"
+            raise _bad_steer(f"'input[{index}]' {rule}.")
+    return steered
 
 
 def _bad_steer(message: str) -> InvalidRequest:
     return InvalidRequest(message, code="invalid_input", param="input")
 
 
-def decode_conversation(body: bytes) -> NewConversation:
+def decode_conversation(body: bytes) -> requests.NewConversation:
     """What a conversation begins with, or is changed to."""
-    return _decode(_conversation, body or b"{}", "")
+    return _decode(_conversation, body or b"{}")
 
 
-def decode_added(body: bytes) -> AddedItems:
+def decode_added(body: bytes) -> requests.AddedItems:
     """Items for a conversation, still raw."""
-    return _decode(_added, body, "")
+    return _decode(_added, body)
 
 
-def decode_append(frame: bytes) -> AppendFrame:
+def decode_append(frame: bytes) -> requests.AppendFrame:
     """What a rollout is given to go on with; its items are still raw."""
-    return _decode(_append, frame, "")
+    return _decode(_append, frame)
 
 
-def with_input_before(create: Create, items: Sequence[Item]) -> Create:
+def with_input_before(create: Create, before: Sequence[Item]) -> Create:
     """The same request with these items before its own input."""
-    match create.input:
-        case None:
-            own: list[Raw] = []
-        case str() as text:
-            own = [Raw(user_message(text).raw)]
-        case raws:
-            own = raws
-    return msgspec.structs.replace(create, input=[*(Raw(item.raw) for item in items), *own])
+    own = create.input or []
+    raws = [Raw(user_message(own).raw)] if isinstance(own, str) else own
+    return msgspec.structs.replace(create, input=[*(Raw(item.raw) for item in before), *raws])
 
 
 def decode_envelope(frame: bytes) -> tuple[str | None, str | None]:
@@ -240,11 +231,9 @@ def decode_traceparent(create: Create) -> str:
         return ""
 
 
-def decode_lane(create: Create) -> str | None:
-    """The lane that a create names; None is the default lane."""
-    if create.stream_id is UNSET:
-        return None
-    lane = _string_or_none(create.stream_id)
+def decode_lane(stream_id: Raw) -> str:
+    """The lane that a create names."""
+    lane = _string_or_none(stream_id)
     if lane is None or not STREAM_ID.match(lane):
         raise InvalidRequest(
             "The 'stream_id' field must be a non-empty string with at most 256 characters and may "
@@ -270,14 +259,16 @@ def decode_item(raw: Raw | bytes, path: str) -> Item:
             raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")
     elif peek.type in ITEM_TYPES:
         value = _decode(_item, data, path)
-        data = _checked(data, value, path)
+        if not isinstance(value, WITHOUT_RAW):
+            data = _checked(data, value, path)
     else:
-        raise InvalidRequest(
-            f"Invalid value: '{peek.type[:64]}'. It is not an item type that this server knows.",
-            code="invalid_value",
-            param=f"{path}.type",
-        )
+        raise _unknown("an item", peek.type, path)
     return Item(data, value)
+
+
+def _unknown(what: str, kind: str, path: str) -> InvalidRequest:
+    message = f"Invalid value: '{kind[:64]}'. It is not {what} type that this server knows."
+    return InvalidRequest(message, code="invalid_value", param=f"{path}.type")
 
 
 def _checked(data: bytes, value: ItemValue, path: str) -> bytes:
@@ -285,21 +276,14 @@ def _checked(data: bytes, value: ItemValue, path: str) -> bytes:
     match value:
         case Message():
             _check_parts(value, path)
-        case (
-            FunctionCall()
-            | FunctionCallOutput()
-            | CustomToolCall()
-            | CustomToolCallOutput()
-            | Reasoning()
-        ):
-            # The most of every history, and nothing in them is raw.
-            pass
-        case AdditionalTools() | ToolSearchOutput():
+        case items.AdditionalTools() | items.ToolSearchOutput():
             _check_readable(data, path)
             return _checked_tools(data, value, path)
-        case ConfigurationUpdate(text=TextUpdate(format=TextFormat(schema=Raw() as schema))):
+        case items.ConfigurationUpdate(
+            text=items.TextUpdate(format=requests.TextFormat(schema=Raw() as schema))
+        ):
             check_schema(schema, f"{path}.text.format.schema")
-        case McpListTools(tools=tools):
+        case items.McpListTools(tools=tools):
             for index, raw in enumerate(tools):
                 remote = _decode(_remote, raw, f"{path}.tools[{index}]")
                 check_schema(remote.input_schema, f"{path}.tools[{index}].input_schema")
@@ -313,7 +297,7 @@ def _check_parts(message: Message, path: str) -> None:
     if isinstance(message.content, str):
         return
     for number, part in enumerate(message.content):
-        if isinstance(part, OutputText):
+        if isinstance(part, items.OutputText):
             for name, raws in (("annotations", part.annotations), ("logprobs", part.logprobs)):
                 for index, raw in enumerate(raws or ()):
                     _decode(_any_object, raw, f"{path}.content[{number}].{name}[{index}]")
@@ -326,11 +310,8 @@ def _check_readable(data: Raw | bytes, path: str) -> None:
     # Without so many brackets it cannot be so deep; real ones stop here.
     brackets = bytes(data)
     if brackets.count(b"[") + brackets.count(b"{") > DEPTH_MAX and _is_deep(value):
-        raise InvalidRequest(
-            f"Invalid value for '{path}': it is nested deeper than {DEPTH_MAX} levels.",
-            code="invalid_value",
-            param=path,
-        )
+        message = f"Invalid value for '{path}': it is nested deeper than {DEPTH_MAX} levels."
+        raise InvalidRequest(message, code="invalid_value", param=path)
 
 
 def _is_deep(value: object) -> bool:
@@ -347,12 +328,11 @@ def _is_deep(value: object) -> bool:
     return True
 
 
-def _checked_tools(data: bytes, value: AdditionalTools | ToolSearchOutput, path: str) -> bytes:
+def _checked_tools(
+    data: bytes, value: items.AdditionalTools | items.ToolSearchOutput, path: str
+) -> bytes:
     """The bytes of an item that brings tools, without secrets: items are kept and listed, secrets never."""
-    if len(value.tools) > TOOLS_MAX:
-        raise InvalidRequest(
-            f"Too many tools: {len(value.tools)}, at most {TOOLS_MAX}.", param=f"{path}.tools"
-        )
+    _check_count(value.tools, f"{path}.tools")
     for index, tool in enumerate(value.tools):
         _check_parameters(tool, f"{path}.tools[{index}]")
     if not any(isinstance(tool, McpTool) for tool in value.tools):
@@ -382,37 +362,38 @@ def as_item(value: ItemValue) -> Item:
 def decode_tools(raw: Raw | bytes, known: Tools | None) -> tuple[Tools, bool]:
     """The tools of a request, and whether they had to be decoded: not if the bytes equal the known ones."""
     data = bytes(raw)
-    if known is not None and known.raw == _key(data, known.definitions):
+    if known is not None and (known.raw == data or known.raw == _digest(data)):
         return known, False
     if data == b"null" or data == b"[]":
-        return NO_TOOLS, False
+        return tools.NO_TOOLS, False
     raws = _decode(_raws, data, "tools")
-    if len(raws) > TOOLS_MAX:
-        raise InvalidRequest(f"Too many tools: {len(raws)}, at most {TOOLS_MAX}.", param="tools")
+    _check_count(raws, "tools")
     definitions = tuple(_decode_tool(one, f"tools[{index}]") for index, one in enumerate(raws))
+    # Keys of remote servers are not kept, not even to compare the next list of tools with this one.
+    key = _digest(data) if any(isinstance(one, McpTool) for one in definitions) else data
     echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
-    offers, deferred = offers_of(definitions), deferred_of(definitions)
-    return Tools(_key(data, definitions), definitions, echo, offers, deferred), True
+    offers, deferred = tools.offers_of(definitions), tools.deferred_of(definitions)
+    return Tools(key, definitions, echo, offers, deferred), True
 
 
-def _key(data: bytes, definitions: Sequence[ToolDefinition]) -> bytes:
-    """What the next list of tools is compared with: keys of remote servers are not kept, not even for that."""
-    is_secret = any(isinstance(one, McpTool) for one in definitions)
-    return blake2b(data, digest_size=32).digest() if is_secret else data
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=32).digest()
+
+
+def _check_count(given: Sequence[object], path: str) -> None:
+    if len(given) > TOOLS_MAX:
+        raise InvalidRequest(f"Too many tools: {len(given)}, at most {TOOLS_MAX}.", param=path)
 
 
 def definitions_in(create: Create) -> list[tuple[ToolDefinition, Raw]]:
     """The tools of an accepted request, each with its own bytes, secrets included: first the tools that its items
     bring, then the listed ones."""
     raws = create.input if isinstance(create.input, list) else []
-    lists = [_object.decode(raw)["tools"] for raw in raws if _brings_tools(raw)]
+    bringing = [raw for raw in raws if _peek.decode(raw).type == "additional_tools"]
+    lists = [_object.decode(raw)["tools"] for raw in bringing]
     if isinstance(create.tools, Raw) and bytes(create.tools) != b"null":
         lists.append(create.tools)
     return [(_tool.decode(one), one) for raw in lists for one in _raws.decode(raw)]
-
-
-def _brings_tools(raw: Raw) -> bool:
-    return _peek.decode(raw).type == "additional_tools"
 
 
 def check_schema(raw: Raw, path: str) -> None:
@@ -430,23 +411,19 @@ def _decode_tool(raw: Raw, path: str) -> ToolDefinition:
         return tool
     if peek.type is None:
         raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")
-    raise InvalidRequest(
-        f"Invalid value: '{peek.type[:64]}'. It is not a tool type that this server knows.",
-        code="invalid_value",
-        param=f"{path}.type",
-    )
+    raise _unknown("a tool", peek.type, path)
 
 
 def _check_parameters(tool: ToolDefinition, path: str) -> None:
-    if isinstance(tool, FunctionTool) and isinstance(tool.output_schema, Raw):
+    if isinstance(tool, tools.FunctionTool) and isinstance(tool.output_schema, Raw):
         _decode(_schema, tool.output_schema, f"{path}.output_schema")
     match tool:
         case (
-            FunctionTool(parameters=Raw() as parameters)
-            | ToolSearchTool(parameters=Raw() as parameters)
+            tools.FunctionTool(parameters=Raw() as parameters)
+            | tools.ToolSearchTool(parameters=Raw() as parameters)
         ):
             _decode(_schema, parameters, f"{path}.parameters")
-        case NamespaceTool():
+        case tools.NamespaceTool():
             for index, inner in enumerate(tool.tools):
                 _check_parameters(inner, f"{path}.tools[{index}]")
         case _:
@@ -456,7 +433,7 @@ def _check_parameters(tool: ToolDefinition, path: str) -> None:
 def _echo_tool(raw: Raw, tool: ToolDefinition) -> bytes:
     """A tool as the response repeats it: functions complete with their nullable keys, no secrets."""
     match tool:
-        case FunctionTool():
+        case tools.FunctionTool():
             missing = [
                 b',"%s":null' % name.encode()
                 for name in ("description", "parameters", "strict")
@@ -497,48 +474,33 @@ class DeltaTemplate:
         return Event(self.kind, number, data)
 
 
-def with_lane(data: bytes, lane_suffix: bytes) -> bytes:
-    """An event's bytes with the name of its lane added."""
-    return data[:-1] + lane_suffix
+def lane_suffix(lane: str | None) -> bytes:
+    """What stands in place of the last byte of every event of this lane."""
+    return b"}" if lane is None else b',"stream_id":' + encode(lane) + b"}"
 
 
-def lane_suffix(lane: str) -> bytes:
-    """What `with_lane` puts at the end of every event of this lane."""
-    return b',"stream_id":' + encode(lane) + b"}"
-
-
-def error_detail(error: ApiError) -> ErrorDetail:
-    """The one shape of an error on every transport."""
+def _error_detail(error: ApiError) -> ErrorDetail:
     return ErrorDetail(error.message, error.type, error.param, error.code)
 
 
 def encode_error_body(error: ApiError) -> bytes:
     """The body of an HTTP refusal."""
-    return encode(ErrorBody(error_detail(error)))
+    return encode(ErrorBody(_error_detail(error)))
 
 
 def encode_error_event(error: ApiError, lane: str | None = None) -> bytes:
     """The event of a refusal on a stream."""
-    event = ErrorEvent(
-        sequence_number=0,
-        status=error.status,
-        error=error_detail(error),
-        retry_after=UNSET if error.wait_s is None else error.wait_s,
+    wait_s = UNSET if error.wait_s is None else error.wait_s
+    return encode(ErrorEvent(0, error.status, _error_detail(error), wait_s))[:-1] + lane_suffix(
+        lane
     )
-    data = encode(event)
-    return data if lane is None else with_lane(data, lane_suffix(lane))
 
 
 def list_object(data: Sequence[bytes], ids: Sequence[str], *, has_more: bool) -> bytes:
     """The list object of the contract around items that are already encoded."""
-    return encode(
-        ItemList(
-            data=[Raw(one) for one in data],
-            first_id=ids[0] if ids else None,
-            last_id=ids[-1] if ids else None,
-            has_more=has_more,
-        )
-    )
+    first_id, last_id = (ids[0], ids[-1]) if ids else (None, None)
+    raws = [Raw(one) for one in data]
+    return encode(ItemList(data=raws, first_id=first_id, last_id=last_id, has_more=has_more))
 
 
 def listed_item(item: Item, item_id: str, status: str | None = None) -> bytes:
@@ -578,27 +540,6 @@ def _completed_part(part: _Fields) -> _Fields:
 
 def _is_null(raw: Raw | None) -> bool:
     return raw is None or bytes(raw) == b"null"
-
-
-def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes, path: str) -> T:
-    """Decode, or refuse with the reason and the path."""
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        message, param = _explain(str(error), path)
-        raise InvalidRequest(message, code="invalid_value", param=param) from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(
-            f"We could not parse the JSON of your request: {error}.",
-            code="invalid_json",
-            param=path or None,
-        ) from None
-    except (RecursionError, UnicodeDecodeError):
-        raise InvalidRequest(
-            "We could not parse the JSON of your request: it is nested too deeply or not valid UTF-8.",
-            code="invalid_json",
-            param=path or None,
-        ) from None
 
 
 def _explain(message: str, path: str) -> tuple[str, str | None]:

@@ -18,34 +18,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from segue.wire import items, requests, response
 from segue.wire.codec import STREAM_ID
 from segue.wire.events import EVENT_TYPES, ErrorBody
-from segue.wire.items import (
-    ApplyPatchCall,
-    Compaction,
-    CustomToolCall,
-    FunctionCall,
-    ItemValue,
-    LocalShellCall,
-    Message,
-    Reasoning,
-    ShellCall,
-    ToolSearchCall,
-    ToolSearchOutput,
-)
-from segue.wire.requests import AddedItems, AppendFrame, Create, NewConversation, SteerFrame
-from segue.wire.response import (
-    CompactionWindow,
-    ConversationDeleted,
-    ConversationObject,
-    Deleted,
-    InputTokens,
-    ItemList,
-    ModelCard,
-    ModelList,
-    Response,
-    TextEcho,
-)
 from segue.wire.tools import ToolDefinition
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
@@ -55,35 +30,46 @@ Schemas: TypeAlias = dict[str, Schema]
 REF = "#/components/schemas/"
 
 # What a client may send; its other types are reached from here.
-TAKEN = (Create, ItemValue, ToolDefinition, SteerFrame, AppendFrame, NewConversation, AddedItems)
+TAKEN = (
+    requests.Create,
+    items.ItemValue,
+    ToolDefinition,
+    requests.SteerFrame,
+    requests.AppendFrame,
+    requests.NewConversation,
+    requests.AddedItems,
+)
 # What we may send beside items.
 SENT = (
-    Response,
+    response.Response,
     reduce(or_, EVENT_TYPES),
     ErrorBody,
-    ItemList,
-    ModelCard,
-    ModelList,
-    Deleted,
-    TextEcho,
-    CompactionWindow,
-    InputTokens,
-    ConversationObject,
-    ConversationDeleted,
+    response.ItemList,
+    response.ModelCard,
+    response.ModelList,
+    response.Deleted,
+    response.TextEcho,
+    response.CompactionWindow,
+    response.InputTokens,
+    response.ConversationObject,
+    response.ConversationDeleted,
 )
-# The items that a response may hold, with the fields that are optional only for clients (docs/protocol.md 3).
-WRITTEN: dict[type[msgspec.Struct], tuple[str, ...]] = {
-    Message: ("id", "status"),
-    Reasoning: ("id",),
-    FunctionCall: ("id", "status"),
-    CustomToolCall: ("id", "status"),
-    ShellCall: ("id", "status"),
-    LocalShellCall: ("id", "status"),
-    ApplyPatchCall: ("id", "status"),
-    ToolSearchCall: ("id", "status", "execution", "arguments"),
-    ToolSearchOutput: ("id", "status", "execution"),
-    Compaction: ("id",),
-}
+# The items that a response may hold.
+WRITTEN: tuple[type[items.Body], ...] = (
+    items.Message,
+    items.Reasoning,
+    items.FunctionCall,
+    items.CustomToolCall,
+    items.ShellCall,
+    items.LocalShellCall,
+    items.ApplyPatchCall,
+    items.ToolSearchCall,
+    items.ToolSearchOutput,
+    items.Compaction,
+)
+# Fields that are optional only for clients, where an item has them (docs/protocol.md 3).
+ALWAYS_SENT = ("id", "status", "execution", "arguments")
+NEVER_SENT = {"Reasoning.status"}
 # Parts that we write are whole too.
 WRITTEN_PARTS = {"OutputText": ("annotations", "logprobs")}
 # Parts of which there is only one kind: a client that leaves the type out is understood.
@@ -147,19 +133,24 @@ _SECTION = re.compile(r" \((?:docs/)?(?:protocol|product|hazards)\.md[^)]*\)")
 
 def schemas() -> Schemas:
     """Every wire type by name, and the unions `InputItem`, `OutputItem`, `ListedItem`, `Tool` and `Event`."""
-    (_, items, tools, *_), taken = _generate(TAKEN)
+    (_, item, tool, *_), taken = _generate(TAKEN)
     taken |= {name: _untagged(taken[name]) for name in SINGLE}
     (_, event, *_), sent = _generate((*SENT, *WRITTEN))
-    always = {kind.__name__: fields for kind, fields in WRITTEN.items()} | WRITTEN_PARTS
+    always = {kind.__name__: _always_sent(kind) for kind in WRITTEN} | WRITTEN_PARTS
     names = {name: f"Written{name}" if name in taken else name for name in sent}
     written = {names[name]: _as_sent(name, one, always.get(name)) for name, one in sent.items()}
     unions: Schemas = {
-        "Item": items,
+        "Item": item,
         "OutputItem": {"anyOf": [ref(names[kind.__name__]) for kind in WRITTEN]},
-        "Tool": tools,
+        "Tool": tool,
         "Event": event,
     }
     return {**taken, **_pointing(written, names), **unions, **_loose_forms(taken)}
+
+
+def _always_sent(kind: type[items.Body]) -> tuple[str, ...]:
+    own = [field for field in ALWAYS_SENT if field in kind.__struct_fields__]
+    return tuple(field for field in own if f"{kind.__name__}.{field}" not in NEVER_SENT)
 
 
 def event_names() -> dict[str, str]:
@@ -210,8 +201,8 @@ def _is_open(schema: Json) -> bool:
     match schema:
         case {"anyOf": list(kinds)}:
             return any(map(_is_open, kinds))
-        case {"items": items}:
-            return _is_open(items)
+        case {"items": inner}:
+            return _is_open(inner)
         case dict():
             return not schema.keys() - {"default"}
         case _:
