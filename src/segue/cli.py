@@ -15,7 +15,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from segue import __version__
-from segue.builders.tools import index_folder
 from segue.commands import doctor
 from segue.commands.keys import Verbs, add_keys_verb, keys
 from segue.errors import ApiError, Misconfigured
@@ -114,6 +113,8 @@ def _rotate_seals(settings: Settings) -> int:
 
 
 def _index(options: argparse.Namespace) -> int:
+    from segue.builders.tools import index_folder
+
     folder, into = Path(options.folder), Path(options.into)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(f"Reading {folder}", total=None)

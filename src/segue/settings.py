@@ -129,9 +129,12 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     tls_cert: str = ""
     tls_key: str = ""
     websocket: bool = True
+    # OpenAI's own: clients rotate shortly before it.
     connection_age_s: Positive = 3600.0
     grace_s: Duration = 30.0
     heartbeat_s: Positive = 15.0
+    # Whole histories with images arrive in one frame (docs/protocol.md 6.11); a gateway's 16 MiB broke clients
+    # (docs/hazards.md F11).
     body_bytes_max: Amount = 64 * MIB
     outbox_bytes_max: Amount = MIB
     write_s_max: Positive = 30.0

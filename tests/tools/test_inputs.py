@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -154,9 +154,7 @@ async def reading(folder: Path, *turns: dict[str, Any]) -> AsyncIterator[tuple[S
         serving(script=str(script), tps=300) as served,
     ):
         runner = served.app.runner
-        hosted = replace(
-            cast(ServerTools, runner.resources.hosted), read_url=partial(read_as_data, fetcher)
-        )
+        hosted = ServerTools(read_url=partial(read_as_data, fetcher))
         runner.resources = replace(runner.resources, hosted=hosted, reads_urls=True)
         yield served, url
 

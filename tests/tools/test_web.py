@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import Raw
 
-from segue.builders.tools import build_fetcher, open_web
+from segue.builders.tools import build_fetcher, build_web
 from segue.errors import Unavailable
 from segue.settings import load_settings
 from segue.tools.cite import cite
@@ -235,15 +235,15 @@ async def test_search_is_there_if_anything_is_behind_it(
     flags: dict[str, str], is_there: bool
 ) -> None:
     settings = load_settings({"engine": "scripted", **flags}, {})
-    with closing(build_fetcher(settings)) as fetcher:
-        async with open_web(settings, fetcher) as tool:
-            assert (tool is not None) is is_there
+    async with AsyncExitStack() as stack:
+        tool = build_web(settings, build_fetcher(settings), stack)
+        assert (tool is not None) is is_there
 
 
 async def test_pages_are_not_opened_while_fetching_is_off() -> None:
     settings = load_settings({"engine": "scripted", "search_url": "http://127.0.0.1:9"}, {})
-    with closing(build_fetcher(settings)) as fetcher:
-        async with open_web(settings, fetcher) as tool:
-            assert tool is not None
-            ran = await ask(tool, "open_page", url="http://1.1.1.1/")
+    async with AsyncExitStack() as stack:
+        tool = build_web(settings, build_fetcher(settings), stack)
+        assert tool is not None
+        ran = await ask(tool, "open_page", url="http://1.1.1.1/")
     assert "switched off" in ran.text
