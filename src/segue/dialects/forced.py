@@ -76,26 +76,27 @@ def lead_of(form: CallForm, scene: Scene) -> tuple[Chunks, bytes | Grammar | Non
     if len(offers) == 1 and not form.is_always_object:
         return form.named(offers[0].qualified_name), arguments_schema(offers[0])
     if form.arguments_key is None:
-        raise InvalidRequest(
+        raise _unsupported(
+            "tool_choice",
             "'tool_choice' can force this model to call a tool by name, but not any of several tools.",
-            code="unsupported_value",
-            param="tool_choice",
         )
     return form.before_object, call_schema(offers, form.arguments_key)
 
 
 def _text_schema(form: CallForm, scene: Scene) -> bytes | None:
-    if form.arguments_key is None and scene.offers and scene.head.tool_choice != "none":
+    may_call = scene.head.tool_choice != "none" and bool(scene.offers)
+    if form.arguments_key is None and may_call and scene.format is not None:
         # The model may want to call a tool instead, and one schema cannot describe both.
-        if scene.format is not None:
-            raise InvalidRequest(
-                "'text.format' is not enforced for this model while it may also call tools. Leave out the "
-                "format or the tools, or send 'tool_choice': 'none'.",
-                code="unsupported_value",
-                param="text.format",
-            )
-        return None
+        raise _unsupported(
+            "text.format",
+            "'text.format' is not enforced for this model while it may also call tools. Leave out the "
+            "format or the tools, or send 'tool_choice': 'none'.",
+        )
     return format_schema(scene, form.arguments_key)
+
+
+def _unsupported(param: str, why: str) -> InvalidRequest:
+    return InvalidRequest(why, code="unsupported_value", param=param)
 
 
 # --- an input that follows a grammar --------------------------------------------------------------

@@ -12,12 +12,13 @@ A model turn is one assistant message: reasoning, text and calls together. Calls
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 import msgspec
 
 from segue.dialects.item_writer import ItemWriter
 from segue.dialects.offers import call_in
-from segue.dialects.parts import MODEL_TURN, Part, dumps, is_object, part_of
+from segue.dialects.parts import MODEL_TURN, Part, dumps, is_object, part_of, words_of
 from segue.errors import EngineFailed
 from segue.turn.values import (
     NO_IDS,
@@ -48,7 +49,7 @@ from segue.wire.items import (
 from segue.wire.tools import plain_name
 
 # A change of this file that changes what is written needs a new number.
-VERSION = "messages2"
+VERSION = "messages3"
 
 JsonObject = dict[str, object]
 
@@ -162,25 +163,19 @@ class MessagesDialect:
         if not (self._sees_images and isinstance(value, FunctionCallOutput | CustomToolCallOutput)):
             return []
         parts = value.output if isinstance(value.output, list) else []
-        return [inner for inner in parts if isinstance(inner, InputImage) and _is_shown(inner)]
+        return [inner for inner in parts if _is_shown(inner)]
 
     def _content(self, item: Item, part: Part) -> str | list[JsonObject]:
         """What a user wrote; with pictures where the model sees them."""
-        value = item.value
-        if not (
-            self._sees_images and isinstance(value, Message) and isinstance(value.content, list)
-        ):
+        content = item.value.content if isinstance(item.value, Message) else ""
+        if not self._sees_images or isinstance(content, str) or not any(map(_is_shown, content)):
             return part.text
-        if not any(isinstance(inner, InputImage) and _is_shown(inner) for inner in value.content):
-            return part.text
-        content: list[JsonObject] = []
-        for inner in value.content:
-            if isinstance(inner, InputImage) and _is_shown(inner):
-                content.append({"type": "image_url", "image_url": _image(inner)})
-            else:
-                words = part_of(Item(b"", Message(role="user", content=[inner]))).text
-                content.append({"type": "text", "text": words})
-        return content
+        return [
+            {"type": "image_url", "image_url": _image(inner)}
+            if _is_shown(inner)
+            else {"type": "text", "text": words_of(inner)}
+            for inner in content
+        ]
 
 
 def _message(role: str, text: str) -> JsonObject:
@@ -190,13 +185,9 @@ def _message(role: str, text: str) -> JsonObject:
 def _output(item: Item) -> str:
     """A tool's output with pictures in it: its words, and where a picture stands."""
     assert isinstance(item.value, FunctionCallOutput | CustomToolCallOutput)
-    words = []
-    for inner in item.value.output:
-        assert not isinstance(inner, str)
-        is_shown = isinstance(inner, InputImage) and _is_shown(inner)
-        text = part_of(Item(b"", Message(role="user", content=[inner]))).text
-        words.append("[image: shown behind the outputs]" if is_shown else text)
-    return "\n".join(words)
+    assert not isinstance(item.value.output, str)
+    note = "[image: shown after the outputs]"
+    return "\n".join(note if _is_shown(inner) else words_of(inner) for inner in item.value.output)
 
 
 def _shown(pictures: Sequence[InputImage]) -> JsonObject:
@@ -205,10 +196,11 @@ def _shown(pictures: Sequence[InputImage]) -> JsonObject:
     return {"role": "user", "content": content}
 
 
-def _is_shown(part: InputImage) -> bool:
+def _is_shown(part: object) -> TypeGuard[InputImage]:
     """Whether the picture itself is here. An address is not handed on: the engine would follow it, in the operator's
     network, for the author of the request (docs/hazards.md T10)."""
-    return isinstance(part.image_url, str) and part.image_url.startswith("data:")
+    url = part.image_url if isinstance(part, InputImage) else None
+    return isinstance(url, str) and url.startswith("data:")
 
 
 def _image(part: InputImage) -> JsonObject:

@@ -250,15 +250,12 @@ class MistralReader:
             self._take_text(self._decode.decode(self._vocabulary.bytes_of(id)))
 
     def _take_text(self, text: str) -> None:
-        match self._state:
-            case "[THINK]":
-                self._think(text)
-            case "[TOOL_CALLS]":
-                self._name(text)
-            case "[ARGS]":
-                self._argue(text)
-            case _:
-                pass
+        if self._state == THINK:
+            self._think(text)
+        elif self._state == CALL:
+            self._name(text)
+        elif self._state == ARGS:
+            self._argue(text)
 
     # Talking.
 

@@ -46,12 +46,8 @@ DECLINED = "The user declined this call."
 
 # What goes on in the same block: a model turn in the order in which the model writes it.
 MODEL_TURN = {
-    ("think", "think"),
-    ("think", "talk"),
-    ("think", "call"),
-    ("talk", "call"),
-    ("call", "call"),
-}
+    ("think", "think"), ("think", "talk"), ("think", "call"), ("talk", "call"), ("call", "call"),
+}  # fmt: skip
 
 
 def blocks_of(
@@ -190,10 +186,11 @@ def object_or_string(text: str) -> str:
 
 
 def _joined(content: str | Sequence[items.MessagePart | items.OutputPart], glue: str) -> str:
-    return content if isinstance(content, str) else glue.join(_words(part) for part in content)
+    return content if isinstance(content, str) else glue.join(words_of(part) for part in content)
 
 
-def _words(part: items.MessagePart | items.OutputPart) -> str:
+def words_of(part: items.MessagePart | items.OutputPart) -> str:
+    """What one part of a message or of an output says."""
     match part:
         case items.InputText() | items.OutputText():
             return part.text
