@@ -154,9 +154,9 @@ def with_logprobs(piece: Ids) -> Iterable[tuple[int, TokenLogprob | None]]:
     return zip(piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True)
 
 
-def text_of_token(data: bytes) -> str:
-    """The text of a token; nothing if it is only a part of a character."""
+def plain_token(data: bytes) -> ItemText | None:
+    """The token as it is sent; None if it is no whole characters."""
     try:
-        return data.decode()
+        return ItemText(data.decode()) if data else None
     except UnicodeDecodeError:
-        return ""
+        return None

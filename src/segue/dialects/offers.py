@@ -14,14 +14,7 @@ from msgspec import UNSET, Raw
 
 from segue.turn.values import ItemOpened, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
-from segue.wire.tools import (
-    CustomTool,
-    FunctionTool,
-    Offer,
-    allowed_offers,
-    forced_offers,
-    offers_of,
-)
+from segue.wire.tools import FunctionTool, Offer, allowed_offers, forced_offers, offers_of
 
 OBJECT: dict[str, object] = {"type": "object"}
 
@@ -31,7 +24,7 @@ def function_of(offer: Offer) -> dict[str, object]:
     function: dict[str, object] = {"name": offer.qualified_name}
     if isinstance(offer.tool.description, str):
         function["description"] = offer.tool.description
-    parameters = parameters_of(offer.tool)
+    parameters = parameters_of(offer)
     if parameters is not None:
         function["parameters"] = parameters
     return function
@@ -42,8 +35,9 @@ def definition_of(tool: Offer) -> object:
     return {"type": "function", "function": function_of(tool)}
 
 
-def parameters_of(tool: FunctionTool | CustomTool) -> object:
+def parameters_of(offer: Offer) -> object:
     """The schema of the arguments; None for a function that has none."""
+    tool = offer.tool
     if isinstance(tool, FunctionTool):
         return msgspec.json.decode(tool.parameters) if isinstance(tool.parameters, Raw) else None
     shape: dict[str, object] = {"type": "string"}
@@ -120,7 +114,7 @@ def forced(scene: Scene) -> tuple[Offer, ...]:
 
 def arguments_schema(offer: Offer) -> bytes:
     """What the arguments of this tool must be."""
-    return msgspec.json.encode(parameters_of(offer.tool) or OBJECT)
+    return msgspec.json.encode(parameters_of(offer) or OBJECT)
 
 
 def call_schema(offers: Sequence[Offer], arguments_key: str) -> bytes:
@@ -161,7 +155,7 @@ def _any_of(texts: Sequence[object], offers: Sequence[Offer], arguments_key: str
 
     branches = [placed(schema, n) for n, schema in enumerate(texts)]
     for n, offer in enumerate(offers, len(texts)):
-        arguments = placed(parameters_of(offer.tool) or OBJECT, n)
+        arguments = placed(parameters_of(offer) or OBJECT, n)
         branches.append(
             {
                 "type": "object",

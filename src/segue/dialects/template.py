@@ -24,11 +24,12 @@ from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
+from segue.dialects.call_json import is_object
 from segue.dialects.chatml import CALL, CALLED, JOINS, ROLES, content_of, tools_text
 from segue.dialects.family import BoundFamily, Family, TokenDialect
 from segue.dialects.forced import CallForm
 from segue.dialects.offers import definition_of
-from segue.dialects.parts import Part, blocks_of, dumps, is_object, parts_of
+from segue.dialects.parts import Part, blocks_of, dumps, parts_of
 from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
