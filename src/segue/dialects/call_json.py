@@ -81,6 +81,14 @@ def may_begin_call(text: str) -> bool:
     return key[1] in KEYS if key[2] else any(known.startswith(key[1]) for known in KEYS)
 
 
+def is_object(text: str) -> bool:
+    """Whether this is the JSON of an object."""
+    try:
+        return text.startswith("{") and isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
 class CallObject(Struct):
     """A call that is an object, in any order of keys."""
 

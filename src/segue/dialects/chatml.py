@@ -14,23 +14,15 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from segue.dialects.family import Family, system_of
+from segue.dialects.family import Family, is_from, message_text, system_of
 from segue.dialects.forced import CallForm
 from segue.dialects.offers import definition_of
-from segue.dialects.parts import (
-    MODEL_TURN,
-    Part,
-    blocks_of,
-    dumps,
-    object_or_string,
-    parts_of,
-    text_of,
-)
+from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_string, parts_of
 from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.dialects.warm import NameOf, Writing
 from segue.turn.values import NO_IDS, Head, IdArray, Round
 from segue.vocabularies.vocabulary import Mark, Vocabulary
-from segue.wire.items import Item, Message, Reasoning
+from segue.wire.items import Item, Reasoning
 from segue.wire.tools import Offer
 
 START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
@@ -137,9 +129,8 @@ def tools_text(tools: Iterable[Offer], call_shown: str = CALL_SHOWN) -> str:
 def _last_question(items: Sequence[Item]) -> int:
     """Up to the last message of the user that is not a tool's output in disguise."""
     for count in range(len(items), 0, -1):
-        value = items[count - 1].value
-        if isinstance(value, Message) and value.role == "user":
-            text = text_of(value)
+        if is_from(items[count - 1 : count], "user"):
+            text = message_text(items[count - 1])
             if not (text.startswith("<tool_response>") and text.endswith("</tool_response>")):
                 return count
     return 0

@@ -81,27 +81,22 @@ class BoundFamily:
     plain_tokens: dict[int, ItemText | None] = field(default_factory=dict)
 
 
-def bind(family: Family, vocabulary: Vocabulary) -> BoundFamily:
-    """The family on this vocabulary; refused if they do not fit."""
-    for text in family.specials:
-        vocabulary.special(text)
-    first, *others = family.stops
-    stops = [first, *filter(vocabulary.has_special, others)]
-    return BoundFamily(
-        vocabulary,
-        f"{family.version}-{vocabulary.fingerprint}",
-        vocabulary.ids(*family.cue),
-        frozenset(map(vocabulary.special, stops)),
-        vocabulary.ids(*family.seal),
-    )
-
-
 class TokenDialect:
-    """A `Dialect` for token engines: any family on its vocabulary."""
+    """A `Dialect` for token engines: any family on its vocabulary; refused if they do not fit."""
 
     def __init__(self, family: Family, vocabulary: Vocabulary) -> None:
+        for text in family.specials:
+            vocabulary.special(text)
+        first, *others = family.stops
+        stops = [first, *filter(vocabulary.has_special, others)]
         self._family = family
-        self._bound = bind(family, vocabulary)
+        self._bound = BoundFamily(
+            vocabulary,
+            f"{family.version}-{vocabulary.fingerprint}",
+            vocabulary.ids(*family.cue),
+            frozenset(map(vocabulary.special, stops)),
+            vocabulary.ids(*family.seal),
+        )
         self.fingerprint = self._bound.fingerprint
         self.stops = self._bound.stops
 

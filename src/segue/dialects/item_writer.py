@@ -24,19 +24,14 @@ LOGPROB_MIN = -9999.0
 
 def logprob_of(vocabulary: Vocabulary, id: int, logprobs: TokenLogprob) -> Logprob:
     """A sampled token as the client sees it, in the vocabulary's own bytes."""
-    top = [_top(vocabulary, other, logprob) for other, logprob in logprobs.top]
+    top = [TopLogprob(*_spelled(vocabulary, other, logprob)) for other, logprob in logprobs.top]
+    return Logprob(*_spelled(vocabulary, id, logprobs.logprob), top)
+
+
+def _spelled(vocabulary: Vocabulary, id: int, logprob: float) -> tuple[str, list[int], float]:
+    """The token as text, in which bytes that are only part of a character are written out; its bytes; its logprob."""
     data = vocabulary.bytes_of(id)
-    return Logprob(_text(data), list(data), max(logprobs.logprob, LOGPROB_MIN), top)
-
-
-def _top(vocabulary: Vocabulary, id: int, logprob: float) -> TopLogprob:
-    data = vocabulary.bytes_of(id)
-    return TopLogprob(_text(data), list(data), max(logprob, LOGPROB_MIN))
-
-
-def _text(data: bytes) -> str:
-    """The token as text; bytes that are only part of a character are written out."""
-    return data.decode(errors="backslashreplace")
+    return data.decode(errors="backslashreplace"), list(data), max(logprob, LOGPROB_MIN)
 
 
 class PendingLogprobs:
@@ -159,9 +154,9 @@ def with_logprobs(piece: Ids) -> Iterable[tuple[int, TokenLogprob | None]]:
     return zip(piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True)
 
 
-def text_of_token(data: bytes) -> str:
-    """The text of a token; nothing if it is only a part of a character."""
+def plain_token(data: bytes) -> ItemText | None:
+    """The token as it is sent; None if it is no whole characters."""
     try:
-        return data.decode()
+        return ItemText(data.decode()) if data else None
     except UnicodeDecodeError:
-        return ""
+        return None

@@ -20,15 +20,7 @@ from functools import partial
 from segue.dialects.family import Family, is_from, message_text, system_of
 from segue.dialects.forced import CallForm
 from segue.dialects.offers import definition_of
-from segue.dialects.parts import (
-    MODEL_TURN,
-    Part,
-    blocks_of,
-    dumps,
-    dumps_indented,
-    object_or_string,
-    parts_of,
-)
+from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_string, parts_of
 from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.dialects.warm import NameOf, Writing
 from segue.turn.values import Head, IdArray
@@ -136,7 +128,7 @@ def _written(part: Part) -> str:
 
 
 def _tools(tools: Sequence[Offer]) -> str:
-    return "".join(dumps_indented(definition_of(tool)) + "\n\n" for tool in tools)
+    return "".join(dumps(definition_of(tool), indent=4) + "\n\n" for tool in tools)
 
 
 def _day(at: int) -> str:

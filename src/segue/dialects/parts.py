@@ -14,6 +14,7 @@ from typing import NamedTuple, assert_never
 import msgspec
 from msgspec import Raw
 
+from segue.dialects.call_json import is_object
 from segue.dialects.offers import added_by, definition_of
 from segue.wire import items
 from segue.wire.calls import arguments_of
@@ -46,12 +47,8 @@ DECLINED = "The user declined this call."
 
 # What goes on in the same block: a model turn in the order in which the model writes it.
 MODEL_TURN = {
-    ("think", "think"),
-    ("think", "talk"),
-    ("think", "call"),
-    ("talk", "call"),
-    ("call", "call"),
-}
+    ("think", "think"), ("think", "talk"), ("think", "call"), ("talk", "call"), ("call", "call"),
+}  # fmt: skip
 
 
 def blocks_of(
@@ -165,22 +162,9 @@ def text_of(value: items.Message) -> str:
     return _joined(value.content, "" if value.role == "assistant" else "\n")
 
 
-def dumps(value: object) -> str:
-    """JSON with the spaces that templates put into it."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def dumps_indented(value: object) -> str:
-    """The same over several lines, as some templates have it."""
-    return json.dumps(value, ensure_ascii=False, indent=4)
-
-
-def is_object(text: str) -> bool:
-    """Whether this is the JSON of an object."""
-    try:
-        return text.startswith("{") and isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.DecodeError, RecursionError):
-        return False
+def dumps(value: object, indent: int | None = None) -> str:
+    """JSON with the spaces that templates put into it, where some have it over several lines."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def object_or_string(text: str) -> str:
@@ -190,10 +174,11 @@ def object_or_string(text: str) -> str:
 
 
 def _joined(content: str | Sequence[items.MessagePart | items.OutputPart], glue: str) -> str:
-    return content if isinstance(content, str) else glue.join(_words(part) for part in content)
+    return content if isinstance(content, str) else glue.join(words_of(part) for part in content)
 
 
-def _words(part: items.MessagePart | items.OutputPart) -> str:
+def words_of(part: items.MessagePart | items.OutputPart) -> str:
+    """What one part of a message or of an output says."""
     match part:
         case items.InputText() | items.OutputText():
             return part.text

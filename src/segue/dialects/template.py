@@ -24,11 +24,12 @@ from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
+from segue.dialects.call_json import is_object
 from segue.dialects.chatml import CALL, CALLED, JOINS, ROLES, content_of, tools_text
 from segue.dialects.family import BoundFamily, Family, TokenDialect
 from segue.dialects.forced import CallForm
 from segue.dialects.offers import definition_of
-from segue.dialects.parts import Part, blocks_of, dumps, is_object, parts_of
+from segue.dialects.parts import Part, blocks_of, dumps, parts_of
 from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
@@ -71,14 +72,15 @@ class TemplatePrompt(Tokens):
 NO_PROMPT = TemplatePrompt(None, NO_IDS, 0, 0, blake2b(digest_size=16).digest())
 
 
-def _family(vocabulary: Vocabulary, template: ChatTemplate) -> Family:
+def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
+    """The dialect of a model that has nothing but this template."""
     ends = [end for end in dict.fromkeys((template.end, *ENDS)) if vocabulary.has_special(end)]
     if not ends:
         raise ServerFault("Nothing in this vocabulary ends a turn: model and dialect do not fit.")
     digest = blake2b(template.text.encode(), digest_size=6).hexdigest()
     prompts = _TemplatePrompts(vocabulary, template)
     is_thinking = prompts.is_thinking
-    return Family(
+    family = Family(
         version=f"{VERSION}-{digest}",
         specials=(),
         stops=tuple(ends),
@@ -95,11 +97,7 @@ def _family(vocabulary: Vocabulary, template: ChatTemplate) -> Family:
         ),
         without_thought=(f"\n{THOUGHT}\n\n",) if is_thinking else (),
     )
-
-
-def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
-    """The dialect of a model that has nothing but this template."""
-    return TokenDialect(_family(vocabulary, template), vocabulary)
+    return TokenDialect(family, vocabulary)
 
 
 def _write(
@@ -187,7 +185,8 @@ class _TemplatePrompts:
 
     def _is_cut_at(self, before: str, after: str) -> bool:
         """Whether a piece ends between these two texts."""
-        is_ended = before.endswith(KEPT_AFTER) or self._special_end.search(before, _tail(before))
+        tail = max(0, len(before) - SPECIAL_CHARS_MAX)
+        is_ended = before.endswith(KEPT_AFTER) or self._special_end.search(before, tail)
         return bool(is_ended or self._cut.match(after))
 
     def _split(self, text: str) -> list[str]:
@@ -354,8 +353,3 @@ def _check(round: Round) -> int:
 
 def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
-
-
-def _tail(text: str) -> int:
-    """From where on a special token may stand at the end."""
-    return max(0, len(text) - SPECIAL_CHARS_MAX)

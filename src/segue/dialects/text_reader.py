@@ -29,20 +29,9 @@ from dataclasses import dataclass, field
 
 from segue.dialects.call_json import Braces, header_of, may_begin_call, whole_call
 from segue.dialects.family import BoundFamily
-from segue.dialects.item_writer import ItemWriter, PendingLogprobs, text_of_token, with_logprobs
+from segue.dialects.item_writer import ItemWriter, PendingLogprobs, plain_token, with_logprobs
 from segue.dialects.offers import call_in, forced
-from segue.turn.values import (
-    NO_IDS,
-    IdArray,
-    Ids,
-    ItemOpened,
-    ItemText,
-    Parsed,
-    Piece,
-    Scene,
-    TokenLogprob,
-    TurnClosed,
-)
+from segue.turn.values import Ids, ItemOpened, Parsed, Piece, Scene, TokenLogprob, TurnClosed
 
 THINK, THOUGHT = "<think>", "</think>"
 FENCE = "```"
@@ -160,18 +149,15 @@ class TextReader:
         is_cut = is_cut and self._stop is None and not items.is_over
         self._release(is_cut=is_cut)
         is_whole_call = self._state in (self._trailing, self._ending)
-        mended = self._mended() if self._mends and is_whole_call else NO_IDS
         items.close(is_cut=is_cut and not is_whole_call)
-        ids = items.ids + mended
+        ids = items.ids
+        if self._mends and is_whole_call:
+            brace = "}" if self._state == self._trailing else ""
+            end = f"\n{self._family_marks.called}" if self._call.mark else ""
+            ids = ids + self._vocabulary.encode(brace + end)
         ids.append(self._bound.seal[0] if self._stop is None else self._stop)
         parsed.append(TurnClosed(ids + self._bound.seal[1:]))
         return parsed
-
-    def _mended(self) -> IdArray[int]:
-        """What is missing after the JSON of a call."""
-        brace = "}" if self._state == self._trailing else ""
-        end = f"\n{self._family_marks.called}" if self._call.mark else ""
-        return self._vocabulary.encode(brace + end)
 
     def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
         """One token on the slow way."""
@@ -187,7 +173,9 @@ class TextReader:
             return
         data = self._vocabulary.bytes_of(id)
         if id not in self._plain_tokens:
-            self._plain_tokens[id] = _plain_token(data)
+            # It can neither begin a mark nor stand before a mark.
+            is_plain = b"<" not in data and b"`" not in data and data[-1:] != b"\n"
+            self._plain_tokens[id] = plain_token(data) if is_plain else None
         items.ids.append(id)
         text = self._decode.decode(data)
         self._fresh = len(text)
@@ -412,13 +400,6 @@ class TextReader:
                 items.begin_message(len(held))
         if items.open is not None:
             items.write(held)
-
-
-def _plain_token(data: bytes) -> ItemText | None:
-    """The token as it is sent, if it is whole characters and can neither begin a mark nor stand before a mark."""
-    text = text_of_token(data)
-    is_plain = text and "<" not in text and "`" not in text and text[-1] != "\n"
-    return ItemText(text) if is_plain else None
 
 
 def _held_back(text: str, marks: Sequence[str]) -> int:
