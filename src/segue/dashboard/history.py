@@ -42,10 +42,10 @@ class RecentTurns:
         """Add a turn that ended."""
         self.count += 1
         self._ring.append((self.count, turn))
-        self.totals.add(turn)
+        _add(turn, self.totals)
         owner = turn.entry.owner
         if owner in self._owners or len(self._owners) < OWNERS_MAX:
-            self._owners.setdefault(owner, Totals()).add(turn)
+            _add(turn, self._owners.setdefault(owner, Totals()))
         self.ended_at = time.perf_counter()
 
     def note_refusal(self, transport: str, code: str) -> None:
@@ -74,3 +74,14 @@ class RecentTurns:
             if turn.entry.owner == owner:
                 turns.append((position, turn))
         return turns
+
+
+def _add(turn: EndedTurn, totals: Totals) -> None:
+    entry, tally = turn.entry, turn.tally
+    totals.turns += 1
+    totals.failed += entry.status == "failed"
+    totals.tokenized += tally.tokens_tokenized
+    totals.reused += tally.tokens_reused
+    totals.input += entry.input_tokens
+    totals.output += entry.output_tokens
+    totals.bytes += tally.bytes_received

@@ -139,17 +139,6 @@ class Totals(Struct):
     output: int = 0
     bytes: int = 0
 
-    def add(self, turn: EndedTurn) -> None:
-        """Count a turn that ended."""
-        entry, tally = turn.entry, turn.tally
-        self.turns += 1
-        self.failed += entry.status == "failed"
-        self.tokenized += tally.tokens_tokenized
-        self.reused += tally.tokens_reused
-        self.input += entry.input_tokens
-        self.output += entry.output_tokens
-        self.bytes += tally.bytes_received
-
 
 class RefusalCount(Struct):
     """How many requests were refused with this code before they became turns, and when the last was."""
