@@ -18,7 +18,7 @@ from segue.wire.items import InputFile, Item
 from segue.wire.response import Response
 
 ReadFile = Callable[[InputFile], str | None]
-Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
+_Json = str | int | float | bool | None | list["_Json"] | dict[str, "_Json"]
 
 # Fields that hold a name or a reference and no text.
 NAMES = frozenset(
@@ -34,7 +34,7 @@ _file_decoder = msgspec.json.Decoder(InputFile)
 
 def texts_of(items: Iterable[Item], read_file: ReadFile) -> list[str]:
     """The texts of these items, in order."""
-    values: Iterator[Json] = (msgspec.json.decode(encode(item.value)) for item in items)
+    values: Iterator[_Json] = (msgspec.json.decode(encode(item.value)) for item in items)
     return [text for value in values for text in _texts(value, read_file)]
 
 
@@ -66,7 +66,7 @@ def has_passed(turn: Past, names: Sequence[str]) -> bool:
     return all(name in turn.passed for name in names)
 
 
-def _texts(value: Json, read_file: ReadFile) -> Iterator[str]:
+def _texts(value: _Json, read_file: ReadFile) -> Iterator[str]:
     if isinstance(value, dict) and value.get("type") == "input_file" and "file_data" in value:
         text = read_file(_file_decoder.decode(encode(value)))
         value = {name: one for name, one in value.items() if name not in FILE} | {"text": text}
@@ -84,13 +84,13 @@ def _texts(value: Json, read_file: ReadFile) -> Iterator[str]:
             pass
 
 
-def _is_no_text(name: str, value: Json) -> bool:
+def _is_no_text(name: str, value: _Json) -> bool:
     if name in NAMES:
         return isinstance(value, str)
     return name in MEDIA and not (isinstance(value, str) and not value.startswith("data:"))
 
 
-def _with_names(value: Json) -> Iterator[str]:
+def _with_names(value: _Json) -> Iterator[str]:
     """Every text, and the names of fields too: the model reads the whole definition."""
     match value:
         case str():
