@@ -54,7 +54,7 @@ def rows() -> dict[str, Iterator[tuple[str, ...]]]:
     found: dict[str, Any] = schemas()
     response = found["Response"]["properties"]
     return {
-        "paths": ((f"`{verb} {path}`",) for verb, path in OPERATIONS),
+        "paths": ((f"`{name}`",) for name in OPERATIONS),
         "response": ((f"`{name}`", short(one)) for name, one in response.items()),
         "asked": ((f"`{name}`", f"`{kind}`") for name, kind in CLIENT_EVENTS.items()),
         "events": ((f"`{tag(one)}`", keys(found[one.__name__])) for one in EVENT_TYPES),
