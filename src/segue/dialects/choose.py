@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,12 +66,8 @@ def dialect_for(name: str, path: Path, vocabulary: Vocabulary) -> TokenDialect:
 def choose(path: Path, vocabulary: Vocabulary) -> TokenDialect:
     """The dialect of the model in this GGUF or tokenizer folder; `ServerFault` if there is none."""
     template = template_in(path)
-    candidates = [
-        family
-        for families in FAMILIES.values()
-        for family in families
-        if vocabulary.specials.issuperset(family.specials)
-    ]
+    has_all = vocabulary.specials.issuperset
+    candidates = [family for family in chain(*FAMILIES.values()) if has_all(family.specials)]
     known = [family for family in candidates if family.is_known_by_tokens]
     if known:
         return TokenDialect(known[0], vocabulary)
@@ -106,14 +103,15 @@ def _variants(candidates: Sequence[Family], runner: TemplateRunner) -> Iterator[
     yield from candidates
     for family in candidates:
         if family.with_prompt is not None:
-            yield family.with_prompt(_shortest_prompt(runner))
+            shortest = _prompt(runner, [{"role": "user", "content": "Hi"}])
+            yield family.with_prompt(shortest or "")
 
 
-def _shortest_prompt(runner: TemplateRunner) -> str:
+def _prompt(runner: TemplateRunner, chat: Chat, tools: object = None) -> str | None:
     try:
-        return runner.run([{"role": "user", "content": "Hi"}], None, PROBED_AT, is_cued=True)
+        return runner.run(chat, tools, PROBED_AT, is_cued=True)
     except InvalidRequest:
-        return ""
+        return None
 
 
 # --- small conversations --------------------------------------------------------------------------
@@ -186,13 +184,10 @@ def _is_alike(
     dialect: TokenDialect, vocabulary: Vocabulary, runner: TemplateRunner, probe: _Probe
 ) -> bool:
     tools = [definition_of(offer) for offer in probe.head.tools.offers] or None
-    try:
-        expected = runner.run(probe.chat, tools, PROBED_AT, is_cued=True)
-    except InvalidRequest:
-        return False
+    expected = _prompt(runner, probe.chat, tools)
     scene = Scene(probe.head, None, tuple(probe.items), root_at=PROBED_AT)
     prompt = dialect.render(scene).prompt
     assert isinstance(prompt, Tokens)
     names = {vocabulary.special(text): text.encode() for text in vocabulary.specials}
     written = b"".join(names.get(id) or vocabulary.bytes_of(id) for id in prompt.flat())
-    return written == expected.encode()
+    return expected is not None and written == expected.encode()

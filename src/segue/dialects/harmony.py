@@ -30,7 +30,7 @@ import msgspec
 
 from segue.dialects.family import BoundFamily, Family, system_of
 from segue.dialects.forced import CallForm
-from segue.dialects.item_writer import ItemWriter, PendingLogprobs, plain_token, with_logprobs
+from segue.dialects.item_writer import ItemWriter, feed_tokens, plain_token
 from segue.dialects.offers import added_by, call_in, parameters_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
@@ -386,6 +386,7 @@ class HarmonyReader:
     """A `Reader`: see the table of states at the top."""
 
     def __init__(self, bound: BoundFamily, scene: values.Scene) -> None:
+        self._bound = bound
         self._vocabulary = vocabulary = bound.vocabulary
         self._plain_tokens = bound.plain_tokens
         self._scene = scene
@@ -393,7 +394,8 @@ class HarmonyReader:
         self._marks = {vocabulary.special(name): name for name in names}
         self._decode = getincrementaldecoder("utf-8")("replace")
         self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
-        # Whether plain tokens may pass as they are.
+        # Whether the only call that is allowed is whole.
+        self.is_over = False
         self._is_passing = False
         self._is_stopped = False
         # Whether nothing was sampled after the last `<|end|>`.
@@ -404,30 +406,7 @@ class HarmonyReader:
         # What the body is; None in a header. Text is opened by its first letter.
         self._body: values.ItemOpened | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the only call that is allowed is whole."""
-        return self._items.is_over
-
-    def feed(self, piece: values.Piece) -> list[values.Parsed]:
-        assert isinstance(piece, values.Ids), "this dialect reads tokens"
-        items = self._items
-        parsed = items.parsed = []
-        if piece.logprobs or items.pending is not None:
-            items.pending = items.pending or PendingLogprobs(self._vocabulary)
-            for id, logprobs in with_logprobs(piece):
-                self._take(id, logprobs)
-            return parsed
-        plain = self._plain_tokens
-        for id in piece.ids:
-            if self._is_passing:
-                text = plain.get(id)
-                if text is not None:
-                    items.ids.append(id)
-                    parsed.append(text)
-                    continue
-            self._take(id)
-        return parsed
+    feed = feed_tokens
 
     def close(self, *, is_cut: bool) -> list[values.Parsed]:
         items = self._items
