@@ -122,10 +122,6 @@ def _item(**fields: object) -> Item:
     return Item(raw, msgspec.json.decode(raw, type=ItemValue))
 
 
-def _message(role: str, text: str) -> Item:
-    return _item(type="message", role=role, content=text)
-
-
 # A day with a name that no template has built in.
 PROBED_AT = 1_000_000_000
 TOOL = FunctionTool(
@@ -137,12 +133,9 @@ CALLED = (
     _item(type="function_call", call_id="c", name="look", arguments='{"q": "x"}'),
     _item(type="function_call_output", call_id="c", output="1"),
 )
+CALL_IN_CHAT = {"function": {"name": "look", "arguments": {"q": "x"}}}
 CALLED_IN_CHAT: Chat = [
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"function": {"name": "look", "arguments": {"q": "x"}}}],
-    },
+    {"role": "assistant", "content": "", "tool_calls": [CALL_IN_CHAT]},
     {"role": "tool", "content": "1"},
 ]
 THOUGHT = {"type": "reasoning_text", "text": "Hm."}
@@ -163,7 +156,7 @@ def _probes(template: str) -> list[_Probe]:
         {"role": "assistant", "content": "Hello."},
         {"role": "user", "content": "So?"},
     ]
-    items = [_message(str(said["role"]), str(said["content"])) for said in spoken]
+    items = [_item(type="message", **said) for said in spoken]
     probes = [
         _Probe(Head(), items, spoken),
         _Probe(Head(instructions="Be."), items, [{"role": "system", "content": "Be."}, *spoken]),

@@ -53,6 +53,7 @@ SYSTEM = (
     "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 )
 CALLS = "\nCalls to these tools must go to the commentary channel: 'functions'."
+INSTRUCTIONS = "# Instructions\n\n"
 # How much to think, where that is not "medium".
 EFFORTS = {
     "none": "low", "minimal": "low", "low": "low", "high": "high", "xhigh": "high", "max": "high",
@@ -80,7 +81,7 @@ def _begin(
     system = SYSTEM.format(day=day, effort=_effort(head))
     if any(offer.namespace is None for offer in offers):
         system += CALLS
-    sections = [] if instructions is None else [_instructions(instructions)]
+    sections = [] if instructions is None else [INSTRUCTIONS + instructions]
     sections.extend([tools_section(offers)] if offers else [])
     chunks = _plain("system", system)
     if sections:
@@ -139,7 +140,7 @@ def _message(part: Part, name: str, *, is_final: bool) -> tuple[Chunk, ...]:
         case "think" | "talk" | "call":
             return CUE, *_model_message(part, is_final=is_final)
         case _:
-            return _plain("developer", _instructions(part.text))
+            return _plain("developer", INSTRUCTIONS + part.text)
 
 
 def _plain(role: str, text: str) -> tuple[Chunk, ...]:
@@ -196,10 +197,6 @@ def _kept(vocabulary: Vocabulary, round: values.Round, forgotten: int) -> values
     joined.extend(round.tail)
     cue = vocabulary.ids(CUE)
     return joined[len(cue) :] if joined[: len(cue)] == cue else joined
-
-
-def _instructions(text: str) -> str:
-    return f"# Instructions\n\n{text}"
 
 
 def _recipient(name: str) -> str:
