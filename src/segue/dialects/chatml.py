@@ -88,12 +88,8 @@ def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> Id
     return ids
 
 
-def _write(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
-    return vocabulary.ids(content_of(parts_of(items)), Mark(END))
-
-
-def _wrote(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
-    return vocabulary.ids(content_of(parts_of(items)), BLOCK_END)
+def _write(end: Mark, vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
+    return vocabulary.ids(content_of(parts_of(items)), end)
 
 
 def content_of(parts: Sequence[Part]) -> str:
@@ -189,12 +185,12 @@ def _family(
         render=Writing(
             begin=partial(_begin, default_system, call_shown),
             given=_given,
-            wrote=_wrote,
+            wrote=partial(_write, BLOCK_END),
             turning=_last_question if thinks else None,
             kept=_kept,
             has_empty_thought=_has_empty_thought,
         ).render,
-        write=_write,
+        write=partial(_write, Mark(END)),
         reader=partial(TextReader, marks=MARKS),
         call=CallForm(
             named=lambda name: (f'{CALL}\n{{"name": {dumps(name)}, "arguments":',),

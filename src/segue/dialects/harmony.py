@@ -30,7 +30,7 @@ import msgspec
 
 from segue.dialects.family import BoundFamily, Family, system_of
 from segue.dialects.forced import CallForm
-from segue.dialects.item_writer import ItemWriter, PendingLogprobs, plain_token, with_logprobs
+from segue.dialects.item_writer import ItemWriter, feed_tokens, plain_token
 from segue.dialects.offers import added_by, call_in, parameters_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
@@ -53,6 +53,7 @@ SYSTEM = (
     "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 )
 CALLS = "\nCalls to these tools must go to the commentary channel: 'functions'."
+INSTRUCTIONS = "# Instructions\n\n"
 # How much to think, where that is not "medium".
 EFFORTS = {
     "none": "low", "minimal": "low", "low": "low", "high": "high", "xhigh": "high", "max": "high",
@@ -80,7 +81,7 @@ def _begin(
     system = SYSTEM.format(day=day, effort=_effort(head))
     if any(offer.namespace is None for offer in offers):
         system += CALLS
-    sections = [] if instructions is None else [_instructions(instructions)]
+    sections = [] if instructions is None else [INSTRUCTIONS + instructions]
     sections.extend([tools_section(offers)] if offers else [])
     chunks = _plain("system", system)
     if sections:
@@ -139,7 +140,7 @@ def _message(part: Part, name: str, *, is_final: bool) -> tuple[Chunk, ...]:
         case "think" | "talk" | "call":
             return CUE, *_model_message(part, is_final=is_final)
         case _:
-            return _plain("developer", _instructions(part.text))
+            return _plain("developer", INSTRUCTIONS + part.text)
 
 
 def _plain(role: str, text: str) -> tuple[Chunk, ...]:
@@ -196,10 +197,6 @@ def _kept(vocabulary: Vocabulary, round: values.Round, forgotten: int) -> values
     joined.extend(round.tail)
     cue = vocabulary.ids(CUE)
     return joined[len(cue) :] if joined[: len(cue)] == cue else joined
-
-
-def _instructions(text: str) -> str:
-    return f"# Instructions\n\n{text}"
 
 
 def _recipient(name: str) -> str:
@@ -386,6 +383,7 @@ class HarmonyReader:
     """A `Reader`: see the table of states at the top."""
 
     def __init__(self, bound: BoundFamily, scene: values.Scene) -> None:
+        self._bound = bound
         self._vocabulary = vocabulary = bound.vocabulary
         self._plain_tokens = bound.plain_tokens
         self._scene = scene
@@ -393,7 +391,8 @@ class HarmonyReader:
         self._marks = {vocabulary.special(name): name for name in names}
         self._decode = getincrementaldecoder("utf-8")("replace")
         self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
-        # Whether plain tokens may pass as they are.
+        # Whether the only call that is allowed is whole.
+        self.is_over = False
         self._is_passing = False
         self._is_stopped = False
         # Whether nothing was sampled after the last `<|end|>`.
@@ -404,30 +403,7 @@ class HarmonyReader:
         # What the body is; None in a header. Text is opened by its first letter.
         self._body: values.ItemOpened | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the only call that is allowed is whole."""
-        return self._items.is_over
-
-    def feed(self, piece: values.Piece) -> list[values.Parsed]:
-        assert isinstance(piece, values.Ids), "this dialect reads tokens"
-        items = self._items
-        parsed = items.parsed = []
-        if piece.logprobs or items.pending is not None:
-            items.pending = items.pending or PendingLogprobs(self._vocabulary)
-            for id, logprobs in with_logprobs(piece):
-                self._take(id, logprobs)
-            return parsed
-        plain = self._plain_tokens
-        for id in piece.ids:
-            if self._is_passing:
-                text = plain.get(id)
-                if text is not None:
-                    items.ids.append(id)
-                    parsed.append(text)
-                    continue
-            self._take(id)
-        return parsed
+    feed = feed_tokens
 
     def close(self, *, is_cut: bool) -> list[values.Parsed]:
         items = self._items

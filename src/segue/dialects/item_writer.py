@@ -11,10 +11,11 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from typing import Protocol
 
 from segue.dialects.call_json import InputReader
-from segue.turn.values import Ids, ItemClosed, ItemOpened, ItemText, Parsed, TokenLogprob
+from segue.dialects.family import BoundFamily
+from segue.turn.values import Ids, ItemClosed, ItemOpened, ItemText, Parsed, Piece, TokenLogprob
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Logprob, TopLogprob
 
@@ -149,9 +150,39 @@ class ItemWriter:
             self._input = None
 
 
-def with_logprobs(piece: Ids) -> Iterable[tuple[int, TokenLogprob | None]]:
-    """Each id with its logprobs; the beginning of a forced answer has none."""
-    return zip(piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True)
+class _TokenReader(Protocol):
+    """What a reader of tokens has for `feed_tokens`."""
+
+    is_over: bool
+    _bound: BoundFamily
+    _items: ItemWriter
+    # Whether plain tokens may pass as they are: an item of text is open and nothing is held back.
+    _is_passing: bool
+
+    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None: ...
+
+
+def feed_tokens(self: _TokenReader, piece: Piece) -> list[Parsed]:
+    """The method `feed` of a reader that lets plain tokens pass as they are and takes the others one by one."""
+    assert isinstance(piece, Ids), "this dialect reads tokens"
+    items = self._items
+    parsed = items.parsed = []
+    if piece.logprobs or items.pending is not None:
+        # The slow way for every token; the beginning of a forced answer has no logprobs.
+        items.pending = items.pending or PendingLogprobs(self._bound.vocabulary)
+        logprobs = piece.logprobs or [None] * len(piece.ids)
+        for id, logprob in zip(piece.ids, logprobs, strict=True):
+            self._take(id, logprob)
+    else:
+        plain = self._bound.plain_tokens
+        for id in piece.ids:
+            if self._is_passing and (text := plain.get(id)) is not None:
+                items.ids.append(id)
+                parsed.append(text)
+            else:
+                self._take(id)
+    self.is_over = items.is_over
+    return parsed
 
 
 def plain_token(data: bytes) -> ItemText | None:

@@ -66,17 +66,14 @@ def _begin(
     system = (instructions or "").strip()
     offers = head.tools.offers
     before = (ENVIRONMENT if offers else "") + DATES.format(_day(root_at))
-    if not offers or not is_from(items, "user"):
-        tools = TOOLS_IN_SYSTEM + _tools(offers) if offers else ""
-        system = before + tools + system
-        return _beginning(vocabulary, system) + _given(vocabulary, items, name_of)
-    first = TOOLS_IN_USER + _tools(offers) + message_text(items[0]).strip()
-    ids = _beginning(vocabulary, before + system) + _block(vocabulary, "user", first)
-    return ids + _given(vocabulary, items[1:], name_of)
-
-
-def _beginning(vocabulary: Vocabulary, system: str) -> IdArray[int]:
-    return vocabulary.ids(Mark(BEGIN)) + _block(vocabulary, "system", system)
+    ids = vocabulary.ids(Mark(BEGIN))
+    if offers and is_from(items, "user"):
+        first = TOOLS_IN_USER + _tools(offers) + message_text(items[0]).strip()
+        ids += _block(vocabulary, "system", before + system) + _block(vocabulary, "user", first)
+        return ids + _given(vocabulary, items[1:], name_of)
+    tools = TOOLS_IN_SYSTEM + _tools(offers) if offers else ""
+    ids += _block(vocabulary, "system", before + tools + system)
+    return ids + _given(vocabulary, items, name_of)
 
 
 def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:

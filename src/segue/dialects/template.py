@@ -203,16 +203,11 @@ class _TemplatePrompts:
             if part.startswith(KEPT_BEFORE):
                 ids.extend(_sampled(bound, kept[int(part[1:].partition(".")[0])]))
                 continue
-            new = self._encode_part(part)
+            text = ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), part.replace(SHIELD, ""))
+            new = self._vocabulary.ids(Mark(part) if self._special.fullmatch(part) else text)
             ids.extend(new)
             made += len(new)
         return ids, made
-
-    def _encode_part(self, part: str) -> IdArray[int]:
-        if self._special.fullmatch(part):
-            return self._vocabulary.ids(Mark(part))
-        text = ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), part.replace(SHIELD, ""))
-        return self._vocabulary.encode(text)
 
     def _base(
         self, bound: BoundFamily, scene: Scene, context: str

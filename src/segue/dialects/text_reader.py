@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 
 from segue.dialects.call_json import Braces, header_of, may_begin_call, whole_call
 from segue.dialects.family import BoundFamily
-from segue.dialects.item_writer import ItemWriter, PendingLogprobs, plain_token, with_logprobs
+from segue.dialects.item_writer import ItemWriter, feed_tokens, plain_token
 from segue.dialects.offers import call_in, forced
-from segue.turn.values import Ids, ItemOpened, Parsed, Piece, Scene, TokenLogprob, TurnClosed
+from segue.turn.values import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
 
 THINK, THOUGHT = "<think>", "</think>"
 FENCE = "```"
@@ -110,7 +110,6 @@ class TextReader:
         self.is_over = False
         self._state: Callable[[str], str | None]
         self._state = self._thinking if is_thinking else self._between
-        # Whether plain tokens may pass as they are: an item of text is open and nothing is held back.
         self._is_passing = False
         self._stop: int | None = None
         # Text that waits for more, and how many of its characters came with the last token.
@@ -119,28 +118,7 @@ class TextReader:
         self._is_after_mark = False
         self._call = _Call("", is_certain=False)
 
-    def feed(self, piece: Piece) -> list[Parsed]:
-        assert isinstance(piece, Ids), "this dialect reads tokens"
-        items = self._items
-        parsed = items.parsed = []
-        if piece.logprobs or items.pending is not None:
-            # The slow way for every token.
-            items.pending = items.pending or PendingLogprobs(self._vocabulary)
-            for id, logprobs in with_logprobs(piece):
-                self._take(id, logprobs)
-            self.is_over = items.is_over
-            return parsed
-        plain = self._plain_tokens
-        for id in piece.ids:
-            if self._is_passing:
-                text = plain.get(id)
-                if text is not None:
-                    items.ids.append(id)
-                    parsed.append(text)
-                    continue
-            self._take(id)
-        self.is_over = items.is_over
-        return parsed
+    feed = feed_tokens
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
         items = self._items
