@@ -18,9 +18,8 @@ from segue.engines.scripted import Script, ScriptedEngine
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
-from segue.stores.layered import LayeredTurns
 from segue.stores.memory import MemoryConversations, MemoryEventLog, MemoryIdempotencyKeys
-from segue.stores.memory_turns import MemoryTurns
+from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue.stores.sqlite import SqliteStore
 from segue.turn.plan import Caller, Model, Resources, Tally

@@ -1,40 +1,55 @@
-"""What a whole server loads, and in which order it is built and closed."""
+"""What a whole server loads: nothing that it does not use."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
+import urllib.request
 from pathlib import Path
 
-PROGRAM = """
-import asyncio, sys
-from segue.app import open_app
-from segue.cli import main
-from segue.settings import load_settings
+import pytest
 
-async def run():
-    flags = {"engine": "scripted", "store": "sqlite:///turns.db", "port": 0}
-    async with open_app(load_settings(flags, environment={})) as app:
-        assert app.peers is None
+from tests.support import ServedProcess, served_process
 
-asyncio.run(run())
-print(*sorted(name for name in sys.modules if name.startswith("segue.")))
-"""
+# Each import is printed, by Python itself.
+IMPORTS = {"PYTHONPROFILEIMPORTTIME": "1"}
+UNUSED = (
+    "segue.cluster",
+    "segue.guards",
+    "segue.tools",
+    "segue.workers",
+    "segue.commands.chat",
+    "segue.commands.connect",
+    "segue_bench",
+)
 
 
-def test_server_of_one_process_loads_neither_cluster_nor_commands_of_clients(
-    tmp_path: Path,
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=tmp_path,
-        env={"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+def ask(served: ServedProcess) -> None:
+    body = json.dumps({"model": "scripted", "input": "Hello"}).encode()
+    request = urllib.request.Request(
+        f"{served.url}/v1/responses", body, {"content-type": "application/json"}
     )
-    loaded = done.stdout.split()
-    assert "segue.app" in loaded
-    for name in ("segue.cluster", "segue.workers", "segue.commands.connect", "segue.commands.chat"):
-        assert not [one for one in loaded if one == name or one.startswith(f"{name}.")], name
+    with urllib.request.urlopen(request) as answer:
+        assert json.load(answer)["status"] == "completed"
+
+
+def loaded(served: ServedProcess) -> set[str]:
+    """The modules that a stopped server has imported, and the packages that they are in."""
+    lines = [line.split("|") for line in "".join(served.printed).splitlines()]
+    names = {parts[2].strip() for parts in lines if parts[0].startswith("import time:")}
+    return names | {name.rpartition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite:///turns.db"])
+def test_plain_server_and_its_text_turn_load_only_what_they_use(tmp_path: Path, store: str) -> None:
+    with served_process("--store", store, cwd=tmp_path, environment=IMPORTS) as served:
+        ask(served)
+    names = loaded(served)
+    assert {"segue.app", "segue.turn.loop"} <= names
+    assert not names & set(UNUSED)
+
+
+def test_configured_guard_and_tool_are_loaded_at_the_start(tmp_path: Path) -> None:
+    flags = ("--store", "memory", "--guard", "rules", "--fetch", "public")
+    with served_process(*flags, cwd=tmp_path, environment=IMPORTS) as served:
+        pass
+    assert {"segue.guards.rules", "segue.tools.hosted"} <= loaded(served)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from segue.cli import main
-from segue.stores.seals import open_ring
+from segue.stores.seals import RingSeals, open_ring
 from segue.stores.sqlite import SqliteStore
 from segue.turn.values import UsageEntry
 
@@ -77,8 +77,8 @@ def test_rotated_ring_seals_anew_and_opens_the_old(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ring = tmp_path / "ring"
-    sealed = open_ring(ring).seal("ada", b"old")
+    sealed = RingSeals(open_ring(ring)).seal("ada", b"old")
     assert main(["seals", "rotate", "--seal-keys", str(ring)]) == 0
     assert "2 keys" in capsys.readouterr().out
-    assert open_ring(ring).open("ada", sealed) == b"old"
+    assert RingSeals(open_ring(ring)).open("ada", sealed) == b"old"
     assert main(["seals", "rotate", "--store", "memory"]) == 2

@@ -146,6 +146,16 @@ def test_wrong_value_is_told_with_the_settings_name(flags: dict[str, str], word:
         load(flags)
 
 
+def test_unknown_choice_is_told_with_all_choices(tmp_path: Path) -> None:
+    choices = "'steam' is not one of: embedded, scripted, llamacpp, vllm, sglang, chat"
+    with pytest.raises(Misconfigured, match=f"^engine: {choices}"):
+        load({"engine": "steam"})
+    with pytest.raises(Misconfigured, match=f"^models: engine: {choices}"):
+        load(write(tmp_path, '[[models]]\nname = "a"\nengine = "steam"\n'))
+    with pytest.raises(Misconfigured, match=r"^log_level: 'loud' is not one of: debug, info, "):
+        load(SEGUE_LOG_LEVEL="loud")
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_loopback_needs_no_keys(host: str) -> None:
     assert load({"host": host}).host == host

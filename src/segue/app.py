@@ -5,18 +5,18 @@ reverse order. Each part has a builder here or in `builders/`, which returns a v
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from segue.accounts.account import Accounts
 from segue.background import in_background
-from segue.builders.cluster import ALONE, Cluster, WorkerPlace, open_cluster
+from segue.builders.cluster import ALONE, WorkerPlace, open_cluster
+from segue.builders.hosted import HostedTools
 from segue.builders.observers import HealthCheck, Observers, open_observers
-from segue.builders.state import Eraser, Measured, State, build_state
-from segue.builders.tools import Toolbox, open_tools
-from segue.dashboard.feed import Feed, Sources, no_workers
+from segue.builders.state import Eraser, State, build_state
+from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
 from segue.models import ServedModels, build_models
@@ -28,7 +28,7 @@ from segue.stores.maintenance import keep_up
 from segue.stores.seals import RingSeals
 from segue.transports.auth import origin_policy
 from segue.transports.http import HttpApp
-from segue.transports.services import Limits, Services
+from segue.transports.services import Services
 from segue.transports.upgrades import Upgrades
 from segue.turn.plan import Plan, Resources
 from segue.turn.running import Running
@@ -70,56 +70,46 @@ async def open_app(settings: Settings, place: WorkerPlace = ALONE) -> AsyncItera
         aclosing(served),
         open_store(settings) as store,
         open_cluster(settings, place) as cluster,
+        HostedTools(settings) as hosted,
     ):
         state = await build_state(settings, store, cluster)
-        async with _open_server(served, state, cluster) as app:
+        async with _open_server(served, state, hosted) as app:
             yield app
 
 
 @asynccontextmanager
 async def _open_server(
-    served: ServedModels, state: State, cluster: Cluster | None
+    served: ServedModels, state: State, hosted: HostedTools
 ) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
     async with (
-        open_tools(settings) as toolbox,
-        open_observers(settings, state) as observers,
-        build_runner(served, state, toolbox, observers, cluster) as runner,
+        open_observers(state) as observers,
+        build_runner(served, state, hosted, observers) as runner,
     ):
-        eraser = Eraser(store, cluster, runner)
-        health = HealthCheck(store, runner.models, observers, cluster)
+        eraser = Eraser(state, runner)
+        health = HealthCheck(state, runner.models, observers)
         services = build_services(state, runner, observers, eraser, health)
         upgrades = Upgrades(services)
-        eraser.add(upgrades.erase)
-        watch_gauges(observers, served, state, toolbox, runner, upgrades)
-        feed = build_feed(state, runner, observers, health, upgrades, cluster)
+        eraser.caches.append(upgrades.erase)
+        watch_gauges(observers, served, state, hosted, runner, upgrades)
+        feed = build_feed(state, runner, observers, health, upgrades)
+        http = HttpApp(services, Dashboard(services, feed).routes)
         retention = Retention(settings.retention_s, settings.events_retention_s)
+        peers = None if state.cluster is None else state.cluster.peers
         async with (
             in_background(keep_up(store.maintenance, retention, eraser.forget)),
-            _joined(state, upgrades, cluster),
+            _joined(state, upgrades),
             state.meter.running(),
         ):
-            yield App(
-                HttpApp(services, Dashboard(services, feed).routes),
-                upgrades,
-                runner,
-                store.turns,
-                store.keys,
-                state.hashes,
-                state.accounts,
-                None if cluster is None else cluster.peers,
-            )
+            keys = (store.keys, state.hashes, state.accounts)
+            yield App(http, upgrades, runner, store.turns, *keys, peers)
 
 
 def build_runner(
-    served: ServedModels,
-    state: State,
-    toolbox: Toolbox,
-    observers: Observers,
-    cluster: Cluster | None,
+    served: ServedModels, state: State, hosted: HostedTools, observers: Observers
 ) -> Runner:
     """The owner of the turns that run in this process; with a cluster it also reaches those of other processes."""
-    settings, store = state.settings, state.store
+    settings, store, cluster = state.settings, state.store, state.cluster
     idempotency_keys: IdempotencyKeys = store.idempotency_keys
     if cluster is not None:
         # Imported here and below: one process alone needs nothing of the cluster room.
@@ -131,9 +121,9 @@ def build_runner(
         models=served.models,
         seals=RingSeals(state.ring),
         prompt_cache=state.render_cache,
-        hosted=toolbox.hosted,
-        has_web="web_search" in toolbox.hosted.tools,
-        reads_urls=toolbox.hosted.read_url is not None,
+        hosted=hosted,
+        has_web=hosted.has_web,
+        reads_urls=hosted.reads_urls,
         open_gate=_open_gate(served),
         guards=served.owners,
         append_s_max=settings.append_s_max,
@@ -164,45 +154,27 @@ def build_services(
 ) -> Services:
     """What every transport needs."""
     settings, accounts = state.settings, state.accounts
+    names, origins = settings.allowed_hosts, settings.cors_origins
+    policy = origin_policy(settings.host, names, origins, lambda: not accounts.is_required)
     return Services(
         runner=runner,
         accounts=accounts,
-        origin_policy=origin_policy(
-            settings.host,
-            settings.allowed_hosts,
-            settings.cors_origins,
-            is_open=lambda: not accounts.is_required,
-        ),
+        origin_policy=policy,
         turns=state.store.turns,
         conversations=state.store.conversations,
         erase=eraser.erase,
         open_cache=state.open_cache,
         is_ready=health.check,
         write_metrics=health.write_metrics,
-        limits=Limits(
-            body_bytes_max=settings.body_bytes_max,
-            connection_age_s=settings.connection_age_s,
-            write_s_max=settings.write_s_max,
-            outbox_bytes_max=settings.outbox_bytes_max,
-            is_websocket_on=settings.websocket,
-            reconnect_s=settings.reconnect_s,
-            body_s_max=settings.body_s_max,
-            connections_max=settings.connections_max,
-        ),
+        limits=settings,
         note_refusal=observers.note_refusal,
     )
 
 
 def build_feed(
-    state: State,
-    runner: Runner,
-    observers: Observers,
-    health: HealthCheck,
-    upgrades: Upgrades,
-    cluster: Cluster | None,
+    state: State, runner: Runner, observers: Observers, health: HealthCheck, upgrades: Upgrades
 ) -> Feed:
     """What the dashboard shows of this process and of its siblings."""
-    peers = None if cluster is None else cluster.peers
     sources = Sources(
         models=list(runner.models),
         sessions=lambda: (session.status() for session in upgrades.sessions),
@@ -211,13 +183,18 @@ def build_feed(
         probe=health.check,
         replicas=health.replicas,
         backlog=lambda: observers.afterwards.backlog,
-        ask=no_workers if peers is None else lambda body: peers.ask("feed", body, peers.siblings),
-        worker="" if peers is None else peers.worker,
-        process="" if cluster is None else cluster.group,
+    )
+    if state.cluster is None:
+        return Feed(observers.history, sources)
+    peers = state.cluster.peers
+    sources = replace(
+        sources,
+        ask=lambda body: peers.ask("feed", body, peers.siblings),
+        worker=peers.worker,
+        process=state.cluster.group,
     )
     feed = Feed(observers.history, sources)
-    if peers is not None:
-        peers.answer("feed", lambda worker, body: feed.answer(body))
+    peers.answer("feed", lambda worker, body: feed.answer(body))
     return feed
 
 
@@ -235,18 +212,18 @@ def watch_gauges(
     observers: Observers,
     served: ServedModels,
     state: State,
-    toolbox: Toolbox,
+    hosted: HostedTools,
     runner: Runner,
     upgrades: Upgrades,
 ) -> None:
     """The gauges, each read where its value lives."""
     store = state.store
-    shared: list[Measured] = [store.state, *store.beside, state.render_cache, served]
-    shared += [upgrades.lost, toolbox.papers]
 
     def state_bytes() -> int:
-        held: int = sum(cache.bytes for cache in shared) + runner.registry.ended_bytes
-        return held + sum(session.state_bytes for session in upgrades.sessions)
+        caches = (store.state, *store.beside, state.render_cache, served, upgrades.lost, hosted)
+        sessions = sum(session.state_bytes for session in upgrades.sessions)
+        total: int = sum(cache.bytes for cache in caches) + runner.registry.ended_bytes + sessions
+        return total
 
     watch = observers.metrics.watch
     watch("segue_connections", lambda: len(upgrades.sessions))
@@ -256,16 +233,17 @@ def watch_gauges(
 
 
 @asynccontextmanager
-async def _joined(state: State, upgrades: Upgrades, cluster: Cluster | None) -> AsyncIterator[None]:
+async def _joined(state: State, upgrades: Upgrades) -> AsyncIterator[None]:
     """Notice revoked keys while inside; with a cluster, hear of them and be a peer of the other processes."""
     accounts = state.accounts
-    async with AsyncExitStack() as stack:
-        if cluster is None:
-            await stack.enter_async_context(accounts.kept(upgrades.dismiss))
-        else:
-            bus = cluster.bus
-            await stack.enter_async_context(bus.subscribe(KEYS_TOPIC, lambda _: accounts.look()))
-            publish = partial(bus.publish, KEYS_TOPIC, b"")
-            await stack.enter_async_context(accounts.kept(upgrades.dismiss, publish))
-            await stack.enter_async_context(cluster.peers.joined())
+    if state.cluster is None:
+        async with accounts.kept(upgrades.dismiss):
+            yield
+        return
+    bus = state.cluster.bus
+    async with (
+        bus.subscribe(KEYS_TOPIC, lambda _: accounts.look()),
+        accounts.kept(upgrades.dismiss, partial(bus.publish, KEYS_TOPIC, b"")),
+        state.cluster.peers.joined(),
+    ):
         yield

@@ -6,8 +6,8 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -15,47 +15,25 @@ from rich.progress import Progress
 from rich.table import Table
 
 from segue import __version__
-from segue.builders.tools import index_folder
 from segue.commands import doctor
-from segue.commands.keys import Verbs, add_keys_verb, keys
+from segue.commands.keys import Verbs, add_keys_verb, add_store, amount, existing, keys
 from segue.errors import ApiError, Misconfigured
 from segue.models import add_model, list_models
 from segue.observe.logs import set_up_logging
 from segue.server import serve
-from segue.settings import FLAGS, GROUPS, REPEATED, Settings, load_settings
+from segue.settings import FIELDS, HELP, REPEATED, Settings, choices_of, load_settings
 from segue.storage import read_usage, rotate_seals
 
-
-class ClientVerb(NamedTuple):
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-
-
-def _connect() -> ClientVerb:
-    from segue.commands import connect
-
-    return ClientVerb(connect.add_arguments, connect.run)
-
-
-def _chat() -> ClientVerb:
-    from segue.commands import chat
-
-    return ClientVerb(chat.add_arguments, chat.run)
-
-
-def _bench() -> ClientVerb:
-    from segue_bench import command
-
-    return ClientVerb(command.add_verb, command.run)
-
-
-# Commands that talk to a running server; the others take a server's settings. What they need is imported for them
-# alone, so that a server starts sooner.
-CLIENT_VERBS: dict[str, tuple[str, Callable[[], ClientVerb]]] = {
-    "connect": ("configure a client: print a snippet, or edit Codex's config.toml", _connect),
-    "chat": ("chat with a model in the terminal, over WebSocket", _chat),
-    "bench": ("measure agent loops over each transport", _bench),
+# Commands that talk to a running server, and their modules: imported for them alone, so that a server starts sooner.
+CLIENT_VERBS = {
+    "connect": (
+        "segue.commands.connect",
+        "configure a client: print a snippet, or edit Codex's config.toml",
+    ),
+    "chat": ("segue.commands.chat", "chat with a model in the terminal, over WebSocket"),
+    "bench": ("segue_bench.command", "measure agent loops over each transport"),
 }
+COUNTS = ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,35 +43,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # As typed, for a report that says how to repeat it.
     options.arguments = arguments[1:]
     try:
-        if options.verb == "models":
-            return _models(options)
-        if options.verb == "index":
-            return _index(options)
         if options.verb in CLIENT_VERBS:
-            return CLIENT_VERBS[options.verb][1]().run(options)
-        settings = load_settings(vars(options))
-        if options.verb == "usage":
-            return _usage(options, settings)
-        if options.verb == "seals":
-            return _rotate_seals(settings)
-        if options.verb == "keys":
-            return keys(options, settings)
-        set_up_logging(settings)
-        if options.verb == "doctor":
-            return doctor.run(settings)
-        return _serve(settings)
+            status: int = import_module(CLIENT_VERBS[options.verb][0]).run(options)
+            return status
+        if options.verb in FILE_VERBS:
+            return FILE_VERBS[options.verb](options)
+        return SERVER_VERBS[options.verb](options, load_settings(vars(options)))
     except (Misconfigured, ApiError) as error:
         print(f"segue: {error}", file=sys.stderr)
         return 2
 
 
-def _serve(settings: Settings) -> int:
+def _serve(options: argparse.Namespace, settings: Settings) -> int:
+    set_up_logging(settings)
     if settings.workers == 1:
         return serve(settings)
     # Imported here: one process needs no supervisor.
     from segue.workers import serve_workers
 
     return serve_workers(settings)
+
+
+def _doctor(options: argparse.Namespace, settings: Settings) -> int:
+    set_up_logging(settings)
+    return doctor.run(settings)
 
 
 def _models(options: argparse.Namespace) -> int:
@@ -104,25 +77,25 @@ def _models(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rotate_seals(settings: Settings) -> int:
-    count = rotate_seals(settings)
+def _rotate_seals(options: argparse.Namespace, settings: Settings) -> int:
     print(
-        f"There are {count} keys now. After a restart servers encrypt with the new one; "
+        f"There are {rotate_seals(settings)} keys now. After a restart servers encrypt with the new one; "
         "all of them stay valid for decryption."
     )
     return 0
 
 
 def _index(options: argparse.Namespace) -> int:
+    from segue.builders.tools import index_folder
+
     folder, into = Path(options.folder), Path(options.into)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(f"Reading {folder}", total=None)
-        report = index_folder(
-            folder,
-            into,
-            options.url,
-            lambda done, total: progress.update(bar, completed=done, total=total),
-        )
+
+        def note(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        report = index_folder(folder, into, options.url, note)
     print(
         f"{into}: {report.added} added, {report.changed} changed, {report.same} unchanged, "
         f"{report.removed} removed, {report.unread} without text."
@@ -131,33 +104,30 @@ def _index(options: argparse.Namespace) -> int:
 
 
 def _usage(options: argparse.Namespace, settings: Settings) -> int:
-    path = settings.store_path
-    if path is not None and not path.exists():
-        # Opening it would create it.
-        raise Misconfigured(f"store: there is no file {path}.")
-    rows = asyncio.run(read_usage(settings, options.owner, options.days))
+    rows = asyncio.run(read_usage(existing(settings), options.owner, options.days))
     if options.json:
         print(msgspec.json.encode(rows).decode())
         return 0
     table = Table("day", "owner", "model", title="Usage (days in UTC)", show_footer=True)
-    for name in ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls"):
+    for name in COUNTS:
         total = sum(getattr(row, name) for row in rows)
         shown = name.removesuffix("_tokens").replace("_", " ")
         table.add_column(shown, f"{total:,}", justify="right")
     for row in rows:
-        words = [row.day, row.owner, row.model]
-        tokens = (row.input_tokens, row.cached_tokens, row.output_tokens)
-        numbers = (row.turns, *tokens, row.tool_calls)
-        table.add_row(*words, *(f"{number:,}" for number in numbers))
+        counts = (f"{getattr(row, name):,}" for name in COUNTS)
+        table.add_row(row.day, row.owner, row.model, *counts)
     Console().print(table)
     return 0
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+FILE_VERBS: dict[str, Callable[[argparse.Namespace], int]] = {"models": _models, "index": _index}
+SERVER_VERBS: dict[str, Callable[[argparse.Namespace, Settings], int]] = {
+    "serve": _serve,
+    "usage": _usage,
+    "seals": _rotate_seals,
+    "keys": keys,
+    "doctor": _doctor,
+}
 
 
 def _parser(asked: Sequence[str]) -> argparse.ArgumentParser:
@@ -169,49 +139,33 @@ def _parser(asked: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"segue {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
-    _add_settings(
-        verbs.add_parser(
-            "serve",
-            help="serve models over HTTP and WebSocket",
-            description="Serve models over HTTP and WebSocket, on one port.",
-        )
-    )
+    about = "serve models over HTTP and WebSocket"
+    _add_settings(verbs.add_parser("serve", help=about, description=f"{about}, on one port"))
     _add_store_verbs(verbs)
     add_keys_verb(verbs)
     _add_file_verbs(verbs)
-    _add_settings(
-        verbs.add_parser(
-            "doctor", help=doctor.ABOUT, description=f"{doctor.ABOUT}; takes the flags of `serve`"
-        )
-    )
-    for name, (about, load) in CLIENT_VERBS.items():
+    about = f"{doctor.ABOUT}; takes the flags of `serve`"
+    _add_settings(verbs.add_parser("doctor", help=doctor.ABOUT, description=about))
+    for name, (module, about) in CLIENT_VERBS.items():
         client = verbs.add_parser(name, help=about, description=about)
         if name in asked:
-            load().add_arguments(client)
+            import_module(module).add_arguments(client)
     return parser
 
 
 def _add_store_verbs(verbs: Verbs) -> None:
     usage = verbs.add_parser("usage", help="print token usage by day, owner and model")
-    usage.add_argument("--config", metavar="FILE", help="TOML file that names the store")
-    usage.add_argument("--store", metavar="STORE", help="the store to read")
+    add_store(usage)
     usage.add_argument("--owner", metavar="OWNER", help="only this owner")
-    usage.add_argument(
-        "--days", type=_positive, default=30, help="number of days, today included (default: 30)"
-    )
+    days = "number of days, today included (default: 30)"
+    usage.add_argument("--days", type=amount, default=30, help=days)
     usage.add_argument("--json", action="store_true", help="print JSON")
-    seals = verbs.add_parser(
-        "seals", help="manage the keys that encrypt compactions and reasoning and hash API keys"
+    about = "manage the keys that encrypt compactions and reasoning and hash API keys"
+    actions = verbs.add_parser("seals", help=about).add_subparsers(
+        dest="action", required=True, metavar="ACTION"
     )
-    actions = seals.add_subparsers(dest="action", required=True, metavar="ACTION")
-    rotate = actions.add_parser(
-        "rotate", help="add a new encryption key; old ones stay valid for decryption"
-    )
-    rotate.add_argument(
-        "--config", metavar="FILE", help="TOML file that names the store or the key file"
-    )
-    rotate.add_argument("--store", metavar="STORE", help="the store that the keys belong to")
-    rotate.add_argument("--seal-keys", metavar="FILE", help="the key file")
+    about = "add a new encryption key; old ones stay valid for decryption"
+    add_store(actions.add_parser("rotate", help=about), has_seal_keys=True)
 
 
 def _add_file_verbs(verbs: Verbs) -> None:
@@ -226,29 +180,23 @@ def _add_file_verbs(verbs: Verbs) -> None:
         description="Index text, Markdown, HTML and PDF files; unchanged files are skipped.",
     )
     index.add_argument("folder", metavar="DIR", help="folder with the documents")
-    index.add_argument(
-        "--into", metavar="FILE", default="segue.index", help="index file (default: segue.index)"
-    )
-    index.add_argument(
-        "--url", metavar="PREFIX", default="", help="URL of the folder, for citations"
-    )
+    into = "index file (default: segue.index)"
+    index.add_argument("--into", metavar="FILE", default="segue.index", help=into)
+    prefix = "URL of the folder, for citations"
+    index.add_argument("--url", metavar="PREFIX", default="", help=prefix)
 
 
 def _add_settings(verb: argparse.ArgumentParser) -> None:
     """A flag for every setting, in groups. Values stay text: the settings validate all sources alike."""
     verb.add_argument("--config", metavar="FILE", help="TOML file with any of these settings")
-    group: argparse._ActionsContainer = verb
-    for field in msgspec.structs.fields(Settings):
-        if field.name in GROUPS:
-            group = verb.add_argument_group(GROUPS[field.name])
-        if field.name in FLAGS:
-            kind = msgspec.inspect.type_info(field.type)
-            schema = getattr(kind, "extra_json_schema", None) or {}
+    for title, texts in HELP.items():
+        group = verb.add_argument_group(title)
+        for name, text in texts.items():
             group.add_argument(
-                "--" + field.name.replace("_", "-"),
-                action="append" if field.name in REPEATED else "store",
-                metavar=_metavar(field.name, kind),
-                help=f"{schema['description']} (default: {_shown(field.default)})",
+                "--" + name.replace("_", "-"),
+                action="append" if name in REPEATED else "store",
+                metavar=_metavar(FIELDS[name]),
+                help=f"{text} (default: {_shown(FIELDS[name].default)})",
             )
 
 
@@ -258,16 +206,13 @@ def _shown(default: object) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-def _metavar(name: str, kind: msgspec.inspect.Type) -> str:
+def _metavar(field: msgspec.structs.FieldInfo) -> str:
     """What may stand after a flag: the choices, the unit, or the last word of its name."""
-    match kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind:
-        case msgspec.inspect.LiteralType(values):
-            return "|".join(map(str, values))
-        case msgspec.inspect.BoolType():
-            return "true|false"
-        case _:
-            pass
-    word = name.removesuffix("_max").removesuffix("_per_s").split("_")[-1]
+    if choices := choices_of(field):
+        return "|".join(choices)
+    if field.type is bool:
+        return "true|false"
+    word = field.name.removesuffix("_max").removesuffix("_per_s").split("_")[-1]
     return {"s": "SECONDS", "cert": "FILE", "keys": "FILE"}.get(word, word.upper())
 
 

@@ -105,11 +105,8 @@ class Refused(CallerError):
 
 def too_large(size: int, size_max: int) -> Refused:
     """The same message for a body and for a frame, with both figures (docs/hazards.md F11)."""
-    return Refused(
-        f"The request is too large: {size} bytes, at most {size_max} are accepted.",
-        status=413,
-        code="payload_too_large",
-    )
+    message = f"The request is too large: {size} bytes, at most {size_max} are accepted."
+    return Refused(message, status=413, code="payload_too_large")
 
 
 class TryLater(ApiError):
@@ -155,37 +152,30 @@ NAME_CHARS_MAX = 128
 
 def parent_not_found(parent_id: str) -> InvalidRequest:
     """One code and one message for a response that is unknown, evicted, another owner's or incomplete."""
-    return InvalidRequest(
-        f"Previous response with id '{parent_id[:ID_CHARS_MAX]}' not found.",
-        code="previous_response_not_found",
-        param="previous_response_id",
-    )
+    message = f"Previous response with id '{parent_id[:ID_CHARS_MAX]}' not found."
+    code = "previous_response_not_found"
+    return InvalidRequest(message, code=code, param="previous_response_id")
 
 
 def response_not_found(response_id: str) -> NotFound:
     """The same message for an absent response and for another owner's."""
-    return NotFound(
-        f"Response with id '{response_id[:ID_CHARS_MAX]}' not found.", param="response_id"
-    )
+    message = f"Response with id '{response_id[:ID_CHARS_MAX]}' not found."
+    return NotFound(message, param="response_id")
 
 
 def conversation_not_found(conversation_id: str) -> NotFound:
     """The same message for an absent conversation and for another owner's."""
-    return NotFound(
-        f"Conversation with id '{conversation_id[:ID_CHARS_MAX]}' not found.",
-        code="conversation_not_found",
-        param="conversation",
-    )
+    message = f"Conversation with id '{conversation_id[:ID_CHARS_MAX]}' not found."
+    return NotFound(message, code="conversation_not_found", param="conversation")
 
 
 def context_overflow(tokens: int, tokens_max: int) -> InvalidRequest:
     """The prompt does not fit the context window; a failed response once the turn has started."""
-    return InvalidRequest(
+    message = (
         f"Your input exceeds the context window of this model: {tokens} tokens, "
-        f"at most {tokens_max} fit. Please adjust your input and try again.",
-        code="context_length_exceeded",
-        param="input",
+        f"at most {tokens_max} fit. Please adjust your input and try again."
     )
+    return InvalidRequest(message, code="context_length_exceeded", param="input")
 
 
 def cut_name(name: str | None) -> str | None:
@@ -194,11 +184,8 @@ def cut_name(name: str | None) -> str | None:
 
 
 def model_not_found(name: str) -> NotFound:
-    return NotFound(
-        f"The model '{cut_name(name)}' does not exist or you do not have access to it.",
-        code="model_not_found",
-        param="model",
-    )
+    message = f"The model '{cut_name(name)}' does not exist or you do not have access to it."
+    return NotFound(message, code="model_not_found", param="model")
 
 
 class Misconfigured(Exception):

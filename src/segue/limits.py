@@ -74,16 +74,10 @@ def share_out(
     tokens = left.tokens - draw.tokens if limits.tokens_per_min else 0.0
     is_short = draw.requests > 0 and not given
     missing = (1 - requests) * MINUTE_S / max(1, limits.requests_per_min)
-    grant = Grant(
-        requests=given,
-        wait_s=max(0.0, missing) if is_short else 0.0,
-        tokens=tokens,
-        held=HeldPlaces(
-            _places(draw.held.connections, others.connections, limits.connections_max),
-            _places(draw.held.lanes, others.lanes, limits.lanes_max),
-        ),
-        others=others,
-    )
+    wait_s = max(0.0, missing) if is_short else 0.0
+    connections = _places(draw.held.connections, others.connections, limits.connections_max)
+    lanes = _places(draw.held.lanes, others.lanes, limits.lanes_max)
+    grant = Grant(given, wait_s, tokens, HeldPlaces(connections, lanes), others)
     return Level(requests, tokens, left.at), grant
 
 

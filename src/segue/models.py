@@ -29,9 +29,6 @@ from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.engines.weights import add_with_bar, find_weights, list_weights
 from segue.errors import Misconfigured
-from segue.guards.classifier import ClassifierGuard
-from segue.guards.moderation import ModerationGuard
-from segue.guards.rules import RulesGuard
 from segue.settings import EngineName, ModelSettings, Settings
 from segue.turn.plan import Guards, Model
 from segue.turn.seams import Dialect, Engine, Guard
@@ -116,6 +113,10 @@ class _Guards:
 
     def _guard(self, name: str) -> Guard:
         if name not in self._built:
+            # Imported here and below: most servers have no guards.
+            from segue.guards.classifier import ClassifierGuard
+            from segue.guards.moderation import ModerationGuard
+
             build = GUARDS.get(name) or _imported(name)
             self._built[name] = guard = build(self._settings)
             if isinstance(guard, ModerationGuard | ClassifierGuard):
@@ -123,7 +124,15 @@ class _Guards:
         return self._built[name]
 
 
+def _rules(settings: Settings) -> Guard:
+    from segue.guards.rules import RulesGuard
+
+    return RulesGuard(settings.guard_rules)
+
+
 def _moderation(settings: Settings) -> Guard:
+    from segue.guards.moderation import ModerationGuard
+
     if not settings.guard_url:
         raise Misconfigured("guard_url: the guard 'moderation' needs the address of an endpoint.")
     return ModerationGuard(
@@ -136,6 +145,8 @@ def _moderation(settings: Settings) -> Guard:
 
 
 def _classifier(settings: Settings) -> Guard:
+    from segue.guards.classifier import ClassifierGuard
+
     if not settings.guard_classifier:
         raise Misconfigured("guard_classifier: the guard 'classifier' needs the folder of a model.")
     return ClassifierGuard(Path(settings.guard_classifier).expanduser(), settings.guard_threshold)
@@ -143,7 +154,7 @@ def _classifier(settings: Settings) -> Guard:
 
 GuardBuilder = Callable[[Settings], Guard]
 GUARDS: Mapping[str, GuardBuilder] = {
-    "rules": lambda settings: RulesGuard(settings.guard_rules),
+    "rules": _rules,
     "moderation": _moderation,
     "classifier": _classifier,
 }

@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,19 +24,11 @@ T = TypeVar("T")
 Table = dict[str, str | bool | int | float | list[str]]
 
 EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "chat"]
-DIALECTS = (
-    "auto",
-    "chatml",
-    "smollm2",
-    "qwen2",
-    "qwen3",
-    "llama3",
-    "mistral",
-    "harmony",
-    "template",
-)
+CHAT_FORMATS = ("chatml", "smollm2", "qwen2", "qwen3", "llama3", "mistral", "harmony", "template")
+DIALECTS = ("auto", *CHAT_FORMATS)
 
 MCP_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+SEARCH_HEADER = re.compile(r"[A-Za-z0-9-]+: *[\x21-\x7e][\x20-\x7e]*")
 
 StoreKind = Literal["memory", "sqlite", "postgresql"]
 # How the address of a store begins -> its kind; `memory` has no address. `storage.py` says how each kind is opened.
@@ -51,12 +43,6 @@ Duration = Annotated[float, Meta(ge=0)]
 Limit = Annotated[int, Meta(ge=0)]
 Amount = Annotated[int, Meta(gt=0)]
 MIB = 1024 * 1024
-
-
-def about(text: str) -> Meta:
-    """A setting's one-line description, for `--help` and for the documentation."""
-    return Meta(description=text)
-
 
 # What no model needs to read or write: private keys, and tokens of well-known services.
 CREDENTIALS = (
@@ -88,52 +74,23 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     aliases: tuple[str, ...] = ()
     # For the embedded engine, where the name is not that of known weights: a GGUF file.
     weights: str = ""
-    engine: Annotated[
-        EngineName,
-        about("inference engine; all but embedded and scripted are servers at engine_url"),
-    ] = "embedded"
-    engine_url: Annotated[
-        tuple[str, ...], about("base URL of an engine server; repeatable, for several replicas")
-    ] = ()
-    engine_key: Annotated[str, about("API key sent to the engine server")] = ""
-    engine_parallel: Annotated[
-        Amount, about("requests sent to each engine replica at once; the rest wait in a queue")
-    ] = 4
-    context_tokens: Annotated[
-        Limit, about("context window in tokens; 0: of the GGUF file, or 131072 for a server")
-    ] = 0
-    dialect: Annotated[
-        str, about("chat format: auto (from the model's files), or " + ", ".join(DIALECTS[1:]))
-    ] = "auto"
-    tokenizer: Annotated[
-        str, about("tokenizer.json, its folder, or a GGUF file; none: the embedded model's own")
-    ] = ""
-    piece_cache: Annotated[bool, about("cache token ids of text fragments")] = True
-    script: Annotated[str, about("JSON file that the scripted engine plays")] = ""
-    tps: Annotated[Duration, about("tokens per second of the scripted engine; 0: no limit")] = 0
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None,
-        about("default sampling temperature; none: 1, for smollm2 0.2"),
-    ] = None
-    top_p: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None,
-        about("default nucleus sampling probability (top_p); none: 1, for smollm2 0.9"),
-    ] = None
-    output_tokens_max: Annotated[
-        Amount | None, about("default output limit in tokens; none: what fits, for smollm2 1024")
-    ] = None
-    unseen: Annotated[
-        Literal["tell", "refuse"],
-        about("images and audio for a text-only model: tell (describe in words) or refuse"),
-    ] = "tell"
-    sees_images: Annotated[bool, about("pass images on to a chat engine")] = False
-    reasoning: Annotated[
-        Literal["text", "summary", "hidden"], about("how clients see the model's reasoning")
-    ] = "text"
-    guard: Annotated[
-        tuple[str, ...],
-        about("guard for input and output: rules, classifier, moderation, MODULE:NAME; repeatable"),
-    ] = ()
+    engine: EngineName = "embedded"
+    engine_url: tuple[str, ...] = ()
+    engine_key: str = ""
+    engine_parallel: Amount = 4
+    context_tokens: Limit = 0
+    dialect: str = "auto"
+    tokenizer: str = ""
+    piece_cache: bool = True
+    script: str = ""
+    tps: Duration = 0
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    output_tokens_max: Amount | None = None
+    unseen: Literal["tell", "refuse"] = "tell"
+    sees_images: bool = False
+    reasoning: Literal["text", "summary", "hidden"] = "text"
+    guard: tuple[str, ...] = ()
 
 
 class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,167 +113,74 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set. The fields of a model are the defaults of all models."""
 
-    host: Annotated[str, about("address to listen on; other than loopback requires API keys")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[
-        int, Meta(ge=0, le=65535, description="port to listen on; 0: any free port")
-    ] = 8080
-    workers: Annotated[
-        int, Meta(ge=1, le=256, description="number of processes that share port and store")
-    ] = 1
-    model: Annotated[tuple[str, ...], about("model to serve: a name or GGUF file; repeatable")] = ()
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], about("lowest level of log lines written")
-    ] = "info"
-    store: Annotated[
-        str, about("where responses are stored: sqlite:///FILE, postgresql://… or memory")
-    ] = "sqlite:///segue.db"
-    durability: Annotated[
-        Literal["full", "relaxed"],
-        about("acknowledged responses survive a power failure (full) or a process crash (relaxed)"),
-    ] = "full"
-    retention_s: Annotated[
-        Limit, about("seconds to keep a chain of responses after its newest one; 0: forever")
-    ] = 30 * 86_400
-    events_retention_s: Annotated[
-        Limit, about("seconds to keep the events of a response for replay; 0: forever")
-    ] = 86_400
-    seal_keys: Annotated[
-        str, about("file with the encryption keys; none: next to the SQLite file, or in PostgreSQL")
-    ] = ""
-    auth: Annotated[
-        Literal["auto", "off", "keys"],
-        about("require an API key: auto (once a key was created), off (never), keys (always)"),
-    ] = "auto"
-    allowed_hosts: Annotated[
-        tuple[str, ...], about("accepted Host header besides loopback names; *: any; repeatable")
-    ] = ()
-    cors_origins: Annotated[
-        tuple[str, ...], about("web origin allowed to call this server (CORS); *: any; repeatable")
-    ] = ()
-    tls_cert: Annotated[
-        str, about("certificate chain (PEM); loaded again when the file changes and on SIGHUP")
-    ] = ""
-    tls_key: Annotated[str, about("private key of the certificate (PEM)")] = ""
-    websocket: Annotated[bool, about("accept WebSocket connections; false: refuse with 426")] = True
-    connection_age_s: Annotated[Positive, about("maximum age of a WebSocket in seconds")] = 3600.0
-    grace_s: Annotated[
-        Duration, about("seconds that running responses may take to finish at shutdown")
-    ] = 30.0
-    heartbeat_s: Annotated[
-        Positive, about("seconds of silence in a running stream until a heartbeat is sent")
-    ] = 15.0
-    body_bytes_max: Annotated[
-        Amount, about("largest request body or WebSocket message in bytes")
-    ] = 64 * MIB
-    outbox_bytes_max: Annotated[
-        Amount, about("unsent bytes for a slow client until its response is paused")
-    ] = MIB
-    write_s_max: Annotated[
-        Positive, about("seconds until a client that reads nothing is disconnected")
-    ] = 30.0
-    handshake_s_max: Annotated[
-        Positive, about("seconds that the headers of a request may take to arrive")
-    ] = 10.0
-    body_s_max: Annotated[
-        Positive, about("seconds that a request body or WebSocket message may take to arrive")
-    ] = 120.0
-    connections_max: Annotated[
-        Amount, about("open connections per process; further ones are refused with 503")
-    ] = 10_000
-    frames_per_s: Annotated[
-        Duration, about("WebSocket frames per second on one connection; 0: no limit")
-    ] = 1_000.0
-    frames_burst_max: Annotated[
-        Amount, about("WebSocket frames on one connection that may arrive at once")
-    ] = 10_000
-    append_s_max: Annotated[
-        Positive, about("seconds that a response waits for tool outputs (response.append)")
-    ] = 600.0
-    reconnect_s: Annotated[
-        Annotated[float, Meta(ge=0, le=120)],
-        about("seconds to keep unstored responses of a lost connection; 0: not at all"),
-    ] = 0.0
-    connection_state_bytes_max: Annotated[
-        Amount, about("memory for the history of one WebSocket connection in bytes")
-    ] = 256 * MIB
-    connections_state_bytes_max: Annotated[
-        Amount, about("memory for the history of all WebSocket connections in bytes")
-    ] = 2048 * MIB
-    process_state_bytes_max: Annotated[
-        Amount, about("memory cache of stored responses in bytes")
-    ] = 512 * MIB
-    render_cache_bytes_max: Annotated[
-        Limit, about("memory cache of prompts in bytes, for clients that resend all; 0: off")
-    ] = 256 * MIB
-    check_rendering: Annotated[
-        bool, about("debug: render every prompt without caches too and compare (slow)")
-    ] = False
-    guard_sides: Annotated[Literal["both", "input", "output"], about("what guards check")] = "both"
-    guard_window_chars: Annotated[
-        int, Meta(ge=64, description="characters of output held back and checked together")
-    ] = 400
-    guard_url: Annotated[str, about("base URL of a moderation API, without /v1/moderations")] = ""
-    guard_key: Annotated[str, about("API key of the moderation API")] = ""
-    guard_model: Annotated[str, about("model name sent to the moderation API")] = ""
-    guard_s_max: Annotated[Positive, about("timeout of the moderation API in seconds")] = 5.0
-    guard_unreachable: Annotated[
-        Literal["block", "pass"], about("when the moderation API fails: block (503) or pass")
-    ] = "block"
-    guard_classifier: Annotated[
-        str, about("folder of the classifier model, with model.onnx and tokenizer.json")
-    ] = ""
-    guard_threshold: Annotated[
-        float, Meta(gt=0, le=1, description="score from which on the classifier blocks")
-    ] = 0.9
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    workers: Annotated[int, Meta(ge=1, le=256)] = 1
+    model: tuple[str, ...] = ()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    store: str = "sqlite:///segue.db"
+    durability: Literal["full", "relaxed"] = "full"
+    retention_s: Limit = 30 * 86_400
+    events_retention_s: Limit = 86_400
+    seal_keys: str = ""
+    auth: Literal["auto", "off", "keys"] = "auto"
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: str = ""
+    tls_key: str = ""
+    websocket: bool = True
+    # OpenAI's own: clients rotate shortly before it.
+    connection_age_s: Positive = 3600.0
+    grace_s: Duration = 30.0
+    heartbeat_s: Positive = 15.0
+    # Whole histories with images arrive in one frame (docs/protocol.md 6.11); a gateway's 16 MiB broke clients
+    # (docs/hazards.md F11).
+    body_bytes_max: Amount = 64 * MIB
+    outbox_bytes_max: Amount = MIB
+    write_s_max: Positive = 30.0
+    handshake_s_max: Positive = 10.0
+    body_s_max: Positive = 120.0
+    connections_max: Amount = 10_000
+    frames_per_s: Duration = 1_000.0
+    frames_burst_max: Amount = 10_000
+    append_s_max: Positive = 600.0
+    reconnect_s: Annotated[float, Meta(ge=0, le=120)] = 0.0
+    connection_state_bytes_max: Amount = 256 * MIB
+    connections_state_bytes_max: Amount = 2048 * MIB
+    process_state_bytes_max: Amount = 512 * MIB
+    render_cache_bytes_max: Limit = 256 * MIB
+    check_rendering: bool = False
+    guard_sides: Literal["both", "input", "output"] = "both"
+    guard_window_chars: Annotated[int, Meta(ge=64)] = 400
+    guard_url: str = ""
+    guard_key: str = ""
+    guard_model: str = ""
+    guard_s_max: Positive = 5.0
+    guard_unreachable: Literal["block", "pass"] = "block"
+    guard_classifier: str = ""
+    guard_threshold: Annotated[float, Meta(gt=0, le=1)] = 0.9
     guard_rules: RuleSettings = RuleSettings()
     # Owner of keys -> the guards for it, instead of those of the model.
     guard_owners: dict[str, tuple[str, ...]] = {}
-    tool_s_max: Annotated[Positive, about("timeout of a server-side tool call in seconds")] = 60.0
-    tool_output_bytes_max: Annotated[
-        Amount, about("bytes of a server-side tool's output for the model; the rest is cut")
-    ] = 128 * 1024
-    file_s_max: Annotated[Positive, about("timeout for reading a PDF in seconds")] = 15.0
-    mcp_hosts: Annotated[
-        tuple[str, ...],
-        about("HOST or HOST:PORT allowed in server_url; without port 80 and 443; repeatable"),
-    ] = ()
-    mcp_list_s: Annotated[Duration, about("seconds to cache an MCP server's tool list")] = 300.0
-    fetch: Annotated[
-        Literal["off", "public"], about("whether the server fetches URLs; public addresses only")
-    ] = "off"
-    fetch_allow: Annotated[
-        tuple[str, ...], about("domain to fetch from; none: all; repeatable")
-    ] = ()
-    fetch_deny: Annotated[tuple[str, ...], about("domain never to fetch from; repeatable")] = ()
-    fetch_port: Annotated[
-        tuple[Annotated[int, Meta(gt=0, le=65535)], ...], about("port to fetch from; repeatable")
-    ] = (80, 443)
-    fetch_bytes_max: Annotated[Amount, about("largest page or file to fetch in bytes")] = 8 * MIB
-    fetch_s_max: Annotated[Positive, about("timeout of one fetch in seconds")] = 10.0
-    search_index: Annotated[
-        str, about("file with a local index for web search, made by `segue index`")
-    ] = ""
-    search_url: Annotated[
-        str, about("URL of a SearXNG server, or of a JSON search API, with {query} in it")
-    ] = ""
-    search_results: Annotated[
-        str, about("path of the result list in the search API's answer, such as web.results")
-    ] = "results"
-    search_fields: Annotated[
-        str, about("names of a result's URL, title and text fields, separated by spaces")
-    ] = "url title content"
-    search_header: Annotated[str, about("header for the search API, as NAME: VALUE")] = ""
-    otel_endpoint: Annotated[
-        str, about("OTLP/HTTP collector for traces, such as http://127.0.0.1:4318; none: off")
-    ] = ""
-    otel_headers: Annotated[
-        tuple[str, ...], about("header sent to the collector, as NAME=VALUE; repeatable")
-    ] = ()
-    audit_log: Annotated[
-        str, about("JSON line for each response and refusal: a file, or `log`; none: off")
-    ] = ""
+    tool_s_max: Positive = 60.0
+    tool_output_bytes_max: Amount = 128 * 1024
+    file_s_max: Positive = 15.0
+    mcp_hosts: tuple[str, ...] = ()
+    mcp_list_s: Duration = 300.0
+    fetch: Literal["off", "public"] = "off"
+    fetch_allow: tuple[str, ...] = ()
+    fetch_deny: tuple[str, ...] = ()
+    fetch_port: tuple[Annotated[int, Meta(gt=0, le=65535)], ...] = (80, 443)
+    fetch_bytes_max: Amount = 8 * MIB
+    fetch_s_max: Positive = 10.0
+    search_index: str = ""
+    search_url: str = ""
+    search_results: str = "results"
+    search_fields: str = "url title content"
+    search_header: str = ""
+    otel_endpoint: str = ""
+    otel_headers: tuple[str, ...] = ()
+    audit_log: str = ""
     models: tuple[Table, ...] = ()
     mcp: tuple[McpSettings, ...] = ()
 
@@ -352,13 +216,12 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         tabled = {table.get("name") for table in tables}
         tables += [_named(name) for name in self.model if name not in tabled]
         default = _named("scripted" if self.engine == "scripted" else SMALL_MODEL)
-        found = tuple(
-            _with_usual(_convert(shared | table, ModelSettings, "models"))
-            for table in tables or [default]
-        )
-        if not all(model.name for model in found):
+        converted = [
+            _convert(shared | table, ModelSettings, "models") for table in tables or [default]
+        ]
+        if not all(model.name for model in converted):
             raise Misconfigured("models: every [[models]] table needs a name.")
-        return found
+        return tuple(map(_with_usual, converted))
 
 
 def is_ring_stored(settings: Settings) -> bool:
@@ -377,9 +240,7 @@ def seal_path(settings: Settings) -> Path | None:
 
 def _named(name: str) -> Table:
     """A model by its name; a GGUF file is named after itself, without folder and suffix."""
-    if name.endswith(".gguf"):
-        return {"name": Path(name).stem, "weights": name}
-    return {"name": name}
+    return {"name": Path(name).stem, "weights": name} if name.endswith(".gguf") else {"name": name}
 
 
 # For the model that newcomers start with: the sampling that its authors recommend, and a limit for its long outputs.
@@ -395,38 +256,111 @@ def _with_usual(model: ModelSettings) -> ModelSettings:
     return msgspec.structs.replace(model, **unset)
 
 
-# Settings that exist only in the file, as tables or in a model's own table.
-TABLE_ONLY = frozenset(
-    {"name", "aliases", "weights", "models", "guard_rules", "guard_owners", "mcp"}
-)
-# Settings that may be given several times; in the environment their values are separated by commas.
-REPEATED = frozenset(
-    {
-        "model",
-        "engine_url",
-        "allowed_hosts",
-        "cors_origins",
-        "fetch_allow",
-        "fetch_deny",
-        "fetch_port",
-        "guard",
-        "otel_headers",
-        "mcp_hosts",
-    }
-)
-FLAGS = tuple(name for name in Settings.__struct_fields__ if name not in TABLE_ONLY)
-# Groups in `--help`: the first flag of each, in the order of the fields.
-GROUPS = {
-    "engine": "model and engine",
-    "host": "server",
-    "store": "store",
-    "auth": "access",
-    "websocket": "connections",
-    "connection_state_bytes_max": "memory",
-    "guard_sides": "guards",
-    "tool_s_max": "server-side tools",
-    "otel_endpoint": "observability",
+# What `--help` and docs/settings.md say of each setting, in the groups of `--help`. A setting that is not named here
+# exists only in the file, as a table or in a model's own table.
+HELP = {
+    "model and engine": {
+        "engine": "inference engine; all but embedded and scripted are servers at engine_url",
+        "engine_url": "base URL of an engine server; repeatable, for several replicas",
+        "engine_key": "API key sent to the engine server",
+        "engine_parallel": "requests sent to each engine replica at once; the rest wait in a queue",
+        "context_tokens": "context window in tokens; 0: of the GGUF file, or 131072 for a server",
+        "dialect": "chat format: auto (from the model's files), or " + ", ".join(CHAT_FORMATS),
+        "tokenizer": "tokenizer.json, its folder, or a GGUF file; none: the embedded model's own",
+        "piece_cache": "cache token ids of text fragments",
+        "script": "JSON file that the scripted engine plays",
+        "tps": "tokens per second of the scripted engine; 0: no limit",
+        "temperature": "default sampling temperature; none: 1, for smollm2 0.2",
+        "top_p": "default nucleus sampling probability (top_p); none: 1, for smollm2 0.9",
+        "output_tokens_max": "default output limit in tokens; none: what fits, for smollm2 1024",
+        "unseen": "images and audio for a text-only model: tell (describe in words) or refuse",
+        "sees_images": "pass images on to a chat engine",
+        "reasoning": "how clients see the model's reasoning",
+        "guard": "guard for input and output: rules, classifier, moderation, MODULE:NAME; repeatable",
+    },
+    "server": {
+        "host": "address to listen on; other than loopback requires API keys",
+        "port": "port to listen on; 0: any free port",
+        "workers": "number of processes that share port and store",
+        "model": "model to serve: a name or GGUF file; repeatable",
+        "log_level": "lowest level of log lines written",
+    },
+    "store": {
+        "store": "where responses are stored: sqlite:///FILE, postgresql://… or memory",
+        "durability": "acknowledged responses survive a power failure (full) or a process crash (relaxed)",
+        "retention_s": "seconds to keep a chain of responses after its newest one; 0: forever",
+        "events_retention_s": "seconds to keep the events of a response for replay; 0: forever",
+        "seal_keys": "file with the encryption keys; none: next to the SQLite file, or in PostgreSQL",
+    },
+    "access": {
+        "auth": "require an API key: auto (once a key was created), off (never), keys (always)",
+        "allowed_hosts": "accepted Host header besides loopback names; *: any; repeatable",
+        "cors_origins": "web origin allowed to call this server (CORS); *: any; repeatable",
+        "tls_cert": "certificate chain (PEM); loaded again when the file changes and on SIGHUP",
+        "tls_key": "private key of the certificate (PEM)",
+    },
+    "connections": {
+        "websocket": "accept WebSocket connections; false: refuse with 426",
+        "connection_age_s": "maximum age of a WebSocket in seconds",
+        "grace_s": "seconds that running responses may take to finish at shutdown",
+        "heartbeat_s": "seconds of silence in a running stream until a heartbeat is sent",
+        "body_bytes_max": "largest request body or WebSocket message in bytes",
+        "outbox_bytes_max": "unsent bytes for a slow client until its response is paused",
+        "write_s_max": "seconds until a client that reads nothing is disconnected",
+        "handshake_s_max": "seconds that the headers of a request may take to arrive",
+        "body_s_max": "seconds that a request body or WebSocket message may take to arrive",
+        "connections_max": "open connections per process; further ones are refused with 503",
+        "frames_per_s": "WebSocket frames per second on one connection; 0: no limit",
+        "frames_burst_max": "WebSocket frames on one connection that may arrive at once",
+        "append_s_max": "seconds that a response waits for tool outputs (response.append)",
+        "reconnect_s": "seconds to keep unstored responses of a lost connection; 0: not at all",
+    },
+    "memory": {
+        "connection_state_bytes_max": "memory for the history of one WebSocket connection in bytes",
+        "connections_state_bytes_max": "memory for the history of all WebSocket connections in bytes",
+        "process_state_bytes_max": "memory cache of stored responses in bytes",
+        "render_cache_bytes_max": "memory cache of prompts in bytes, for clients that resend all; 0: off",
+        "check_rendering": "debug: render every prompt without caches too and compare (slow)",
+    },
+    "guards": {
+        "guard_sides": "what guards check",
+        "guard_window_chars": "characters of output held back and checked together",
+        "guard_url": "base URL of a moderation API, without /v1/moderations",
+        "guard_key": "API key of the moderation API",
+        "guard_model": "model name sent to the moderation API",
+        "guard_s_max": "timeout of the moderation API in seconds",
+        "guard_unreachable": "when the moderation API fails: block (503) or pass",
+        "guard_classifier": "folder of the classifier model, with model.onnx and tokenizer.json",
+        "guard_threshold": "score from which on the classifier blocks",
+    },
+    "server-side tools": {
+        "tool_s_max": "timeout of a server-side tool call in seconds",
+        "tool_output_bytes_max": "bytes of a server-side tool's output for the model; the rest is cut",
+        "file_s_max": "timeout for reading a PDF in seconds",
+        "mcp_hosts": "HOST or HOST:PORT allowed in server_url; without port 80 and 443; repeatable",
+        "mcp_list_s": "seconds to cache an MCP server's tool list",
+        "fetch": "whether the server fetches URLs; public addresses only",
+        "fetch_allow": "domain to fetch from; none: all; repeatable",
+        "fetch_deny": "domain never to fetch from; repeatable",
+        "fetch_port": "port to fetch from; repeatable",
+        "fetch_bytes_max": "largest page or file to fetch in bytes",
+        "fetch_s_max": "timeout of one fetch in seconds",
+        "search_index": "file with a local index for web search, made by `segue index`",
+        "search_url": "URL of a SearXNG server, or of a JSON search API, with {query} in it",
+        "search_results": "path of the result list in the search API's answer, such as web.results",
+        "search_fields": "names of a result's URL, title and text fields, separated by spaces",
+        "search_header": "header for the search API, as NAME: VALUE",
+    },
+    "observability": {
+        "otel_endpoint": "OTLP/HTTP collector for traces, such as http://127.0.0.1:4318; none: off",
+        "otel_headers": "header sent to the collector, as NAME=VALUE; repeatable",
+        "audit_log": "JSON line for each response and refusal: a file, or `log`; none: off",
+    },
 }
+FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+FLAGS = tuple(name for group in HELP.values() for name in group)
+# Settings that may be given several times; in the environment their values are separated by commas.
+REPEATED = frozenset(name for name in FLAGS if get_origin(FIELDS[name].type) is tuple)
 
 
 def load_settings(
@@ -441,7 +375,7 @@ def load_settings(
         if text is not None:
             values[name] = text.split(",") if name in REPEATED else text
     values |= {name: value for name, value in flags.items() if name in FLAGS and value is not None}
-    settings = _convert(values, Settings, "")
+    settings = _convert(values, Settings)
     _check(settings)
     return settings
 
@@ -461,15 +395,24 @@ def _read_file(path: Path) -> dict[str, object]:
         raise Misconfigured(f"config: {path} is not TOML: {error}.") from None
 
 
-def _convert(values: Mapping[str, object], kind: type[T], path: str) -> T:
+def choices_of(field: msgspec.structs.FieldInfo) -> tuple[str, ...]:
+    """The values that a setting may have, where they are a fixed list."""
+    return get_args(field.type) if get_origin(field.type) is Literal else ()
+
+
+def _convert(values: Mapping[str, object], kind: type[T], path: str = "") -> T:
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Misconfigured(f"{path + ': ' if path else ''}{error}") from None
+        text, _, place = str(error).partition(" - at ")
+        name = place.strip("`").removeprefix("$.")
+        if name in FIELDS and (choices := choices_of(FIELDS[name])):
+            text = f"'{values[name]}' is not one of: {', '.join(choices)}."
+        raise Misconfigured(": ".join(filter(None, (path, name, text)))) from None
 
 
 def _check(settings: Settings) -> None:
-    """Rules that involve several settings."""
+    """Rules that involve several settings, or the form of a text."""
     if not is_loopback(settings.host) and settings.auth == "off":
         raise Misconfigured(
             f"host: {settings.host} is not a loopback address, which is refused with --auth off. "
@@ -480,33 +423,27 @@ def _check(settings: Settings) -> None:
     for model in settings.served():
         if model.dialect not in DIALECTS:
             raise Misconfigured(f"dialect: '{model.dialect}' is not one of: {', '.join(DIALECTS)}.")
-    _check_mcp(settings.mcp)
+    labels = [server.label for server in settings.mcp]
+    for server in settings.mcp:
+        if not MCP_LABEL.match(server.label):
+            raise Misconfigured(
+                f"mcp: the label '{server.label}' is not 1 to 64 of A-Z a-z 0-9 _ -."
+            )
+        if labels.count(server.label) > 1:
+            raise Misconfigured(f"mcp: two servers have the label '{server.label}'.")
+        if sum(map(bool, (server.url, server.sse_url, server.command))) != 1:
+            raise Misconfigured(
+                f"mcp: '{server.label}' needs exactly one of: url, sse_url, command."
+            )
     if len(settings.search_fields.split()) != 3:
         raise Misconfigured("search_fields: name three fields: URL, title and text.")
-    if settings.search_header and not re.fullmatch(
-        r"[A-Za-z0-9-]+: *[\x21-\x7e][\x20-\x7e]*", settings.search_header
-    ):
+    if settings.search_header and not SEARCH_HEADER.fullmatch(settings.search_header):
         raise Misconfigured("search_header: write it as NAME: VALUE.")
     if settings.store_kind == "memory" and settings.workers > 1:
         raise Misconfigured(
             f"workers: {settings.workers} processes cannot share the store 'memory'. "
             "Use --store sqlite:///segue.db, or leave --workers out."
         )
-
-
-def _check_mcp(servers: tuple[McpSettings, ...]) -> None:
-    labels = [server.label for server in servers]
-    for server in servers:
-        if not MCP_LABEL.match(server.label):
-            raise Misconfigured(
-                f"mcp: the label '{server.label}' must be 1 to 64 letters, digits, _ and -."
-            )
-        if labels.count(server.label) > 1:
-            raise Misconfigured(f"mcp: two servers have the label '{server.label}'.")
-        if sum(map(bool, (server.url, server.sse_url, server.command))) != 1:
-            raise Misconfigured(
-                f"mcp: the server '{server.label}' needs exactly one of: url, sse_url, command."
-            )
 
 
 def is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ from segue.settings import Settings, StoreKind, is_loopback, is_ring_stored, sea
 from segue.stores.hashes import KeyHashes, new_secret
 from segue.stores.layered import LayeredStore
 from segue.stores.memory import MemoryStore
-from segue.stores.seals import RingKey, new_key, open_ring, read_ring, rotate_ring
+from segue.stores.seals import RingKey, new_key, open_ring, rotate_ring
 from segue.stores.sqlite import SqliteStore
 from segue.stores.store import Store
 from segue.turn.seams import Keys
@@ -112,16 +112,8 @@ async def give_out(
     limits: KeyLimits | None = None,
 ) -> tuple[Key, str]:
     """A new API key in this store, and its secret."""
-    secret = new_secret()
-    key = Key(
-        id=new_id("key"),
-        name=name,
-        owner=owner,
-        scopes=tuple(scopes),
-        limits=limits or KeyLimits(),
-        ring=hashes.newest,
-        created_at=int(time.time()),
-    )
+    secret, limits, now = new_secret(), limits or KeyLimits(), int(time.time())
+    key = Key(new_id("key"), name, owner, tuple(scopes), limits, hashes.newest, created_at=now)
     await keys.add(key, hashes.digests(secret)[0])
     return key, secret
 
@@ -201,7 +193,4 @@ async def load_ring(settings: Settings, store: Store) -> Sequence[RingKey]:
         assert store.ring is not None
         return await store.ring.load()
     path = seal_path(settings)
-    if path is None:
-        return [new_key()]
-    open_ring(path)
-    return read_ring(path)
+    return [new_key()] if path is None else open_ring(path)

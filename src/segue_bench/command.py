@@ -39,7 +39,7 @@ FAILED = 1
 INTERRUPTED = 130
 
 
-def add_verb(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give the verb its flags."""
     parser.description = (
         "Run the same agent loop by each way of talking to a Responses server, and report how long it took and "

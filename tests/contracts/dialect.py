@@ -16,8 +16,7 @@ from typing import NamedTuple, cast
 import msgspec
 from hypothesis import strategies as st
 
-from segue.dialects.family import MODEL_TURN
-from segue.dialects.parts import parts_of
+from segue.dialects.parts import MODEL_TURN, parts_of
 from segue.engines.weights import find_weights
 from segue.process.render_cache import is_cut
 from segue.turn.commit import warm_after

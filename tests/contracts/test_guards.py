@@ -65,7 +65,7 @@ class WordSession:
         assert len(ids) == len(mask) <= classifier.PART_TOKENS
         return [[[0.0, 9.0 if 1 in ids else -9.0]]]
 
-    def get_inputs(self) -> list[classifier.Named]:
+    def get_inputs(self) -> list[classifier.ModelInput]:
         return []
 
 

@@ -1,7 +1,7 @@
 """What every tool that the server runs keeps to: calls of MCP servers, their lists, and the web search over an index,
 an engine and pages, each on real files and sockets.
 
-The search for tools is no `Tool`: it is a pure function (`tools/tool_search.py`), and has nothing to wait for.
+The search for tools is no `Tool`: it is a function (`tools/tool_search.py`), and has nothing to wait for.
 """
 
 from __future__ import annotations

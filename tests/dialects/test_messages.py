@@ -206,7 +206,7 @@ def test_picture_from_a_tool_is_shown_behind_all_outputs() -> None:
     )
     seen = messages_of(*items, dialect=MessagesDialect(sees_images=True))
     assert [one["role"] for one in seen] == ["tool", "tool", "user", "user"]
-    assert seen[0]["content"] == "See\n[image: shown behind the outputs]\nthere."
+    assert seen[0]["content"] == "See\n[image: shown after the outputs]\nthere."
     content = cast("list[dict[str, object]]", seen[2]["content"])
     assert content[1] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     told = messages_of(*items)

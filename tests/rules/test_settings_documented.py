@@ -11,21 +11,19 @@ from pathlib import Path
 
 import msgspec
 
-from segue.settings import FLAGS, TABLE_ONLY, ModelSettings, Settings
+from segue.settings import FIELDS, FLAGS, HELP, ModelSettings, choices_of
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "settings.md"
 HEADER = "| flag | environment | `segue.toml` | default | meaning |\n|---|---|---|---|---|\n"
 
 
+MEANINGS = {name: text for group in HELP.values() for name, text in group.items()}
+
+
 def meaning_of(field: msgspec.structs.FieldInfo) -> str:
     """The description that `--help` shows too."""
-    kind = msgspec.inspect.type_info(field.type)
-    found = (getattr(kind, "extra_json_schema", None) or {}).get("description", "")
-    assert isinstance(found, str)
-    inner = kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind
-    if isinstance(inner, msgspec.inspect.LiteralType):
-        found += "; one of " + ", ".join(f"`{value}`" for value in inner.values)
-    return found
+    choices = ", ".join(f"`{value}`" for value in choices_of(field))
+    return MEANINGS[field.name] + (f"; one of {choices}" if choices else "")
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> str:
@@ -47,12 +45,11 @@ def row(field: msgspec.structs.FieldInfo) -> str:
 
 def tables() -> dict[str, str]:
     """The generated parts of the page, by the name of their marker."""
-    fields = {field.name: field for field in msgspec.structs.fields(Settings)}
     of_models = [name for name in FLAGS if name in ModelSettings.__struct_fields__]
     of_server = [name for name in FLAGS if name not in of_models]
     return {
-        "server": HEADER + "".join(row(fields[name]) for name in of_server),
-        "model": HEADER + "".join(row(fields[name]) for name in of_models),
+        "server": HEADER + "".join(row(FIELDS[name]) for name in of_server),
+        "model": HEADER + "".join(row(FIELDS[name]) for name in of_models),
     }
 
 
@@ -71,14 +68,13 @@ def test_page_says_what_the_settings_say() -> None:
 
 
 def test_every_setting_has_a_meaning() -> None:
-    for field in msgspec.structs.fields(Settings):
-        if field.name in FLAGS:
-            assert meaning_of(field), f"{field.name} has no description"
+    for name in FLAGS:
+        assert MEANINGS[name], f"{name} has no description"
 
 
 def test_settings_of_a_models_own_table_are_on_the_page() -> None:
     page = PAGE.read_text()
-    for name in TABLE_ONLY:
+    for name in FIELDS.keys() - set(FLAGS):
         assert f"`{name}`" in page or f"[[{name}]]" in page, name
 
 

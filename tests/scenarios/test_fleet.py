@@ -17,7 +17,7 @@ import websockets
 from segue.accounts.quota import AHEAD
 from segue.cli import main
 from segue.limits import KeyLimits
-from segue.process.runner import CLAIMS_MAX
+from segue.process.idempotency import CLAIMS_MAX
 from segue.settings import Settings, load_settings
 from segue.storage import create_key
 from tests.support import (

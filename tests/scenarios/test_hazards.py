@@ -308,7 +308,7 @@ async def test_all_is_as_before_once_everybody_has_left(tmp_path: Path) -> None:
         await until(lambda: all(now <= then for now, then in zip(counts(), before, strict=True)))
         # Stored turns whose line was lost may be asked for once more, within their own limit.
         alive = sum(type(one) is Running for one in gc.get_objects())
-        assert alive <= len(runner._ended) + 1
+        assert alive <= len(runner.registry._ended) + 1
 
 
 # Keys.

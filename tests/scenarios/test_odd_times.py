@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -318,7 +320,7 @@ async def test_client_that_leaves_while_its_key_is_claimed_does_not_spend_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
-        idempotency_keys = served.app.runner._records.idempotency_keys
+        idempotency_keys = served.app.runner.records.idempotency_keys
         claim, release = idempotency_keys.claim, idempotency_keys.release
         is_claimed, may_go_on, is_released = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -403,7 +405,7 @@ async def test_repeat_after_a_restart_can_be_continued(tmp_path: Path) -> None:
 async def test_background_response_whose_end_is_not_saved_ends_failed_once_the_store_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    monkeypatch.setattr("segue.process.runner.MEND_S", 0.01)
+    monkeypatch.setattr("segue.process.runner.RETRY_S", 0.01)
     async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
         save = served.app.turns.save
         tried: list[str] = []
@@ -426,28 +428,28 @@ async def test_background_response_whose_end_is_not_saved_ends_failed_once_the_s
         assert (await follow(served, first["id"]))[-1]["type"] == "response.failed"
 
 
-async def test_response_whose_conversation_is_not_saved_stays_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_response_whose_conversation_is_not_saved_stays_failed(tmp_path: Path) -> None:
     async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
         conversation = (await fetch(served, "POST", "/v1/conversations", {})).json["id"]
 
-        conversations = served.app.runner._records.conversations
-        save = conversations.save
+        runner = served.app.runner
+        records = runner.records
+        inner = records.conversations
 
         async def saving(
             given: Conversation, added: Sequence[ConversationItem] = (), turn: Turn | None = None
         ) -> bool:
             if added:
                 raise Unavailable("The store cannot be reached.")
-            return await save(given, added, turn)
+            return await inner.save(given, added, turn)
 
-        monkeypatch.setattr(conversations, "save", saving)
+        away = SimpleNamespace(find=inner.find, read=inner.read, save=saving)
+        runner.records = replace(records, conversations=cast(Any, away))
         answer = await post(served, conversation=conversation, stream=True)
         told = answer.events[-1]["response"]
         assert told["status"] == "failed"
         assert (await retrieved(served, told["id"]))["status"] == "failed"
-        monkeypatch.setattr(conversations, "save", save)
+        runner.records = records
         assert (await post(served, conversation=conversation)).status == 200, "it is free again"
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from segue.errors import Unavailable
-from segue.stores.layered import LayeredIdempotencyKeys, LayeredTurns
+from segue.stores.layered import LayeredIdempotencyKeys
 from segue.stores.memory import MemoryIdempotencyKeys
-from segue.stores.memory_turns import MemoryTurns
+from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.turn.values import Claim, Owner, Turn
 from tests.contracts.turns import OWNER, make_chain, make_turn
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from segue.errors import StoreFailed, Unavailable
-from segue.stores.layered import LayeredIdempotencyKeys, LayeredTurns
+from segue.stores.layered import LayeredIdempotencyKeys
 from segue.stores.memory import MemoryIdempotencyKeys
-from segue.stores.memory_turns import MemoryTurns
+from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.stores.sql_files import load_migrations
 from segue.stores.sqlite import SqliteStore
 from segue.stores.sqlite_database import SqliteDatabase, statements

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from segue.cli import main
 from segue.errors import Misconfigured, StoreFailed
 from segue.tools.index import IndexWeb, Report, as_match, build
-from segue.tools.search import Asked
+from segue.tools.search import WebQuery
 from tests.tools.papers import pdf
 
 URL = "https://docs.a.com/v1"
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def found(path: Path, query: str, **limits: object) -> list[str]:
-    hits = await IndexWeb(path).search(Asked(query, 10, **limits))  # type: ignore[arg-type]
+    hits = await IndexWeb(path).search(WebQuery(query, 10, **limits))  # type: ignore[arg-type]
     return [hit.url for hit in hits]
 
 
@@ -108,7 +108,7 @@ async def test_file_that_is_no_index_is_told(tmp_path: Path, folder: Path) -> No
     broken = tmp_path / "broken.db"
     broken.write_bytes(b"not a database at all, but long enough to look at")
     with pytest.raises(StoreFailed):
-        await IndexWeb(broken).search(Asked("rain", 3))
+        await IndexWeb(broken).search(WebQuery("rain", 3))
     with pytest.raises(Misconfigured):
         await asyncio.to_thread(build, folder, broken, URL)
     with pytest.raises(Misconfigured):

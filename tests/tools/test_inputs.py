@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -84,7 +84,7 @@ async def test_refusal_names_the_place() -> None:
 
 async def test_addresses_are_bounded() -> None:
     parts = [{"type": "input_file", "file_url": "https://a.com/"}] * (URLS_MAX + 1)
-    with pytest.raises(InvalidRequest, match="Too many addresses"):
+    with pytest.raises(InvalidRequest, match="Too many URLs"):
         await attach((said(*parts),), read)
 
 
@@ -154,9 +154,7 @@ async def reading(folder: Path, *turns: dict[str, Any]) -> AsyncIterator[tuple[S
         serving(script=str(script), tps=300) as served,
     ):
         runner = served.app.runner
-        hosted = replace(
-            cast(ServerTools, runner.resources.hosted), read_url=partial(read_as_data, fetcher)
-        )
+        hosted = ServerTools(read_url=partial(read_as_data, fetcher))
         runner.resources = replace(runner.resources, hosted=hosted, reads_urls=True)
         yield served, url
 

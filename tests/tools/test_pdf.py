@@ -9,30 +9,30 @@ import pytest
 
 from segue.errors import InvalidRequest
 from segue.tools.html import open_page
-from segue.tools.pdf import Paper, Papers, read_paper
+from segue.tools.pdf import PdfText, PdfTexts, read_pdf
 from tests.tools.papers import TEDIOUS, drawn, pdf
 
 PLAIN = b"BT /F1 12 Tf 72 720 Td (Before) Tj ET"
 
 
 async def test_pages_and_title_are_read() -> None:
-    paper = await read_paper(pdf("One", "Two", title="Numbers"), 1_000, 20)
-    assert paper == Paper("Numbers", ("One", "Two"), "whole")
+    paper = await read_pdf(pdf("One", "Two", title="Numbers"), 1_000, 20)
+    assert paper == PdfText("Numbers", ("One", "Two"), "whole")
 
 
 async def test_no_more_is_read_than_is_wanted() -> None:
-    paper = await read_paper(pdf("abc", "def", "ghi"), 5, 20)
-    assert paper == Paper("", ("abc", "de"), "whole")
+    paper = await read_pdf(pdf("abc", "def", "ghi"), 5, 20)
+    assert paper == PdfText("", ("abc", "de"), "whole")
 
 
 @pytest.mark.parametrize("data", [b"%PDF-1.4 and nothing more", b"%PDF" * 9])
 async def test_broken_file_is_told_from_a_slow_one(data: bytes) -> None:
-    assert (await read_paper(data, 1_000, 20)).end == "broken"
+    assert (await read_pdf(data, 1_000, 20)).end == "broken"
 
 
 async def test_slow_page_ends_the_reading_and_what_came_before_it_is_kept() -> None:
     began = time.monotonic()
-    paper = await read_paper(drawn(PLAIN, TEDIOUS), 1_000, 2)
+    paper = await read_pdf(drawn(PLAIN, TEDIOUS), 1_000, 2)
     assert time.monotonic() - began < 4
     assert paper.end == "late"
     assert paper.pages in ((), ("Before",))
@@ -41,11 +41,11 @@ async def test_slow_page_ends_the_reading_and_what_came_before_it_is_kept() -> N
 async def test_reading_that_nobody_waits_for_any_more_is_stopped() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
-            await read_paper(drawn(TEDIOUS), 1_000, 60)
+            await read_pdf(drawn(TEDIOUS), 1_000, 60)
 
 
 async def test_text_is_read_once_and_too_slow_is_an_error() -> None:
-    papers = Papers(20)
+    papers = PdfTexts(20)
     data = pdf("Hello")
     assert await papers.read(data) == "Hello"
     held = papers.bytes
@@ -56,7 +56,7 @@ async def test_text_is_read_once_and_too_slow_is_an_error() -> None:
     assert papers.bytes == held
     assert await papers.read(b"%PDF nonsense") is None
     with pytest.raises(InvalidRequest, match=r"could not be read in time"):
-        await Papers(0.5).read(drawn(TEDIOUS))
+        await PdfTexts(0.5).read(drawn(TEDIOUS))
 
 
 async def test_page_that_is_a_pdf_has_a_title_and_words() -> None:

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from segue.errors import Misconfigured, Unavailable
-from segue.tools.search import Asked, Hit, JsonEngine, JsonSearch, fill, is_allowed, read_hits
+from segue.tools.search import Hit, JsonEngine, JsonSearch, WebQuery, fill, is_allowed, read_hits
 from segue.wire.tools import WebLocation
 
 RESULTS = {
@@ -58,7 +58,7 @@ async def engine(answer: Any, **options: Any) -> AsyncIterator[tuple[str, list[w
 async def test_searxng_needs_nothing_but_its_address() -> None:
     async with engine(RESULTS, content_type="application/json") as (url, asked):
         search = JsonSearch(JsonEngine(url + "/"))
-        assert await search.search(Asked("rain & snow?", 5)) == [ONE, TWO]
+        assert await search.search(WebQuery("rain & snow?", 5)) == [ONE, TWO]
         search.close()
     assert asked[0].path == "/search"
     assert dict(asked[0].query) == {"q": "rain & snow?", "format": "json"}
@@ -76,7 +76,7 @@ async def test_any_json_search_is_described_by_a_template() -> None:
             )
         )
         location = WebLocation(country="UA", city="Kyiv")
-        assert await search.search(Asked("a b", 3, location=location)) == [
+        assert await search.search(WebQuery("a b", 3, location=location)) == [
             Hit("https://a.com/1", "One", "x")
         ]
         search.close()
@@ -87,9 +87,9 @@ async def test_any_json_search_is_described_by_a_template() -> None:
 async def test_domains_are_asked_for_and_checked() -> None:
     async with engine(RESULTS) as (url, asked):
         search = JsonSearch(JsonEngine(url))
-        assert await search.search(Asked("rain", 5, allowed=("b.org",))) == [TWO]
-        assert await search.search(Asked("rain", 5, blocked=("b.org",))) == [ONE]
-        assert await search.search(Asked("rain", 1)) == [ONE]
+        assert await search.search(WebQuery("rain", 5, allowed=("b.org",))) == [TWO]
+        assert await search.search(WebQuery("rain", 5, blocked=("b.org",))) == [ONE]
+        assert await search.search(WebQuery("rain", 1)) == [ONE]
         search.close()
     assert asked[0].query["q"] == "rain site:b.org"
 
@@ -109,7 +109,7 @@ async def test_engine_that_cannot_be_understood_is_unavailable(answer: Any) -> N
     async with engine(answer) as (url, asked):
         search = JsonSearch(JsonEngine(url, headers=(("X-Key", "secret"),)))
         with pytest.raises(Unavailable) as error:
-            await search.search(Asked("rain", 5))
+            await search.search(WebQuery("rain", 5))
         assert "localhost" not in error.value.message
         search.close()
     assert len(asked) == 1
@@ -122,7 +122,7 @@ async def test_engine_that_is_away_is_unavailable() -> None:
     await server.wait_closed()
     search = JsonSearch(JsonEngine(f"http://127.0.0.1:{port}"))
     with pytest.raises(Unavailable):
-        await search.search(Asked("rain", 5))
+        await search.search(WebQuery("rain", 5))
     search.close()
 
 
@@ -142,7 +142,7 @@ def test_template_that_cannot_be_asked_is_told_at_the_start(url: str) -> None:
 def test_holes_are_filled_with_what_cannot_break_out() -> None:
     filled = fill(
         "http://a.com/?q={query}&c={city}",
-        Asked("a&b=c#d/{city}", 3, location=WebLocation(city="x&y")),
+        WebQuery("a&b=c#d/{city}", 3, location=WebLocation(city="x&y")),
     )
     assert filled == "http://a.com/?q=a%26b%3Dc%23d%2F%7Bcity%7D&c=x%26y"
 
@@ -162,4 +162,4 @@ def test_holes_are_filled_with_what_cannot_break_out() -> None:
     ],
 )
 def test_domains_are_whole_labels(url: str, is_fine: bool) -> None:
-    assert is_allowed(url, Asked("", 1, allowed=("a.com",), blocked=("bad.a.com",))) is is_fine
+    assert is_allowed(url, WebQuery("", 1, allowed=("a.com",), blocked=("bad.a.com",))) is is_fine

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import Raw
 
-from segue.builders.tools import build_fetcher, open_web
+from segue.builders.tools import build_fetcher, build_web
 from segue.errors import Unavailable
 from segue.settings import load_settings
 from segue.tools.cite import cite
-from segue.tools.fetch import failed
 from segue.tools.html import Link, Page
 from segue.tools.index import IndexWeb, build
-from segue.tools.search import Asked, Hit
-from segue.tools.web import PLACES_MAX, SIZES, WebTool, tell_places
+from segue.tools.search import Hit, WebQuery
+from segue.tools.url import failed
+from segue.tools.web import MATCHES_MAX, SIZES, WebTool, matches_text
 from segue.turn.values import HostedCall, ToolResult
 
 URL = "https://docs.a.com"
@@ -35,7 +35,7 @@ class CannedWeb:
         self.asked: list[object] = []
         self.is_down = is_down
 
-    async def search(self, asked: Asked) -> Sequence[Hit]:
+    async def search(self, asked: WebQuery) -> Sequence[Hit]:
         self.asked.append(asked)
         if self.is_down:
             raise Unavailable("The search engine does not answer.")
@@ -132,7 +132,7 @@ async def test_without_external_access_nobody_outside_is_asked(index: IndexWeb) 
     assert len((await ask(tool, "search", query="rain", tool_is=off)).sources) == 1
     refused = await ask(tool, "open_page", url=PAGE.url, tool_is=off)
     assert shown(refused)["status"] == "failed"
-    assert "not at hand" in refused.text
+    assert "not available" in refused.text
     assert live.asked == []
     await ask(tool, "open_page", url=PAGE.url)
     again = await ask(tool, "find_in_page", url=PAGE.url, pattern="rain", tool_is=off)
@@ -159,7 +159,7 @@ async def test_size_and_place_are_passed_on() -> None:
     }
     await ask(WebTool(None, live), "search", query="rain", tool_is=tool_is)
     (asked,) = live.asked
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, WebQuery)
     assert (asked.hits_max, asked.allowed, asked.location.city) == (
         SIZES["high"].hits,
         ("b.org",),
@@ -221,10 +221,10 @@ async def test_documents_are_found_while_the_engine_is_away(index: IndexWeb) -> 
 
 
 def test_places_are_told_once_and_not_endlessly() -> None:
-    told = tell_places(PAGE, "rain falls")
+    told = matches_text(PAGE, "rain falls")
     assert told.startswith("2000 found")
-    assert told.count("\n\n") <= PLACES_MAX
-    assert "does not contain" in tell_places(PAGE, "snow (")
+    assert told.count("\n\n") <= MATCHES_MAX
+    assert "does not contain" in matches_text(PAGE, "snow (")
 
 
 @pytest.mark.parametrize(
@@ -235,15 +235,15 @@ async def test_search_is_there_if_anything_is_behind_it(
     flags: dict[str, str], is_there: bool
 ) -> None:
     settings = load_settings({"engine": "scripted", **flags}, {})
-    with closing(build_fetcher(settings)) as fetcher:
-        async with open_web(settings, fetcher) as tool:
-            assert (tool is not None) is is_there
+    async with AsyncExitStack() as stack:
+        tool = build_web(settings, build_fetcher(settings), stack)
+        assert (tool is not None) is is_there
 
 
 async def test_pages_are_not_opened_while_fetching_is_off() -> None:
     settings = load_settings({"engine": "scripted", "search_url": "http://127.0.0.1:9"}, {})
-    with closing(build_fetcher(settings)) as fetcher:
-        async with open_web(settings, fetcher) as tool:
-            assert tool is not None
-            ran = await ask(tool, "open_page", url="http://1.1.1.1/")
+    async with AsyncExitStack() as stack:
+        tool = build_web(settings, build_fetcher(settings), stack)
+        assert tool is not None
+        ran = await ask(tool, "open_page", url="http://1.1.1.1/")
     assert "switched off" in ran.text

@@ -13,8 +13,9 @@ from typing import Any, cast
 
 from segue.accounts.account import LOCAL, Account, Accounts
 from segue.process.runner import Runner
+from segue.settings import Settings
 from segue.transports.auth import origin_policy
-from segue.transports.services import Limits, Services
+from segue.transports.services import Services
 from segue.turn.assemble import Assembler
 from segue.turn.plan import Tally
 from segue.turn.prepare import Caller
@@ -150,7 +151,7 @@ class Stage:
     store: Cache = field(default_factory=Cache)
     near: Cache = field(default_factory=Cache)
     refusals: list[tuple[str, str]] = field(default_factory=list)
-    limits: Limits = field(default_factory=Limits)
+    limits: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
         self.accounts = Accounts(NoKeys(), lambda secret: [secret], "off")  # type: ignore[arg-type]

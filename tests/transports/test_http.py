@@ -12,8 +12,8 @@ import pytest
 
 from segue.accounts.account import LOCAL
 from segue.errors import InvalidRequest, TooMany
+from segue.settings import Settings
 from segue.transports.http import HttpApp
-from segue.transports.services import Limits
 from tests.contracts.turns import make_turn
 from tests.transports.doubles import Begun, Stage, ticks
 
@@ -236,7 +236,7 @@ async def test_only_a_background_response_can_be_cancelled(server: Server) -> No
 
 
 async def test_body_that_is_too_large_or_no_text_is_refused() -> None:
-    server = Server(Stage(limits=Limits(body_bytes_max=100)))
+    server = Server(Stage(limits=Settings(body_bytes_max=100)))
     answer = await server.ask("POST", "/v1/responses", b"x" * 101)
     assert (answer.status, answer.code) == (413, "payload_too_large")
     answer = await server.ask("POST", "/v1/responses", b'{"input": "\xff"}')

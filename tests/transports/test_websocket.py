@@ -11,8 +11,8 @@ import pytest
 
 from segue.accounts.account import LOCAL
 from segue.errors import InvalidRequest, TooMany
+from segue.settings import Settings
 from segue.transports.reconnect import LostCaches
-from segue.transports.services import Limits
 from segue.transports.socket import SocketClosed
 from segue.transports.websocket import SocketSession
 from tests.contracts.turns import make_turn
@@ -279,7 +279,7 @@ async def test_client_that_does_not_read_its_errors_is_closed(peer: Connection) 
 
 
 async def test_old_connection_ends_after_its_last_turn() -> None:
-    peer = Connection(Stage(limits=Limits(connection_age_s=0)))
+    peer = Connection(Stage(limits=Settings(connection_age_s=0)))
     await peer.create()
     await peer.create()
     assert peer.socket.codes == ["websocket_connection_limit_reached"]

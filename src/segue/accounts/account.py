@@ -27,7 +27,6 @@ from segue.accounts.scopes import OPERATOR, SCOPES
 from segue.background import in_background
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
 from segue.limits import KeyLimits
-from segue.turn.plan import UNLIMITED
 from segue.turn.seams import Keys, Quota
 from segue.turn.values import Key, Owner
 
@@ -35,6 +34,8 @@ log = logging.getLogger(__name__)
 
 AuthMode = Literal["auto", "off", "keys"]
 TellOthers = Callable[[], Awaitable[None]]
+# Every digest that a secret may be stored under.
+Digests = Callable[[str], Sequence[str]]
 
 # The owner of every request where no keys are required.
 LOCAL: Owner = "local"
@@ -66,7 +67,7 @@ class Account:
         self.quota = KeyQuota(limits, self.key_id, meter)
         # Whether its requests are counted, and where its turns are.
         self.is_limited = limits != KeyLimits()
-        self.turn_quota: Quota = self.quota if self.is_limited else UNLIMITED
+        self.turn_quota: Quota | None = self.quota if self.is_limited else None
         # Whether it may lose its place: it has a key, or came without one and keys are required now.
         self.is_checked = key is not None
         self.is_revoked = False
@@ -83,11 +84,7 @@ class Accounts:
     """The accounts that this process has cached."""
 
     def __init__(
-        self,
-        keys: Keys,
-        digests: Callable[[str], Sequence[str]],
-        mode: AuthMode,
-        meter: Meter | None = None,
+        self, keys: Keys, digests: Digests, mode: AuthMode, meter: Meter | None = None
     ) -> None:
         self._keys = keys
         self._meter = meter

@@ -42,8 +42,6 @@ PlaceKind = Literal["connections", "lanes"]
 class Bucket:
     """A minute's worth of something. Without a limit nothing is counted."""
 
-    __slots__ = ("_clock", "_filled_at", "_level", "_per_min")
-
     def __init__(self, per_min: int, clock: _Clock) -> None:
         self._per_min = per_min
         self._clock = clock
@@ -174,13 +172,9 @@ class KeyQuota:
     def has_changes(self) -> bool:
         """Whether a report is due: tokens were used, places are not needed any more, or the last one is old."""
         is_old = self._clock() - self._drawn_at > REPEAT_S and self._held != HeldPlaces()
-        return (
-            self._is_report_due
-            or bool(self._used_tokens)
-            or self._kept() != self._held
-            or (self._requests > 0 and self._is_unused("requests", UNUSED_S))
-            or is_old
-        )
+        has_spare = self._requests > 0 and self._is_unused("requests", UNUSED_S)
+        is_used = self._is_report_due or self._used_tokens > 0
+        return is_used or has_spare or is_old or self._kept() != self._held
 
     async def report(self) -> None:
         """Report what was used, and give back what was not used for a while."""
@@ -205,20 +199,18 @@ class KeyQuota:
 
     def _needed(self) -> HeldPlaces:
         """Places that are in use or waited for."""
-        waiting = self._waiting
-        return HeldPlaces(
-            self.connections + waiting["connections"] if self._is_counted else 0,
-            self.in_flight + waiting["lanes"] if self.limits.lanes_max else 0,
-        )
+        connections = self.connections + self._waiting["connections"]
+        lanes = self.in_flight + self._waiting["lanes"]
+        is_bound = self.limits.lanes_max > 0
+        return HeldPlaces(connections if self._is_counted else 0, lanes if is_bound else 0)
 
     def _kept(self) -> HeldPlaces:
         """The same, and places that were used a moment ago."""
         needed, held = self._needed(), self._held
-        are_kept = bool(self.limits.connections_max) and not self._is_unused("connections", KEEP_S)
-        return HeldPlaces(
-            max(needed.connections, held.connections if are_kept else 0),
-            max(needed.lanes, 0 if self._is_unused("lanes", KEEP_S) else held.lanes),
-        )
+        are_kept = self.limits.connections_max and not self._is_unused("connections", KEEP_S)
+        connections = max(needed.connections, held.connections if are_kept else 0)
+        lanes = max(needed.lanes, 0 if self._is_unused("lanes", KEEP_S) else held.lanes)
+        return HeldPlaces(connections, lanes)
 
     # --- drawing ---
 

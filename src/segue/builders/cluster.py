@@ -6,7 +6,7 @@ With one process and a SQLite or memory store there are none: then the cluster r
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,17 +45,19 @@ class Cluster:
 @asynccontextmanager
 async def open_cluster(settings: Settings, place: WorkerPlace) -> AsyncIterator[Cluster | None]:
     """Through the database (PostgreSQL), through the parent's hub (several workers), or None (one process)."""
+    opening: AbstractAsyncContextManager[Bus]
     if settings.store_kind == "postgresql":
         from segue.cluster.notify import open_notify_bus
-        from segue.cluster.peers import Peers
 
-        async with open_notify_bus(settings.store) as notify:
-            yield Cluster(notify, Peers(notify, place.group), place.group)
+        opening = open_notify_bus(settings.store)
     elif place.hub:
         from segue.cluster.hub import open_hub_bus
-        from segue.cluster.peers import Peers
 
-        async with open_hub_bus(place.hub) as hub:
-            yield Cluster(hub, Peers(hub, place.group), place.group)
+        opening = open_hub_bus(place.hub)
     else:
         yield None
+        return
+    from segue.cluster.peers import Peers
+
+    async with opening as bus:
+        yield Cluster(bus, Peers(bus, place.group), place.group)

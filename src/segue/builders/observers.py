@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from segue.builders.cluster import Cluster
 from segue.builders.state import State
 from segue.dashboard.history import RecentTurns
 from segue.dashboard.views import ReplicaView
@@ -16,8 +15,6 @@ from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
 from segue.process.afterwards import Afterwards
-from segue.settings import Settings
-from segue.storage import ServerStore
 from segue.turn.plan import Model, Models
 
 
@@ -37,9 +34,9 @@ class Observers:
 
 
 @asynccontextmanager
-async def open_observers(settings: Settings, state: State) -> AsyncIterator[Observers]:
+async def open_observers(state: State) -> AsyncIterator[Observers]:
     """Metrics and history always, traces and audit log where they are configured; both drain on the way out."""
-    metrics, history = Metrics(), RecentTurns()
+    settings, metrics, history = state.settings, Metrics(), RecentTurns()
     metrics.note_limits(settings)
     observers = [metrics.observe, history.observe]
     # Needed only where a key limits what is kept in memory.
@@ -59,12 +56,10 @@ async def open_observers(settings: Settings, state: State) -> AsyncIterator[Obse
 class HealthCheck:
     """Whether the store and the engines answer, for `/ready`, `/metrics` and the dashboard."""
 
-    def __init__(
-        self, store: ServerStore, models: Models, observers: Observers, cluster: Cluster | None
-    ) -> None:
-        self._store = store
+    def __init__(self, state: State, models: Models, observers: Observers) -> None:
+        self._store = state.store
         self._observers = observers
-        self._peers = None if cluster is None else cluster.peers
+        self._peers = None if state.cluster is None else state.cluster.peers
         # By name, without aliases.
         self._models: dict[str, Model] = {model.name: model for model in models.values()}
         if self._peers is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
@@ -17,21 +16,11 @@ from segue.process.runner import Runner
 from segue.settings import Settings
 from segue.storage import ServerStore, check_public, check_ring, load_ring
 from segue.stores.hashes import KeyHashes
-from segue.stores.layered import LayeredTurns
-from segue.stores.memory_turns import Budget, MemoryTurns
+from segue.stores.memory_turns import Budget, LayeredTurns, MemoryTurns
 from segue.stores.seals import RingKey
 from segue.transports.services import NearTurns
 from segue.turn.seams import Turns
 from segue.turn.values import Owner
-
-
-class Measured(Protocol):
-    """Something in memory that knows its size."""
-
-    @property
-    def bytes(self) -> int:
-        """The bytes that it holds."""
-
 
 Forget = Callable[[Owner, str], Awaitable[None]]
 
@@ -42,6 +31,8 @@ class State:
 
     settings: Settings
     store: ServerStore
+    # None where one process serves alone.
+    cluster: Cluster | None
     # The keys that encrypt what clients keep for us, and that hash API keys.
     ring: Sequence[RingKey]
     hashes: KeyHashes
@@ -56,7 +47,7 @@ class State:
         near = MemoryTurns(self.settings.connection_state_bytes_max)
         quota = account.quota
         limit = (lambda: quota.state_bytes_max) if quota.limits.state_bytes_max else None
-        near.enter(self.budget, account.key_id, limit)
+        self.budget.enter(near, account.key_id, limit)
         return near, LayeredTurns(near, self.store.turns)
 
     def trim(self, turn: EndedTurn) -> None:
@@ -77,32 +68,22 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
     await check_public(store.keys, settings)
     budget = Budget(settings.connections_state_bytes_max)
     meter = Meter(store.shared_limits, None if cluster is None else cluster.peers, budget.trim)
-    return State(
-        settings=settings,
-        store=store,
-        ring=ring,
-        hashes=hashes,
-        accounts=Accounts(store.keys, hashes.digests, settings.auth, meter),
-        meter=meter,
-        budget=budget,
-        render_cache=RenderCache(settings.render_cache_bytes_max),
-    )
+    accounts = Accounts(store.keys, hashes.digests, settings.auth, meter)
+    render_cache = RenderCache(settings.render_cache_bytes_max)
+    return State(settings, store, cluster, ring, hashes, accounts, meter, budget, render_cache)
 
 
 class Eraser:
     """Deletes a turn everywhere: in the store, in the caches of this process, and in those of other processes."""
 
-    def __init__(self, store: ServerStore, cluster: Cluster | None, runner: Runner) -> None:
-        self._store = store
+    def __init__(self, state: State, runner: Runner) -> None:
+        self._store = state.store
         self._runner = runner
-        self._caches: list[Forget] = []
-        self._peers = None if cluster is None else cluster.peers
+        # Further caches that forget erased turns.
+        self.caches: list[Forget] = []
+        self._peers = None if state.cluster is None else state.cluster.peers
         if self._peers is not None:
             self._peers.answer("erased", self._erased_elsewhere)
-
-    def add(self, forget: Forget) -> None:
-        """Another cache must forget erased turns from now on."""
-        self._caches.append(forget)
 
     async def erase(self, owner: Owner, turn_id: str) -> bool:
         """Delete a turn; False if there is none."""
@@ -120,7 +101,7 @@ class Eraser:
 
     async def _forget(self, owner: Owner, turn_id: str) -> None:
         self._runner.forget(owner, turn_id)
-        for forget in self._caches:
+        for forget in self.caches:
             await forget(owner, turn_id)
 
     async def _erased_elsewhere(self, worker: str, body: bytes) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, closing
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,41 +14,36 @@ from segue.settings import Settings
 from segue.tools.fetch import Fetcher, Policy, read_as_data
 from segue.tools.hosted import ServerTools
 from segue.tools.hosts import McpHosts, policy_for
-from segue.tools.index import IndexWeb, Report, build
+from segue.tools.index import IndexWeb, build
 from segue.tools.mcp import McpServer, McpServers
-from segue.tools.pdf import Papers
+from segue.tools.pdf import PdfTexts
 from segue.tools.search import JsonEngine, JsonSearch
 from segue.tools.web import LiveWeb, WebTool
 from segue.turn.seams import Tool
 
-
-@dataclass(frozen=True, slots=True)
-class Toolbox:
-    """What the server does for the model."""
-
-    hosted: ServerTools
-    papers: Papers
+# For `segue index`.
+index_folder = build
 
 
-@asynccontextmanager
-async def open_tools(settings: Settings) -> AsyncIterator[Toolbox]:
-    """The tools that the operator has configured; sessions with MCP servers end on the way out."""
-    papers = Papers(settings.file_s_max)
-    with closing(build_fetcher(settings)) as fetcher:
-        read_url = partial(read_as_data, fetcher) if fetcher.is_on else None
-        async with open_web(settings, fetcher) as web, _open_servers(settings) as servers:
-            tools: dict[str, Tool] = {} if web is None else {"web_search": web}
-            if servers is not None:
-                tools |= {"mcp": servers, "mcp_list": servers.lister}
-            hosted = ServerTools(
-                tools=tools,
-                refuse=None if servers is None else servers.check,
-                read_pdf=papers.read,
-                read_url=read_url,
-                call_s_max=settings.tool_s_max,
-                output_bytes_max=settings.tool_output_bytes_max,
-            )
-            yield Toolbox(hosted, papers)
+def build_tools(settings: Settings, stack: AsyncExitStack) -> tuple[ServerTools, PdfTexts]:
+    """The tools that the operator has configured, and the cache of PDF texts; the stack closes them."""
+    papers = PdfTexts(settings.file_s_max)
+    fetcher = build_fetcher(settings)
+    stack.callback(fetcher.close)
+    web = build_web(settings, fetcher, stack)
+    tools: dict[str, Tool] = {} if web is None else {"web_search": web}
+    servers = _build_servers(settings, stack) if settings.mcp or settings.mcp_hosts else None
+    if servers is not None:
+        tools |= {"mcp": servers, "mcp_list": servers.lister}
+    hosted = ServerTools(
+        tools=tools,
+        refuse=None if servers is None else servers.check,
+        read_pdf=papers.read,
+        read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
+        call_s_max=settings.tool_s_max,
+        output_bytes_max=settings.tool_output_bytes_max,
+    )
+    return hosted, papers
 
 
 def build_fetcher(settings: Settings) -> Fetcher:
@@ -67,18 +60,14 @@ def build_fetcher(settings: Settings) -> Fetcher:
     )
 
 
-@asynccontextmanager
-async def open_web(settings: Settings, fetcher: Fetcher) -> AsyncIterator[WebTool | None]:
+def build_web(settings: Settings, fetcher: Fetcher, stack: AsyncExitStack) -> WebTool | None:
     """The web search tool; None without an index, a search API and pages that may be opened."""
     index = IndexWeb(Path(settings.search_index)) if settings.search_index else None
     engine = JsonSearch(_search_engine(settings)) if settings.search_url else None
-    is_live = engine is not None or fetcher.is_on
-    live = LiveWeb(engine, fetcher) if is_live else None
-    try:
-        yield WebTool(index, live) if index is not None or is_live else None
-    finally:
-        if engine is not None:
-            engine.close()
+    if engine is not None:
+        stack.callback(engine.close)
+    live = LiveWeb(engine, fetcher) if engine is not None or fetcher.is_on else None
+    return WebTool(index, live) if index is not None or live is not None else None
 
 
 def _search_engine(settings: Settings) -> JsonEngine:
@@ -88,22 +77,15 @@ def _search_engine(settings: Settings) -> JsonEngine:
     return JsonEngine(settings.search_url, settings.search_results, (url, title, text), headers)
 
 
-@asynccontextmanager
-async def _open_servers(settings: Settings) -> AsyncIterator[McpServers | None]:
-    """The MCP servers; None where the operator has named neither a server nor a host."""
-    if not settings.mcp and not settings.mcp_hosts:
-        yield None
-        return
+def _build_servers(settings: Settings, stack: AsyncExitStack) -> McpServers:
+    """The MCP servers that the operator has named, and those of the hosts that requests may name."""
     if find_spec("mcp") is None:
         raise Misconfigured("mcp: the package 'mcp' is not installed: pip install 'segue[mcp]'.")
     # A fetcher of its own: it has other hosts and ports, and works where pages are not fetched.
-    with closing(Fetcher(policy_for(settings.mcp_hosts, settings.fetch_deny))) as fetcher:
-        known = [McpServer(**structs.asdict(server)) for server in settings.mcp]
-        hosts = McpHosts(settings.mcp_hosts, fetcher)
-        async with aclosing(McpServers(known, hosts, list_s=settings.mcp_list_s)) as servers:
-            yield servers
-
-
-def index_folder(folder: Path, into: Path, prefix: str, note: Callable[[int, int], None]) -> Report:
-    """Bring an index of documents up to date with a folder."""
-    return build(folder, into, prefix, note)
+    fetcher = Fetcher(policy_for(settings.mcp_hosts, settings.fetch_deny))
+    stack.callback(fetcher.close)
+    known = [McpServer(**structs.asdict(server)) for server in settings.mcp]
+    hosts = McpHosts(settings.mcp_hosts, fetcher)
+    servers = McpServers(known, hosts, list_s=settings.mcp_list_s)
+    stack.push_async_callback(servers.aclose)
+    return servers

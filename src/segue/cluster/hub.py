@@ -60,9 +60,8 @@ class Hub:
             yield
         finally:
             server.close()
-            for writers in tuple(self._listeners.values()):
-                for writer in tuple(writers):
-                    writer.transport.abort()
+            for writer in set().union(*self._listeners.values()):
+                writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

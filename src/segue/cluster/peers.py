@@ -23,6 +23,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from segue.background import in_background
 from segue.errors import ApiError
 from segue.ids import new_id
 from segue.turn.seams import Bus
@@ -125,15 +126,14 @@ class Peers:
             self._bus.subscribe(f"to/{self.worker}", self._receive),
         ):
             await self._publish("all", self._message("beat", is_new=True))
-            heartbeats = asyncio.create_task(self._send_heartbeats())
             try:
-                yield
+                async with in_background(self._send_heartbeats()):
+                    yield
             finally:
-                heartbeats.cancel()
                 await self._publish("all", self._message("bye"))
                 for task in tuple(self._tasks):
                     task.cancel()
-                await asyncio.gather(heartbeats, *self._tasks, return_exceptions=True)
+                await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # --- sending ---
 
@@ -163,7 +163,7 @@ class Peers:
         message = self._message("ask", number=number, subject=subject, body=body)
         is_for_all = set(of) == set(self._peers)
         try:
-            for topic in ["all"] if is_for_all else [_topic(worker) for worker in of]:
+            for topic in ["all"] if is_for_all else map(_topic, of):
                 await self._publish(topic, message)
             with suppress(TimeoutError):
                 await asyncio.wait_for(question.over.wait(), ANSWER_S)

@@ -18,7 +18,7 @@ from rich.console import Console
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from segue.commands.connect import URL, base_url_of, find_endpoint
+from segue.commands.connect import add_endpoint, base_url_of, find_endpoint
 from segue.errors import Misconfigured
 
 # The server sends a heartbeat every 15 s while a turn runs: after this much silence the connection is lost.
@@ -127,20 +127,13 @@ class Talk:
             raise ConnectionLost(str(error) or type(error).__name__) from None
 
     def _open(self) -> ClientConnection:
+        url, headers, size = self._url, self._headers, MESSAGE_BYTES_MAX
+        opening = connect(url, additional_headers=headers, open_timeout=OPEN_S_MAX, max_size=size)
         try:
-            return self._closing.enter_context(
-                connect(
-                    self._url,
-                    additional_headers=self._headers,
-                    open_timeout=OPEN_S_MAX,
-                    max_size=MESSAGE_BYTES_MAX,
-                )
-            )
+            return self._closing.enter_context(opening)
         except InvalidStatus as error:
             status = error.response.status_code
-            raise Misconfigured(
-                f"url: {self._url} refused the WebSocket with status {status}."
-            ) from None
+            raise Misconfigured(f"url: {url} refused the WebSocket with status {status}.") from None
 
     def drop(self) -> None:
         """Close the socket; the server then cancels a running answer."""
@@ -159,10 +152,7 @@ ENDS = {"response.completed", "response.failed", "response.incomplete", "error"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue chat`."""
-    parser.add_argument("--url", default=URL, help=f"URL of the server (default: {URL})")
-    parser.add_argument(
-        "--model", help="name of the model (default: the first that the server lists)"
-    )
+    add_endpoint(parser)
     parser.add_argument("--instructions", help="instructions for the model (system prompt)")
     parser.add_argument("--key", help="API key, if the server needs one")
 
@@ -236,15 +226,12 @@ def _answer(talk: Talk, line: str, console: Console) -> None:
 
 def _close(event: _Event, first_s: float, console: Console) -> None:
     """The line after an answer: token counts and time, or the error."""
-    problem = event.error or (event.response.error if event.response else None)
-    if problem is not None:
-        console.print(f"{problem.code}: {problem.message}", style="red", markup=False)
-        return
     response = event.response
-    if response is None:
-        return
-    cut = response.incomplete_details
-    usage = response.usage or _Usage()
-    figures = f"{usage.input_tokens} tokens in, {usage.output_tokens} out, first token {first_s * 1000:.0f} ms"
-    figures += f", incomplete: {cut.reason}" if cut else ""
-    console.print(figures, style="dim", markup=False)
+    problem = event.error or (response and response.error)
+    if problem:
+        console.print(f"{problem.code}: {problem.message}", style="red", markup=False)
+    elif response:
+        usage, cut = response.usage or _Usage(), response.incomplete_details
+        figures = f"{usage.input_tokens} tokens in, {usage.output_tokens} out, first token {first_s * 1000:.0f} ms"
+        figures += f", incomplete: {cut.reason}" if cut else ""
+        console.print(figures, style="dim", markup=False)

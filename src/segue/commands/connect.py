@@ -39,7 +39,7 @@ PROVIDER = "segue"
 # Codex's own prompt and tools are about 9,000 tokens, before the conversation begins.
 SMALL_TOKENS = 24_000
 # The comment on lines that are written for a small model, and removed for a larger one.
-MARK = "for a small model"
+MARK = "# for a small model"
 SMALL_PROMPT = "segue-small-model.md"
 SMALL_PROMPT_TEXT = (
     "You are a coding agent in a terminal. Use the tools where they help. Answer in few words.\n"
@@ -68,31 +68,33 @@ class ModelEndpoint:
         return self.context_tokens is not None and self.context_tokens < SMALL_TOKENS
 
 
+def add_endpoint(parser: argparse.ArgumentParser) -> None:
+    """The flags that say which server and which model, of `segue chat` too."""
+    parser.add_argument("--url", default=URL, help=f"URL of the server (default: {URL})")
+    model = "name of the model (default: the first that the server lists)"
+    parser.add_argument("--model", help=model)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue connect`."""
     parser.add_argument("client", choices=(*SNIPPETS, "codex"), help="the client to connect")
-    parser.add_argument("--url", default=URL, help=f"URL of the server (default: {URL})")
-    parser.add_argument(
-        "--model", help="name of the model (default: the first that the server lists)"
-    )
-    parser.add_argument(
-        "--key-env", metavar="NAME", help="environment variable with the API key (Codex only)"
-    )
+    add_endpoint(parser)
+    key_env = "environment variable with the API key (Codex only)"
+    parser.add_argument("--key-env", metavar="NAME", help=key_env)
     parser.add_argument("--print", action="store_true", help="only print, write nothing")
     parser.add_argument("--yes", action="store_true", help="write without asking")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a snippet, or edit Codex's configuration; returns the exit status."""
-    base_url = base_url_of(options.url)
-    endpoint = find_endpoint(base_url, options.model, options.key_env)
+    endpoint = find_endpoint(base_url_of(options.url), options.model, options.key_env)
     if options.client != "codex":
         print(snippet(options.client, endpoint))
-        return 0
-    if options.print:
+    elif options.print:
         print(codex_block(endpoint))
-        return 0
-    return _write_codex(endpoint, codex_home() / "config.toml", is_agreed=options.yes)
+    else:
+        return _write_codex(endpoint, codex_home() / "config.toml", is_agreed=options.yes)
+    return 0
 
 
 def base_url_of(url: str) -> str:
@@ -154,34 +156,32 @@ def snippet(client: str, endpoint: ModelEndpoint) -> str:
 # --- Codex -------------------------------------------------------------------------------------------
 
 
-class _Section(NamedTuple):
-    """Keys that one table of Codex's file must contain."""
+class _Row(NamedTuple):
+    """A key that a table of Codex's file must contain; a value of None is left out."""
 
     table: tuple[str, ...]
-    values: dict[str, CodexValue]
-    is_marked: bool = False
+    key: str
+    value: CodexValue | None
+    is_for_small: bool = False
 
 
-def _sections(endpoint: ModelEndpoint) -> list[_Section]:
-    top: dict[str, CodexValue] = {"model": endpoint.model}
-    if endpoint.context_tokens is not None:
-        top["model_context_window"] = endpoint.context_tokens
-    top["model_provider"] = PROVIDER
-    provider: dict[str, CodexValue] = {
-        "name": PROVIDER,
-        "base_url": endpoint.base_url,
-        "wire_api": "responses",
-        "supports_websockets": True,
-    }
-    if endpoint.key_env is not None:
-        provider["env_key"] = endpoint.key_env
-    sections = [_Section((), top), _Section(("model_providers", PROVIDER), provider)]
-    if endpoint.is_small:
-        prompt = {"model_instructions_file": SMALL_PROMPT, "web_search": "disabled"}
-        sections.insert(1, _Section((), {**prompt}, is_marked=True))
-        features = dict.fromkeys(SMALL_FEATURES, False)
-        sections.append(_Section(("features",), {**features}, is_marked=True))
-    return sections
+def _rows(endpoint: ModelEndpoint) -> list[_Row]:
+    provider = ("model_providers", PROVIDER)
+    rows = [
+        _Row((), "model", endpoint.model),
+        _Row((), "model_context_window", endpoint.context_tokens),
+        _Row((), "model_provider", PROVIDER),
+        _Row((), "model_instructions_file", SMALL_PROMPT, is_for_small=True),
+        _Row((), "web_search", "disabled", is_for_small=True),
+        _Row(provider, "name", PROVIDER),
+        _Row(provider, "base_url", endpoint.base_url),
+        _Row(provider, "wire_api", "responses"),
+        _Row(provider, "supports_websockets", True),
+        _Row(provider, "env_key", endpoint.key_env),
+        *(_Row(("features",), name, False, is_for_small=True) for name in SMALL_FEATURES),
+    ]
+    needed = (row for row in rows if endpoint.is_small or not row.is_for_small)
+    return [row for row in needed if row.value is not None]
 
 
 def codex_block(endpoint: ModelEndpoint) -> str:
@@ -191,12 +191,12 @@ def codex_block(endpoint: ModelEndpoint) -> str:
 
 def with_provider(text: str, endpoint: ModelEndpoint) -> str:
     """Codex's file with Segue as its provider, and with everything else unchanged."""
-    sections = _sections(endpoint)
+    rows = _rows(endpoint)
     try:
         document = tomlkit.parse(text if text.endswith("\n") or not text else text + "\n")
-        _drop_marked(document, {key for one in sections if one.is_marked for key in one.values})
-        for section in sections:
-            _set(_table(document, section), section)
+        _drop_marked(document, {row.key for row in rows if row.is_for_small})
+        for row in rows:
+            _set(_table(document, row), row)
         changed = tomlkit.dumps(document)
         if tomllib.loads(changed) == document.unwrap():
             return changed
@@ -207,19 +207,18 @@ def with_provider(text: str, endpoint: ModelEndpoint) -> str:
     raise _unsafe()
 
 
-def _set(table: TomlTable, section: _Section) -> None:
-    """Set the keys of a section; an old value stays as a comment above the new line."""
-    for key, value in section.values.items():
-        if key not in table:
-            table[key] = value
-        elif (old := _item(table, key)).unwrap() != value:
-            line = f"{key} = {old.as_string()}{old.trivia.comment_ws}{old.trivia.comment}"
-            table[key] = value
-            trivia = _item(table, key).trivia
-            trivia.indent = "".join(f"# {part}\n" for part in line.splitlines())
-            trivia.comment_ws = trivia.comment = ""
-        if section.is_marked:
-            _mark(_item(table, key))
+def _set(table: TomlTable, row: _Row) -> None:
+    """Set a key; an old value stays as a comment above the new line."""
+    if row.key not in table:
+        table[row.key] = row.value
+    elif (old := _item(table, row.key)).unwrap() != row.value:
+        line = f"{row.key} = {old.as_string()}{old.trivia.comment_ws}{old.trivia.comment}"
+        table[row.key] = row.value
+        trivia = _item(table, row.key).trivia
+        trivia.indent = "".join(f"# {part}\n" for part in line.splitlines())
+        trivia.comment_ws = trivia.comment = ""
+    if row.is_for_small:
+        _mark(_item(table, row.key))
 
 
 def _drop_marked(document: TOMLDocument, wanted: set[str]) -> None:
@@ -228,17 +227,14 @@ def _drop_marked(document: TOMLDocument, wanted: set[str]) -> None:
     for table in (features, document) if isinstance(features, Table) else (document,):
         for key in list(table):
             item = table.item(key)
+            is_marked = isinstance(item, Item) and item.trivia.comment == MARK
             is_full = isinstance(item, Table) and len(item) > 0
-            if _is_marked(item) and key not in wanted and not is_full:
+            if is_marked and key not in wanted and not is_full:
                 del table[key]
 
 
 def _mark(item: Item) -> None:
-    item.trivia.comment_ws, item.trivia.comment = "  ", f"# {MARK}"
-
-
-def _is_marked(item: object) -> bool:
-    return isinstance(item, Item) and item.trivia.comment == f"# {MARK}"
+    item.trivia.comment_ws, item.trivia.comment = "  ", MARK
 
 
 def _item(table: TomlTable, key: str) -> Item:
@@ -248,15 +244,15 @@ def _item(table: TomlTable, key: str) -> Item:
     return item
 
 
-def _table(document: TOMLDocument, section: _Section) -> TomlTable:
-    """The table of a section, made if it is not there."""
+def _table(document: TOMLDocument, row: _Row) -> TomlTable:
+    """The table of a row, made if it is not there."""
     table: object = document
-    for name in section.table:
+    for name in row.table:
         if not isinstance(table, TOMLDocument | Table | OutOfOrderTableProxy):
             raise _unsafe()
         if name not in table:
-            table[name] = fresh = tomlkit.table(is_super_table=name != section.table[-1])
-            if section.is_marked:
+            table[name] = fresh = tomlkit.table(is_super_table=name != row.table[-1])
+            if row.is_for_small:
                 _mark(fresh)
         table = table[name]
     if not isinstance(table, TOMLDocument | Table):
@@ -281,15 +277,23 @@ def _write_codex(endpoint: ModelEndpoint, path: Path, *, is_agreed: bool) -> int
     if after == before:
         print(f"{path} is up to date already.")
         return 0
-    _show(before, after, path)
+    if not before:
+        print(f"{path} will be:\n\n{after}")
+    else:
+        lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
+        changes = [line for line in lines if not line.startswith(("---", "+++"))]
+        print(f"{path} will change:\n", *changes, "", sep="\n")
     if endpoint.is_small:
         print(
             f"The context window of {endpoint.model} is {endpoint.context_tokens} tokens; Codex's own prompt and tools "
             f"are about 9,000. So this configures a short prompt ({SMALL_PROMPT}) and few tools.\n"
         )
-    if not is_agreed and not _is_confirmed():
-        print("Nothing was written.")
-        return 1
+    if not is_agreed:
+        print("Write this? [y/N] ", end="", flush=True)
+        # Without an answer it is no.
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("Nothing was written.")
+            return 1
     backup = _back_up(path)
     _replace(path, after)
     if endpoint.is_small:
@@ -297,23 +301,6 @@ def _write_codex(endpoint: ModelEndpoint, path: Path, *, is_agreed: bool) -> int
     print(f"Wrote {path}." + (f" The old file is {backup.name}." if backup else ""))
     print('Try it: codex exec --skip-git-repo-check "say hello"')
     return 0
-
-
-def _show(before: str, after: str, path: Path) -> None:
-    if not before:
-        print(f"{path} will be:\n\n{after}")
-        return
-    print(f"{path} will change:\n")
-    for line in difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2):
-        if not line.startswith(("---", "+++")):
-            print(line)
-    print()
-
-
-def _is_confirmed() -> bool:
-    """Ask on the terminal; without an answer it is no."""
-    print("Write this? [y/N] ", end="", flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _back_up(path: Path) -> Path | None:

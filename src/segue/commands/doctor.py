@@ -15,7 +15,7 @@ import shutil
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,20 +57,19 @@ def run(settings: Settings) -> int:
 
 
 async def _run(settings: Settings, console: Console) -> int:
-    failed, is_running = 0, False
-    async with aclosing(examine(settings)) as checks:
-        async for check in checks:
+    checks = []
+    async with aclosing(examine(settings)) as examined:
+        async for check in examined:
+            checks.append(check)
             mark = "[green]ok[/green]   " if check.is_ok else "[red]failed[/red]"
             console.print(f"{mark}  [bold]{check.name}[/bold]  ", end="")
             console.print(check.found, markup=False)
-            is_running = is_running or check.found.endswith(RUNS)
             if not check.is_ok:
-                failed += 1
                 console.print(f"        advice: {check.advice}", markup=False)
-    well = (
-        "No problems: the server runs." if is_running else "No problems: `segue serve` would start."
-    )
-    console.print(f"{failed} checks failed." if failed else well)
+    failed = sum(not check.is_ok for check in checks)
+    is_running = any(check.found.endswith(RUNS) for check in checks)
+    well = "the server runs." if is_running else "`segue serve` would start."
+    console.print(f"{failed} checks failed." if failed else f"No problems: {well}")
     return 1 if failed else 0
 
 
@@ -127,20 +126,16 @@ def _ready_status(settings: Settings) -> int | None:
     """The status of `/ready`; None if the program on this port is not a Segue server."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
-        with urllib.request.urlopen(
-            f"http://{host}:{settings.port}/ready", timeout=ASK_S_MAX
-        ) as answer:
-            status, body = answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            status, body = error.code, error.read()
-    except (OSError, ValueError):
+        url = f"http://{host}:{settings.port}/ready"
+        try:
+            answer = urllib.request.urlopen(url, timeout=ASK_S_MAX)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            msgspec.json.decode(answer.read(), type=_Ready)
+            return int(answer.status)
+    except (OSError, ValueError, msgspec.MsgspecError):
         return None
-    try:
-        msgspec.json.decode(body, type=_Ready)
-    except msgspec.MsgspecError:
-        return None
-    return int(status)
 
 
 # --- the store ---------------------------------------------------------------------------------------
@@ -152,23 +147,16 @@ async def check_store(settings: Settings, *, is_running: bool) -> Check:
         return Check("store", True, "memory: responses are lost when the server stops")
     if is_running:
         return Check("store", True, f"{settings.shown_store}: the running server is ready")
-    path = settings.store_path
-    if path is not None:
-        verdict = _look_at(path)
-        if verdict is not None:
-            return verdict
+    if settings.store_path is not None and (verdict := _look_at(settings.store_path)):
+        return verdict
     try:
         async with open_store(settings) as store:
             is_ready = await store.is_ready()
     except (Misconfigured, ApiError, OSError) as error:
         return Check("store", False, str(error), "use another --store, or repair this one")
+    found = f"{settings.shown_store} {'opens' if is_ready else 'does not answer'}"
     advice = "check that no other program locks it, and that it is writable"
-    return Check(
-        "store",
-        is_ready,
-        f"{settings.shown_store} {'opens' if is_ready else 'does not answer'}",
-        advice,
-    )
+    return Check("store", is_ready, found, advice)
 
 
 def _look_at(path: Path) -> Check | None:
@@ -213,23 +201,16 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
 
 def _alone(settings: Settings, model: ModelSettings) -> Settings:
     """The settings with only this model."""
-    table = {
-        key: value for key, value in msgspec.structs.asdict(model).items() if value is not None
-    }
+    values = msgspec.structs.asdict(model).items()
+    table = {key: value for key, value in values if value is not None}
     return msgspec.structs.replace(settings, model=(), models=(table,))
 
 
-ADVICE: dict[str, Callable[[ModelSettings], str]] = {
-    "embedded": lambda model: (
-        f"download it with `segue models add {model.name}`, or name a GGUF file: --model FILE.gguf"
-    ),
-    "scripted": lambda model: "check --script and --tokenizer",
-}
-
-
 def _advice(model: ModelSettings) -> str:
-    if model.engine in ADVICE:
-        return ADVICE[model.engine](model)
+    if model.engine == "embedded":
+        return f"download it with `segue models add {model.name}`, or name a GGUF file: --model FILE.gguf"
+    if model.engine == "scripted":
+        return "check --script and --tokenizer"
     urls = " ".join(model.engine_url) or "http://…"
     return (
         f"start the engine, or give its URL: --engine-url {urls}; vllm, sglang and llamacpp also need "

@@ -38,13 +38,8 @@ LIMITS = {
 
 def keys(options: argparse.Namespace, settings: Settings) -> int:
     """Run one of the actions; returns the exit status."""
-    match options.action:
-        case "create":
-            return _create(options, settings)
-        case "list":
-            return _list(options, settings)
-        case _:
-            return _revoke(options, settings)
+    run = {"create": _create, "list": _list, "revoke": _revoke}[options.action]
+    return run(options, settings)
 
 
 def _create(options: argparse.Namespace, settings: Settings) -> int:
@@ -59,15 +54,13 @@ def _create(options: argparse.Namespace, settings: Settings) -> int:
         return 0
     # Only the secret goes to standard output, so that a script can read it from there.
     print(secret)
-    print(
-        f"This is {key.id}, owner {key.owner}. It is not shown again: store it somewhere safe.",
-        file=sys.stderr,
-    )
+    hint = f"This is {key.id}, owner {key.owner}. It is not shown again: store it somewhere safe."
+    print(hint, file=sys.stderr)
     return 0
 
 
 def _list(options: argparse.Namespace, settings: Settings) -> int:
-    found = asyncio.run(list_keys(_existing(settings)))
+    found = asyncio.run(list_keys(existing(settings)))
     if options.json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -76,10 +69,8 @@ def _list(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _revoke(options: argparse.Namespace, settings: Settings) -> int:
-    if not asyncio.run(revoke_key(_existing(settings), options.id)):
-        raise Misconfigured(
-            f"keys: there is no valid key {options.id}. See `segue keys list --json`."
-        )
+    if not asyncio.run(revoke_key(existing(settings), options.id)):
+        raise Misconfigured(f"keys: there is no valid key {options.id}. See `segue keys list`.")
     print(f"{options.id} is revoked. Running servers refuse it within five seconds.")
     return 0
 
@@ -89,15 +80,9 @@ def _table(found: Sequence[Key]) -> Table:
     for key in found:
         limits = msgspec.structs.asdict(key.limits)
         words = ", ".join(f"{name} {value:,}" for name, value in limits.items() if value)
-        table.add_row(
-            key.id,
-            key.name,
-            key.owner,
-            ", ".join(key.scopes),
-            words or "none",
-            _day(key.created_at),
-            "" if key.revoked_at is None else _day(key.revoked_at),
-        )
+        days = (_day(at) if at is not None else "" for at in (key.created_at, key.revoked_at))
+        scopes = ", ".join(key.scopes)
+        table.add_row(key.id, key.name, key.owner, scopes, words or "none", *days)
     return table
 
 
@@ -105,7 +90,7 @@ def _day(seconds: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 
 
-def _existing(settings: Settings) -> Settings:
+def existing(settings: Settings) -> Settings:
     """Refuse a SQLite file that does not exist: opening it would create it."""
     path = settings.store_path
     if path is not None and not path.exists():
@@ -124,11 +109,21 @@ def _option(limit: str) -> str:
     return "limit_" + limit.removesuffix("_max")
 
 
-def _amount(text: str) -> int:
+def amount(text: str) -> int:
+    """A positive number, for flags."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def add_store(parser: argparse.ArgumentParser, *, has_seal_keys: bool = False) -> None:
+    """The flags that say which store."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file that names the store")
+    parser.add_argument("--store", metavar="STORE", help="the store (default: sqlite:///segue.db)")
+    if has_seal_keys:
+        about = "file with the keys that encrypt and hash (default: next to the store's file)"
+        parser.add_argument("--seal-keys", metavar="FILE", help=about)
 
 
 def add_keys_verb(verbs: Verbs) -> None:
@@ -137,23 +132,16 @@ def add_keys_verb(verbs: Verbs) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     create = actions.add_parser("create", help="create a key and print its secret once")
     create.add_argument("--name", required=True, help="a name for the key, in your own words")
-    create.add_argument(
-        "--owner", help="keys of one owner see each other's responses (default: the name)"
-    )
+    owner = "keys of one owner see each other's responses (default: the name)"
+    create.add_argument("--owner", help=owner)
     create.add_argument("--scopes", default=USUAL_SCOPES, help=SCOPES_HELP)
     for name, text in LIMITS.items():
         flag = "--" + _option(name).replace("_", "-")
-        create.add_argument(flag, type=_amount, metavar="N", help=f"{text} (default: no limit)")
+        create.add_argument(flag, type=amount, metavar="N", help=f"{text} (default: no limit)")
     listing = actions.add_parser("list", help="print all keys, without their secrets")
     revoke = actions.add_parser("revoke", help="revoke a key permanently")
     revoke.add_argument("id", help="the id of the key, from `segue keys list`")
     for action in (create, listing, revoke):
-        action.add_argument("--config", metavar="FILE", help="TOML file that names the store")
-        action.add_argument("--store", metavar="STORE", help="the store of the keys")
-        action.add_argument(
-            "--seal-keys",
-            metavar="FILE",
-            help="file with the keys that hash API keys (default: next to the store's file)",
-        )
+        add_store(action, has_seal_keys=True)
     for action in (create, listing):
         action.add_argument("--json", action="store_true", help="print JSON")

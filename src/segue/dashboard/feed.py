@@ -19,10 +19,10 @@ import msgspec
 from msgspec import Struct
 
 from segue import __version__
+from segue.dashboard import views
 from segue.dashboard.history import RecentTurns
 from segue.dashboard.together import together
 from segue.dashboard.views import (
-    MARKS,
     CacheUse,
     Look,
     Picture,
@@ -30,9 +30,6 @@ from segue.dashboard.views import (
     TurnView,
     Viewer,
     WorkerShare,
-    connections,
-    running_rows,
-    turn_row,
 )
 from segue.errors import TooMany
 from segue.transports.websocket import SessionStatus
@@ -57,11 +54,6 @@ _look = msgspec.json.Decoder(Look).decode
 _share = msgspec.json.Decoder(WorkerShare).decode
 
 
-async def no_workers(question: bytes) -> Mapping[str, bytes]:
-    """The answers of the other workers, where there are none."""
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Where the present is read: each value where it lives."""
@@ -74,8 +66,8 @@ class Sources:
     probe: Callable[[], Awaitable[Mapping[str, bool]]]
     replicas: Callable[[Mapping[str, bool]], Sequence[ReplicaView]]
     backlog: Callable[[], int]
-    # Asks the other workers of the same parent process; and the name of this worker among them.
-    ask: Callable[[bytes], Awaitable[Mapping[str, bytes]]] = no_workers
+    # Asks the other workers of the same parent process, if there are any; and the name of this worker among them.
+    ask: Callable[[bytes], Awaitable[Mapping[str, bytes]]] | None = None
     worker: str = ""
     # The same for all workers of one parent process.
     process: str = ""
@@ -146,7 +138,7 @@ class Feed:
             process=self._process,
             started_ms=self.history.started_ms,
             models=self._sources.models,
-            marks=MARKS,
+            marks=views.MARKS,
             is_operator=viewer.is_operator,
         )
 
@@ -154,7 +146,7 @@ class Feed:
         """This worker's part of an update: the viewer's turns after this position, and the present."""
         turns = self.history.after(number, viewer.owner)
         listed = turns[:TURNS_MAX][::-1]
-        rows = [turn_row(n, turn, self.history.wall_ms, self._salt) for n, turn in listed]
+        rows = [views.turn_row(n, turn, self.history.wall_ms, self._salt) for n, turn in listed]
         missed = len(turns) - len(rows)
         return WorkerShare(self.history.count, rows, missed, self.picture(viewer))
 
@@ -167,8 +159,9 @@ class Feed:
         """The parts of all workers of the same parent process, this one first."""
         own = self._sources.worker
         shares = {own: self.share(viewer, places.get(own, 0))}
-        others = await self._sources.ask(encode(Look(viewer, places)))
-        shares |= {worker: _share(body) for worker, body in others.items()}
+        if self._sources.ask is not None:
+            others = await self._sources.ask(encode(Look(viewer, places)))
+            shares |= {worker: _share(body) for worker, body in others.items()}
         if any(share.turns or share.picture.running_count for share in shares.values()):
             self._stirred_at = time.perf_counter()
         return shares
@@ -177,10 +170,10 @@ class Feed:
         """The present, as far as this worker knows it."""
         self._keep_probing()
         sources, history, may = self._sources, self.history, viewer.is_operator
-        running_count, running = running_rows(sources.runnings(), viewer)
+        running_count, running = views.running_rows(sources.runnings(), viewer)
         return Picture(
             totals=history.totals if may else history.totals_of(viewer.owner),
-            connections=connections(sources.sessions(), viewer, history.wall_ms, self._salt),
+            connections=views.connections(sources.sessions(), viewer, history.wall_ms, self._salt),
             running_count=running_count,
             running=running,
             memory=sources.memory() if may else (),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import takewhile
 
 from segue.dashboard.views import RefusalCount, Totals
 from segue.process.afterwards import EndedTurn
@@ -42,10 +43,18 @@ class RecentTurns:
         """Add a turn that ended."""
         self.count += 1
         self._ring.append((self.count, turn))
-        self.totals.add(turn)
-        owner = turn.entry.owner
-        if owner in self._owners or len(self._owners) < OWNERS_MAX:
-            self._owners.setdefault(owner, Totals()).add(turn)
+        entry, tally = turn.entry, turn.tally
+        counted = [self.totals]
+        if entry.owner in self._owners or len(self._owners) < OWNERS_MAX:
+            counted.append(self._owners.setdefault(entry.owner, Totals()))
+        for totals in counted:
+            totals.turns += 1
+            totals.failed += entry.status == "failed"
+            totals.tokenized += tally.tokens_tokenized
+            totals.reused += tally.tokens_reused
+            totals.input += entry.input_tokens
+            totals.output += entry.output_tokens
+            totals.bytes += tally.bytes_received
         self.ended_at = time.perf_counter()
 
     def note_refusal(self, transport: str, code: str) -> None:
@@ -67,10 +76,5 @@ class RecentTurns:
 
     def after(self, number: int, owner: Owner) -> list[tuple[int, EndedTurn]]:
         """The turns of this owner after this position, the newest first."""
-        turns: list[tuple[int, EndedTurn]] = []
-        for position, turn in reversed(self._ring):
-            if position <= number:
-                break
-            if turn.entry.owner == owner:
-                turns.append((position, turn))
-        return turns
+        newer = takewhile(lambda row: row[0] > number, reversed(self._ring))
+        return [row for row in newer if row[1].entry.owner == owner]

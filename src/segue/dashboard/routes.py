@@ -55,17 +55,11 @@ def read_assets() -> dict[str, Asset]:
     """All files of the page by name."""
     assets = {}
     for file in files("segue.dashboard").iterdir():
-        kind = KINDS.get("." + file.name.rpartition(".")[2])
-        if kind is not None:
+        if kind := KINDS.get("." + file.name.rpartition(".")[2]):
             body = file.read_bytes()
-            etag = b'"' + hashlib.blake2s(body, digest_size=12).hexdigest().encode() + b'"'
-            assets[file.name] = Asset(kind, body, etag)
+            etag = f'"{hashlib.blake2s(body, digest_size=12).hexdigest()}"'
+            assets[file.name] = Asset(kind, body, etag.encode())
     return assets
-
-
-def viewer_of(exchange: Exchange) -> Viewer:
-    """Who opened the stream. On a server without keys the one owner is the operator too."""
-    return Viewer(exchange.owner, is_operator=exchange.account.is_operator)
 
 
 class Dashboard:
@@ -118,7 +112,8 @@ class Dashboard:
             await exchange.answer(200, asset.body, headers)
 
     async def _stream(self, exchange: Exchange) -> None:
-        viewer = viewer_of(exchange)
+        # On a server without keys the one owner is the operator too.
+        viewer = Viewer(exchange.owner, is_operator=exchange.account.is_operator)
         if self._services.runner.is_draining:
             raise Unavailable("The server is shutting down. Please retry.")
         if exchange.scope["method"] == "HEAD":
@@ -143,10 +138,8 @@ class Dashboard:
         await exchange.start(200, SSE_HEADERS)
         await self._write(exchange, _event(watcher.hello()))
         wrote_at = loop.time()
-        account, accounts = exchange.account, self._services.accounts
-        while not (leaving.done() or self._services.runner.is_draining) and accounts.may_stay(
-            account
-        ):
+        runner, may_stay = self._services.runner, self._services.accounts.may_stay
+        while not (leaving.done() or runner.is_draining) and may_stay(exchange.account):
             update = await watcher.update()
             if update is not None or loop.time() - wrote_at > PING_S:
                 await self._write(exchange, PING if update is None else _event(update))

@@ -6,23 +6,16 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nlargest
+from typing import TypeVar
 
-import msgspec
+from msgspec import structs
 
-from segue.dashboard.views import (
-    CELLS_MAX,
-    CONNECTIONS_LISTED_MAX,
-    FULLEST,
-    RUNNING_LISTED_MAX,
-    CacheUse,
-    Connections,
-    Picture,
-    RefusalCount,
-    ReplicaView,
-    Totals,
-)
+from segue.dashboard import views
+from segue.dashboard.views import CacheUse, Connections, Picture, RefusalCount, ReplicaView, Totals
+
+T = TypeVar("T")
 
 
 def together(pictures: Sequence[Picture]) -> Picture:
@@ -30,25 +23,21 @@ def together(pictures: Sequence[Picture]) -> Picture:
     if len(pictures) == 1:
         return pictures[0]
     running = sorted((row for one in pictures for row in one.running), key=lambda r: r.created_at)
+    memory = (row for one in pictures for row in one.memory)
+    replicas = (row for one in pictures for row in one.replicas)
+    refusals = (row for one in pictures for row in one.refusals)
     backlogs = [one.backlog for one in pictures if one.backlog is not None]
+    columns = zip(*(structs.astuple(one.totals) for one in pictures), strict=True)
     return Picture(
-        totals=_totals(one.totals for one in pictures),
+        totals=Totals(*map(sum, columns)),
         connections=_connections([one.connections for one in pictures]),
         running_count=sum(one.running_count for one in pictures),
-        running=running[:RUNNING_LISTED_MAX],
-        memory=_memory(row for one in pictures for row in one.memory),
-        replicas=_replicas(row for one in pictures for row in one.replicas),
-        refusals=_refusals(row for one in pictures for row in one.refusals),
+        running=running[: views.RUNNING_LISTED_MAX],
+        memory=_merged(memory, lambda row: row.name, _merge_caches),
+        replicas=_merged(replicas, lambda row: (row.model, row.name), _merge_replicas),
+        refusals=_merged(refusals, lambda row: (row.transport, row.code), _merge_refusals),
         backlog=sum(backlogs) if backlogs else None,
     )
-
-
-def _totals(all_totals: Iterable[Totals]) -> Totals:
-    summed = Totals()
-    for totals in all_totals:
-        for name in Totals.__struct_fields__:
-            setattr(summed, name, getattr(summed, name) + getattr(totals, name))
-    return summed
 
 
 def _connections(several: Sequence[Connections]) -> Connections:
@@ -58,54 +47,35 @@ def _connections(several: Sequence[Connections]) -> Connections:
         lanes=sum(one.lanes for one in several),
         running=sum(one.running for one in several),
         waiting=sum(one.waiting for one in several),
-        cells="".join(one.cells for one in several)[:CELLS_MAX],
-        rows=nlargest(
-            CONNECTIONS_LISTED_MAX, rows, key=lambda one: (one.running + one.waiting, one.turns)
-        ),
+        cells="".join(one.cells for one in several)[: views.CELLS_MAX],
+        rows=nlargest(views.CONNECTIONS_LISTED_MAX, rows, key=views.load_of),
     )
 
 
-def _memory(rows: Iterable[CacheUse]) -> list[CacheUse]:
-    found: dict[str, CacheUse] = {}
+def _merged(rows: Iterable[T], key: Callable[[T], object], merge: Callable[[T, T], T]) -> list[T]:
+    """One row for each key, from the rows of all workers."""
+    merged: dict[object, T] = {}
     for row in rows:
-        known = found.get(row.name)
-        if known is None:
-            found[row.name] = row
-        elif row.name == FULLEST:
-            found[row.name] = max(known, row, key=lambda one: one.bytes)
-        else:
-            found[row.name] = CacheUse(
-                row.name, known.bytes + row.bytes, known.bytes_max + row.bytes_max
-            )
-    return list(found.values())
+        known = merged.get(key(row))
+        merged[key(row)] = row if known is None else merge(known, row)
+    return list(merged.values())
 
 
-def _replicas(rows: Iterable[ReplicaView]) -> list[ReplicaView]:
-    found: dict[tuple[str, str], ReplicaView] = {}
-    for row in rows:
-        known = found.get((row.model, row.name))
-        if known is not None:
-            row = msgspec.structs.replace(
-                row,
-                is_up=known.is_up or row.is_up,
-                running=_added(known.running, row.running),
-                waiting=_added(known.waiting, row.waiting),
-            )
-        found[row.model, row.name] = row
-    return list(found.values())
+def _merge_caches(one: CacheUse, other: CacheUse) -> CacheUse:
+    if one.name == views.FULLEST:
+        return max(one, other, key=lambda use: use.bytes)
+    return CacheUse(one.name, one.bytes + other.bytes, one.bytes_max + other.bytes_max)
+
+
+def _merge_replicas(one: ReplicaView, other: ReplicaView) -> ReplicaView:
+    running, waiting = _added(one.running, other.running), _added(one.waiting, other.waiting)
+    return ReplicaView(one.model, one.name, one.is_up or other.is_up, running, waiting)
+
+
+def _merge_refusals(one: RefusalCount, other: RefusalCount) -> RefusalCount:
+    at_ms = max(one.at_ms, other.at_ms)
+    return RefusalCount(one.transport, one.code, one.count + other.count, at_ms)
 
 
 def _added(one: int | None, other: int | None) -> int | None:
     return other if one is None else one if other is None else one + other
-
-
-def _refusals(rows: Iterable[RefusalCount]) -> list[RefusalCount]:
-    found: dict[tuple[str, str], RefusalCount] = {}
-    for row in rows:
-        known = found.get((row.transport, row.code))
-        if known is not None:
-            row = RefusalCount(
-                row.transport, row.code, known.count + row.count, max(known.at_ms, row.at_ms)
-            )
-        found[row.transport, row.code] = row
-    return list(found.values())

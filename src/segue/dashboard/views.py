@@ -15,21 +15,12 @@ from msgspec import Struct
 
 from segue.process.afterwards import EndedTurn
 from segue.transports.websocket import SessionStatus
+from segue.turn.plan import MARKS as TIMELINE
 from segue.turn.running import Running
 from segue.turn.values import Owner
 
 # The order in which a turn passes its marks; the page draws a stage between each and the next.
-MARKS = (
-    "received",
-    "validated",
-    "resolved",
-    "rendered",
-    "first_token",
-    "last_token",
-    "saved",
-    "sent",
-    "settled",
-)
+MARKS = ("received", *TIMELINE)
 
 # What one update may carry: more is counted, but not listed.
 CONNECTIONS_LISTED_MAX = 48
@@ -139,17 +130,6 @@ class Totals(Struct):
     output: int = 0
     bytes: int = 0
 
-    def add(self, turn: EndedTurn) -> None:
-        """Count a turn that ended."""
-        entry, tally = turn.entry, turn.tally
-        self.turns += 1
-        self.failed += entry.status == "failed"
-        self.tokenized += tally.tokens_tokenized
-        self.reused += tally.tokens_reused
-        self.input += entry.input_tokens
-        self.output += entry.output_tokens
-        self.bytes += tally.bytes_received
-
 
 class RefusalCount(Struct):
     """How many requests were refused with this code before they became turns, and when the last was."""
@@ -197,8 +177,12 @@ def name_connection(key: str, salt: bytes) -> str:
 def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnView:
     """A turn for the page; `wall_ms` is the wall clock at the zero of the process's own clock."""
     entry, tally, marks = turn.entry, turn.tally, turn.tally.marks
-    began = marks.get(MARKS[0], 0.0)
+    began = marks["received"]
     connection, _, lane = turn.lane.partition("/")
+
+    def ms(at: float) -> float:
+        return round((at - began) * 1000, 3)
+
     return TurnView(
         number=number,
         id=entry.turn_id,
@@ -210,10 +194,7 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
         status=entry.status,
         error=turn.error,
         at_ms=round(wall_ms + began * 1000, 3),
-        marks=tuple(
-            round((at - began) * 1000, 3) if (at := marks.get(name)) is not None else None
-            for name in MARKS
-        ),
+        marks=tuple(ms(marks[name]) if name in marks else None for name in MARKS),
         tokenized=tally.tokens_tokenized,
         reused=tally.tokens_reused,
         input=entry.input_tokens,
@@ -221,25 +202,23 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
         bytes=tally.bytes_received,
         found_in=tally.found_in,
         tools=tally.tool_calls,
-        pauses=tuple(
-            (round((since - began) * 1000, 3), round((to - began) * 1000, 3))
-            for since, to in tally.pauses[-PAUSES_LISTED_MAX:]
-        ),
+        pauses=tuple((ms(since), ms(to)) for since, to in tally.pauses[-PAUSES_LISTED_MAX:]),
     )
 
 
 def running_rows(runnings: Iterable[Running], viewer: Viewer) -> tuple[int, list[RunningRow]]:
     """The number of running turns, and the oldest of the viewer's own."""
-    counted = 0
-    rows: list[RunningRow] = []
-    for running in runnings:
-        is_own = running.owner == viewer.owner
-        counted += is_own or viewer.is_operator
-        if is_own and len(rows) < RUNNING_LISTED_MAX:
-            response = running.response
-            parent = response.previous_response_id
-            rows.append(RunningRow(running.id, parent, response.model, response.created_at))
-    return counted, rows
+    seen = [one for one in runnings if viewer.is_operator or one.owner == viewer.owner]
+    own = [one for one in seen if one.owner == viewer.owner][:RUNNING_LISTED_MAX]
+    responses = [one.response for one in own]
+    return len(seen), [
+        RunningRow(one.id, one.previous_response_id, one.model, one.created_at) for one in responses
+    ]
+
+
+def load_of(one: SessionStatus | ConnectionRow) -> tuple[int, int]:
+    """Orders connections by how busy they are."""
+    return one.running + one.waiting, one.turns
 
 
 def connections(
@@ -249,9 +228,7 @@ def connections(
     seen = [one for one in glances if viewer.is_operator or one.owner == viewer.owner]
     seen.sort(key=lambda one: one.opened_at)
     own = (one for one in seen if one.owner == viewer.owner)
-    busiest = nlargest(
-        CONNECTIONS_LISTED_MAX, own, key=lambda one: (one.running + one.waiting, one.turns)
-    )
+    busiest = nlargest(CONNECTIONS_LISTED_MAX, own, key=load_of)
     return Connections(
         count=len(seen),
         lanes=sum(one.lanes for one in seen),
@@ -260,13 +237,9 @@ def connections(
         cells="".join(str(min(one.running, CELL_MAX)) for one in seen[:CELLS_MAX]),
         rows=[
             ConnectionRow(
-                id=name_connection(one.key, salt),
-                opened_ms=round(wall_ms + one.opened_at * 1000),
-                lanes=one.lanes,
-                running=one.running,
-                waiting=one.waiting,
-                turns=one.turns,
-                bytes=one.state_bytes,
+                name_connection(one.key, salt),
+                round(wall_ms + one.opened_at * 1000),
+                *(one.lanes, one.running, one.waiting, one.turns, one.state_bytes),
             )
             for one in busiest
         ],

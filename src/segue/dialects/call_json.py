@@ -12,7 +12,7 @@ middle is left out.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -30,15 +30,13 @@ IN_STRING = re.compile(r'[\\"]')
 IN_OBJECT = re.compile(r'["{}<`]')
 
 
+@dataclass(slots=True)
 class Braces:
     """Finds the end of a JSON object that arrives in pieces."""
 
-    __slots__ = ("depth", "is_escaped", "is_quoted")
-
-    def __init__(self, depth: int = 0) -> None:
-        self.depth = depth
-        self.is_quoted = False
-        self.is_escaped = False
+    depth: int = 0
+    is_quoted: bool = False
+    is_escaped: bool = False
 
     def end_in(self, text: str, at: int = 0) -> int | None:
         """After the brace that closes the object, or before a `<` that cannot be JSON; None: not in here."""
@@ -67,17 +65,10 @@ class Braces:
 # --- which tool is called -------------------------------------------------------------------------
 
 
-class CallHeader(NamedTuple):
-    """The name in a call, and where its arguments begin."""
-
-    name: str
-    end: int
-
-
-def header_of(text: str) -> CallHeader | None:
-    """The beginning of a call, if it is here and in the usual order."""
+def header_of(text: str) -> tuple[str, int] | None:
+    """The name in a call, and where its arguments begin, if they are here and in the usual order."""
     found = HEADER.match(text) if len(text) <= HEADER_CHARS_MAX else None
-    return None if found is None else CallHeader(_string(found[1]), found.end())
+    return None if found is None else (msgspec.json.decode(found[1], type=str), found.end())
 
 
 def may_begin_call(text: str) -> bool:
@@ -88,6 +79,14 @@ def may_begin_call(text: str) -> bool:
     if key is None:
         return False
     return key[1] in KEYS if key[2] else any(known.startswith(key[1]) for known in KEYS)
+
+
+def is_object(text: str) -> bool:
+    """Whether this is the JSON of an object."""
+    try:
+        return text.startswith("{") and isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 class CallObject(Struct):
@@ -101,7 +100,7 @@ class CallObject(Struct):
         """Verbatim; some models write the object into a string."""
         found = self.parameters if self.arguments is UNSET else self.arguments
         text = "{}" if found is UNSET else bytes(found).decode()
-        return _string(text) if text.startswith('"') else text
+        return msgspec.json.decode(text, type=str) if text.startswith('"') else text
 
 
 class _Wrapped(Struct):
@@ -118,10 +117,6 @@ def whole_call(text: str) -> CallObject | None:
         return msgspec.json.decode(text, type=_Wrapped).function
     except (msgspec.DecodeError, RecursionError):
         return None
-
-
-def _string(text: str) -> str:
-    return msgspec.json.decode(text, type=str)
 
 
 # --- the input of a custom tool -------------------------------------------------------------------
@@ -145,16 +140,14 @@ class _Input(Struct):
     input: str
 
 
+@dataclass(slots=True)
 class InputReader:
     """Reads the arguments of one call."""
 
-    __slots__ = ("_held", "_is_closed", "_is_open")
-
-    def __init__(self) -> None:
-        # All of it until the string begins, then what may become an escape.
-        self._held = ""
-        self._is_open = False
-        self._is_closed = False
+    # All of it until the string begins, then what may become an escape.
+    _held: str = ""
+    _is_open: bool = False
+    _is_closed: bool = False
 
     def feed(self, text: str) -> str:
         """What has become certain of the input."""
@@ -172,7 +165,13 @@ class InputReader:
 
     def close(self) -> str:
         """What is left when there is no more: arguments that hold no such string at their beginning."""
-        return "" if self._is_open else _whole(self._held)
+        if self._is_open:
+            return ""
+        try:
+            # Another order of keys, or something else.
+            return msgspec.json.decode(self._held, type=_Input).input
+        except msgspec.DecodeError:
+            return self._held
 
     def _unescaped(self, text: str) -> str:
         parsed: list[str] = []
@@ -201,11 +200,3 @@ def _meant(escape: str) -> str:
         return msgspec.json.decode(f'"{escape}"', type=str)
     except msgspec.DecodeError:
         return escape
-
-
-def _whole(arguments: str) -> str:
-    """Another order of keys, or something else."""
-    try:
-        return msgspec.json.decode(arguments, type=_Input).input
-    except msgspec.DecodeError:
-        return arguments

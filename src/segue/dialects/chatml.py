@@ -10,24 +10,25 @@ Inside an assistant's block everything is text: `<think>`, then what it says, th
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from segue.dialects.family import MODEL_TURN, BoundFamily, Family, blocks_of, system_of
-from segue.dialects.forced import CallForm, is_call_forced
+from segue.dialects.family import Family, is_from, message_text, system_of
+from segue.dialects.forced import CallForm
 from segue.dialects.offers import definition_of
-from segue.dialects.parts import Part, dumps, object_or_string, parts_of, text_of
+from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_string, parts_of
 from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
-from segue.dialects.warm import NameOf, Writing, never
-from segue.turn.values import NO_IDS, Head, IdArray, Round, Scene, id_array
+from segue.dialects.warm import NameOf, Writing
+from segue.turn.values import NO_IDS, Head, IdArray, Round
 from segue.vocabularies.vocabulary import Mark, Vocabulary
-from segue.wire.items import Item, Message, Reasoning
+from segue.wire.items import Item, Reasoning
 from segue.wire.tools import Offer
 
 START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 BLOCK = Mark(START)
 CALL, CALLED = "<tool_call>", "</tool_call>"
-MARKS = TextMarks(CALL, CALLED)
+MARKS = TextMarks(CALL, CALLED, is_mended=True)
 # After a block stands a newline of its own.
 BLOCK_END = Mark(END, "\n")
 # A change of this file that changes what kept ids mean needs a new number.
@@ -73,28 +74,22 @@ def _begin(
     if head.tools.offers:
         tools = tools_text(head.tools.offers, call_shown)
         system = tools if system is None else f"{system}\n\n{tools}"
-    before = _block(vocabulary, "system", system) if system is not None else NO_IDS
-    return before + _given(vocabulary, items, name_of)
+    ids = array("I")
+    if system is not None:
+        ids = vocabulary.ids(BLOCK, f"system\n{system}", BLOCK_END)
+    return ids + _given(vocabulary, items, name_of)
 
 
 def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
-    ids = id_array()
+    ids = array("I")
     for parts in blocks_of(items, JOINS, tools_text):
         role = ROLES.get(parts[0].kind, parts[0].kind)
-        ids.extend(_block(vocabulary, role, content_of(parts)))
+        ids.extend(vocabulary.ids(BLOCK, f"{role}\n{content_of(parts)}", BLOCK_END))
     return ids
 
 
-def _block(vocabulary: Vocabulary, role: str, content: str) -> IdArray[int]:
-    return vocabulary.ids(BLOCK, f"{role}\n{content}", BLOCK_END)
-
-
-def _write(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
-    return vocabulary.ids(content_of(parts_of(items)), Mark(END))
-
-
-def _wrote(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
-    return vocabulary.ids(content_of(parts_of(items)), BLOCK_END)
+def _write(end: Mark, vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
+    return vocabulary.ids(content_of(parts_of(items)), end)
 
 
 def content_of(parts: Sequence[Part]) -> str:
@@ -102,22 +97,20 @@ def content_of(parts: Sequence[Part]) -> str:
     content = ""
     glue = ""
     for part in parts:
-        content += glue + _written(part)
-        glue = "" if part.kind == "think" else "\n"
+        content += glue
+        glue = "\n"
+        match part.kind:
+            case "think":
+                content += f"{THINK}\n{part.text}\n{THOUGHT}\n\n"
+                glue = ""
+            case "call":
+                named = f'"name": {dumps(part.name)}, "arguments": {object_or_string(part.text)}'
+                content += f"{CALL}\n{{{named}}}\n{CALLED}"
+            case "response":
+                content += f"<tool_response>\n{part.text}\n</tool_response>"
+            case _:
+                content += part.text
     return content
-
-
-def _written(part: Part) -> str:
-    match part.kind:
-        case "think":
-            return f"{THINK}\n{part.text}\n{THOUGHT}\n\n"
-        case "call":
-            named = f'"name": {dumps(part.name)}, "arguments": {object_or_string(part.text)}'
-            return f"{CALL}\n{{{named}}}\n{CALLED}"
-        case "response":
-            return f"<tool_response>\n{part.text}\n</tool_response>"
-        case _:
-            return part.text
 
 
 def tools_text(tools: Iterable[Offer], call_shown: str = CALL_SHOWN) -> str:
@@ -132,9 +125,8 @@ def tools_text(tools: Iterable[Offer], call_shown: str = CALL_SHOWN) -> str:
 def _last_question(items: Sequence[Item]) -> int:
     """Up to the last message of the user that is not a tool's output in disguise."""
     for count in range(len(items), 0, -1):
-        value = items[count - 1].value
-        if isinstance(value, Message) and value.role == "user":
-            text = text_of(value)
+        if is_from(items[count - 1 : count], "user"):
+            text = message_text(items[count - 1])
             if not (text.startswith("<tool_response>") and text.endswith("</tool_response>")):
                 return count
     return 0
@@ -148,7 +140,7 @@ def _has_empty_thought(vocabulary: Vocabulary, round: Round) -> bool:
 
 def _kept(vocabulary: Vocabulary, round: Round, forgotten: int) -> IdArray[int]:
     """What was sampled; where thoughts are forgotten, also without the marks and newlines that they leave."""
-    joined = id_array()
+    joined = array("I")
     is_gap = forgotten > 0
     for n, (item, ids) in enumerate(zip(round.wrote, round.ids, strict=True)):
         if n < forgotten and isinstance(item.value, Reasoning):
@@ -174,10 +166,6 @@ def _without_gap(vocabulary: Vocabulary, ids: IdArray[int]) -> IdArray[int]:
 # --- the families ---------------------------------------------------------------------------------
 
 
-def _reader(bound: BoundFamily, scene: Scene) -> TextReader:
-    return TextReader(bound, scene, MARKS, mends=is_call_forced(scene))
-
-
 def _family(
     name: str,
     default_system: str | None = None,
@@ -197,13 +185,13 @@ def _family(
         render=Writing(
             begin=partial(_begin, default_system, call_shown),
             given=_given,
-            wrote=_wrote,
-            turning=_last_question if thinks else never,
+            wrote=partial(_write, BLOCK_END),
+            turning=_last_question if thinks else None,
             kept=_kept,
             has_empty_thought=_has_empty_thought,
         ).render,
-        write=_write,
-        reader=_reader,
+        write=partial(_write, Mark(END)),
+        reader=partial(TextReader, marks=MARKS),
         call=CallForm(
             named=lambda name: (f'{CALL}\n{{"name": {dumps(name)}, "arguments":',),
             end=f"}}\n{CALLED}",

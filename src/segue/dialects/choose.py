@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,12 +66,8 @@ def dialect_for(name: str, path: Path, vocabulary: Vocabulary) -> TokenDialect:
 def choose(path: Path, vocabulary: Vocabulary) -> TokenDialect:
     """The dialect of the model in this GGUF or tokenizer folder; `ServerFault` if there is none."""
     template = template_in(path)
-    candidates = [
-        family
-        for families in FAMILIES.values()
-        for family in families
-        if vocabulary.specials.issuperset(family.specials)
-    ]
+    has_all = vocabulary.specials.issuperset
+    candidates = [family for family in chain(*FAMILIES.values()) if has_all(family.specials)]
     known = [family for family in candidates if family.is_known_by_tokens]
     if known:
         return TokenDialect(known[0], vocabulary)
@@ -106,14 +103,15 @@ def _variants(candidates: Sequence[Family], runner: TemplateRunner) -> Iterator[
     yield from candidates
     for family in candidates:
         if family.with_prompt is not None:
-            yield family.with_prompt(_shortest_prompt(runner))
+            shortest = _prompt(runner, [{"role": "user", "content": "Hi"}])
+            yield family.with_prompt(shortest or "")
 
 
-def _shortest_prompt(runner: TemplateRunner) -> str:
+def _prompt(runner: TemplateRunner, chat: Chat, tools: object = None) -> str | None:
     try:
-        return runner.run([{"role": "user", "content": "Hi"}], None, PROBED_AT, is_cued=True)
+        return runner.run(chat, tools, PROBED_AT, is_cued=True)
     except InvalidRequest:
-        return ""
+        return None
 
 
 # --- small conversations --------------------------------------------------------------------------
@@ -122,10 +120,6 @@ def _shortest_prompt(runner: TemplateRunner) -> str:
 def _item(**fields: object) -> Item:
     raw = msgspec.json.encode(fields)
     return Item(raw, msgspec.json.decode(raw, type=ItemValue))
-
-
-def _message(role: str, text: str) -> Item:
-    return _item(type="message", role=role, content=text)
 
 
 # A day with a name that no template has built in.
@@ -139,12 +133,9 @@ CALLED = (
     _item(type="function_call", call_id="c", name="look", arguments='{"q": "x"}'),
     _item(type="function_call_output", call_id="c", output="1"),
 )
+CALL_IN_CHAT = {"function": {"name": "look", "arguments": {"q": "x"}}}
 CALLED_IN_CHAT: Chat = [
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"function": {"name": "look", "arguments": {"q": "x"}}}],
-    },
+    {"role": "assistant", "content": "", "tool_calls": [CALL_IN_CHAT]},
     {"role": "tool", "content": "1"},
 ]
 THOUGHT = {"type": "reasoning_text", "text": "Hm."}
@@ -165,7 +156,7 @@ def _probes(template: str) -> list[_Probe]:
         {"role": "assistant", "content": "Hello."},
         {"role": "user", "content": "So?"},
     ]
-    items = [_message(str(said["role"]), str(said["content"])) for said in spoken]
+    items = [_item(type="message", **said) for said in spoken]
     probes = [
         _Probe(Head(), items, spoken),
         _Probe(Head(instructions="Be."), items, [{"role": "system", "content": "Be."}, *spoken]),
@@ -186,13 +177,10 @@ def _is_alike(
     dialect: TokenDialect, vocabulary: Vocabulary, runner: TemplateRunner, probe: _Probe
 ) -> bool:
     tools = [definition_of(offer) for offer in probe.head.tools.offers] or None
-    try:
-        expected = runner.run(probe.chat, tools, PROBED_AT, is_cued=True)
-    except InvalidRequest:
-        return False
+    expected = _prompt(runner, probe.chat, tools)
     scene = Scene(probe.head, None, tuple(probe.items), root_at=PROBED_AT)
     prompt = dialect.render(scene).prompt
     assert isinstance(prompt, Tokens)
     names = {vocabulary.special(text): text.encode() for text in vocabulary.specials}
     written = b"".join(names.get(id) or vocabulary.bytes_of(id) for id in prompt.flat())
-    return written == expected.encode()
+    return expected is not None and written == expected.encode()

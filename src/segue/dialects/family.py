@@ -16,20 +16,11 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from segue.dialects.forced import (
-    CallForm,
-    GrammarCall,
-    GrammarReader,
-    closing_of,
-    grammar_offer,
-    lead_of,
-)
-from segue.dialects.offers import added_by
-from segue.dialects.parts import Part, parts_of, text_of
+from segue.dialects.forced import UNQUOTE, CallForm, Chunks, GrammarReader, grammar_offer, lead_of
+from segue.dialects.parts import text_of
 from segue.turn.values import Head, IdArray, ItemText, Parsed, Piece, Rendered, Scene
 from segue.vocabularies.vocabulary import Chunk, Vocabulary
-from segue.wire.items import AdditionalTools, Item, Message
-from segue.wire.tools import Offer
+from segue.wire.items import Item, Message
 
 
 class _Reader(Protocol):
@@ -90,37 +81,36 @@ class BoundFamily:
     plain_tokens: dict[int, ItemText | None] = field(default_factory=dict)
 
 
-def bind(family: Family, vocabulary: Vocabulary) -> BoundFamily:
-    """The family on this vocabulary; refused if they do not fit."""
-    for text in family.specials:
-        vocabulary.special(text)
-    first, *others = family.stops
-    stops = [first, *filter(vocabulary.has_special, others)]
-    return BoundFamily(
-        vocabulary,
-        f"{family.version}-{vocabulary.fingerprint}",
-        vocabulary.ids(*family.cue),
-        frozenset(map(vocabulary.special, stops)),
-        vocabulary.ids(*family.seal),
-    )
-
-
 class TokenDialect:
-    """A `Dialect` for token engines: any family on its vocabulary."""
+    """A `Dialect` for token engines: any family on its vocabulary; refused if they do not fit."""
 
     def __init__(self, family: Family, vocabulary: Vocabulary) -> None:
+        for text in family.specials:
+            vocabulary.special(text)
+        first, *others = family.stops
+        stops = [first, *filter(vocabulary.has_special, others)]
         self._family = family
-        self._bound = bind(family, vocabulary)
+        self._bound = BoundFamily(
+            vocabulary,
+            f"{family.version}-{vocabulary.fingerprint}",
+            vocabulary.ids(*family.cue),
+            frozenset(map(vocabulary.special, stops)),
+            vocabulary.ids(*family.seal),
+        )
         self.fingerprint = self._bound.fingerprint
         self.stops = self._bound.stops
 
     def render(self, scene: Scene) -> Rendered:
         """The prompt, and where the answer is forced, its beginning and the schema of what follows."""
-        rendered = self._family.render(self._bound, scene)
-        chunks, schema = lead_of(self._family.call, scene)
-        is_unthinking = self._family.is_thought_optional and scene.effort == "none"
-        if schema is not None or is_unthinking:
-            chunks = self._family.without_thought + chunks
+        family, head = self._family, scene.head
+        rendered = family.render(self._bound, scene)
+        chunks: Chunks = ()
+        schema = None
+        is_free = head.tool_choice in ("auto", "none")
+        if not is_free or head.text.format is not None or scene.effects.format is not None:
+            chunks, schema = lead_of(family.call, scene)
+        if schema is not None or (family.is_thought_optional and scene.effort == "none"):
+            chunks = family.without_thought + chunks
         if not chunks and schema is None:
             return rendered
         return replace(rendered, lead=self._bound.vocabulary.ids(*chunks), schema=schema)
@@ -129,47 +119,17 @@ class TokenDialect:
         return self._family.write(self._bound.vocabulary, items)
 
     def reader(self, scene: Scene) -> _Reader:
-        found = grammar_offer(scene)
+        family, bound = self._family, self._bound
+        is_free = scene.head.tool_choice in ("auto", "none")
+        found = None if is_free else grammar_offer(scene)
         if found is None:
-            return self._family.reader(self._bound, scene)
-        vocabulary, form = self._bound.vocabulary, self._family.call
-        lead = vocabulary.ids(*self._family.without_thought, *lead_of(form, scene)[0])
-        closing = vocabulary.encode(closing_of(form))
-        call = GrammarCall(found[0], len(lead), closing, self._bound.seal)
-        return GrammarReader(vocabulary, self._bound.stops, call)
+            return family.reader(bound, scene)
+        lead = bound.vocabulary.ids(*family.without_thought, *lead_of(family.call, scene)[0])
+        closing = bound.vocabulary.encode(UNQUOTE + family.call.end)
+        return GrammarReader(bound, found[0], len(lead), closing)
 
 
 # --- what most families write alike ---------------------------------------------------------------
-
-# What goes on in the same block: a model turn in the order in which the model writes it.
-MODEL_TURN = {
-    ("think", "think"),
-    ("think", "talk"),
-    ("think", "call"),
-    ("talk", "call"),
-    ("call", "call"),
-}
-
-
-def blocks_of(
-    items: Sequence[Item], joins: set[tuple[str, str]], tools: Callable[[Sequence[Offer]], str]
-) -> list[list[Part]]:
-    """What these items say, by block; `tools` writes the tools that an item brings."""
-    blocks: list[list[Part]] = []
-    for item in items:
-        for part in _parts_of(item, tools):
-            if blocks and (blocks[-1][-1].kind, part.kind) in joins:
-                blocks[-1].append(part)
-            else:
-                blocks.append([part])
-    return blocks
-
-
-def _parts_of(item: Item, tools: Callable[[Sequence[Offer]], str]) -> list[Part]:
-    if isinstance(item.value, AdditionalTools):
-        added = added_by(item)
-        return [Part("tools", tools(added))] if added else []
-    return parts_of((item,))
 
 
 def is_from(items: Sequence[Item], *roles: str) -> bool:

@@ -14,26 +14,20 @@ Its reader needs no marks: everything after the lead, up to a stop, is the input
 
 from __future__ import annotations
 
+from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from segue.dialects.offers import arguments_schema, call_schema, forced, format_schema, opened_call
 from segue.errors import InvalidRequest
-from segue.turn.values import (
-    Grammar,
-    IdArray,
-    Ids,
-    ItemClosed,
-    ItemText,
-    Parsed,
-    Piece,
-    Scene,
-    TurnClosed,
-    id_array,
-)
-from segue.vocabularies.vocabulary import Chunk, Vocabulary
+from segue.turn import values
+from segue.vocabularies.vocabulary import Chunk
 from segue.wire.tools import Offer, grammar_of
+
+if TYPE_CHECKING:
+    from segue.dialects.family import BoundFamily
 
 # Around the input of a custom tool, inside the arguments.
 QUOTE, UNQUOTE = '{"input": "', '"}'
@@ -59,7 +53,7 @@ class CallForm:
     before_text: Chunks = ()
 
 
-def lead_of(form: CallForm, scene: Scene) -> tuple[Chunks, bytes | Grammar | None]:
+def lead_of(form: CallForm, scene: values.Scene) -> tuple[Chunks, bytes | values.Grammar | None]:
     """Our words at the beginning of a forced answer, and the schema or grammar of what follows them."""
     if not scene.can_constrain:
         return (), None
@@ -72,37 +66,33 @@ def lead_of(form: CallForm, scene: Scene) -> tuple[Chunks, bytes | Grammar | Non
     if len(offers) == 1 and not form.is_always_object:
         return form.named(offers[0].qualified_name), arguments_schema(offers[0])
     if form.arguments_key is None:
-        raise InvalidRequest(
+        raise _unsupported(
+            "tool_choice",
             "'tool_choice' can force this model to call a tool by name, but not any of several tools.",
-            code="unsupported_value",
-            param="tool_choice",
         )
     return form.before_object, call_schema(offers, form.arguments_key)
 
 
-def _text_schema(form: CallForm, scene: Scene) -> bytes | None:
-    if form.arguments_key is None and scene.offers and scene.head.tool_choice != "none":
+def _text_schema(form: CallForm, scene: values.Scene) -> bytes | None:
+    may_call = scene.head.tool_choice != "none" and bool(scene.offers)
+    if form.arguments_key is None and may_call and scene.format is not None:
         # The model may want to call a tool instead, and one schema cannot describe both.
-        if scene.format is not None:
-            raise InvalidRequest(
-                "'text.format' is not enforced for this model while it may also call tools. Leave out the "
-                "format or the tools, or send 'tool_choice': 'none'.",
-                code="unsupported_value",
-                param="text.format",
-            )
-        return None
+        raise _unsupported(
+            "text.format",
+            "'text.format' is not enforced for this model while it may also call tools. Leave out the "
+            "format or the tools, or send 'tool_choice': 'none'.",
+        )
     return format_schema(scene, form.arguments_key)
 
 
-def is_call_forced(scene: Scene) -> bool:
-    """Whether the engine writes a call and nothing else."""
-    return scene.can_constrain and bool(forced(scene))
+def _unsupported(param: str, why: str) -> InvalidRequest:
+    return InvalidRequest(why, code="unsupported_value", param=param)
 
 
 # --- an input that follows a grammar --------------------------------------------------------------
 
 
-def grammar_offer(scene: Scene) -> tuple[Offer, Grammar] | None:
+def grammar_offer(scene: values.Scene) -> tuple[Offer, values.Grammar] | None:
     """The only tool that must be called, if it has a grammar and the engine can follow it.
 
     Whether the engine reads this grammar was checked before the turn began.
@@ -113,7 +103,7 @@ def grammar_offer(scene: Scene) -> tuple[Offer, Grammar] | None:
     if found is None:
         return None
     syntax, definition = found
-    return offers[0], Grammar("regex" if syntax == "regex" else "lark", definition)
+    return offers[0], values.Grammar("regex" if syntax == "regex" else "lark", definition)
 
 
 def _before_input(begun: Chunks) -> Chunks:
@@ -122,61 +112,50 @@ def _before_input(begun: Chunks) -> Chunks:
     return (*before, f"{last} {QUOTE}") if isinstance(last, str) else (*begun, QUOTE)
 
 
-def closing_of(form: CallForm) -> str:
-    """What closes a call after its input."""
-    return UNQUOTE + form.end
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarCall:
-    """A call whose input follows a grammar: how many tokens begin it, and what is added after the input."""
-
-    offer: Offer
-    lead_tokens: int
-    closing: IdArray[int]
-    seal: IdArray[int]
-
-
 class GrammarReader:
-    """A `Reader` of such a call."""
+    """A `Reader` of a call whose input follows a grammar."""
 
-    def __init__(self, vocabulary: Vocabulary, stops: frozenset[int], call: GrammarCall) -> None:
-        self._vocabulary = vocabulary
-        self._stops = stops
-        self._call = call
+    def __init__(
+        self, bound: BoundFamily, offer: Offer, lead_tokens: int, closing: values.IdArray[int]
+    ) -> None:
+        """`lead_tokens`: how many tokens begin the call. `closing`: what is added after the input."""
+        self._bound = bound
+        self._offer = offer
+        self._lead_tokens = lead_tokens
+        self._closing = closing
         self._decode = getincrementaldecoder("utf-8")("replace")
-        self._ids = id_array()
+        self._ids = array("I")
         self._is_stopped = False
         self._is_open = False
         self.is_over = False
 
-    def feed(self, piece: Piece) -> list[Parsed]:
-        assert isinstance(piece, Ids), "this dialect reads tokens"
-        parsed: list[Parsed] = []
+    def feed(self, piece: values.Piece) -> list[values.Parsed]:
+        assert isinstance(piece, values.Ids), "this dialect reads tokens"
+        parsed: list[values.Parsed] = []
         for id in piece.ids:
-            self._is_stopped = self._is_stopped or id in self._stops
+            self._is_stopped = self._is_stopped or id in self._bound.stops
             if self._is_stopped:
                 break
             self._take(id, parsed)
         return parsed
 
-    def close(self, *, is_cut: bool) -> list[Parsed]:
-        parsed: list[Parsed] = []
+    def close(self, *, is_cut: bool) -> list[values.Parsed]:
+        parsed: list[values.Parsed] = []
         is_cut = is_cut and not self._is_stopped
         if not self._is_open:
-            return [TurnClosed(self._ids + self._call.seal)]
+            return [values.TurnClosed(self._ids + self._bound.seal)]
         if not is_cut and (rest := self._decode.decode(b"", final=True)):
-            parsed.append(ItemText(rest))
-        parsed.append(ItemClosed(self._ids, is_cut))
+            parsed.append(values.ItemText(rest))
+        parsed.append(values.ItemClosed(self._ids, is_cut))
         # Which stop the engine took, when nothing else was allowed, says nothing about how this family ends a turn.
-        parsed.append(TurnClosed(self._call.closing + self._call.seal))
+        parsed.append(values.TurnClosed(self._closing + self._bound.seal))
         return parsed
 
-    def _take(self, id: int, parsed: list[Parsed]) -> None:
+    def _take(self, id: int, parsed: list[values.Parsed]) -> None:
         self._ids.append(id)
         if self._is_open:
-            if text := self._decode.decode(self._vocabulary.bytes_of(id)):
-                parsed.append(ItemText(text))
-        elif len(self._ids) == self._call.lead_tokens:
+            if text := self._decode.decode(self._bound.vocabulary.bytes_of(id)):
+                parsed.append(values.ItemText(text))
+        elif len(self._ids) == self._lead_tokens:
             self._is_open = True
-            parsed.append(opened_call(self._call.offer.qualified_name, self._call.offer))
+            parsed.append(opened_call(self._offer))

@@ -21,6 +21,7 @@ are; instructions and tools are the developer's message. What was thought before
 from __future__ import annotations
 
 import re
+from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -29,34 +30,13 @@ import msgspec
 
 from segue.dialects.family import BoundFamily, Family, system_of
 from segue.dialects.forced import CallForm
-from segue.dialects.item_writer import ItemWriter, PendingLogprobs, text_of_token, with_logprobs
-from segue.dialects.offers import added_by, may_call, offer_in, opened_call, parameters_of
+from segue.dialects.item_writer import ItemWriter, feed_tokens, plain_token
+from segue.dialects.offers import added_by, call_in, parameters_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
-from segue.turn.values import (
-    Head,
-    IdArray,
-    Ids,
-    ItemOpened,
-    ItemText,
-    Parsed,
-    Piece,
-    Round,
-    Scene,
-    TokenLogprob,
-    TurnClosed,
-    id_array,
-)
+from segue.turn import values
 from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
-from segue.wire.items import (
-    AdditionalTools,
-    ConfigurationUpdate,
-    Item,
-    Message,
-    Reasoning,
-    ReasoningUpdate,
-    ToolSearchOutput,
-)
+from segue.wire import items as wire
 from segue.wire.kinds import is_model_written
 from segue.wire.tools import Offer
 
@@ -73,6 +53,7 @@ SYSTEM = (
     "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 )
 CALLS = "\nCalls to these tools must go to the commentary channel: 'functions'."
+INSTRUCTIONS = "# Instructions\n\n"
 # How much to think, where that is not "medium".
 EFFORTS = {
     "none": "low", "minimal": "low", "low": "low", "high": "high", "xhigh": "high", "max": "high",
@@ -88,15 +69,19 @@ PEOPLE = {"assistant", "user", "all"}
 
 
 def _begin(
-    vocabulary: Vocabulary, head: Head, items: Sequence[Item], root_at: int, name_of: NameOf
-) -> IdArray[int]:
+    vocabulary: Vocabulary,
+    head: values.Head,
+    items: Sequence[wire.Item],
+    root_at: int,
+    name_of: NameOf,
+) -> values.IdArray[int]:
     instructions, items = system_of(head, items)
     offers = head.tools.offers
     day = datetime.fromtimestamp(root_at, UTC).date().isoformat()
     system = SYSTEM.format(day=day, effort=_effort(head))
     if any(offer.namespace is None for offer in offers):
         system += CALLS
-    sections = [] if instructions is None else [_instructions(instructions)]
+    sections = [] if instructions is None else [INSTRUCTIONS + instructions]
     sections.extend([tools_section(offers)] if offers else [])
     chunks = _plain("system", system)
     if sections:
@@ -104,19 +89,21 @@ def _begin(
     return vocabulary.ids(*chunks) + _given(vocabulary, items, name_of)
 
 
-def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
+def _given(
+    vocabulary: Vocabulary, items: Sequence[wire.Item], name_of: NameOf
+) -> values.IdArray[int]:
     chunks: list[Chunk] = []
     finals = _finals(items)
     names: dict[str, str] = {}
     for n, item in enumerate(items):
-        if isinstance(item.value, AdditionalTools | ConfigurationUpdate):
+        if isinstance(item.value, wire.AdditionalTools | wire.ConfigurationUpdate):
             chunks += _update(item)
             continue
         part = part_of(item)
         if part.kind == "call":
             names[part.call_id] = part.name
         name = part.kind == "response" and (names.get(part.call_id) or name_of(part.call_id))
-        if isinstance(item.value, ToolSearchOutput):
+        if isinstance(item.value, wire.ToolSearchOutput):
             name = "tool_search"
             if added := added_by(item):
                 part = part._replace(text=tools_section(added))
@@ -124,14 +111,16 @@ def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> Id
     return vocabulary.ids(*chunks)
 
 
-def _update(item: Item) -> tuple[Chunk, ...]:
+def _update(item: wire.Item) -> tuple[Chunk, ...]:
     """Tools and settings that come on the way, where they come, so that nothing before them changes."""
     match item.value:
-        case ConfigurationUpdate(reasoning=ReasoningUpdate(effort=str() as effort), text=text):
+        case wire.ConfigurationUpdate(
+            reasoning=wire.ReasoningUpdate(effort=str() as effort), text=text
+        ):
             # As the family has it in its first message.
             written = _plain("system", f"Reasoning: {EFFORTS.get(effort, 'medium')}")
             return written + _message(part_of(item), "", is_final=False) if text else written
-        case AdditionalTools():
+        case wire.AdditionalTools():
             added = added_by(item)
             return _plain("developer", tools_section(added)) if added else ()
         case _:
@@ -151,25 +140,25 @@ def _message(part: Part, name: str, *, is_final: bool) -> tuple[Chunk, ...]:
         case "think" | "talk" | "call":
             return CUE, *_model_message(part, is_final=is_final)
         case _:
-            return _plain("developer", _instructions(part.text))
+            return _plain("developer", INSTRUCTIONS + part.text)
 
 
 def _plain(role: str, text: str) -> tuple[Chunk, ...]:
     return Mark(START, role), Mark(MESSAGE), text, Mark(END)
 
 
-def _wrote(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
+def _wrote(vocabulary: Vocabulary, items: Sequence[wire.Item]) -> values.IdArray[int]:
     """A model turn after the cue, as it stands in history. Only the last call ends as a call, since a reader
     stops there."""
     return vocabulary.ids(*_model_turn(items))
 
 
-def _write(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
+def _write(vocabulary: Vocabulary, items: Sequence[wire.Item]) -> values.IdArray[int]:
     chunks = _model_turn(items)
     return vocabulary.ids(*chunks[:-1], Mark(CALL if chunks[-1] == Mark(CALL) else RETURN))
 
 
-def _model_turn(items: Sequence[Item]) -> list[Chunk]:
+def _model_turn(items: Sequence[wire.Item]) -> list[Chunk]:
     finals = _finals(items)
     chunks: list[Chunk] = []
     for n, item in enumerate(items):
@@ -199,50 +188,46 @@ def _channel(name: str) -> tuple[Chunk, ...]:
     return Mark(CHANNEL, name), Mark(MESSAGE)
 
 
-def _kept(vocabulary: Vocabulary, round: Round, forgotten: int) -> IdArray[int]:
+def _kept(vocabulary: Vocabulary, round: values.Round, forgotten: int) -> values.IdArray[int]:
     """What was sampled, less what is forgotten; what is first then needs no `<|start|>` after the cue."""
-    joined = id_array()
+    joined = array("I")
     for n, (item, ids) in enumerate(zip(round.wrote, round.ids, strict=True)):
-        if n >= forgotten or not isinstance(item.value, Reasoning):
+        if n >= forgotten or not isinstance(item.value, wire.Reasoning):
             joined.extend(ids)
     joined.extend(round.tail)
     cue = vocabulary.ids(CUE)
     return joined[len(cue) :] if joined[: len(cue)] == cue else joined
 
 
-def _instructions(text: str) -> str:
-    return f"# Instructions\n\n{text}"
-
-
 def _recipient(name: str) -> str:
     return name if "." in name else f"{FUNCTIONS}.{name}"
 
 
-def _effort(head: Head) -> str:
+def _effort(head: values.Head) -> str:
     return EFFORTS.get(head.reasoning.effort or "", "medium")
 
 
-def _is_alike(head: Head, other: Head) -> bool:
+def _is_alike(head: values.Head, other: values.Head) -> bool:
     return _effort(head) == _effort(other) and is_alike_by_words(head, other)
 
 
-def _finals(items: Sequence[Item]) -> set[int]:
+def _finals(items: Sequence[wire.Item]) -> set[int]:
     """Which of these are final answers: what the model says to the user with no call after it in the same turn."""
     found: set[int] = set()
     is_calling = False
     for n in range(len(items) - 1, -1, -1):
         value = items[n].value
-        if isinstance(value, Message) and value.role == "assistant":
+        if isinstance(value, wire.Message) and value.role == "assistant":
             if not is_calling and value.phase != "commentary":
                 found.add(n)
         elif is_model_written(value):
-            is_calling = is_calling or not isinstance(value, Reasoning)
+            is_calling = is_calling or not isinstance(value, wire.Reasoning)
         else:
             is_calling = False
     return found
 
 
-def _last_final(items: Sequence[Item]) -> int:
+def _last_final(items: Sequence[wire.Item]) -> int:
     """Up to the last final answer."""
     return max(_finals(items), default=-1) + 1
 
@@ -270,7 +255,7 @@ def _declaration(offer: Offer) -> str:
     description = offer.tool.description
     lines = _lines(description) if isinstance(description, str) else []
     comment = "".join(f"// {line}\n" for line in lines)
-    parameters = parameters_of(offer.tool)
+    parameters = parameters_of(offer)
     taken = "" if parameters is None else f"_: {_type(parameters, '')}"
     return f"{comment}type {offer.tool.name} = ({taken}) => any;\n"
 
@@ -397,7 +382,8 @@ def _text(schema: object, key: str) -> str | None:
 class HarmonyReader:
     """A `Reader`: see the table of states at the top."""
 
-    def __init__(self, bound: BoundFamily, scene: Scene) -> None:
+    def __init__(self, bound: BoundFamily, scene: values.Scene) -> None:
+        self._bound = bound
         self._vocabulary = vocabulary = bound.vocabulary
         self._plain_tokens = bound.plain_tokens
         self._scene = scene
@@ -405,7 +391,8 @@ class HarmonyReader:
         self._marks = {vocabulary.special(name): name for name in names}
         self._decode = getincrementaldecoder("utf-8")("replace")
         self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
-        # Whether plain tokens may pass as they are.
+        # Whether the only call that is allowed is whole.
+        self.is_over = False
         self._is_passing = False
         self._is_stopped = False
         # Whether nothing was sampled after the last `<|end|>`.
@@ -414,43 +401,20 @@ class HarmonyReader:
         self._header = {"": ""}
         self._section = ""
         # What the body is; None in a header. Text is opened by its first letter.
-        self._body: ItemOpened | None = None
+        self._body: values.ItemOpened | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the only call that is allowed is whole."""
-        return self._items.is_over
+    feed = feed_tokens
 
-    def feed(self, piece: Piece) -> list[Parsed]:
-        assert isinstance(piece, Ids), "this dialect reads tokens"
-        items = self._items
-        parsed = items.parsed = []
-        if piece.logprobs or items.pending is not None:
-            items.pending = items.pending or PendingLogprobs(self._vocabulary)
-            for id, logprobs in with_logprobs(piece):
-                self._take(id, logprobs)
-            return parsed
-        plain = self._plain_tokens
-        for id in piece.ids:
-            if self._is_passing:
-                text = plain.get(id)
-                if text is not None:
-                    items.ids.append(id)
-                    parsed.append(text)
-                    continue
-            self._take(id)
-        return parsed
-
-    def close(self, *, is_cut: bool) -> list[Parsed]:
+    def close(self, *, is_cut: bool) -> list[values.Parsed]:
         items = self._items
         items.parsed = []
         is_call = self._body is not None and self._body.is_call
         self._end(is_cut=is_cut and not self._is_done())
         if not self._is_ended:
             items.ids.append(self._vocabulary.special(CALL if is_call else END))
-        return [*items.parsed, TurnClosed(items.ids)]
+        return [*items.parsed, values.TurnClosed(items.ids)]
 
-    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
+    def _take(self, id: int, logprobs: values.TokenLogprob | None = None) -> None:
         if self._is_done():
             return
         mark = self._marks.get(id)
@@ -480,11 +444,10 @@ class HarmonyReader:
     def _is_done(self) -> bool:
         return self._is_stopped or self._items.is_over
 
-    def _take_text(self, id: int, logprobs: TokenLogprob | None) -> None:
+    def _take_text(self, id: int, logprobs: values.TokenLogprob | None) -> None:
         data = self._vocabulary.bytes_of(id)
         if id not in self._plain_tokens:
-            whole = text_of_token(data)
-            self._plain_tokens[id] = ItemText(whole) if whole else None
+            self._plain_tokens[id] = plain_token(data)
         text = self._decode.decode(data)
         if self._items.pending is not None:
             self._items.pending.take(id, logprobs, len(text))
@@ -500,18 +463,15 @@ class HarmonyReader:
         channel = self._header.get(CHANNEL, "")
         found = RECIPIENT.search(self._header[""]) or RECIPIENT.search(channel)
         name = "" if found is None else found[1].removeprefix(f"{FUNCTIONS}.")
-        if (
-            found is not None
-            and found[1] not in PEOPLE
-            and may_call(self._scene, offer_in(self._scene, name))
-        ):
-            self._body = opened_call(name, offer_in(self._scene, name))
+        is_called = found is not None and found[1] not in PEOPLE
+        self._body = call_in(self._scene, name) if is_called else None
+        if self._body is not None:
             self._items.begin(self._body)
-        else:
-            is_thought = channel.split()[:1] == ["analysis"]
-            self._body = ItemOpened("reasoning" if is_thought else "message")
-            if self._items.pending is not None:
-                self._items.pending.begin(0)
+            return
+        is_thought = channel.split()[:1] == ["analysis"]
+        self._body = values.ItemOpened("reasoning" if is_thought else "message")
+        if self._items.pending is not None:
+            self._items.pending.begin(0)
 
     def _write_text(self, text: str) -> None:
         assert self._body is not None
@@ -535,7 +495,7 @@ class HarmonyReader:
         stray = "" if CHANNEL in self._header else self._header[""].removeprefix("assistant")
         if self._body is None and stray.strip():
             # No message at all, only text: an untrained model, or a broken prompt. Its logprobs were not kept.
-            self._body, rest = ItemOpened("message"), stray + rest
+            self._body, rest = values.ItemOpened("message"), stray + rest
         if self._body is not None:
             self._write_text(rest)
         items.end_arguments()

@@ -9,15 +9,15 @@ be a mark and never be sent; `PendingLogprobs` keeps the tokens until their text
 from __future__ import annotations
 
 import sys
+from array import array
 from collections import deque
-from collections.abc import Iterable
+from typing import Protocol
 
 from segue.dialects.call_json import InputReader
-from segue.dialects.offers import opened_call
-from segue.turn.values import Ids, ItemClosed, ItemOpened, ItemText, Parsed, TokenLogprob, id_array
+from segue.dialects.family import BoundFamily
+from segue.turn.values import Ids, ItemClosed, ItemOpened, ItemText, Parsed, Piece, TokenLogprob
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Logprob, TopLogprob
-from segue.wire.tools import Offer
 
 # The logprob of an impossible token: JSON has no infinity, and clients know this number.
 LOGPROB_MIN = -9999.0
@@ -25,19 +25,14 @@ LOGPROB_MIN = -9999.0
 
 def logprob_of(vocabulary: Vocabulary, id: int, logprobs: TokenLogprob) -> Logprob:
     """A sampled token as the client sees it, in the vocabulary's own bytes."""
-    top = [_top(vocabulary, other, logprob) for other, logprob in logprobs.top]
+    top = [TopLogprob(*_spelled(vocabulary, other, logprob)) for other, logprob in logprobs.top]
+    return Logprob(*_spelled(vocabulary, id, logprobs.logprob), top)
+
+
+def _spelled(vocabulary: Vocabulary, id: int, logprob: float) -> tuple[str, list[int], float]:
+    """The token as text, in which bytes that are only part of a character are written out; its bytes; its logprob."""
     data = vocabulary.bytes_of(id)
-    return Logprob(_text(data), list(data), max(logprobs.logprob, LOGPROB_MIN), top)
-
-
-def _top(vocabulary: Vocabulary, id: int, logprob: float) -> TopLogprob:
-    data = vocabulary.bytes_of(id)
-    return TopLogprob(_text(data), list(data), max(logprob, LOGPROB_MIN))
-
-
-def _text(data: bytes) -> str:
-    """The token as text; bytes that are only part of a character are written out."""
-    return data.decode(errors="backslashreplace")
+    return data.decode(errors="backslashreplace"), list(data), max(logprob, LOGPROB_MIN)
 
 
 class PendingLogprobs:
@@ -89,7 +84,7 @@ class ItemWriter:
         """`is_single`: the turn is over after the first call."""
         self.parsed: list[Parsed] = []
         # Sampled since the last closed item.
-        self.ids = id_array()
+        self.ids = array("I")
         self.open: ItemOpened | None = None
         # Whether the only call that is allowed is whole.
         self.is_over = False
@@ -100,7 +95,8 @@ class ItemWriter:
         # How many of the ids belong to the open item, if what is held back becomes a call.
         self.held_from = 0
         self._is_single = is_single
-        self._input = InputReader()
+        # Reads the arguments of a custom tool.
+        self._input: InputReader | None = None
 
     def begin(self, opened: ItemOpened) -> None:
         """An item begins."""
@@ -111,13 +107,8 @@ class ItemWriter:
         """A message begins `rest` characters before the end of what was decoded."""
         if self.pending is not None:
             self.pending.begin(rest)
-        self.begin(ItemOpened("message"))
-
-    def begin_call(self, name: str, offer: Offer | None) -> None:
-        """A call begins. A message before it ends where the call was first suspected."""
-        if self.open is not None:
-            self.close(self.held_from)
-        self.begin(opened_call(name, offer))
+        self.open = ItemOpened("message")
+        self.parsed.append(self.open)
 
     def close(self, count: int | None = None, *, is_cut: bool = False) -> None:
         """Close what is open, if anything is; the first `count` ids are its own, or all of them."""
@@ -147,22 +138,56 @@ class ItemWriter:
     def write_arguments(self, text: str) -> None:
         """More of the arguments of the open call; of a custom tool, what that adds to its input."""
         assert self.open is not None
-        self.write(self._input.feed(text) if self.open.kind == "custom" else text)
+        if self.open.kind == "custom":
+            self._input = self._input or InputReader()
+            text = self._input.feed(text)
+        self.write(text)
 
     def end_arguments(self) -> None:
         """The arguments are whole."""
-        self.write(self._input.close())
-        self._input = InputReader()
+        if self._input is not None:
+            self.write(self._input.close())
+            self._input = None
 
 
-def with_logprobs(piece: Ids) -> Iterable[tuple[int, TokenLogprob | None]]:
-    """Each id with its logprobs; the beginning of a forced answer has none."""
-    return zip(piece.ids, piece.logprobs or [None] * len(piece.ids), strict=True)
+class _TokenReader(Protocol):
+    """What a reader of tokens has for `feed_tokens`."""
+
+    is_over: bool
+    _bound: BoundFamily
+    _items: ItemWriter
+    # Whether plain tokens may pass as they are: an item of text is open and nothing is held back.
+    _is_passing: bool
+
+    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None: ...
 
 
-def text_of_token(data: bytes) -> str:
-    """The text of a token; nothing if it is only a part of a character."""
+def feed_tokens(self: _TokenReader, piece: Piece) -> list[Parsed]:
+    """The method `feed` of a reader that lets plain tokens pass as they are and takes the others one by one."""
+    assert isinstance(piece, Ids), "this dialect reads tokens"
+    items = self._items
+    parsed = items.parsed = []
+    if piece.logprobs or items.pending is not None:
+        # The slow way for every token; the beginning of a forced answer has no logprobs.
+        items.pending = items.pending or PendingLogprobs(self._bound.vocabulary)
+        logprobs = piece.logprobs or [None] * len(piece.ids)
+        for id, logprob in zip(piece.ids, logprobs, strict=True):
+            self._take(id, logprob)
+    else:
+        plain = self._bound.plain_tokens
+        for id in piece.ids:
+            if self._is_passing and (text := plain.get(id)) is not None:
+                items.ids.append(id)
+                parsed.append(text)
+            else:
+                self._take(id)
+    self.is_over = items.is_over
+    return parsed
+
+
+def plain_token(data: bytes) -> ItemText | None:
+    """The token as it is sent; None if it is no whole characters."""
     try:
-        return data.decode()
+        return ItemText(data.decode()) if data else None
     except UnicodeDecodeError:
-        return ""
+        return None

@@ -12,24 +12,18 @@ calls are separated by `;`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 
-from segue.dialects.family import (
-    MODEL_TURN,
-    BoundFamily,
-    Family,
-    blocks_of,
-    is_from,
-    message_text,
-    system_of,
-)
-from segue.dialects.forced import CallForm, is_call_forced
+from segue.dialects.family import Family, is_from, message_text, system_of
+from segue.dialects.forced import CallForm
 from segue.dialects.offers import definition_of
-from segue.dialects.parts import Part, dumps, dumps_indented, object_or_string, parts_of
+from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_string, parts_of
 from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.dialects.warm import NameOf, Writing
-from segue.turn.values import Head, IdArray, Scene, id_array
+from segue.turn.values import Head, IdArray
 from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
 from segue.wire.items import Item
 from segue.wire.tools import Offer
@@ -37,7 +31,7 @@ from segue.wire.tools import Offer
 BEGIN, HEADER, HEADED = "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"
 END, TAG = "<|eot_id|>", "<|python_tag|>"
 OTHER_ENDS = ("<|eom_id|>", "<|end_of_text|>")
-MARKS = TextMarks(signals=(TAG,))
+MARKS = TextMarks(signals=(TAG,), is_mended=True)
 AFTER_ROLE, BLOCK_END = Mark(HEADED), Mark(END)
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "llama1"
@@ -72,21 +66,18 @@ def _begin(
     system = (instructions or "").strip()
     offers = head.tools.offers
     before = (ENVIRONMENT if offers else "") + DATES.format(_day(root_at))
-    if not offers or not is_from(items, "user"):
-        tools = TOOLS_IN_SYSTEM + _tools(offers) if offers else ""
-        system = before + tools + system
-        return _beginning(vocabulary, system) + _given(vocabulary, items, name_of)
-    first = TOOLS_IN_USER + _tools(offers) + message_text(items[0]).strip()
-    ids = _beginning(vocabulary, before + system) + _block(vocabulary, "user", first)
-    return ids + _given(vocabulary, items[1:], name_of)
-
-
-def _beginning(vocabulary: Vocabulary, system: str) -> IdArray[int]:
-    return vocabulary.ids(Mark(BEGIN)) + _block(vocabulary, "system", system)
+    ids = vocabulary.ids(Mark(BEGIN))
+    if offers and is_from(items, "user"):
+        first = TOOLS_IN_USER + _tools(offers) + message_text(items[0]).strip()
+        ids += _block(vocabulary, "system", before + system) + _block(vocabulary, "user", first)
+        return ids + _given(vocabulary, items[1:], name_of)
+    tools = TOOLS_IN_SYSTEM + _tools(offers) if offers else ""
+    ids += _block(vocabulary, "system", before + tools + system)
+    return ids + _given(vocabulary, items, name_of)
 
 
 def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
-    ids = id_array()
+    ids = array("I")
     for parts in blocks_of(items, MODEL_TURN, lambda offers: TOOLS_IN_SYSTEM + _tools(offers)):
         role = ROLES.get(parts[0].kind, parts[0].kind)
         content = _content(vocabulary, "\n\n", parts)
@@ -134,17 +125,13 @@ def _written(part: Part) -> str:
 
 
 def _tools(tools: Sequence[Offer]) -> str:
-    return "".join(dumps_indented(definition_of(tool)) + "\n\n" for tool in tools)
+    return "".join(dumps(definition_of(tool), indent=4) + "\n\n" for tool in tools)
 
 
 def _day(at: int) -> str:
     """As `26 Jul 2024`, whatever the locale."""
     day = datetime.fromtimestamp(at, UTC)
     return f"{day.day:02} {MONTHS[day.month - 1]} {day.year}"
-
-
-def _reader(bound: BoundFamily, scene: Scene) -> TextReader:
-    return TextReader(bound, scene, MARKS, mends=is_call_forced(scene))
 
 
 LLAMA3 = Family(
@@ -155,7 +142,7 @@ LLAMA3 = Family(
     cue=(Mark(HEADER, "assistant"), Mark(HEADED, "\n\n")),
     render=Writing(begin=_begin, given=_given, wrote=_write).render,
     write=_write,
-    reader=_reader,
+    reader=partial(TextReader, marks=MARKS),
     call=CallForm(
         named=lambda name: (f'{{"name": {dumps(name)}, "parameters":',),
         end="}",

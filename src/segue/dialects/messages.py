@@ -12,46 +12,21 @@ A model turn is one assistant message: reasoning, text and calls together. Calls
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 import msgspec
 
-from segue.dialects.family import MODEL_TURN
+from segue.dialects.call_json import is_object
 from segue.dialects.item_writer import ItemWriter
-from segue.dialects.offers import may_call, offer_in, opened_call
-from segue.dialects.parts import Part, dumps, is_object, part_of
-from segue.dialects.warm import rounds_of
+from segue.dialects.offers import call_in
+from segue.dialects.parts import MODEL_TURN, Part, dumps, part_of, words_of
 from segue.errors import EngineFailed
-from segue.turn.values import (
-    NO_IDS,
-    NO_MESSAGES,
-    Deltas,
-    Head,
-    IdArray,
-    ItemOpened,
-    ItemText,
-    Messages,
-    Parsed,
-    Past,
-    Piece,
-    Rendered,
-    Round,
-    Scene,
-    TurnClosed,
-    Warm,
-    since_fresh,
-)
-from segue.wire.items import (
-    CustomToolCallOutput,
-    FunctionCallOutput,
-    InputImage,
-    Item,
-    Logprob,
-    Message,
-)
+from segue.turn import values
+from segue.wire import items as wire
 from segue.wire.tools import plain_name
 
 # A change of this file that changes what is written needs a new number.
-VERSION = "messages2"
+VERSION = "messages3"
 
 JsonObject = dict[str, object]
 
@@ -70,54 +45,56 @@ class MessagesDialect:
         # None: the endpoint ends the model's turn itself.
         self.stops: frozenset[int] = frozenset()
 
-    def render(self, scene: Scene) -> Rendered:
+    def render(self, scene: values.Scene) -> values.Rendered:
         """The messages. Their counts are in bytes, as the length of the prompt is."""
         warm, rounds = self._last_warm(scene)
-        context = warm or NO_MESSAGES
+        context = warm or values.NO_MESSAGES
         if warm is None and scene.head.instructions is not None:
             context = context.plus(_encode(_message("system", scene.head.instructions)))
-        for round in (*rounds, Round(scene.given)):
+        for round in (*rounds, values.Round(scene.given)):
             context = context.plus(self._row(round.given)).plus(self._row(round.wrote))
         reused = 0 if warm is None else warm.length
-        return Rendered(context, NO_IDS, context.length - reused, reused)
+        return values.Rendered(context, values.NO_IDS, context.length - reused, reused)
 
-    def write(self, items: Sequence[Item]) -> IdArray[int]:
+    def write(self, items: Sequence[wire.Item]) -> values.IdArray[int]:
         """Nothing: a chat endpoint takes no ids."""
-        return NO_IDS
+        return values.NO_IDS
 
-    def reader(self, scene: Scene) -> MessagesReader:
+    def reader(self, scene: values.Scene) -> MessagesReader:
         return MessagesReader(scene)
 
-    def _last_warm(self, scene: Scene) -> tuple[Messages | None, list[Round]]:
+    def _last_warm(
+        self, scene: values.Scene
+    ) -> tuple[values.Messages | None, Sequence[values.Round]]:
         """The longest row that still holds, and the rounds after it. What a turn keeps ends before its last words."""
-        later: list[Past] = []
+        # The last is the oldest.
+        later = [*reversed(scene.rounds)]
         turn = scene.past
         while turn is not None:
             row = self._usable(scene.head, turn.warm)
             if row is not None:
-                last = Round((), turn.rounds[-1].wrote)
-                return row, [last, *rounds_of(later), *scene.rounds]
-            later.append(turn)
+                return row, [values.Round((), turn.rounds[-1].wrote), *reversed(later)]
+            later.extend(reversed(turn.rounds))
             turn = turn.above
         row = self._usable(scene.head, scene.recalled)
         if row is not None:
-            return row, list(scene.rounds[1:])
-        return None, [*since_fresh([*rounds_of(later), *scene.rounds])]
+            return row, scene.rounds[1:]
+        return None, values.since_fresh(later[::-1])
 
-    def _usable(self, head: Head, warm: Warm | None) -> Messages | None:
+    def _usable(self, head: values.Head, warm: values.Warm | None) -> values.Messages | None:
         """The row that was kept, if it was made in this format under the same instructions."""
         if warm is None or warm.fingerprint != self.fingerprint:
             return None
         is_alike = warm.head.instructions == head.instructions
-        return warm.prompt if is_alike and isinstance(warm.prompt, Messages) else None
+        return warm.prompt if is_alike and isinstance(warm.prompt, values.Messages) else None
 
-    def _row(self, items: Sequence[Item]) -> bytes:
+    def _row(self, items: Sequence[wire.Item]) -> bytes:
         """These items as messages, joined by commas."""
         return b",".join(map(_encode, self._messages(items)))
 
-    def _messages(self, items: Sequence[Item]) -> Iterator[JsonObject]:
+    def _messages(self, items: Sequence[wire.Item]) -> Iterator[JsonObject]:
         spoken: list[Part] = []
-        pictures: list[InputImage] = []
+        pictures: list[wire.InputImage] = []
         for item in items:
             part = part_of(item)
             if part.kind == "tools":
@@ -143,7 +120,7 @@ class MessagesDialect:
         if pictures:
             yield _shown(pictures)
 
-    def _other(self, item: Item, part: Part) -> JsonObject:
+    def _other(self, item: wire.Item, part: Part) -> JsonObject:
         """A message of its own."""
         match part.kind:
             case "response" if part.call_id:
@@ -158,63 +135,57 @@ class MessagesDialect:
             case _:
                 return {"role": "user", "content": self._content(item, part)}
 
-    def _pictures(self, item: Item) -> list[InputImage]:
+    def _pictures(self, item: wire.Item) -> list[wire.InputImage]:
         """Pictures in a tool's output, where the model sees them. A tool's message has no place for them, so that they
         follow the outputs in a message of their own."""
         value = item.value
-        if not (self._sees_images and isinstance(value, FunctionCallOutput | CustomToolCallOutput)):
+        if not (
+            self._sees_images
+            and isinstance(value, wire.FunctionCallOutput | wire.CustomToolCallOutput)
+        ):
             return []
         parts = value.output if isinstance(value.output, list) else []
-        return [inner for inner in parts if isinstance(inner, InputImage) and _is_shown(inner)]
+        return [inner for inner in parts if _is_shown(inner)]
 
-    def _content(self, item: Item, part: Part) -> str | list[JsonObject]:
+    def _content(self, item: wire.Item, part: Part) -> str | list[JsonObject]:
         """What a user wrote; with pictures where the model sees them."""
-        value = item.value
-        if not (
-            self._sees_images and isinstance(value, Message) and isinstance(value.content, list)
-        ):
+        content = item.value.content if isinstance(item.value, wire.Message) else ""
+        if not self._sees_images or isinstance(content, str) or not any(map(_is_shown, content)):
             return part.text
-        if not any(isinstance(inner, InputImage) and _is_shown(inner) for inner in value.content):
-            return part.text
-        content: list[JsonObject] = []
-        for inner in value.content:
-            if isinstance(inner, InputImage) and _is_shown(inner):
-                content.append({"type": "image_url", "image_url": _image(inner)})
-            else:
-                words = part_of(Item(b"", Message(role="user", content=[inner]))).text
-                content.append({"type": "text", "text": words})
-        return content
+        return [
+            {"type": "image_url", "image_url": _image(inner)}
+            if _is_shown(inner)
+            else {"type": "text", "text": words_of(inner)}
+            for inner in content
+        ]
 
 
 def _message(role: str, text: str) -> JsonObject:
     return {"role": role, "content": text}
 
 
-def _output(item: Item) -> str:
+def _output(item: wire.Item) -> str:
     """A tool's output with pictures in it: its words, and where a picture stands."""
-    assert isinstance(item.value, FunctionCallOutput | CustomToolCallOutput)
-    words = []
-    for inner in item.value.output:
-        assert not isinstance(inner, str)
-        is_shown = isinstance(inner, InputImage) and _is_shown(inner)
-        text = part_of(Item(b"", Message(role="user", content=[inner]))).text
-        words.append("[image: shown behind the outputs]" if is_shown else text)
-    return "\n".join(words)
+    assert isinstance(item.value, wire.FunctionCallOutput | wire.CustomToolCallOutput)
+    assert not isinstance(item.value.output, str)
+    note = "[image: shown after the outputs]"
+    return "\n".join(note if _is_shown(inner) else words_of(inner) for inner in item.value.output)
 
 
-def _shown(pictures: Sequence[InputImage]) -> JsonObject:
+def _shown(pictures: Sequence[wire.InputImage]) -> JsonObject:
     content: list[JsonObject] = [{"type": "text", "text": "Images from the tool outputs:"}]
     content += [{"type": "image_url", "image_url": _image(picture)} for picture in pictures]
     return {"role": "user", "content": content}
 
 
-def _is_shown(part: InputImage) -> bool:
+def _is_shown(part: object) -> TypeGuard[wire.InputImage]:
     """Whether the picture itself is here. An address is not handed on: the engine would follow it, in the operator's
     network, for the author of the request (docs/hazards.md T10)."""
-    return isinstance(part.image_url, str) and part.image_url.startswith("data:")
+    url = part.image_url if isinstance(part, wire.InputImage) else None
+    return isinstance(url, str) and url.startswith("data:")
 
 
-def _image(part: InputImage) -> JsonObject:
+def _image(part: wire.InputImage) -> JsonObject:
     image: JsonObject = {"url": part.image_url}
     if isinstance(part.detail, str):
         image["detail"] = part.detail
@@ -253,11 +224,11 @@ class MessagesReader:
     Blank text opens nothing: templates leave newlines between a thought and a call. There are no ids to keep.
     """
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: values.Scene) -> None:
         self._scene = scene
         self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
         self._blank = ""
-        self._blank_logprobs: tuple[Logprob, ...] = ()
+        self._blank_logprobs: tuple[wire.Logprob, ...] = ()
         self._has_thought = False
         self._index: int | None = None
         self._closed_indexes: set[int] = set()
@@ -267,8 +238,8 @@ class MessagesReader:
         """Whether the only call that is allowed is whole."""
         return self._items.is_over
 
-    def feed(self, piece: Piece) -> list[Parsed]:
-        assert isinstance(piece, Deltas), "this dialect reads deltas"
+    def feed(self, piece: values.Piece) -> list[values.Parsed]:
+        assert isinstance(piece, values.Deltas), "this dialect reads deltas"
         parsed = self._items.parsed = []
         for delta in piece.deltas:
             if self.is_over:
@@ -281,23 +252,23 @@ class MessagesReader:
                 self._call(delta.call_index, delta.call_name, delta.call_arguments)
         return parsed
 
-    def close(self, *, is_cut: bool) -> list[Parsed]:
+    def close(self, *, is_cut: bool) -> list[values.Parsed]:
         self._items.parsed = []
         self._close(is_cut=is_cut and not self.is_over)
-        return [*self._items.parsed, TurnClosed(NO_IDS)]
+        return [*self._items.parsed, values.TurnClosed(values.NO_IDS)]
 
     def _think(self, text: str) -> None:
         if not self._is_open("reasoning"):
             if not text.strip():
                 return
-            self._begin(ItemOpened("reasoning"))
+            self._begin(values.ItemOpened("reasoning"))
             if self.is_over:
                 return
             self._has_thought = True
             text = text.lstrip("\n")
         self._items.write(text)
 
-    def _talk(self, text: str, logprobs: tuple[Logprob, ...]) -> None:
+    def _talk(self, text: str, logprobs: tuple[wire.Logprob, ...]) -> None:
         if not self._is_open("message"):
             text, logprobs = self._blank + text, self._blank_logprobs + logprobs
             if not text.strip():
@@ -305,10 +276,10 @@ class MessagesReader:
                 return
             # Newlines after a thought belong to its mark; at the very beginning they are the model's own.
             text = text.lstrip("\n") if self._has_thought else text
-            self._begin(ItemOpened("message"))
+            self._begin(values.ItemOpened("message"))
             if self.is_over:
                 return
-        self._items.parsed.append(ItemText(text, logprobs))
+        self._items.parsed.append(values.ItemText(text, logprobs))
 
     def _call(self, index: int, name: str, arguments: str) -> None:
         if index != self._index:
@@ -316,10 +287,10 @@ class MessagesReader:
                 raise EngineFailed("The engine mixed the arguments of two calls.")
             if not name:
                 raise EngineFailed("The engine sent arguments for a call without a name.")
-            offer = offer_in(self._scene, name, plain_name)
-            if not may_call(self._scene, offer):
+            opened = call_in(self._scene, name, plain_name)
+            if opened is None:
                 raise EngineFailed("The engine called a tool that it was not allowed to call.")
-            self._begin(opened_call(name, offer))
+            self._begin(opened)
             if self.is_over:
                 return
             self._index = index
@@ -329,7 +300,7 @@ class MessagesReader:
     def _is_open(self, kind: str) -> bool:
         return self._items.open is not None and self._items.open.kind == kind
 
-    def _begin(self, opened: ItemOpened) -> None:
+    def _begin(self, opened: values.ItemOpened) -> None:
         self._close()
         if not self.is_over:
             self._items.begin(opened)

@@ -21,6 +21,7 @@ may not be parallel, the first call ends the model's turn.
 from __future__ import annotations
 
 import re
+from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from functools import partial
@@ -28,26 +29,15 @@ from pathlib import Path
 
 import msgspec
 
-from segue.dialects.family import MODEL_TURN, BoundFamily, Family, blocks_of, is_from
+from segue.dialects.call_json import is_object
+from segue.dialects.family import BoundFamily, Family, is_from
 from segue.dialects.forced import CallForm
 from segue.dialects.item_writer import ItemWriter
-from segue.dialects.offers import function_of, may_call, offer_in, opened_call
-from segue.dialects.parts import Part, dumps, is_object, object_or_string, parts_of
+from segue.dialects.offers import call_in, function_of, offer_in
+from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_string, parts_of
 from segue.dialects.text_reader import TextMarks, TextReader
 from segue.dialects.warm import NameOf, Writing
-from segue.turn.values import (
-    Head,
-    IdArray,
-    Ids,
-    ItemClosed,
-    ItemOpened,
-    Parsed,
-    Piece,
-    Scene,
-    TokenLogprob,
-    TurnClosed,
-    id_array,
-)
+from segue.turn import values
 from segue.vocabularies.load import TEKKEN
 from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
 from segue.wire.items import Item
@@ -81,11 +71,11 @@ JOINS = MODEL_TURN | {("talk", "talk"), ("user", "user")}
 def _begin(
     default_system: str,
     vocabulary: Vocabulary,
-    head: Head,
+    head: values.Head,
     items: Sequence[Item],
     root_at: int,
     name_of: NameOf,
-) -> IdArray[int]:
+) -> values.IdArray[int]:
     """The system's blocks, then the tools, then the rest."""
     ids = vocabulary.ids(Mark(BEGIN))
     others = (n for n in range(len(items)) if not is_from(items[n:], "system", "developer"))
@@ -99,7 +89,7 @@ def _begin(
     return ids + _given(vocabulary, items[count:], name_of)
 
 
-def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
+def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> values.IdArray[int]:
     chunks: list[Chunk] = []
     for parts in blocks_of(items, JOINS, _tools):
         match parts[0].kind:
@@ -110,7 +100,7 @@ def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> Id
     return vocabulary.ids(*chunks)
 
 
-def _write(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
+def _write(vocabulary: Vocabulary, items: Sequence[Item]) -> values.IdArray[int]:
     return vocabulary.ids(*_model_turn(parts_of(items)))
 
 
@@ -163,7 +153,7 @@ def _definition(tool: Offer) -> object:
 class MistralReader:
     """A `Reader`: see the table of states at the top."""
 
-    def __init__(self, bound: BoundFamily, scene: Scene) -> None:
+    def __init__(self, bound: BoundFamily, scene: values.Scene) -> None:
         self._bound = bound
         self._vocabulary = bound.vocabulary
         self._scene = scene
@@ -185,15 +175,15 @@ class MistralReader:
         self._is_streamed: bool | None = None
         # From where on the ids are the name of a call, and their logprobs.
         self._name_from = 0
-        self._name_logprobs: list[TokenLogprob | None] = []
+        self._name_logprobs: list[values.TokenLogprob | None] = []
 
     @property
     def is_over(self) -> bool:
         """Whether the only call that is allowed is whole."""
         return self._items.is_over
 
-    def feed(self, piece: Piece) -> list[Parsed]:
-        assert isinstance(piece, Ids), "this dialect reads tokens"
+    def feed(self, piece: values.Piece) -> list[values.Parsed]:
+        assert isinstance(piece, values.Ids), "this dialect reads tokens"
         items = self._items
         items.parsed = []
         is_read = not (self._is_stopped or items.is_over)
@@ -205,13 +195,13 @@ class MistralReader:
                 self._take(id, piece.logprobs[n : n + 1])
         return items.parsed
 
-    def close(self, *, is_cut: bool) -> list[Parsed]:
+    def close(self, *, is_cut: bool) -> list[values.Parsed]:
         items = self._items
         items.parsed = []
         self._finish(is_cut=is_cut and not (self._is_stopped or items.is_over))
-        return [*items.parsed, TurnClosed(items.ids + self._bound.seal)]
+        return [*items.parsed, values.TurnClosed(items.ids + self._bound.seal)]
 
-    def _take(self, id: int, logprobs: Sequence[TokenLogprob | None]) -> None:
+    def _take(self, id: int, logprobs: Sequence[values.TokenLogprob | None]) -> None:
         mark = self._marks.get(id)
         if self._state in (CALL, CALL_ID):
             self._name_logprobs.extend(logprobs or [None])
@@ -236,39 +226,36 @@ class MistralReader:
             self._name_logprobs = list(logprobs or [None])
             self._items.ids.append(id)
         elif not self._state:
-            self._talk(Ids([id], logprobs))
+            self._talk(values.Ids([id], logprobs))
         else:
             self._items.ids.append(id)
             self._take_text(self._decode.decode(self._vocabulary.bytes_of(id)))
 
     def _take_text(self, text: str) -> None:
-        match self._state:
-            case "[THINK]":
-                self._think(text)
-            case "[TOOL_CALLS]":
-                self._name(text)
-            case "[ARGS]":
-                self._argue(text)
-            case _:
-                pass
+        if self._state == THINK:
+            self._think(text)
+        elif self._state == CALL:
+            self._name(text)
+        elif self._state == ARGS:
+            self._argue(text)
 
     # Talking.
 
-    def _talk(self, piece: Ids) -> None:
+    def _talk(self, piece: values.Ids) -> None:
         if self._text is None:
             self._text = TextReader(self._bound, self._scene, MARKS)
         self._pass(self._text.feed(piece))
         self._items.is_over = self._text.is_over
 
-    def _pass(self, parsed: Sequence[Parsed]) -> None:
+    def _pass(self, parsed: Sequence[values.Parsed]) -> None:
         """What the reader of text has read; the ids before it are the first item's."""
         items = self._items
         for value in parsed:
             match value:
-                case ItemClosed():
-                    items.parsed.append(ItemClosed(items.ids + value.ids, value.is_cut))
-                    items.ids = id_array()
-                case TurnClosed():
+                case values.ItemClosed():
+                    items.parsed.append(values.ItemClosed(items.ids + value.ids, value.is_cut))
+                    items.ids = array("I")
+                case values.TurnClosed():
                     items.ids.extend(value.ids[: -len(self._bound.seal)])
                 case _:
                     items.parsed.append(value)
@@ -279,14 +266,16 @@ class MistralReader:
         self._items.ids = self._items.ids[: self._name_from]
         self._state, self._held = "", ""
         self._decode.reset()
-        self._talk(Ids(ids, self._name_logprobs[: len(ids)] if any(self._name_logprobs) else ()))
+        self._talk(
+            values.Ids(ids, self._name_logprobs[: len(ids)] if any(self._name_logprobs) else ())
+        )
 
     # Thinking and calling.
 
     def _think(self, text: str) -> None:
         self._held += text
         if self._items.open is None and self._held.strip():
-            self._items.begin(ItemOpened("reasoning"))
+            self._items.begin(values.ItemOpened("reasoning"))
         if self._items.open is not None:
             self._items.write(self._held)
             self._held = ""
@@ -303,16 +292,13 @@ class MistralReader:
                 self._argue(brace + rest)
 
     def _begin_call_or_text(self, name: str) -> None:
-        if may_call(self._scene, offer_in(self._scene, name)):
-            self._decode.reset()
-            self._begin_call(name)
-        else:
+        opened = call_in(self._scene, name)
+        if opened is None:
             self._was_text()
-
-    def _begin_call(self, name: str) -> None:
+            return
+        self._decode.reset()
         self._held, self._arguments = "", []
         self._state = ARGS
-        opened = opened_call(name, offer_in(self._scene, name))
         self._is_streamed = True if opened.kind == "custom" else None
         self._items.begin(opened)
 

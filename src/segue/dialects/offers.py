@@ -14,15 +14,7 @@ from msgspec import UNSET, Raw
 
 from segue.turn.values import ItemOpened, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
-from segue.wire.requests import ToolChoiceName
-from segue.wire.tools import (
-    CustomTool,
-    FunctionTool,
-    Offer,
-    allowed_offers,
-    forced_offers,
-    offers_of,
-)
+from segue.wire.tools import FunctionTool, Offer, allowed_offers, forced_offers, offers_of
 
 OBJECT: dict[str, object] = {"type": "object"}
 
@@ -32,7 +24,7 @@ def function_of(offer: Offer) -> dict[str, object]:
     function: dict[str, object] = {"name": offer.qualified_name}
     if isinstance(offer.tool.description, str):
         function["description"] = offer.tool.description
-    parameters = parameters_of(offer.tool)
+    parameters = parameters_of(offer)
     if parameters is not None:
         function["parameters"] = parameters
     return function
@@ -43,8 +35,9 @@ def definition_of(tool: Offer) -> object:
     return {"type": "function", "function": function_of(tool)}
 
 
-def parameters_of(tool: FunctionTool | CustomTool) -> object:
+def parameters_of(offer: Offer) -> object:
     """The schema of the arguments; None for a function that has none."""
+    tool = offer.tool
     if isinstance(tool, FunctionTool):
         return msgspec.json.decode(tool.parameters) if isinstance(tool.parameters, Raw) else None
     shape: dict[str, object] = {"type": "string"}
@@ -72,28 +65,41 @@ def offer_in(
 
     `spelled` is how the family writes a name.
     """
+    tools, effects = scene.head.tools, scene.effects
     # A tool of a remote server that a search has loaded is a copy: the original is called.
-    remote = [offer for offer in scene.head.tools.deferred if offer.builtin == "mcp"]
-    for offer in (*scene.head.tools.offers, *remote, *scene.offers, *scene.deferred):
+    remote = (offer for offer in tools.deferred if offer.builtin == "mcp")
+    later = effects.offers + tools.deferred + effects.deferred
+    for offer in (*tools.offers, *remote, *later):
         if spelled(offer.qualified_name) == name:
             return offer
     return None
 
 
-def opened_call(name: str, offer: Offer | None) -> ItemOpened:
-    """A call of this tool; of an unknown tool, a function call by its whole name."""
+def call_in(
+    scene: Scene,
+    name: str,
+    spelled: Callable[[str], str] = lambda name: name,
+    *,
+    is_known: bool = False,
+) -> ItemOpened | None:
+    """The call of this tool as it begins; None: `tool_choice` does not let the model call it.
+
+    An unknown tool may be called where the choice names no tool, unless the tool must be known (`is_known`): that is a
+    function call by its whole name.
+    """
+    offer = offer_in(scene, name, spelled)
+    choice = scene.head.tool_choice
     if offer is None:
-        return ItemOpened("function", name)
+        is_allowed = not is_known and choice in ("auto", "required")
+        return ItemOpened("function", name) if is_allowed else None
+    is_allowed = choice == "auto" or bool(allowed_offers(choice, (offer,)))
+    return opened_call(offer) if is_allowed else None
+
+
+def opened_call(offer: Offer) -> ItemOpened:
+    """A call of this tool as it begins."""
     is_async = offer.tool.is_async is True
     return ItemOpened(offer.kind, offer.tool.name, offer.namespace, is_async, offer.execution)
-
-
-def may_call(scene: Scene, offer: Offer | None) -> bool:
-    """Whether `tool_choice` lets the model call this tool; if it names none, also an unknown tool."""
-    choice = scene.head.tool_choice
-    if not isinstance(choice, ToolChoiceName):
-        return choice != "none"
-    return offer is not None and bool(allowed_offers(choice, (offer,)))
 
 
 # --- forced answers -------------------------------------------------------------------------------
@@ -108,12 +114,12 @@ def forced(scene: Scene) -> tuple[Offer, ...]:
 
 def arguments_schema(offer: Offer) -> bytes:
     """What the arguments of this tool must be."""
-    return msgspec.json.encode(parameters_of(offer.tool) or OBJECT)
+    return msgspec.json.encode(parameters_of(offer) or OBJECT)
 
 
 def call_schema(offers: Sequence[Offer], arguments_key: str) -> bytes:
     """What a call of any of these tools must be: an object of name and arguments."""
-    return msgspec.json.encode(_any_of(_calls(offers, arguments_key)))
+    return _any_of((), offers, arguments_key)
 
 
 def format_schema(scene: Scene, arguments_key: str | None = None) -> bytes | None:
@@ -131,39 +137,36 @@ def format_schema(scene: Scene, arguments_key: str | None = None) -> bytes | Non
     offers = allowed_offers(scene.head.tool_choice, scene.offers)
     if not offers or arguments_key is None:
         return msgspec.json.encode(schema)
-    return msgspec.json.encode(_any_of([schema, *_calls(offers, arguments_key)]))
+    return _any_of((schema,), offers, arguments_key)
 
 
-def _calls(offers: Sequence[Offer], arguments_key: str) -> list[object]:
-    return [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": offer.qualified_name},
-                arguments_key: parameters_of(offer.tool) or OBJECT,
-            },
-            "required": ["name", arguments_key],
-            "additionalProperties": False,
-        }
-        for offer in offers
-    ]
+def _any_of(texts: Sequence[object], offers: Sequence[Offer], arguments_key: str) -> bytes:
+    """One schema for an answer that is any of these texts, or a call of any of these tools.
 
-
-def _any_of(schemas: Sequence[object]) -> object:
-    """One schema out of several. References inside a schema are to its own top, so they are moved with it."""
-    if len(schemas) == 1 and not _refers(schemas[0]):
-        return schemas[0]
+    References inside a schema are to its own top, so they are moved with it.
+    """
     shared: dict[str, object] = {}
-    branches = []
-    for n, schema in enumerate(schemas):
-        if _refers(schema):
-            root = _root(schema)
-            shared[f"part{n}"] = _moved(root, f"#/$defs/part{n}")
-            schema = _with_root(schema, {"$ref": f"#/$defs/part{n}"})
-        branches.append(schema)
+
+    def placed(schema: object, n: int) -> object:
+        if not _refers(schema):
+            return schema
+        shared[f"part{n}"] = _moved(schema, f"#/$defs/part{n}")
+        return {"$ref": f"#/$defs/part{n}"}
+
+    branches = [placed(schema, n) for n, schema in enumerate(texts)]
+    for n, offer in enumerate(offers, len(texts)):
+        arguments = placed(parameters_of(offer) or OBJECT, n)
+        branches.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": offer.qualified_name}, arguments_key: arguments},
+                "required": ["name", arguments_key],
+                "additionalProperties": False,
+            }
+        )
     whole = branches[0] if len(branches) == 1 else {"anyOf": branches}
     assert isinstance(whole, dict)
-    return {**whole, "$defs": shared} if shared else whole
+    return msgspec.json.encode({**whole, "$defs": shared} if shared else whole)
 
 
 def _refers(schema: object) -> bool:
@@ -174,22 +177,6 @@ def _refers(schema: object) -> bool:
             return any(_refers(inner) for inner in schema)
         case _:
             return False
-
-
-def _root(schema: object) -> object:
-    """The schema that `#` refers to: of a call, its arguments."""
-    assert isinstance(schema, dict)
-    if "const" in schema.get("properties", {}).get("name", {}):
-        return [*schema["properties"].values()][1]
-    return schema
-
-
-def _with_root(schema: object, root: object) -> object:
-    assert isinstance(schema, dict)
-    if _root(schema) is schema:
-        return root
-    name, key = schema["properties"]
-    return {**schema, "properties": {name: schema["properties"][name], key: root}}
 
 
 def _moved(schema: object, place: str) -> object:

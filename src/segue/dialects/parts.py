@@ -8,50 +8,20 @@ family has a place for becomes JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, assert_never
 
 import msgspec
 from msgspec import Raw
 
+from segue.dialects.call_json import is_object
 from segue.dialects.offers import added_by, definition_of
+from segue.wire import items
 from segue.wire.calls import arguments_of
 from segue.wire.files import text_of_file
-from segue.wire.items import (
-    ApplyPatchCall,
-    ConfigurationUpdate,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    HostedOutput,
-    ImageGenerationCall,
-    InputAudio,
-    InputFile,
-    InputImage,
-    InputText,
-    Item,
-    ItemValue,
-    LocalShellCall,
-    LocalShellCallOutput,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    Message,
-    MessagePart,
-    OutputPart,
-    OutputText,
-    Reasoning,
-    Refusal,
-    ShellCall,
-    ShellCallOutput,
-    ShellExit,
-    ShellOutput,
-    ToolSearchCall,
-    ToolSearchOutput,
-    WebSearchCall,
-)
+from segue.wire.items import Item, ItemValue
 from segue.wire.kinds import KINDS, Shown, call_id_of, called, shown_as
+from segue.wire.tools import Offer
 from segue.wire.web import as_call
 
 # Fields of a call or an output that the model does not need, or that are part of every call.
@@ -75,24 +45,51 @@ NOTHING = Part("think", "")
 DECLINED = "The user declined this call."
 
 
-def parts_of(items: Sequence[Item]) -> list[Part]:
+# What goes on in the same block: a model turn in the order in which the model writes it.
+MODEL_TURN = {
+    ("think", "think"), ("think", "talk"), ("think", "call"), ("talk", "call"), ("call", "call"),
+}  # fmt: skip
+
+
+def blocks_of(
+    given: Sequence[Item], joins: set[tuple[str, str]], tools: Callable[[Sequence[Offer]], str]
+) -> list[list[Part]]:
+    """What these items say, by block; `tools` writes the tools that an item brings."""
+    blocks: list[list[Part]] = []
+    for item in given:
+        part = part_of(item)
+        if part.kind == "tools":
+            added = added_by(item)
+            part = Part("tools", tools(added)) if added else NOTHING
+        if part.kind == "think" and not part.text:
+            continue
+        if blocks and (blocks[-1][-1].kind, part.kind) in joins:
+            blocks[-1].append(part)
+        else:
+            blocks.append([part])
+    return blocks
+
+
+def parts_of(given: Sequence[Item]) -> list[Part]:
     """What these items say. Reasoning that came encrypted, from elsewhere, says nothing."""
-    parts = [part_of(item) for item in items]
+    parts = [part_of(item) for item in given]
     return [part for part in parts if part.text or part.kind != "think"]
 
 
 def part_of(item: Item) -> Part:
     """What one item says."""
     value = item.value
+    if isinstance(value, items.FunctionCallOutput) and isinstance(value.output, str):
+        # What an agent sends on almost every turn.
+        return Part("response", value.output, call_id=value.call_id or "")
     match shown_as(value):
         case "nothing":
             return NOTHING
         case "think":
             return Part("think", _thought(value))
         case "call":
-            return Part(
-                "call", _arguments(item), called(value) or _bare_type(item), call_id_of(value)
-            )
+            name = called(value) or KINDS[type(value)].type.removesuffix("_call")
+            return Part("call", _arguments(item), name, call_id_of(value))
         case "response":
             return Part("response", _output(item), call_id=call_id_of(value))
         case "tools":
@@ -104,23 +101,28 @@ def part_of(item: Item) -> Part:
 
 
 def _thought(value: ItemValue) -> str:
-    parts = (value.content or value.summary) if isinstance(value, Reasoning) else ()
+    parts = (value.content or value.summary) if isinstance(value, items.Reasoning) else ()
     return "\n\n".join(part.text for part in parts)
 
 
 def _arguments(item: Item) -> str:
     """What the model wrote to make a call; of a call that another server has run, all that is known of it."""
     match item.value:
-        case FunctionCall(arguments=text) | McpCall(arguments=text):
+        case items.FunctionCall(arguments=text) | items.McpCall(arguments=text):
             return text
-        case McpApprovalRequest(arguments=text):
+        case items.McpApprovalRequest(arguments=text):
             return text
-        case CustomToolCall(input=text):
+        case items.CustomToolCall(input=text):
             return dumps({"input": text})
-        case ShellCall() | LocalShellCall() | ApplyPatchCall() | ToolSearchCall() as value:
+        case (
+            items.ShellCall()
+            | items.LocalShellCall()
+            | items.ApplyPatchCall()
+            | items.ToolSearchCall() as value
+        ):
             arguments = arguments_of(value)
             return arguments if isinstance(arguments, str) else dumps(arguments)
-        case WebSearchCall(action=Raw() as action):
+        case items.WebSearchCall(action=Raw() as action):
             return as_call(action)[1]
         case _:
             return dumps(_fields(item, but={*NOT_SHOWN, "status"}))
@@ -129,16 +131,16 @@ def _arguments(item: Item) -> str:
 def _output(item: Item) -> str:
     """What a call returned; where no words are for the model, the fields of the item."""
     match item.value:
-        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+        case items.FunctionCallOutput(output=output) | items.CustomToolCallOutput(output=output):
             return _joined(output, "\n")
-        case LocalShellCallOutput(output=text) | HostedOutput(output=text):
+        case items.LocalShellCallOutput(output=text) | items.HostedOutput(output=text):
             return text
-        case ShellCallOutput(output=outputs):
+        case items.ShellCallOutput(output=outputs):
             return dumps([_printed(one) for one in outputs])
-        case ToolSearchOutput():
+        case items.ToolSearchOutput():
             found = [dumps(definition_of(offer)) for offer in added_by(item)]
             return "\n".join(found) or NOTHING_FOUND
-        case McpApprovalResponse(reason=reason):
+        case items.McpApprovalResponse(reason=reason):
             return f"{DECLINED} {reason}" if reason else DECLINED
         case _:
             return dumps(_fields(item, but=NOT_SHOWN))
@@ -147,35 +149,22 @@ def _output(item: Item) -> str:
 def _said(item: Item) -> str:
     """The words of a message, or of a setting; of anything else, the item as JSON."""
     match item.value:
-        case Message() as message:
+        case items.Message() as message:
             return text_of(message)
-        case ConfigurationUpdate() as update:
+        case items.ConfigurationUpdate() as update:
             return _updated(update)
         case _:
             return dumps(_without_bytes(msgspec.json.decode(item.raw)))
 
 
-def text_of(value: Message) -> str:
+def text_of(value: items.Message) -> str:
     """The words of a message. The model's own parts are one text; parts of others are separate texts."""
     return _joined(value.content, "" if value.role == "assistant" else "\n")
 
 
-def dumps(value: object) -> str:
-    """JSON with the spaces that templates put into it."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def dumps_indented(value: object) -> str:
-    """The same over several lines, as some templates have it."""
-    return json.dumps(value, ensure_ascii=False, indent=4)
-
-
-def is_object(text: str) -> bool:
-    """Whether this is the JSON of an object."""
-    try:
-        return text.startswith("{") and isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.DecodeError, RecursionError):
-        return False
+def dumps(value: object, indent: int | None = None) -> str:
+    """JSON with the spaces that templates put into it, where some have it over several lines."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def object_or_string(text: str) -> str:
@@ -184,25 +173,26 @@ def object_or_string(text: str) -> str:
     return bare if is_object(bare) else dumps(text)
 
 
-def _joined(content: str | Sequence[MessagePart | OutputPart], glue: str) -> str:
-    return content if isinstance(content, str) else glue.join(_words(part) for part in content)
+def _joined(content: str | Sequence[items.MessagePart | items.OutputPart], glue: str) -> str:
+    return content if isinstance(content, str) else glue.join(words_of(part) for part in content)
 
 
-def _words(part: MessagePart | OutputPart) -> str:
+def words_of(part: items.MessagePart | items.OutputPart) -> str:
+    """What one part of a message or of an output says."""
     match part:
-        case InputText() | OutputText():
+        case items.InputText() | items.OutputText():
             return part.text
-        case Refusal():
+        case items.Refusal():
             return part.refusal
-        case InputImage():
+        case items.InputImage():
             return f"[image: {_origin(part.image_url, part.file_id)}, which this model cannot see]"
-        case InputFile():
+        case items.InputFile():
             origin = _origin(part.filename, part.file_url, part.file_id, _kind_of(part.file_data))
             text = text_of_file(part)
             if text is None:
                 return f"[file: {origin}, which cannot be read here]"
             return f"[file: {origin}]\n{text}\n[end of file]"
-        case InputAudio():
+        case items.InputAudio():
             return f"[audio: {_origin(part.audio_url)}, which this model cannot hear]"
         case _:
             assert_never(part)
@@ -244,21 +234,23 @@ def _without_bytes(value: object) -> object:
 def _fields(item: Item, but: set[str]) -> object:
     """What is particular to this item."""
     fields = msgspec.json.decode(item.raw, type=dict[str, object])
-    if isinstance(item.value, ImageGenerationCall) and "result" in fields:
+    if isinstance(item.value, items.ImageGenerationCall) and "result" in fields:
         fields["result"] = "[image, which this model cannot see]"
     return _without_bytes({key: value for key, value in fields.items() if key not in but})
 
 
-def _printed(output: ShellOutput) -> dict[str, object]:
+def _printed(output: items.ShellOutput) -> dict[str, object]:
     """What one command printed, as the model reads it."""
     outcome = output.outcome
     ended: dict[str, object] = (
-        {"exit_code": outcome.exit_code} if isinstance(outcome, ShellExit) else {"timed_out": True}
+        {"exit_code": outcome.exit_code}
+        if isinstance(outcome, items.ShellExit)
+        else {"timed_out": True}
     )
     return {**ended, "stdout": output.stdout, "stderr": output.stderr}
 
 
-def _updated(value: ConfigurationUpdate) -> str:
+def _updated(value: items.ConfigurationUpdate) -> str:
     """New settings in words; that they are kept is not up to the words."""
     lines: list[str] = []
     if value.reasoning and value.reasoning.effort:
@@ -268,11 +260,6 @@ def _updated(value: ConfigurationUpdate) -> str:
         schema = dumps(msgspec.json.decode(wanted.schema))
         lines.append(f"From here on answers are JSON of this schema: {schema}")
     elif wanted is not None:
-        lines.append(
-            f"From here on answers are {'plain text' if wanted.type == 'text' else 'JSON'}."
-        )
+        kind = "plain text" if wanted.type == "text" else "JSON"
+        lines.append(f"From here on answers are {kind}.")
     return " ".join(lines) or "The settings stay as they are."
-
-
-def _bare_type(item: Item) -> str:
-    return KINDS[type(item.value)].type.removesuffix("_call")

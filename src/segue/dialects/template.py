@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,15 +24,16 @@ from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
+from segue.dialects.call_json import is_object
 from segue.dialects.chatml import CALL, CALLED, JOINS, ROLES, content_of, tools_text
-from segue.dialects.family import BoundFamily, Family, TokenDialect, blocks_of
+from segue.dialects.family import BoundFamily, Family, TokenDialect
 from segue.dialects.forced import CallForm
 from segue.dialects.offers import definition_of
-from segue.dialects.parts import Part, dumps, is_object, parts_of
+from segue.dialects.parts import Part, blocks_of, dumps, parts_of
 from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
-from segue.turn.values import NO_IDS, Head, IdArray, Rendered, Round, Scene, Tokens, Warm, id_array
+from segue.turn.values import NO_IDS, Head, IdArray, Rendered, Round, Scene, Tokens, Warm
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Mark, Vocabulary
 from segue.wire.items import Item
@@ -70,14 +72,15 @@ class TemplatePrompt(Tokens):
 NO_PROMPT = TemplatePrompt(None, NO_IDS, 0, 0, blake2b(digest_size=16).digest())
 
 
-def _family(vocabulary: Vocabulary, template: ChatTemplate) -> Family:
+def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
+    """The dialect of a model that has nothing but this template."""
     ends = [end for end in dict.fromkeys((template.end, *ENDS)) if vocabulary.has_special(end)]
     if not ends:
         raise ServerFault("Nothing in this vocabulary ends a turn: model and dialect do not fit.")
     digest = blake2b(template.text.encode(), digest_size=6).hexdigest()
     prompts = _TemplatePrompts(vocabulary, template)
     is_thinking = prompts.is_thinking
-    return Family(
+    family = Family(
         version=f"{VERSION}-{digest}",
         specials=(),
         stops=tuple(ends),
@@ -86,7 +89,7 @@ def _family(vocabulary: Vocabulary, template: ChatTemplate) -> Family:
         cue=(),
         render=prompts.render,
         write=partial(_write, ends[0], is_thinking),
-        reader=partial(_reader, is_thinking),
+        reader=partial(TextReader, marks=MARKS, is_thinking=is_thinking),
         call=CallForm(
             named=lambda name: (f'{{"name": {dumps(name)}, "arguments":',),
             end="}",
@@ -94,11 +97,7 @@ def _family(vocabulary: Vocabulary, template: ChatTemplate) -> Family:
         ),
         without_thought=(f"\n{THOUGHT}\n\n",) if is_thinking else (),
     )
-
-
-def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
-    """The dialect of a model that has nothing but this template."""
-    return TokenDialect(_family(vocabulary, template), vocabulary)
+    return TokenDialect(family, vocabulary)
 
 
 def _write(
@@ -109,10 +108,6 @@ def _write(
         begun = f"{THINK}\n"
         text = text.removeprefix(begun) if text.startswith(begun) else f"{THOUGHT}\n\n{text}"
     return vocabulary.ids(text, Mark(end))
-
-
-def _reader(is_thinking: bool, bound: BoundFamily, scene: Scene) -> TextReader:
-    return TextReader(bound, scene, MARKS, is_thinking=is_thinking)
 
 
 class _TemplatePrompts:
@@ -190,7 +185,8 @@ class _TemplatePrompts:
 
     def _is_cut_at(self, before: str, after: str) -> bool:
         """Whether a piece ends between these two texts."""
-        is_ended = before.endswith(KEPT_AFTER) or self._special_end.search(before, _tail(before))
+        tail = max(0, len(before) - SPECIAL_CHARS_MAX)
+        is_ended = before.endswith(KEPT_AFTER) or self._special_end.search(before, tail)
         return bool(is_ended or self._cut.match(after))
 
     def _split(self, text: str) -> list[str]:
@@ -201,22 +197,17 @@ class _TemplatePrompts:
         self, bound: BoundFamily, text: str, kept: Sequence[Round]
     ) -> tuple[IdArray[int], int]:
         """The ids of this text, and how many of them had to be made."""
-        ids = id_array()
+        ids = array("I")
         made = 0
         for part in self._split(text):
             if part.startswith(KEPT_BEFORE):
                 ids.extend(_sampled(bound, kept[int(part[1:].partition(".")[0])]))
                 continue
-            new = self._encode_part(part)
+            text = ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), part.replace(SHIELD, ""))
+            new = self._vocabulary.ids(Mark(part) if self._special.fullmatch(part) else text)
             ids.extend(new)
             made += len(new)
         return ids, made
-
-    def _encode_part(self, part: str) -> IdArray[int]:
-        if self._special.fullmatch(part):
-            return self._vocabulary.ids(Mark(part))
-        text = ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), part.replace(SHIELD, ""))
-        return self._vocabulary.encode(text)
 
     def _base(
         self, bound: BoundFamily, scene: Scene, context: str
@@ -357,8 +348,3 @@ def _check(round: Round) -> int:
 
 def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
-
-
-def _tail(text: str) -> int:
-    """From where on a special token may stand at the end."""
-    return max(0, len(text) - SPECIAL_CHARS_MAX)

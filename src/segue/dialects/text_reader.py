@@ -29,21 +29,9 @@ from dataclasses import dataclass, field
 
 from segue.dialects.call_json import Braces, header_of, may_begin_call, whole_call
 from segue.dialects.family import BoundFamily
-from segue.dialects.item_writer import ItemWriter, PendingLogprobs, text_of_token, with_logprobs
-from segue.dialects.offers import may_call, offer_in
-from segue.turn.values import (
-    NO_IDS,
-    IdArray,
-    Ids,
-    ItemOpened,
-    ItemText,
-    Parsed,
-    Piece,
-    Scene,
-    TokenLogprob,
-    TurnClosed,
-)
-from segue.wire.tools import Offer
+from segue.dialects.item_writer import ItemWriter, feed_tokens, plain_token
+from segue.dialects.offers import call_in, forced
+from segue.turn.values import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
 
 THINK, THOUGHT = "<think>", "</think>"
 FENCE = "```"
@@ -63,6 +51,8 @@ class TextMarks:
     # Special tokens that stand before a call, or before a list of calls, and are never text. The first that the
     # vocabulary has is read.
     signals: tuple[str, ...] = ()
+    # Whether what closes a forced call is ours: the engine writes only the JSON of the call and stops after it.
+    is_mended: bool = False
 
 
 @dataclass(slots=True)
@@ -88,29 +78,38 @@ class TextReader:
     """
 
     def __init__(
-        self,
-        bound: BoundFamily,
-        scene: Scene,
-        marks: TextMarks,
-        *,
-        mends: bool = False,
-        is_thinking: bool = False,
+        self, bound: BoundFamily, scene: Scene, marks: TextMarks, *, is_thinking: bool = False
     ) -> None:
-        """`mends`: the engine writes only the JSON of a call and stops after it, so that what closes it is ours.
-        `is_thinking`: the cue has begun a thought already."""
+        """`is_thinking`: the cue has begun a thought already."""
         self._bound = bound
-        self._vocabulary = bound.vocabulary
+        self._vocabulary = vocabulary = bound.vocabulary
         self._stops = bound.stops
         self._plain_tokens = bound.plain_tokens
         self._scene = scene
         self._family_marks = marks
-        self._mends = mends
-        self._read_marks(marks)
+        head, effects = scene.head, scene.effects
+        may_call = head.tool_choice != "none"
+        is_free = head.tool_choice == "auto" or not may_call
+        self._mends = (
+            marks.is_mended and not is_free and scene.can_constrain and bool(forced(scene))
+        )
+        # Which marks mean something in this scene.
+        signals = [text for text in marks.signals if vocabulary.has_special(text)]
+        self._signal = vocabulary.special(signals[0]) if signals and may_call else None
+        wanted = effects.format or head.text.format
+        is_json = wanted is not None and wanted.type != "text"
+        is_offering = may_call and bool(head.tools.offers or effects.offers)
+        self._is_bare_read = is_offering and (not is_json or scene.can_constrain)
+        self._marks = (
+            *((marks.call,) if marks.call and may_call else ()),
+            *((FENCE,) if is_offering and not is_json else ()),
+        )
         self._decode = getincrementaldecoder("utf-8")("replace")
-        self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
+        self._items = ItemWriter(is_single=not head.parallel_tool_calls)
+        # Whether the only call that is allowed is whole.
+        self.is_over = False
         self._state: Callable[[str], str | None]
         self._state = self._thinking if is_thinking else self._between
-        # Whether plain tokens may pass as they are: an item of text is open and nothing is held back.
         self._is_passing = False
         self._stop: int | None = None
         # Text that waits for more, and how many of its characters came with the last token.
@@ -119,67 +118,24 @@ class TextReader:
         self._is_after_mark = False
         self._call = _Call("", is_certain=False)
 
-    def _read_marks(self, marks: TextMarks) -> None:
-        """Which marks mean something in this scene."""
-        may_call_any = self._scene.head.tool_choice != "none"
-        signals = [text for text in marks.signals if self._vocabulary.has_special(text)]
-        self._signal = self._vocabulary.special(signals[0]) if signals and may_call_any else None
-        is_json = self._scene.format is not None
-        is_offering = bool(self._scene.offers) and may_call_any
-        self._is_bare_read = is_offering and (not is_json or self._scene.can_constrain)
-        self._marks = (
-            *((marks.call,) if marks.call and may_call_any else ()),
-            *((FENCE,) if is_offering and not is_json else ()),
-        )
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the only call that is allowed is whole."""
-        return self._items.is_over
-
-    def feed(self, piece: Piece) -> list[Parsed]:
-        assert isinstance(piece, Ids), "this dialect reads tokens"
-        items = self._items
-        parsed = items.parsed = []
-        if piece.logprobs or items.pending is not None:
-            # The slow way for every token.
-            items.pending = items.pending or PendingLogprobs(self._vocabulary)
-            for id, logprobs in with_logprobs(piece):
-                self._take(id, logprobs)
-            return parsed
-        plain = self._plain_tokens
-        for id in piece.ids:
-            if self._is_passing:
-                text = plain.get(id)
-                if text is not None:
-                    items.ids.append(id)
-                    parsed.append(text)
-                    continue
-            self._take(id)
-        return parsed
+    feed = feed_tokens
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
         items = self._items
         parsed = items.parsed = []
         items.joined_from = 0
         is_cut = is_cut and self._stop is None and not items.is_over
-        self._read("" if is_cut else self._rest())
-        self._release()
+        self._release(is_cut=is_cut)
         is_whole_call = self._state in (self._trailing, self._ending)
-        mended = self._mended()
         items.close(is_cut=is_cut and not is_whole_call)
-        ids = items.ids + mended
+        ids = items.ids
+        if self._mends and is_whole_call:
+            brace = "}" if self._state == self._trailing else ""
+            end = f"\n{self._family_marks.called}" if self._call.mark else ""
+            ids = ids + self._vocabulary.encode(brace + end)
         ids.append(self._bound.seal[0] if self._stop is None else self._stop)
         parsed.append(TurnClosed(ids + self._bound.seal[1:]))
         return parsed
-
-    def _mended(self) -> IdArray[int]:
-        """What is missing after the JSON of a call."""
-        is_trailing = self._state == self._trailing
-        if not self._mends or not (is_trailing or self._state == self._ending):
-            return NO_IDS
-        end = f"\n{self._family_marks.called}" if self._call.mark else ""
-        return self._vocabulary.encode(("}" if is_trailing else "") + end)
 
     def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
         """One token on the slow way."""
@@ -195,7 +151,9 @@ class TextReader:
             return
         data = self._vocabulary.bytes_of(id)
         if id not in self._plain_tokens:
-            self._plain_tokens[id] = _plain_token(data)
+            # It can neither begin a mark nor stand before a mark.
+            is_plain = b"<" not in data and b"`" not in data and data[-1:] != b"\n"
+            self._plain_tokens[id] = plain_token(data) if is_plain else None
         items.ids.append(id)
         text = self._decode.decode(data)
         self._fresh = len(text)
@@ -214,21 +172,13 @@ class TextReader:
         """What went before is whole, and a call follows."""
         items = self._items
         items.joined_from = len(items.parsed)
-        self._read(self._rest())
         self._release()
         self._close()
         if items.is_over:
             return
         items.ids.append(id)
-        self._begin_heading(_Call("", is_certain=True))
+        self._call, self._state = _Call("", is_certain=True), self._heading
         self._is_passing = False
-
-    def _rest(self) -> str:
-        """What stands for a character that will not become whole."""
-        rest = self._decode.decode(b"", final=True)
-        if self._items.pending is not None:
-            self._items.pending.add(len(rest))
-        return rest
 
     def _read(self, text: str) -> None:
         rest: str | None = self._held + text
@@ -243,7 +193,9 @@ class TextReader:
         if bare.startswith(THINK):
             self._state = self._thinking
             return bare[len(THINK) :]
-        mark = self._mark_at(bare)
+        is_bare = self._is_bare_read and bare.startswith("{")
+        # The mark of a bare object is empty.
+        mark = "" if is_bare else next(filter(bare.startswith, self._marks), None)
         if mark is None and any(known.startswith(bare) for known in (THINK, *self._marks)):
             self._held = text
             return None
@@ -251,29 +203,30 @@ class TextReader:
         own = text.lstrip("\n") if self._is_after_mark else text
         if mark is not None:
             is_certain = bool(mark) and mark == self._family_marks.call
-            self._begin_heading(_Call(mark, is_certain, gap=own[: len(own) - len(bare)]))
+            self._call = _Call(mark, is_certain, gap=own[: len(own) - len(bare)])
+            self._state = self._heading
             return bare[len(mark) :]
         self._items.begin_message(len(own))
         self._state = self._talking
         return own
 
-    def _mark_at(self, bare: str) -> str | None:
-        """The mark of a call with which this text begins; the mark of a bare object is empty."""
-        if self._is_bare_read and bare.startswith("{"):
-            return ""
-        return next((mark for mark in self._marks if bare.startswith(mark)), None)
-
     def _talking(self, text: str) -> str | None:
+        items = self._items
         found = [(at, mark) for mark in self._marks if (at := text.find(mark)) >= 0]
-        if not found:
-            self._write_but(text, _held_back(text, self._marks))
+        at, mark = min(found, default=(len(text), ""))
+        held = len(text) - len(text[:at].rstrip("\n")) if mark else _held_back(text, self._marks)
+        # With which token begins what is not written.
+        if held < len(text):
+            items.held_from = len(items.ids) - (1 if held >= self._fresh else 0)
+        elif held == self._fresh:
+            items.held_from = len(items.ids) - 1
+        end = len(text) - held
+        items.write(text[:end])
+        if not mark:
+            self._held = text[end:]
             return None
-        at, mark = min(found)
-        own = text[:at].rstrip("\n")
-        self._write_but(text, len(text) - len(own))
-        self._held = ""
-        is_certain = mark == self._family_marks.call
-        self._begin_heading(_Call(mark, is_certain, gap=text[len(own) : at]))
+        self._call = _Call(mark, mark == self._family_marks.call, gap=text[end:at])
+        self._state = self._heading
         return text[at + len(mark) :]
 
     def _thinking(self, text: str) -> str | None:
@@ -292,40 +245,33 @@ class TextReader:
         self._close()
         return text[at + len(THOUGHT) :]
 
-    def _write_but(self, text: str, held: int) -> None:
-        """Write all but the end, and note with which token that end begins."""
-        items = self._items
-        if held < len(text):
-            items.held_from = len(items.ids) - (1 if held >= self._fresh else 0)
-        elif held == self._fresh:
-            items.held_from = len(items.ids) - 1
-        items.write(text[: len(text) - held])
-        self._held = text[len(text) - held :]
-
     # Calls.
 
-    def _begin_heading(self, call: _Call) -> None:
-        """A call begins, or what looks like a call."""
-        self._call = call
-        self._state = self._heading
-
     def _heading(self, text: str) -> str | None:
-        bare = self._object_in(text)
-        if bare[:1] not in ("", "{") or not (self._call.is_certain or may_begin_call(bare)):
+        bare, call = text.lstrip(), self._call
+        if call.mark == FENCE:
+            bare = _after_word(bare)
+        elif call.is_certain and not call.mark and bare.startswith("["):
+            call.is_listed = True
+            bare = bare[1:].lstrip()
+        if bare[:1] not in ("", "{") or not (call.is_certain or may_begin_call(bare)):
             return self._was_text(text)
         header = header_of(bare)
         if header is not None:
-            if not self._begin_call(header.name):
+            if not self._begin_call(header[0]):
                 return self._was_text(text)
             self._state = self._arguing
-            self._call.braces = Braces()
-            return bare[header.end :]
-        end = self._call.braces.end_in(text, self._call.scanned)
-        self._call.scanned = len(text)
+            call.braces = Braces()
+            return bare[header[1] :]
+        end = call.braces.end_in(text, call.scanned)
+        call.scanned = len(text)
         if end is None:
             self._held = text
             return None
-        # Another order of keys, arguments that are no object, or no call at all.
+        return self._whole_heading(text, end)
+
+    def _whole_heading(self, text: str, end: int) -> str:
+        """Another order of keys, arguments that are no object, or no call at all."""
         call = whole_call(text[text.find("{") : end])
         if call is None or not self._begin_call(call.name):
             return self._was_text(text)
@@ -334,23 +280,14 @@ class TextReader:
         self._state = self._ending
         return text[end:]
 
-    def _object_in(self, text: str) -> str:
-        """From where on this text is the object of a call: after the word at a fence, or the bracket of a list."""
-        bare = text.lstrip()
-        if self._call.mark == FENCE:
-            return _after_word(bare)
-        if self._call.is_certain and not self._call.mark and bare.startswith("["):
-            self._call.is_listed = True
-            return bare[1:].lstrip()
-        return bare
-
     def _begin_call(self, name: str) -> bool:
         """Begin a call of this tool, if it is a call and allowed."""
-        offer: Offer | None = offer_in(self._scene, name)
-        is_call = (offer is not None or self._call.is_certain) and may_call(self._scene, offer)
-        if is_call:
-            self._items.begin_call(name, offer)
-        return is_call
+        opened = call_in(self._scene, name, is_known=not self._call.is_certain)
+        if opened is not None:
+            # A message before it ends where the call was first suspected.
+            self._items.close(self._items.held_from)
+            self._items.begin(opened)
+        return opened is not None
 
     def _was_text(self, text: str) -> str:
         items = self._items
@@ -365,10 +302,9 @@ class TextReader:
     def _arguing(self, text: str) -> str | None:
         braces = self._call.braces
         end = braces.end_in(text)
-        if end is None:
-            self._items.write_arguments(text)
-            return None
         self._items.write_arguments(text[:end])
+        if end is None:
+            return None
         self._items.end_arguments()
         self._state = self._trailing if braces.depth == 0 else self._ending
         self._call.braces = Braces(depth=1)
@@ -386,17 +322,13 @@ class TextReader:
         bare = text.lstrip("} \t\r\n")
         if self._call.is_listed:
             return self._ending_in_list(bare)
-        closing = self._closing()
+        mark = self._call.mark
+        closing = FENCE if mark == FENCE else self._family_marks.called if mark else SEPARATOR
         if closing.startswith(bare) and bare != closing:
             self._held = bare
             return None
         self._close()
         return None if self._items.is_over else bare.removeprefix(closing)
-
-    def _closing(self) -> str:
-        if self._call.mark == FENCE:
-            return FENCE
-        return self._family_marks.called if self._call.mark else SEPARATOR
 
     def _ending_in_list(self, bare: str) -> str | None:
         if not bare:
@@ -405,7 +337,7 @@ class TextReader:
         if self._items.is_over:
             return None
         if bare[0] == ",":
-            self._begin_heading(_Call("", is_certain=True, is_listed=True))
+            self._call, self._state = _Call("", is_certain=True, is_listed=True), self._heading
             return bare[1:]
         return bare.removeprefix("]")
 
@@ -416,21 +348,23 @@ class TextReader:
         self._is_after_mark = True
         self._state = self._between
 
-    def _release(self) -> None:
-        """At the end nothing can become a mark any more."""
+    def _release(self, *, is_cut: bool = False) -> None:
+        """At the end nothing can become a mark any more, and unless it is cut, no character whole."""
         items = self._items
+        rest = "" if is_cut else self._decode.decode(b"", final=True)
+        if items.pending is not None:
+            items.pending.add(len(rest))
+        self._read(rest)
         while self._state == self._heading:
             held, self._held = self._held, ""
             if items.open is None and not (self._call.gap + self._call.mark + held).strip():
                 self._state = self._between
                 break
-            rest: str | None = self._was_text(held)
-            while rest is not None:
-                rest = self._state(rest)
+            self._read(self._was_text(held))
         held, self._held = self._held, ""
         if self._state == self._arguing:
             items.end_arguments()
-        elif self._state in (self._between, self._thinking, self._talking):
+        elif held and self._state in (self._between, self._thinking, self._talking):
             self._write_last(held)
 
     def _write_last(self, held: str) -> None:
@@ -446,22 +380,11 @@ class TextReader:
             items.write(held)
 
 
-def _plain_token(data: bytes) -> ItemText | None:
-    """The token as it is sent, if it is whole characters and can neither begin a mark nor stand before a mark."""
-    text = text_of_token(data)
-    is_plain = text and "<" not in text and "`" not in text and text[-1] != "\n"
-    return ItemText(text) if is_plain else None
-
-
 def _held_back(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end may still be newlines before a mark, and a part of it."""
-    begun = max((_begun(text, mark) for mark in marks), default=0)
+    starts = ((n, mark[:n]) for mark in marks for n in range(1, len(mark)))
+    begun = max((n for n, start in starts if text.endswith(start)), default=0)
     return len(text) - len(text[: len(text) - begun].rstrip("\n"))
-
-
-def _begun(text: str, mark: str) -> int:
-    """How much of this mark stands at the end."""
-    return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def _after_word(text: str) -> str:

@@ -15,8 +15,10 @@ from there on is rendered again.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -31,7 +33,6 @@ from segue.turn.values import (
     Scene,
     Tokens,
     Warm,
-    id_array,
     since_fresh,
 )
 from segue.vocabularies.vocabulary import Vocabulary
@@ -40,11 +41,8 @@ from segue.wire.kinds import call_of, called, hosted_call_of
 
 # Who was called, by the id of the call, before the items that are written; nothing for an unknown id.
 NameOf = Callable[[str], str]
-
-
-def never(items: Sequence[Item]) -> int:
-    """For families that forget nothing."""
-    return 0
+# How many of these items stand up to the last turning among them; 0: there is none.
+Turning = Callable[[Sequence[Item]], int]
 
 
 def has_thought(items: Sequence[Item]) -> bool:
@@ -54,7 +52,7 @@ def has_thought(items: Sequence[Item]) -> bool:
 
 def sampled_ids(round: Round) -> IdArray[int]:
     """What the model said in this round, to the id, with what closed its turn."""
-    joined = id_array()
+    joined = array("I")
     for ids in (*round.ids, round.tail):
         joined.extend(ids)
     return joined
@@ -86,8 +84,8 @@ class Writing:
     wrote: Callable[[Vocabulary, Sequence[Item]], IdArray[int]]
     # Whether two heads are written alike.
     is_alike: Callable[[Head, Head], bool] = is_alike_by_words
-    # How many of these items stand up to the last turning among them; 0: there is none.
-    turning: Callable[[Sequence[Item]], int] = never
+    # None: nothing is forgotten.
+    turning: Turning | None = None
     # The kept ids of a round, less the thoughts among its first items.
     kept: Callable[[Vocabulary, Round, int], IdArray[int]] = _all_kept
     # Whether the kept ids of a round begin with a thought that is no item, because it is empty.
@@ -97,81 +95,70 @@ class Writing:
         """The prompt for this scene, encoding only what was never encoded or sampled before."""
         base = _base(self, bound, scene)
         rounds = [*base.later, Round(scene.given)]
+        forgotten = [(0, 0)] * len(rounds)
+        if self.turning is not None:
+            forgotten = _forgotten(self.turning, rounds)
+        vocabulary = bound.vocabulary
         context = base.prompt or NO_TOKENS
         reused = context.length
-        tokenized = 0
-        for n, (round, counts) in enumerate(zip(rounds, self._forgotten(rounds), strict=True)):
-            given = without_thoughts(round.given, counts[0])
-            name_of = _names(rounds, n, base.turn)
-            new = (
-                self.begin(bound.vocabulary, scene.head, given, scene.root_at, name_of)
-                if base.prompt is None and n == 0
-                else self.given(bound.vocabulary, given, name_of)
-            )
-            context = context.plus(new)
-            tokenized += len(new)
-            if round.did_sample:
-                is_kept = round.fingerprint == bound.fingerprint
-                written = (
-                    self.kept(bound.vocabulary, round, counts[1])
-                    if is_kept
-                    else self.wrote(bound.vocabulary, without_thoughts(round.wrote, counts[1]))
-                )
-                spoken = bound.cue + written
-                context = context.plus(spoken)
-                reused += len(spoken) if is_kept else 0
-                tokenized += 0 if is_kept else len(spoken)
-        return Rendered(context, bound.cue, tokenized, reused)
+        chunks: list[IdArray[int]] = []
+        for n, (round, (given, wrote)) in enumerate(zip(rounds, forgotten, strict=True)):
+            items = without_thoughts(round.given, given) if given else round.given
+            name_of = partial(_name_of, rounds, n, base.turn)
+            if base.prompt is None and n == 0:
+                new = self.begin(vocabulary, scene.head, items, scene.root_at, name_of)
+            else:
+                new = self.given(vocabulary, items, name_of)
+            chunks.append(new)
+            if round.did_sample and round.fingerprint == bound.fingerprint:
+                chunks.append(bound.cue + self.kept(vocabulary, round, wrote))
+                reused += len(chunks[-1])
+            elif round.did_sample:
+                said = self.wrote(vocabulary, without_thoughts(round.wrote, wrote))
+                chunks.append(bound.cue + said)
+        for ids in filter(None, chunks):
+            context = Tokens(context, ids, context.length + len(ids))
+        return Rendered(context, bound.cue, context.length - reused, reused)
 
-    def _forgotten(self, rounds: Sequence[Round]) -> list[tuple[int, int]]:
-        """In each round, up to where thoughts are forgotten: in what was given, and in what was written."""
-        counts: list[tuple[int, int]] = []
-        is_turned = False
-        for round in reversed(rounds):
-            wrote = len(round.wrote) if is_turned else self.turning(round.wrote)
-            is_turned = is_turned or wrote > 0
-            given = len(round.given) if is_turned else self.turning(round.given)
-            is_turned = is_turned or given > 0
-            counts.append((given, wrote))
-        counts.reverse()
-        return counts
+
+def _forgotten(turning: Turning, rounds: Sequence[Round]) -> list[tuple[int, int]]:
+    """In each round, up to where thoughts are forgotten: in what was given, and in what was written."""
+    counts: list[tuple[int, int]] = []
+    is_turned = False
+    for round in reversed(rounds):
+        wrote = len(round.wrote) if is_turned else turning(round.wrote)
+        is_turned = is_turned or wrote > 0
+        given = len(round.given) if is_turned else turning(round.given)
+        is_turned = is_turned or given > 0
+        counts.append((given, wrote))
+    counts.reverse()
+    return counts
 
 
 def without_thoughts(items: Sequence[Item], forgotten: int) -> Sequence[Item]:
     """These items, without the reasoning among the first `forgotten`."""
-    if not forgotten:
-        return items
-    return [
-        item
-        for n, item in enumerate(items)
-        if n >= forgotten or not isinstance(item.value, Reasoning)
-    ]
+    later = items[forgotten:]
+    return [*(item for item in items[:forgotten] if not isinstance(item.value, Reasoning)), *later]
 
 
-def _names(rounds: Sequence[Round], count: int, turn: Past | None) -> NameOf:
+def _name_of(rounds: Sequence[Round], count: int, turn: Past | None, call_id: str) -> str:
     """Finds a call by its id, the last call first: in the first `count` rounds, then in the turns before."""
-
-    def name_of(call_id: str) -> str:
-        for item in _backwards(rounds, count, turn):
-            if hosted_call_of(item.value) == call_id:
-                return called(item.value)
-            call = call_of(item.value)
-            if call is not None and call.call_id == call_id:
-                return called(item.value) or call.kind
-        return ""
-
-    return name_of
+    for item in _backwards(rounds, count, turn):
+        if hosted_call_of(item.value) == call_id:
+            return called(item.value)
+        call = call_of(item.value)
+        if call is not None and call.call_id == call_id:
+            return called(item.value) or call.kind
+    return ""
 
 
 def _backwards(rounds: Sequence[Round], count: int, turn: Past | None) -> Iterator[Item]:
-    for n in range(count - 1, -1, -1):
-        yield from reversed(rounds[n].wrote)
-        yield from reversed(rounds[n].given)
-    while turn is not None:
-        for round in reversed(turn.rounds):
+    rounds = rounds[:count]
+    while rounds or turn is not None:
+        for round in reversed(rounds):
             yield from reversed(round.wrote)
             yield from reversed(round.given)
-        turn = turn.parent
+        rounds, turn = (turn.rounds, turn.parent) if turn is not None else ((), None)
 
 
 # --- where to begin -------------------------------------------------------------------------------
@@ -188,37 +175,38 @@ class _Base:
 
 def _base(writing: Writing, bound: BoundFamily, scene: Scene) -> _Base:
     """The longest prompt that is still warm and of which nothing is forgotten."""
-    later: list[Past] = []
+    # The last is the oldest.
+    later = [*reversed(scene.rounds)]
     turn = scene.past
-    is_turned = writing.turning(scene.given) > 0 or _is_turned(writing, scene.rounds)
+    turning = writing.turning
+    is_turned = turning is not None and _is_turned(turning, [*scene.rounds, Round(scene.given)])
     while turn is not None:
         prompt = _usable(writing, bound, scene.head, turn.warm)
         if prompt is not None:
-            rounds = [*rounds_of(later), *scene.rounds]
             last = turn.rounds[-1]
-            is_turned = is_turned or writing.turning(last.wrote) > 0
-            if not is_turned:
-                return _Base(prompt, rounds, turn)
-            is_held = not _is_forgetful(writing, bound, turn)
+            is_turned = is_turned or (turning is not None and turning(last.wrote) > 0)
+            if turning is None or not is_turned:
+                return _Base(prompt, later[::-1], turn)
+            is_held = not _is_forgetful(writing, turning, bound, turn)
             if is_held and not _thinks(writing, bound, last):
-                return _Base(prompt, rounds, turn)
+                return _Base(prompt, later[::-1], turn)
             if is_held and last.did_sample and prompt.before is not None:
                 # All but what the model said last, which `warm_after` has put after the rest as one chunk.
-                return _Base(prompt.before, [replace(last, given=()), *rounds], turn)
-        is_turned = is_turned or _is_turned(writing, turn.rounds)
-        later.append(turn)
+                return _Base(prompt.before, [replace(last, given=()), *later[::-1]], turn)
+        is_turned = is_turned or (turning is not None and _is_turned(turning, turn.rounds))
+        later.extend(reversed(turn.rounds))
         turn = turn.above
     prompt = _usable(writing, bound, scene.head, scene.recalled)
-    if prompt is not None and not _is_recall_forgotten(writing, scene):
+    if prompt is not None and not (turning is not None and _is_recall_forgotten(turning, scene)):
         return _Base(prompt, scene.rounds[1:])
-    return _Base(None, since_fresh([*rounds_of(later), *scene.rounds]))
+    return _Base(None, since_fresh(later[::-1]))
 
 
-def _is_turned(writing: Writing, rounds: Sequence[Round]) -> bool:
-    return any(writing.turning(round.given) or writing.turning(round.wrote) for round in rounds)
+def _is_turned(turning: Turning, rounds: Sequence[Round]) -> bool:
+    return any(turning(round.given) or turning(round.wrote) for round in rounds)
 
 
-def _is_forgetful(writing: Writing, bound: BoundFamily, turn: Past) -> bool:
+def _is_forgetful(writing: Writing, turning: Turning, bound: BoundFamily, turn: Past) -> bool:
     """Whether a turning that comes now would take a thought out of the prompt that this turn was given.
 
     What was thought before the last turning is gone already.
@@ -227,12 +215,12 @@ def _is_forgetful(writing: Writing, bound: BoundFamily, turn: Past) -> bool:
     node: Past | None = turn
     while node is not None:
         for round in reversed(node.rounds):
-            wrote = 0 if is_last else writing.turning(round.wrote)
+            wrote = 0 if is_last else turning(round.wrote)
             if not is_last and (
                 has_thought(round.wrote[wrote:]) if wrote else _thinks(writing, bound, round)
             ):
                 return True
-            given = 0 if wrote else writing.turning(round.given)
+            given = 0 if wrote else turning(round.given)
             if not wrote and has_thought(round.given[given:]):
                 return True
             if wrote or given or round.is_fresh:
@@ -250,15 +238,10 @@ def _thinks(writing: Writing, bound: BoundFamily, round: Round) -> bool:
     return is_kept and writing.has_empty_thought(bound.vocabulary, round)
 
 
-def _is_recall_forgotten(writing: Writing, scene: Scene) -> bool:
+def _is_recall_forgotten(turning: Turning, scene: Scene) -> bool:
     given = scene.rounds[0].given
-    is_turned = writing.turning(scene.given) > 0 or _is_turned(writing, scene.rounds[1:])
-    return is_turned and has_thought(given[writing.turning(given) :])
-
-
-def rounds_of(turns: Sequence[Past]) -> list[Round]:
-    """The rounds of these turns, of which the last is the oldest."""
-    return [round for turn in reversed(turns) for round in turn.rounds]
+    is_turned = _is_turned(turning, [*scene.rounds[1:], Round(scene.given)])
+    return is_turned and has_thought(given[turning(given) :])
 
 
 def _usable(writing: Writing, bound: BoundFamily, head: Head, warm: Warm | None) -> Tokens | None:

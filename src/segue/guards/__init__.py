@@ -1,1 +1,1 @@
-"""Is it allowed? Rules, a classifier in the process, or an endpoint for moderation; each is a `Guard`."""
+"""Is it allowed? Rules, a classifier in the process, or a moderation endpoint; each is a `Guard`."""

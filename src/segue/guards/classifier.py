@@ -1,9 +1,9 @@
-"""Is this an attempt to talk the model out of its instructions? A small classifier inside the process.
+"""Is this a prompt injection? A small classifier inside the process.
 
 In: texts. Out: a verdict from the worst score of any part of them. The model is a folder with `model.onnx` and
 `tokenizer.json`: any sequence classifier that was exported to ONNX with two classes, of which the last is the bad one
-(docs/guards.md says where to get one). It runs in threads of its own, one text at a time, because the loop must not
-wait for it. It judges what the model is given; answers are not its subject.
+(docs/guards.md says where to get one). It runs in a thread of its own, one text at a time, because the event loop must
+not wait for it. It checks what the model is given, not answers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tokenizers import Tokenizer
 from segue.errors import Misconfigured
 from segue.turn.values import PASSED, Verdict
 
-# A sentence is lost in a long part: of 512 tokens the prompt guard scores an injection among fine words 0.2, of 128 it
-# scores it 1.0 (docs/guards.md). Neighbouring parts share some, so that a sentence is whole in one of them.
+# A sentence is lost in a long part: in 512 tokens the prompt guard scores an injection among harmless words 0.2, in 128
+# tokens 1.0 (docs/guards.md). Neighbouring parts share some, so that a sentence is whole in one of them.
 PART_TOKENS = 128
 PART_OVERLAP = 32
 # A text is tokenized in parts of this many characters, so that a huge one needs no huge memory.
@@ -35,18 +35,21 @@ THREADS = 1
 ERRORS_ONLY = 3
 
 
-class Named(Protocol):
+_Batch = Sequence[Sequence[int]]
+
+
+class ModelInput(Protocol):
     name: str
 
 
-class Session(Protocol):
-    """What we use of onnxruntime, which has no types."""
+class OnnxSession(Protocol):
+    """What is used of onnxruntime, which has no types."""
 
     def run(
-        self, outputs: None, inputs: Mapping[str, Sequence[Sequence[int]]]
+        self, outputs: None, inputs: Mapping[str, _Batch]
     ) -> list[Sequence[Sequence[float]]]: ...
 
-    def get_inputs(self) -> Sequence[Named]: ...
+    def get_inputs(self) -> Sequence[ModelInput]: ...
 
 
 class ClassifierGuard:
@@ -56,27 +59,20 @@ class ClassifierGuard:
         model, vocabulary = folder / "model.onnx", folder / "tokenizer.json"
         for path in (model, vocabulary):
             if not path.is_file():
-                raise Misconfigured(
-                    f"guard_classifier: there is no {path.name} in '{folder}'. docs/guards.md says "
-                    "where to get a classifier."
-                )
+                message = f"guard_classifier: '{folder}' has no {path.name}: see docs/guards.md."
+                raise Misconfigured(message)
         self._session = _session(model)
-        self._inputs = {one.name for one in self._session.get_inputs()}
+        self._inputs = {value.name for value in self._session.get_inputs()}
         self._tokenizer = Tokenizer.from_file(str(vocabulary))
         self._tokenizer.no_truncation()
         self._threshold = threshold
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="classifier")
         stat = model.stat()
         identity = f"{stat.st_size} {stat.st_mtime_ns} {threshold}"
-        self._name = f"classifier-{blake2b(identity.encode(), digest_size=6).hexdigest()}"
-
-    @property
-    def name(self) -> str:
-        """With a digest of the model's file and the threshold."""
-        return self._name
+        # With a digest of the model's file and the threshold.
+        self.name = f"classifier-{blake2b(identity.encode(), digest_size=6).hexdigest()}"
 
     async def check(self, texts: Sequence[str]) -> Verdict:
-        """By the worst score of any part."""
         loop = asyncio.get_running_loop()
         for text in texts:
             for start in range(0, len(text), TEXT_CHARS_MAX):
@@ -86,11 +82,10 @@ class ClassifierGuard:
         return PASSED
 
     async def watch(self, text: str) -> Verdict:
-        """An answer injects nothing."""
+        # An answer injects nothing.
         return PASSED
 
     async def close(self) -> None:
-        """Let go of the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _is_bad(self, text: str) -> bool:
@@ -98,16 +93,13 @@ class ClassifierGuard:
         return any(self._score(part) >= self._threshold for part in _parts(ids))
 
     def _score(self, ids: Sequence[int]) -> float:
-        given: dict[str, Sequence[Sequence[int]]] = {
-            "input_ids": [ids],
-            "attention_mask": [[1] * len(ids)],
-        }
+        inputs: dict[str, _Batch] = {"input_ids": [ids], "attention_mask": [[1] * len(ids)]}
         if "token_type_ids" in self._inputs:
-            given["token_type_ids"] = [[0] * len(ids)]
-        logits = [float(one) for one in self._session.run(None, given)[0][0]]
+            inputs["token_type_ids"] = [[0] * len(ids)]
+        logits = [float(logit) for logit in self._session.run(None, inputs)[0][0]]
         highest = max(logits)
-        logprobs = [math.exp(one - highest) for one in logits]
-        return logprobs[-1] / sum(logprobs)
+        weights = [math.exp(logit - highest) for logit in logits]
+        return weights[-1] / sum(weights)
 
 
 def _parts(ids: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -116,17 +108,15 @@ def _parts(ids: Sequence[int]) -> Iterator[Sequence[int]]:
         yield ids[start : start + PART_TOKENS]
 
 
-def _session(path: Path) -> Session:
+def _session(path: Path) -> OnnxSession:
     try:
         onnx = importlib.import_module("onnxruntime")
     except ImportError:
-        raise Misconfigured(
-            "guard: the classifier needs onnxruntime. Install it with: pip install 'segue[classifier]'"
-        ) from None
+        message = "guard: the classifier needs onnxruntime: pip install 'segue[classifier]'"
+        raise Misconfigured(message) from None
     options = onnx.SessionOptions()
     options.log_severity_level = ERRORS_ONLY
     options.intra_op_num_threads = 1
-    session = onnx.InferenceSession(
-        str(path), sess_options=options, providers=["CPUExecutionProvider"]
-    )
-    return cast(Session, session)
+    providers = ["CPUExecutionProvider"]
+    session = onnx.InferenceSession(str(path), sess_options=options, providers=providers)
+    return cast(OnnxSession, session)

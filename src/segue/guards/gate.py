@@ -7,7 +7,7 @@ window is full when it has enough new characters, or when they have waited long 
 watched together with the end of the previous window, which was held back for that: so a text that is no longer than
 this overlap is found wherever the windows are cut, and not even its beginning has left.
 
-    the gate is    when                                  what is said
+    the gate is    when                                  what the model writes
     closed         the input's verdict is awaited        is held, up to a limit; then the engine waits
     open           it has passed                         leaves window by window
     shut           something was blocked, or a guard     is dropped, and so is everything after it
@@ -31,7 +31,7 @@ from msgspec import structs
 
 from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.guards.texts import has_passed, new_items, texts_of, texts_of_head
-from segue.turn.plan import Guards, Plan
+from segue.turn.plan import Plan
 from segue.turn.running import Running
 from segue.turn.values import (
     NO_IDS,
@@ -67,16 +67,18 @@ class GuardGate:
 
     def __init__(self, plan: Plan, running: Running) -> None:
         self._plan = plan
-        self._guards: Guards = plan.guards
+        self._guards = guards = plan.guards
         self._running = running
         self._tally = plan.tally
         self._asking: asyncio.Task[None] | None = None
-        # What was shown before its round, because something was to be done on its word.
+        # Items that the guards have seen before their round, because they approve a call.
         self._shown: dict[int, Item] = {}
         self.is_shut = False
-        # What was read and waits for the verdict, or for its place behind what is watched.
+        # What was read and waits for the verdict, or for its place after what is watched.
         self._held: deque[Parsed] = deque()
         self._held_chars = 0
+        # How many characters of a window are kept back and watched again with the next.
+        self._overlap = guards.window_chars // OVERLAP_SHARE if guards.outputs else 0
         # The open item as far as it has not left: its beginning, if that waits too, and its text.
         self._opened: ItemOpened | None = None
         self._window: deque[ItemText] = deque()
@@ -90,8 +92,8 @@ class GuardGate:
 
     @property
     def names(self) -> tuple[str, ...]:
-        # All of them have let it pass, or the turn has not got here.
-        return () if self._asking is None or not self._asking.done() else self._guards.names
+        # All of them have let it pass, or the turn has not come this far.
+        return self._guards.names if self._asking is not None and self._asking.done() else ()
 
     # --- the input ---
 
@@ -108,7 +110,7 @@ class GuardGate:
         self._asking = asyncio.create_task(self._check(words, items))
 
     async def clear(self, scene: Scene, *, is_first: bool) -> bool:
-        """The guards are asked now; the round that follows shows them the rest."""
+        """The guards check these items now; the round that follows shows them the rest."""
         self.ask(scene, is_first=is_first)
         self._shown |= {id(item): item for item in self._unseen(scene, is_first=is_first)}
         await self._verdict()
@@ -120,7 +122,11 @@ class GuardGate:
 
     async def _check(self, words: list[str], items: Sequence[Item]) -> None:
         try:
-            texts = words + await self._read(items)
+            read_file = self._guards.read_file
+            if sum(len(item.raw) for item in items) <= INLINE_BYTES:
+                texts = words + texts_of(items, read_file)
+            else:
+                texts = words + await asyncio.to_thread(texts_of, items, read_file)
             self._tally.guard_chars_checked += sum(map(len, texts))
             reason = await _ask_all([guard.check(texts) for guard in self._guards.inputs if texts])
         except Exception as fault:
@@ -135,14 +141,8 @@ class GuardGate:
             )
             self._shut(Blocked(error))
 
-    async def _read(self, items: Sequence[Item]) -> list[str]:
-        read_file = self._guards.read_file
-        if sum(len(item.raw) for item in items) <= INLINE_BYTES:
-            return texts_of(items, read_file)
-        return await asyncio.to_thread(texts_of, items, read_file)
-
     async def _verdict(self) -> None:
-        """Wait until the guards of the input have spoken."""
+        """Wait until the guards of the input have decided."""
         if self._asking is not None and not self._asking.done():
             await asyncio.wait([self._asking])
 
@@ -151,12 +151,10 @@ class GuardGate:
     async def feed(self, parsed: list[Parsed]) -> list[Parsed]:
         """What may leave now. May be cancelled while it waits, and then loses nothing."""
         self._hold(parsed)
-        if self._asking is not None and not self._asking.done():
-            if self._held_chars <= HELD_CHARS_MAX:
-                return []
-            await self._verdict()
-        await self._let_through()
-        return self._take()
+        is_asking = self._asking is not None and not self._asking.done()
+        if is_asking and self._held_chars <= HELD_CHARS_MAX:
+            return []
+        return await self.close([])
 
     async def close(self, parsed: list[Parsed]) -> list[Parsed]:
         """What may leave of the rest, after the verdict."""
@@ -177,15 +175,13 @@ class GuardGate:
         return await _ask_all([guard.watch(text) for guard in self._guards.outputs]) is None
 
     async def leave(self) -> None:
-        if self._asking is not None and not self._asking.done():
+        if self._asking is not None:
             self._asking.cancel()
-            await asyncio.wait([self._asking])
+            await self._verdict()
 
     def _hold(self, parsed: Sequence[Parsed]) -> None:
-        for one in parsed:
-            self._held.append(one)
-            if isinstance(one, ItemText):
-                self._held_chars += len(one.text)
+        self._held.extend(parsed)
+        self._held_chars += sum(len(one.text) for one in parsed if isinstance(one, ItemText))
 
     async def _let_through(self) -> None:
         """Move what is held through the window, in order; each step is whole before the next wait."""
@@ -206,10 +202,6 @@ class GuardGate:
             self._held.popleft()
             if self._is_full and await self._watch():
                 self._release(self._overlap)
-
-    @property
-    def _overlap(self) -> int:
-        return self._guards.window_chars // OVERLAP_SHARE if self._guards.outputs else 0
 
     @property
     def _is_full(self) -> bool:
@@ -245,26 +237,22 @@ class GuardGate:
 
     def _release(self, kept_chars: int) -> None:
         """Let the window go, but for its last characters."""
-        if self._window_chars > kept_chars or not kept_chars:
-            self._let_begin()
+        if self._opened is not None and (self._window_chars > kept_chars or not kept_chars):
+            self._passed.append(self._opened)
+            self._opened = None
+            self._is_item_out = True
         while self._window and self._window_chars > kept_chars:
             first = self._window.popleft()
             spare = self._window_chars - kept_chars
             if spare < len(first.text):
                 if first.logprobs:
-                    # Its likelihoods belong to it as a whole.
+                    # Its logprobs belong to it as a whole.
                     self._window.appendleft(first)
                     return
                 self._window.appendleft(ItemText(first.text[spare:]))
                 first = structs.replace(first, text=first.text[:spare])
             self._passed.append(first)
             self._window_chars -= len(first.text)
-
-    def _let_begin(self) -> None:
-        if self._opened is not None:
-            self._passed.append(self._opened)
-            self._opened = None
-            self._is_item_out = True
 
     def _take(self) -> list[Parsed]:
         """What may leave, once; of a gate that is shut, with an end to what has begun."""
@@ -280,7 +268,7 @@ class GuardGate:
         return passed
 
     def _give_up(self, fault: Exception) -> None:
-        """A guard could not say: better nothing than something unseen."""
+        """A guard could not decide: nothing passes unchecked."""
         if not isinstance(fault, ApiError):
             log.exception("turn %s: a guard failed", self._plan.id, exc_info=fault)
             fault = ServerFault(PROBLEM)
@@ -291,15 +279,15 @@ class GuardGate:
         self._running.notify(why)
 
 
-async def _ask_all(asked: Sequence[Awaitable[Verdict]]) -> str | None:
-    """Why any of them blocks; None if all let it pass. An error outweighs a pass."""
-    if len(asked) == 1:
-        return (await asked[0]).reason
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    verdicts = [one for one in answers if isinstance(one, Verdict)]
-    reason = next((one.reason for one in verdicts if one.reason is not None), None)
-    if reason is None:
-        for one in answers:
-            if isinstance(one, BaseException):
-                raise one
-    return reason
+async def _ask_all(checks: Sequence[Awaitable[Verdict]]) -> str | None:
+    """Why any of them blocks; None if all let it pass. An error counts more than a pass, and less than a block."""
+    if len(checks) == 1:
+        return (await checks[0]).reason
+    results = await asyncio.gather(*checks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Verdict) and result.reason is not None:
+            return result.reason
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return None

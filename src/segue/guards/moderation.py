@@ -1,8 +1,8 @@
-"""Is it allowed by an endpoint for moderation? Any that speaks OpenAI's `POST /v1/moderations`.
+"""Is it allowed by a moderation endpoint? Any endpoint with OpenAI's `POST /v1/moderations`.
 
-In: texts. Out: a verdict that names the categories which the endpoint flagged. The endpoint is asked within a time
-limit; what happens when it does not answer is the operator's choice: nothing passes (503), or everything does, and the
-log says so. Nothing foreign crosses this border.
+In: texts. Out: a verdict that names the categories which the endpoint flagged. The endpoint has a time limit; what
+happens when it does not answer is the operator's choice: nothing passes (503), or everything does, and the log says so.
+No exception of the HTTP library leaves this file.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ TEXTS_MAX = 32
 # How many requests at once for all turns together.
 PARALLEL_MAX = 16
 ANSWER_BYTES_MAX = 1024 * 1024
-# How many categories a client is told.
+# How many categories the error names.
 CATEGORIES_MAX = 3
 
 
-class Result(Struct):
+class _Result(Struct):
     flagged: bool
     categories: dict[str, bool | None] = {}
 
 
-class Answer(Struct):
-    results: list[Result]
+class _Moderation(Struct):
+    results: list[_Result]
 
 
-_decoder = msgspec.json.Decoder(Answer)
+_decoder = msgspec.json.Decoder(_Moderation)
 
 
 class ModerationGuard:
-    """Asks an endpoint."""
+    """Blocks what an endpoint flags."""
 
     def __init__(
         self,
@@ -58,22 +58,19 @@ class ModerationGuard:
         unreachable: Literal["block", "pass"] = "block",
     ) -> None:
         self._url = url.rstrip("/").removesuffix("/v1") + "/v1/moderations"
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._model = model
+        self._headers = {"content-type": "application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+        self._settings = {"model": model} if model else {}
         self._timeout = aiohttp.ClientTimeout(total=s_max)
         self._passes_unreached = unreachable == "pass"
-        self._places = asyncio.Semaphore(PARALLEL_MAX)
+        self._slots = asyncio.Semaphore(PARALLEL_MAX)
         self._session: aiohttp.ClientSession | None = None
         digest = blake2b(f"{self._url} {model}".encode(), digest_size=6).hexdigest()
-        self._name = f"moderation-{digest}"
-
-    @property
-    def name(self) -> str:
-        """With a digest of the address and the model."""
-        return self._name
+        # With a digest of the URL and the model.
+        self.name = f"moderation-{digest}"
 
     async def check(self, texts: Sequence[str]) -> Verdict:
-        """All texts, as many in a request as it may hold."""
         parts = [part for text in texts for part in _parts(text)]
         for start in range(0, len(parts), TEXTS_MAX):
             verdict = await self._ask(parts[start : start + TEXTS_MAX])
@@ -82,41 +79,33 @@ class ModerationGuard:
         return PASSED
 
     async def watch(self, text: str) -> Verdict:
-        """One window."""
         return await self.check([text])
 
     async def close(self) -> None:
-        """Let go of the connections."""
         if self._session is not None:
             await self._session.close()
 
     async def _ask(self, parts: Sequence[str]) -> Verdict:
-        body: dict[str, str | Sequence[str]] = {"input": parts}
-        if self._model:
-            body["model"] = self._model
         try:
-            async with self._places:
-                answer = await self._post(msgspec.json.encode(body))
+            async with self._slots:
+                results = await self._post(msgspec.json.encode({"input": parts, **self._settings}))
+            if results:
+                return _verdict(results)
+            problem = "no results"
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
-            return self._unreached(error)
-        if len(answer.results) < 1:
-            return self._unreached(ValueError("no results"))
-        return _verdict(answer)
-
-    async def _post(self, body: bytes) -> Answer:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout)
-        headers = {"content-type": "application/json", **self._headers}
-        async with self._session.post(self._url, data=body, headers=headers) as response:
-            response.raise_for_status()
-            return _decoder.decode(await response.content.read(ANSWER_BYTES_MAX))
-
-    def _unreached(self, error: Exception) -> Verdict:
-        # The kind of the error only: its words may hold an address with a key in it.
-        log.warning("the moderation endpoint did not answer: %s", type(error).__name__)
+            # The kind of the error only: its message may contain a URL with a key in it.
+            problem = type(error).__name__
+        log.warning("the moderation endpoint did not answer: %s", problem)
         if self._passes_unreached:
             return PASSED
         raise Unavailable("The guard of this server does not answer. Please retry later.")
+
+    async def _post(self, body: bytes) -> list[_Result]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        async with self._session.post(self._url, data=body, headers=self._headers) as response:
+            response.raise_for_status()
+            return _decoder.decode(await response.content.read(ANSWER_BYTES_MAX)).results
 
 
 def _parts(text: str) -> list[str]:
@@ -126,9 +115,9 @@ def _parts(text: str) -> list[str]:
     return [text[start : start + TEXT_CHARS_MAX] for start in range(0, len(text), step)]
 
 
-def _verdict(answer: Answer) -> Verdict:
-    flagged = [one for one in answer.results if one.flagged]
+def _verdict(results: Sequence[_Result]) -> Verdict:
+    flagged = [result.categories for result in results if result.flagged]
     if not flagged:
         return PASSED
-    named = {name[:64] for one in flagged for name, is_so in one.categories.items() if is_so}
-    return Verdict(", ".join(sorted(named)[:CATEGORIES_MAX]) or "it was flagged")
+    names = {name[:64] for categories in flagged for name in categories if categories[name]}
+    return Verdict(", ".join(sorted(names)[:CATEGORIES_MAX]) or "it was flagged")

@@ -1,7 +1,7 @@
-"""Is it allowed by rules that a person wrote down? Patterns, size, and the domains of addresses.
+"""Is it allowed by the operator's rules? Patterns, size, and the domains of URLs.
 
 In: texts. Out: a verdict that names the kind of rule, never what was found. Long texts are searched in slices, because
-a search holds everybody up while it lasts. Slices overlap, so that what lies across their border is found.
+a search blocks the event loop. Slices overlap, so that what lies across their border is found.
 """
 
 from __future__ import annotations
@@ -22,28 +22,23 @@ SLICE_CHARS = 32 * 1024
 # What a pattern may span and still be found across the border of two slices.
 SLICE_OVERLAP = 1_024
 
-# The host of an address: behind its scheme, and behind a name and password that may stand there.
+# The host of a URL: after its scheme, and after a user and password that may stand there.
 HOST = re.compile(r"\b(?:https?|wss?|ftp)://(?:[^\s/?#@]*@)?([^\s/?#:\"'<>\\)\]}]+)", re.IGNORECASE)
 
 
 class RulesGuard:
-    """Blocks what a pattern matches, what is too long, and addresses that are not wanted."""
+    """Blocks what a pattern matches, what is too long, and URLs of domains that are not allowed."""
 
     def __init__(self, rules: RuleSettings) -> None:
-        self._patterns = [_compiled(one) for one in rules.patterns]
+        self._patterns = [_compiled(pattern) for pattern in rules.patterns]
         self._chars_max = rules.chars_max
         self._denied = tuple(map(_folded, rules.domains_denied))
         self._allowed = tuple(map(_folded, rules.domains_allowed))
         digest = blake2b(msgspec.json.encode(rules), digest_size=6).hexdigest()
-        self._name = f"rules-{digest}"
-
-    @property
-    def name(self) -> str:
-        """With a digest of the rules: other rules are another guard."""
-        return self._name
+        # With a digest of the rules: other rules are another guard.
+        self.name = f"rules-{digest}"
 
     async def check(self, texts: Sequence[str]) -> Verdict:
-        """By all rules, the size too."""
         if self._chars_max and sum(map(len, texts)) > self._chars_max:
             return Verdict("it is too long")
         for text in texts:
@@ -53,7 +48,7 @@ class RulesGuard:
         return PASSED
 
     async def watch(self, text: str) -> Verdict:
-        """By patterns and domains; how long an answer may be is another matter."""
+        # By patterns and domains: the length of an answer has a limit of its own.
         return await self._search(text)
 
     async def _search(self, text: str) -> Verdict:
@@ -63,14 +58,13 @@ class RulesGuard:
             if any(pattern.search(part) for pattern in self._patterns):
                 return Verdict("it matches a pattern")
             if (self._denied or self._allowed) and any(map(self._is_denied, HOST.findall(part))):
-                return Verdict("it has an address that is not allowed")
+                return Verdict("it has a URL that is not allowed")
         return PASSED
 
     def _is_denied(self, host: str) -> bool:
         host = _folded(host)
-        if _is_within(host, self._denied):
-            return True
-        return bool(self._allowed) and not _is_within(host, self._allowed)
+        is_listed = not self._allowed or _is_within(host, self._allowed)
+        return not is_listed or _is_within(host, self._denied)
 
 
 def _slices(text: str) -> Iterator[str]:
@@ -82,9 +76,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise Misconfigured(
-            f"guard_rules: '{pattern}' is not a regular expression: {error}."
-        ) from None
+        message = f"guard_rules: '{pattern}' is not a regular expression: {error}."
+        raise Misconfigured(message) from None
 
 
 def _folded(domain: str) -> str:
@@ -92,4 +85,4 @@ def _folded(domain: str) -> str:
 
 
 def _is_within(host: str, domains: Sequence[str]) -> bool:
-    return any(host == one or host.endswith("." + one) for one in domains)
+    return any(host == domain or host.endswith("." + domain) for domain in domains)

@@ -49,36 +49,38 @@ class Audit:
 
     def __init__(self, place: str) -> None:
         self._path = None if place == TO_LOG else Path(place)
-        if self._path is not None:
-            _check_writable(self._path)
+        try:
+            if self._path is not None:
+                _append(self._path, b"")
+        except OSError as error:
+            raise Misconfigured(
+                f"audit_log: {place} cannot be written: {error.strerror}."
+            ) from None
         self._batches: Batches[bytes] = Batches("audit log lines", self._write)
 
     def observe(self, turn: EndedTurn) -> None:
         """Add a turn that ended."""
         entry, marks = turn.entry, turn.tally.marks
-        self._add(
-            AuditLine(
-                at=round(time.time(), 3),
-                event="turn",
-                transport=turn.transport,
-                outcome=entry.status,
-                code=turn.error,
-                owner=entry.owner,
-                model=entry.model,
-                response_id=entry.turn_id,
-                previous_response_id=turn.parent_id,
-                input_tokens=entry.input_tokens,
-                cached_tokens=entry.cached_tokens,
-                output_tokens=entry.output_tokens,
-                took_s=round(marks["sent"] - marks["received"], 6),
-            )
+        line = AuditLine(
+            at=round(time.time(), 3),
+            event="turn",
+            transport=turn.transport,
+            outcome=entry.status,
+            code=turn.error,
+            owner=entry.owner,
+            model=entry.model,
+            response_id=entry.turn_id,
+            previous_response_id=turn.parent_id,
+            input_tokens=entry.input_tokens,
+            cached_tokens=entry.cached_tokens,
+            output_tokens=entry.output_tokens,
+            took_s=round(marks["sent"] - marks["received"], 6),
         )
+        self._batches.add(msgspec.json.encode(line))
 
     def note_refusal(self, transport: str, code: str) -> None:
         """Add a request that was refused before it became a turn."""
-        self._add(AuditLine(round(time.time(), 3), "refusal", transport, "refused", code))
-
-    def _add(self, line: AuditLine) -> None:
+        line = AuditLine(round(time.time(), 3), "refusal", transport, "refused", code)
         self._batches.add(msgspec.json.encode(line))
 
     async def __aenter__(self) -> Audit:
@@ -105,10 +107,3 @@ def _append(path: Path, data: bytes) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with open(file, "ab") as stream:
         stream.write(data)
-
-
-def _check_writable(path: Path) -> None:
-    try:
-        _append(path, b"")
-    except OSError as error:
-        raise Misconfigured(f"audit_log: {path} cannot be written: {error.strerror}.") from None

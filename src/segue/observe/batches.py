@@ -47,9 +47,7 @@ class Batches(Generic[T]):
         """Add a value without waiting; a full queue drops it."""
         if len(self._waiting) >= WAITING_MAX:
             if not self._dropped:
-                log.warning(
-                    "queue of %s is full (%d): new ones are dropped", self._what, WAITING_MAX
-                )
+                log.warning("queue of %s is full (%d): dropping more", self._what, WAITING_MAX)
             self._dropped += 1
             return
         self._waiting.append(value)

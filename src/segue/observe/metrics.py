@@ -7,21 +7,18 @@ never carry ids or content. Every metric is declared here and listed in docs/obs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import add
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+import prometheus_client as prometheus
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from segue.process.afterwards import EndedTurn
 from segue.settings import Settings
+from segue.turn.plan import Span
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
@@ -43,23 +40,17 @@ LIMITS = (
     "write_s_max",
 )
 
-# Fields of a turn's tally, and the counter that each is added to.
+# Fields of a turn's tally; each is added to a counter, such as `segue_bytes_received_total`.
 COUNTED = {
-    "bytes_received": ("segue_bytes_received_total", "Bytes of requests, after decompression"),
-    "items_validated": ("segue_items_validated_total", "Input items decoded and validated"),
-    "tool_decodes": ("segue_tool_decodes_total", "Lists of tools decoded"),
-    "tokens_tokenized": ("segue_tokens_tokenized_total", "Prompt tokens made from text"),
-    "tokens_reused": ("segue_tokens_reused_total", "Prompt tokens reused from earlier turns"),
-    "tool_calls": ("segue_tool_calls_total", "Calls of server-side tools"),
-    "guard_chars_checked": (
-        "segue_guard_chars_checked_total",
-        "Input characters checked by guards",
-    ),
-    "guard_chars_watched": (
-        "segue_guard_chars_watched_total",
-        "Output characters checked by guards",
-    ),
-    "media_told": ("segue_media_told_total", "Images and audio described to a text-only model"),
+    "bytes_received": "Bytes of requests, after decompression",
+    "items_validated": "Input items decoded and validated",
+    "tool_decodes": "Lists of tools decoded",
+    "tokens_tokenized": "Prompt tokens made from text",
+    "tokens_reused": "Prompt tokens reused from earlier turns",
+    "tool_calls": "Calls of server-side tools",
+    "guard_chars_checked": "Input characters checked by guards",
+    "guard_chars_watched": "Output characters checked by guards",
+    "media_told": "Images and audio described to a text-only model",
 }
 
 # Gauges that are read when the page is. Each worker has its own part of them, so that they are added up over workers;
@@ -78,28 +69,23 @@ class Metrics:
 
     def __init__(self) -> None:
         # The creation time of each counter is not needed, and doubles the page.
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
         self.registry = CollectorRegistry()
-        self._turns = self._counter(
-            "segue_turns_total", "Turns that ended, and refused requests", ("transport", "outcome")
-        )
-        self._lookups = self._counter(
-            "segue_state_lookups_total", "Lookups of parent turns, by place", ("where",)
-        )
-        self._counted = {field: self._counter(*row) for field, row in COUNTED.items()}
-        self._stages = Histogram(
-            "segue_turn_stage_seconds",
-            "Duration of each stage of a turn",
-            ("stage",),
-            registry=self.registry,
-            buckets=BUCKETS,
+        endings = "Turns that ended, and refused requests"
+        self._turns = self._counter("turns", endings, ("transport", "outcome"))
+        places = "Lookups of parent turns, by place"
+        self._lookups = self._counter("state_lookups", places, ("where",))
+        self._counted = {field: self._counter(field, text) for field, text in COUNTED.items()}
+        name, about = "segue_turn_stage_seconds", "Duration of each stage of a turn"
+        self._stages = prometheus.Histogram(
+            name, about, ("stage",), registry=self.registry, buckets=BUCKETS
         )
         self._engine_up = self._gauge("segue_engine_up", "1 if the replica answers", ("replica",))
         self._limits = self._gauge("segue_limit", "Configured limits", ("setting",))
         self.watch("segue_workers", lambda: 1)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+        return Counter(f"segue_{name}_total", text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
@@ -121,7 +107,7 @@ class Metrics:
             counter.inc(getattr(tally, field))
         if tally.found_in is not None:
             self._lookups.labels(tally.found_in).inc()
-        for stage, seconds in tally.stage_s.items():
+        for stage, seconds in _stage_seconds(tally.spans).items():
             self._stages.labels(stage).observe(seconds)
 
     def note_refusal(self, transport: str, code: str) -> None:
@@ -136,7 +122,7 @@ class Metrics:
 
     def write(self) -> bytes:
         """The page that Prometheus reads."""
-        return generate_latest(self.registry)
+        return prometheus.generate_latest(self.registry)
 
 
 class _Together(Collector):
@@ -148,21 +134,15 @@ class _Together(Collector):
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
         values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
-        for page in self._pages:
-            for family in text_string_to_metric_families(page.decode()):
-                families.setdefault(
-                    family.name, Metric(family.name, family.documentation, family.type)
-                )
-                known = values.setdefault(family.name, {})
-                is_summed = family.type != "gauge" or family.name in WATCHED
-                for sample in family.samples:
-                    key = (sample.name, tuple(sample.labels.items()))
-                    if key not in known:
-                        known[key] = sample.value
-                    elif is_summed:
-                        known[key] += sample.value
-                    else:
-                        known[key] = max(known[key], sample.value)
+        pages = (text_string_to_metric_families(page.decode()) for page in self._pages)
+        for family in chain.from_iterable(pages):
+            name = family.name
+            families.setdefault(name, Metric(name, family.documentation, family.type))
+            known = values.setdefault(name, {})
+            join = add if family.type != "gauge" or name in WATCHED else max
+            for sample in family.samples:
+                key = (sample.name, tuple(sample.labels.items()))
+                known[key] = join(known[key], sample.value) if key in known else sample.value
         for name, family in families.items():
             for (sample_name, labels), value in values[name].items():
                 family.add_sample(sample_name, dict(labels), value)
@@ -175,4 +155,13 @@ def together(pages: Sequence[bytes]) -> bytes:
         return pages[0]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Together(pages))
-    return generate_latest(registry)
+    return prometheus.generate_latest(registry)
+
+
+def _stage_seconds(spans: Sequence[Span]) -> dict[str, float]:
+    """How long each stage took, over all rounds; of the first token, the first round's. Sending takes no time."""
+    stages: dict[str, float] = {}
+    for stage, began, ended in spans:
+        if stage != "send" and not (stage == "first_token" and stage in stages):
+            stages[stage] = stages.get(stage, 0.0) + ended - began
+    return stages

@@ -13,7 +13,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import aiohttp
@@ -24,6 +24,7 @@ from segue import __version__
 from segue.errors import Misconfigured
 from segue.observe.batches import Batches
 from segue.process.afterwards import EndedTurn
+from segue.turn.plan import MARKS
 
 log = logging.getLogger(__name__)
 
@@ -34,49 +35,12 @@ TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]
 SAMPLED = 1
 # OTLP numbers: span kinds server and internal, status code error.
 SERVER, INTERNAL, ERROR = 2, 1, 2
-# The stage that ends with each mark of a timeline. A missing mark joins two stages.
-STAGES = {
-    "validated": "validate",
-    "resolved": "resolve",
-    "rendered": "render",
-    "first_token": "first_token",
-    "last_token": "sample",
-    "saved": "save",
-    "sent": "send",
-    "settled": "settle",
-}
 # Statuses of a collector that mean: retry.
 LATER = frozenset({429, 502, 503, 504})
 
 
-class OtlpValue(Struct, frozen=True, omit_defaults=True):
-    stringValue: str | None = None
-    # The protocol writes whole numbers as text.
-    intValue: str | None = None
-
-
-class Attribute(Struct, frozen=True):
-    key: str
-    value: OtlpValue
-
-
-class SpanStatus(Struct, frozen=True, omit_defaults=True):
-    code: int = 0
-    message: str = ""
-
-
-class OtlpSpan(Struct, frozen=True, omit_defaults=True):
-    """A stretch of time with a name."""
-
-    traceId: str
-    spanId: str
-    name: str
-    kind: int
-    startTimeUnixNano: str
-    endTimeUnixNano: str
-    parentSpanId: str = ""
-    attributes: list[Attribute] = []
-    status: SpanStatus = SpanStatus()
+# A span as the protocol writes it; whole numbers are text.
+OtlpSpan = dict[str, object]
 
 
 class TraceParent(Struct, frozen=True):
@@ -104,58 +68,44 @@ def spans_of(turn: EndedTurn, epoch: float) -> list[OtlpSpan]:
     if parent is not None and not parent.is_sampled:
         return []
     trace_id = parent.trace_id if parent else secrets.token_hex(16)
-    span_id = secrets.token_hex(8)
     marks = turn.tally.marks
-    failure = turn.error or ""
-    root = OtlpSpan(
-        traceId=trace_id,
-        spanId=span_id,
-        parentSpanId=parent.span_id if parent else "",
-        name="segue.turn",
-        kind=SERVER,
-        startTimeUnixNano=_nanos(epoch + marks["received"]),
-        endTimeUnixNano=_nanos(epoch + marks["sent"]),
-        attributes=[*_attributes(turn)],
-        status=SpanStatus(ERROR, failure) if turn.entry.status == "failed" else SpanStatus(),
-    )
-    stages = [
-        OtlpSpan(
-            traceId=trace_id,
-            spanId=secrets.token_hex(8),
-            parentSpanId=span_id,
-            name=f"segue.{name}",
-            kind=INTERNAL,
-            startTimeUnixNano=_nanos(epoch + begin),
-            endTimeUnixNano=_nanos(epoch + end),
-        )
-        for name, begin, end in _stages(marks)
-    ]
-    return [root, *stages]
 
+    def span(name: str, kind: int, begin: float, end: float, parent_id: str) -> OtlpSpan:
+        return {
+            "traceId": trace_id,
+            "spanId": secrets.token_hex(8),
+            "name": f"segue.{name}",
+            "kind": kind,
+            "startTimeUnixNano": str(int((epoch + begin) * 1e9)),
+            "endTimeUnixNano": str(int((epoch + end) * 1e9)),
+            **({"parentSpanId": parent_id} if parent_id else {}),
+        }
 
-def _stages(marks: dict[str, float]) -> Iterator[tuple[str, float, float]]:
-    """Each stage with its start and end; marks need not be in the order of the table."""
-    begin = marks["received"]
-    for mark, stage in STAGES.items():
+    parent_id = parent.span_id if parent else ""
+    root = span("turn", SERVER, marks["received"], marks["sent"], parent_id)
+    root["attributes"] = _attributes(turn)
+    if turn.entry.status == "failed":
+        root["status"] = {"code": ERROR, "message": turn.error or ""}
+    spans, begin = [root], marks["received"]
+    # A missing mark joins two stages; marks need not be in the order of the table.
+    for mark, stage in MARKS.items():
         if (end := marks.get(mark)) is not None and end >= begin:
-            yield stage, begin, end
+            spans.append(span(stage, INTERNAL, begin, end, str(root["spanId"])))
             begin = end
+    return spans
 
 
-def _attributes(turn: EndedTurn) -> Iterator[Attribute]:
+def _attributes(turn: EndedTurn) -> list[object]:
     entry, tally = turn.entry, turn.tally
-    owner = blake2b(entry.owner.encode(), digest_size=8).hexdigest()
-    words = {
+    values: dict[str, str | int | None] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": entry.model,
         "gen_ai.response.id": entry.turn_id,
         "segue.transport": turn.transport,
         "segue.outcome": entry.status,
-        "segue.owner_hash": owner,
-        "error.type": turn.error or "",
-        "segue.state.found_in": tally.found_in or "",
-    }
-    numbers = {
+        "segue.owner_hash": blake2b(entry.owner.encode(), digest_size=8).hexdigest(),
+        "error.type": turn.error,
+        "segue.state.found_in": tally.found_in,
         "gen_ai.usage.input_tokens": entry.input_tokens,
         "gen_ai.usage.cached_tokens": entry.cached_tokens,
         "gen_ai.usage.output_tokens": entry.output_tokens,
@@ -165,15 +115,12 @@ def _attributes(turn: EndedTurn) -> Iterator[Attribute]:
         "segue.tokens_reused": tally.tokens_reused,
         "segue.guard_chars_checked": tally.guard_chars_checked,
     }
-    for name, word in words.items():
-        if word:
-            yield Attribute(name, OtlpValue(stringValue=word))
-    for name, number in numbers.items():
-        yield Attribute(name, OtlpValue(intValue=str(number)))
+    return [_attribute(name, value) for name, value in values.items() if value not in (None, "")]
 
 
-def _nanos(seconds: float) -> str:
-    return str(int(seconds * 1e9))
+def _attribute(name: str, value: str | int | None) -> object:
+    kind = "stringValue" if isinstance(value, str) else "intValue"
+    return {"key": name, "value": {kind: str(value)}}
 
 
 class Traces:
@@ -208,27 +155,23 @@ class Traces:
         body = encode([span for spans in batch for span in spans])
         try:
             async with self._session.post(self._url, data=body, headers=self._headers) as answer:
-                is_taken, reason = answer.status not in LATER, f"status {answer.status}"
+                is_taken, is_fine = answer.status not in LATER, answer.ok
+                reason = f"status {answer.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            is_taken, reason, is_fine = False, type(error).__name__, False
-        else:
-            is_fine = answer.ok
-        if is_fine == self._is_failing:
-            self._is_failing = not is_fine
-            if not is_fine:
-                log.warning("traces: collector %s does not accept spans: %s", self._url, reason)
+            is_taken, is_fine, reason = False, False, type(error).__name__
+        if not is_fine and not self._is_failing:
+            log.warning("traces: collector %s does not accept spans: %s", self._url, reason)
+        self._is_failing = not is_fine
         return is_taken
 
 
 def encode(spans: Sequence[OtlpSpan]) -> bytes:
     """The body of a request to a collector."""
     named = {"service.name": "segue", "service.version": __version__}
-    resource = [Attribute(name, OtlpValue(stringValue=value)) for name, value in named.items()]
+    resource = {"attributes": [_attribute(name, value) for name, value in named.items()]}
     scope = {"name": "segue", "version": __version__}
     scoped = [{"scope": scope, "spans": spans}]
-    return msgspec.json.encode(
-        {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": scoped}]}
-    )
+    return msgspec.json.encode({"resourceSpans": [{"resource": resource, "scopeSpans": scoped}]})
 
 
 def _headers(given: Sequence[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from hashlib import blake2b
 
 from msgspec import UNSET, structs
@@ -17,7 +17,6 @@ from msgspec import UNSET, structs
 from segue.errors import ApiError, Conflict, Unavailable
 from segue.ids import new_id
 from segue.process.registry import TurnRegistry
-from segue.process.tasks import Tasks
 from segue.turn.assemble import Assembler
 from segue.turn.plan import Plan
 from segue.turn.running import Running, Subscriber
@@ -38,16 +37,20 @@ REPEAT_LOOK_S, REPEAT_PAUSE_S_MAX = 0.05, 0.5
 UNSTORED_S_MAX = 0.5
 
 
+# Starts a task that the process keeps until it is done.
+Spawn = Callable[[Coroutine[None, None, None]], None]
+
+
 class Repeats:
     """The requests of this process that have idempotency keys."""
 
     def __init__(
-        self, keys: IdempotencyKeys, log: EventLog, registry: TurnRegistry, tasks: Tasks
+        self, keys: IdempotencyKeys, log: EventLog, registry: TurnRegistry, spawn: Spawn
     ) -> None:
         self._keys = keys
         self._log = log
         self._registry = registry
-        self._tasks = tasks
+        self._spawn = spawn
         # Requests with a key that are not turns yet; set when that is settled.
         self._preparing: dict[str, asyncio.Event] = {}
 
@@ -118,7 +121,7 @@ class Repeats:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
             is_settled = self._preparing[claim.turn_id] = asyncio.Event()
-            self._tasks.start(self._unclaim(asking, claim, is_settled))
+            self._spawn(self._unclaim(asking, claim, is_settled))
             raise
 
     async def _unclaim(

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -23,7 +22,6 @@ from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
 from segue.process.pace import HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.registry import OtherWorkers, TurnRegistry
-from segue.process.tasks import Tasks
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.commit import commit, entry_of
@@ -70,12 +68,12 @@ class Runner:
         self.heartbeat_s = heartbeat_s
         self.records = records
         self._start_limit = StartLimit()
-        self._tasks = Tasks()
+        self._tasks: set[asyncio.Task[None]] = set()
         # Writes that the store has still to take; a stop does not wait for them.
-        self._retries = Tasks()
+        self._retries: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
         self.registry = registry = TurnRegistry(records.log)
-        self._repeats = Repeats(records.idempotency_keys, records.log, registry, self._tasks)
+        self._repeats = Repeats(records.idempotency_keys, records.log, registry, self._spawn)
         self.find, self.reach, self.look = registry.find, registry.reach, registry.look
         self.follow, self.forget = registry.follow, registry.forget
 
@@ -90,11 +88,11 @@ class Runner:
     async def __aexit__(self, *exc: object) -> None:
         await self.drain(0)
         await self.records.afterwards.drained()
-        await self._retries.cancel()
         assert self._worker is not None
-        self._worker.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._worker
+        tasks = (self._worker, *self._retries)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def models(self) -> Models:
@@ -147,16 +145,21 @@ class Runner:
         turn_id: str = "",
         compacts: CompactionKind | None = None,
     ) -> Plan:
-        """A plan, or a refusal. It holds a slot of the caller's quota: release it if you do not start the plan."""
+        """A plan, or a refusal. It holds a slot of the caller's quota: call `give_up` if you do not start the plan."""
         _refuse_if(self.is_draining)
         turn_id = turn_id or new_id("resp")
         plan = await prepare(create, caller, tally, self.resources, turn_id, compacts)
         try:
             _refuse_if(self.is_draining)
         except Unavailable:
-            plan.quota.release()
+            self.give_up(plan)
             raise
         return plan
+
+    def give_up(self, plan: Plan) -> None:
+        """Release what a plan holds that is not started."""
+        if plan.quota is not None:
+            plan.quota.release()
 
     async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         """These items with the contents of their URLs, where the operator allows that."""
@@ -186,7 +189,7 @@ class Runner:
             given = (*plan.resolved.earlier, Round(plan.resolved.given))
             await turns.save(commit(plan, plan.response, given, plan.resolved.open_calls))
         except BaseException:
-            plan.quota.release()
+            self.give_up(plan)
             raise
 
     def start(
@@ -211,8 +214,18 @@ class Runner:
             self.log_events(running)
         running.attach(subscriber)
         self.registry.running[plan.id] = running
-        self._tasks.start(self._run(plan, running, turns, transport, conversation))
+        self._spawn(self._run(plan, running, turns, transport, conversation))
         return running
+
+    def _spawn(
+        self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]] | None = None
+    ) -> None:
+        """A task of its own: a turn that fails must not end its neighbours, as in a task group. It is kept until it is
+        done, and waited for at shutdown."""
+        kept = self._tasks if tasks is None else tasks
+        task = asyncio.create_task(work)
+        kept.add(task)
+        task.add_done_callback(kept.discard)
 
     def log_events(self, running: Running) -> None:
         """Write the events of this turn to the log, from the oldest that is still known."""
@@ -236,7 +249,8 @@ class Runner:
             if conversation is not None:
                 await self._release(conversation, plan.id)
             response = running.assembler.response
-            plan.quota.release(response.usage.total_tokens if response.usage else 0)
+            if plan.quota is not None:
+                plan.quota.release(response.usage.total_tokens if response.usage else 0)
             running.publish([running.assembler.end()])
             sent_at = perf_counter()
             plan.tally.spans.append(Span("send", sent_at, sent_at))
@@ -254,7 +268,7 @@ class Runner:
 
     def _retry(self, write: Callable[[], Awaitable[None]]) -> None:
         """A client waits for this to be written, and the store still says otherwise."""
-        self._retries.start(_until_written(write))
+        self._spawn(_until_written(write), self._retries)
 
     # --- conversations ---
 
@@ -266,7 +280,7 @@ class Runner:
         try:
             return await asyncio.shield(acquiring)
         except asyncio.CancelledError:
-            self._tasks.start(self._give_back(acquiring, turn_id))
+            self._spawn(self._give_back(acquiring, turn_id))
             raise
 
     async def _give_back(self, acquiring: asyncio.Task[ConversationTurns], turn_id: str) -> None:
@@ -289,12 +303,13 @@ class Runner:
         """Take no new turns; give those that run this long, then end them as failed."""
         self.is_draining = True
         others = self.registry.others
-        tasks = (*self._tasks.running, *(others.tasks if others else ()))
+        tasks = (*self._tasks, *(others.tasks if others else ()))
         if tasks and grace_s > 0:
             await asyncio.wait(tasks, timeout=grace_s)
         for running in tuple(self.registry.running.values()):
             running.notify(Drain())
-        await self._tasks.wait(END_S_MAX)
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=END_S_MAX)
 
 
 def _refuse_if(is_draining: bool) -> None:

@@ -41,7 +41,5 @@ class KeyHashes:
 
     def digests(self, secret: str) -> list[str]:
         """Every digest that this secret may be stored under, the newest first."""
-        return [
-            hmac.digest(key, secret.encode(errors="replace"), "sha256").hex()
-            for key in self._secrets.values()
-        ]
+        body = secret.encode(errors="replace")
+        return [hmac.digest(key, body, "sha256").hex() for key in self._secrets.values()]

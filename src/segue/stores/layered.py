@@ -9,14 +9,12 @@ store cannot be reached its error passes through: never "not found".
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from segue.stores.memory import MemoryIdempotencyKeys
-from segue.stores.memory_turns import MemoryTurns
+from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.stores.store import Store
-from segue.turn.seams import IdempotencyKeys, Maintenance, Turns
-from segue.turn.values import Claim, Owner, Retention, Turn
-from segue.wire.response import ENDED
+from segue.turn.seams import IdempotencyKeys, Maintenance
+from segue.turn.values import Claim, Retention
 
 
 class LayeredStore:
@@ -39,50 +37,6 @@ class LayeredStore:
         # The turns in the memory of this process, and what else is there.
         self.state = near
         self.beside = (unstored,)
-
-
-class LayeredTurns:
-    """Near, then far."""
-
-    def __init__(self, near: Turns, far: Turns) -> None:
-        self._near = near
-        self._far = far
-
-    async def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        turn = await self._near.find(owner, turn_id)
-        if turn is None:
-            turn = await self._fetch(owner, turn_id)
-            if turn is not None and turn.response.status in ENDED:
-                # Near keeps nothing that was deleted there while far was read.
-                await self._near.save(turn)
-        return turn
-
-    async def read(self, owner: Owner, turn_id: str) -> Turn | None:
-        """The turn, near or far; what was read far is not kept near."""
-        turn = await self._near.read(owner, turn_id)
-        return turn if turn is not None else await self._far.read(owner, turn_id)
-
-    async def save(self, turn: Turn) -> None:
-        """Far first, so that near never has a stored turn that is not durable."""
-        if turn.is_stored:
-            await self._far.save(turn)
-        await self._near.save(turn)
-
-    async def delete(self, owner: Owner, turn_id: str) -> bool:
-        was_far = await self._far.delete(owner, turn_id)
-        was_near = await self._near.delete(owner, turn_id)
-        return was_far or was_near
-
-    async def _fetch(self, owner: Owner, turn_id: str) -> Turn | None:
-        """From far: the one row if its parent is near, which then lends its chain; else the whole
-        chain."""
-        turn = await self._far.read(owner, turn_id)
-        if turn is None or turn.parent_id is None or turn.parent is not None:
-            return turn
-        parent = await self._near.find(owner, turn.parent_id)
-        if parent is None:
-            return await self._far.find(owner, turn_id)
-        return replace(turn, parent=parent, is_whole=parent.is_whole)
 
 
 class LayeredIdempotencyKeys:

@@ -65,8 +65,6 @@ async def keep_tidy(maintenance: Maintenance, retention: Retention) -> None:
         try:
             is_more = await maintenance.sweep(retention)
         except ApiError:
-            log.exception(
-                "old rows could not be deleted from the store; trying again in %s s", SWEEP_EVERY_S
-            )
+            log.exception("old rows could not be deleted; trying again in %s s", SWEEP_EVERY_S)
             is_more = False
         await asyncio.sleep(PAUSE_S if is_more else SWEEP_EVERY_S)

@@ -18,17 +18,8 @@ from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
 from segue.stores.maintenance import CLAIM_S
 from segue.stores.memory_turns import ERASED_MAX, MemoryTurns, TurnKey
 from segue.stores.records import digest_key, usage_of
-from segue.turn.values import (
-    Claim,
-    Conversation,
-    ConversationItem,
-    Key,
-    Owner,
-    Retention,
-    Turn,
-    UsageEntry,
-    UsageTotal,
-)
+from segue.turn import values
+from segue.turn.values import Claim, Conversation, ConversationItem, Key, Owner, Retention, Turn
 from segue.wire.events import Event
 
 # Rows of about 300 bytes each, for a server without a database: some 30 MB, then the oldest go.
@@ -64,12 +55,8 @@ class MemoryStore:
         self.events = MemoryEventLog(bytes_max // 4, clock)
         self.idempotency_keys = MemoryIdempotencyKeys(clock=clock)
         self.conversations = MemoryConversations(bytes_max // 4)
-        self.turns = MemoryTurns(
-            bytes_max,
-            stored_only=True,
-            on_save=self._record,
-            on_erase=[self.events.erase, self.idempotency_keys.erase],
-        )
+        erase = [self.events.erase, self.idempotency_keys.erase]
+        self.turns = MemoryTurns(bytes_max, stored_only=True, on_save=self._record, on_erase=erase)
         self.keys = MemoryKeys(clock)
         self.shared_limits = MemorySharedLimits(clock)
         self.maintenance = _Maintenance(self, clock)
@@ -93,19 +80,19 @@ class MemoryLedger:
     """Usage in memory: the latest rows, each turn once."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
-        self._entries: dict[str, UsageEntry] = {}
+        self._entries: dict[str, values.UsageEntry] = {}
         self._entries_max = entries_max
 
     @property
-    def entries(self) -> list[UsageEntry]:
+    def entries(self) -> list[values.UsageEntry]:
         """The rows that are still held, oldest first."""
         return list(self._entries.values())
 
-    async def settle(self, entries: Sequence[UsageEntry]) -> None:
+    async def settle(self, entries: Sequence[values.UsageEntry]) -> None:
         for entry in entries:
             self.record(entry)
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
+    async def report(self, owner: Owner | None, since: int) -> Sequence[values.UsageTotal]:
         totals: dict[tuple[str, Owner, str], tuple[int, ...]] = {}
         for entry in self._entries.values():
             if entry.ended_at >= since and owner in (None, entry.owner):
@@ -114,9 +101,9 @@ class MemoryLedger:
                 tokens = (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
                 used = (1, *tokens, entry.tool_calls)
                 totals[key] = tuple(map(add, totals.get(key, NOTHING), used))
-        return [UsageTotal(*key, *totals[key]) for key in sorted(totals)]
+        return [values.UsageTotal(*key, *totals[key]) for key in sorted(totals)]
 
-    def record(self, entry: UsageEntry) -> None:
+    def record(self, entry: values.UsageEntry) -> None:
         """Record one turn unless it is recorded already."""
         self._entries.setdefault(entry.turn_id, entry)
         if len(self._entries) > self._entries_max:
@@ -302,17 +289,15 @@ class MemoryConversations:
             self._drop(key)
             return True
         conversation, items = row
-        positions = [at for at, item in enumerate(items) if item and item.id == item_id]
-        for at in positions:
-            erased = items[at]
-            assert erased is not None
-            self.bytes -= _size(erased)
+        erased = [(at, item) for at, item in enumerate(items) if item and item.id == item_id]
+        for at, item in erased:
+            self.bytes -= _size(item)
             items[at] = None
-        if positions:
+        if erased:
             version = conversation.version + 1
             unlinked = structs.replace(conversation, tip_id=None, tip_items=0, version=version)
             self._rows[key] = (unlinked, items)
-        return bool(positions)
+        return bool(erased)
 
     def _drop(self, key: tuple[Owner, str]) -> None:
         _, items = self._rows.pop(key)

@@ -28,7 +28,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from segue.turn.seams import Turns
 from segue.turn.values import Owner, Turn
+from segue.wire.response import ENDED
 
 TurnKey = tuple[Owner, str]
 
@@ -76,19 +78,15 @@ class MemoryTurns:
         self._leaves: dict[Owner, OrderedDict[str, int]] = {}
         self._owner_bytes: Counter[Owner] = Counter()
         self._ticks = count()
-        self._budget: Budget | None = None
+        # Shared with other caches.
+        self.budget: Budget | None = None
         # What was deleted here, so that a turn that still runs after it does not bring it back.
         self._erased: OrderedDict[TurnKey, None] = OrderedDict()
 
-    def enter(self, budget: Budget, key: str, key_bytes_max: Callable[[], int] | None) -> None:
-        """Share a budget with other caches."""
-        self._budget = budget
-        budget.enter(self, key, key_bytes_max)
-
     def leave(self) -> None:
         """The cache is no longer used: what it holds stops counting."""
-        if self._budget is not None:
-            self._budget.leave(self)
+        if self.budget is not None:
+            self.budget.leave(self)
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
         return self.held(owner, turn_id)
@@ -114,8 +112,8 @@ class MemoryTurns:
         self._hold(turn)
         while self.bytes > self._bytes_max and self.shed():
             pass
-        if self._budget is not None:
-            self._budget.settle(self)
+        if self.budget is not None:
+            self.budget.settle(self)
         if self._on_save is not None:
             self._on_save(turn)
 
@@ -281,6 +279,7 @@ class Budget:
 
     def enter(self, cache: MemoryTurns, key: str, key_bytes_max: Callable[[], int] | None) -> None:
         """Count this cache as this key's, whose limit may change; None or 0: the key has none of its own."""
+        cache.budget = self
         self._shares[cache] = _Share(cache, key, key_bytes_max, next(self._ticks))
 
     def leave(self, cache: MemoryTurns) -> None:
@@ -344,3 +343,47 @@ class Budget:
         self._by_key[share.key] += change
         if not self._by_key[share.key]:
             del self._by_key[share.key]
+
+
+class LayeredTurns:
+    """Near, then far."""
+
+    def __init__(self, near: Turns, far: Turns) -> None:
+        self._near = near
+        self._far = far
+
+    async def find(self, owner: Owner, turn_id: str) -> Turn | None:
+        turn = await self._near.find(owner, turn_id)
+        if turn is None:
+            turn = await self._fetch(owner, turn_id)
+            if turn is not None and turn.response.status in ENDED:
+                # Near keeps nothing that was deleted there while far was read.
+                await self._near.save(turn)
+        return turn
+
+    async def read(self, owner: Owner, turn_id: str) -> Turn | None:
+        """The turn, near or far; what was read far is not kept near."""
+        turn = await self._near.read(owner, turn_id)
+        return turn if turn is not None else await self._far.read(owner, turn_id)
+
+    async def save(self, turn: Turn) -> None:
+        """Far first, so that near never has a stored turn that is not durable."""
+        if turn.is_stored:
+            await self._far.save(turn)
+        await self._near.save(turn)
+
+    async def delete(self, owner: Owner, turn_id: str) -> bool:
+        was_far = await self._far.delete(owner, turn_id)
+        was_near = await self._near.delete(owner, turn_id)
+        return was_far or was_near
+
+    async def _fetch(self, owner: Owner, turn_id: str) -> Turn | None:
+        """From far: the one row if its parent is near, which then lends its chain; else the whole
+        chain."""
+        turn = await self._far.read(owner, turn_id)
+        if turn is None or turn.parent_id is None or turn.parent is not None:
+            return turn
+        parent = await self._near.find(owner, turn.parent_id)
+        if parent is None:
+            return await self._far.find(owner, turn_id)
+        return replace(turn, parent=parent, is_whole=parent.is_whole)

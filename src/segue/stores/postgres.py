@@ -38,17 +38,8 @@ from segue.stores.postgres_database import (
 )
 from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.seals import RingKey, new_key
-from segue.turn.values import (
-    Claim,
-    Conversation,
-    ConversationItem,
-    Key,
-    Owner,
-    Retention,
-    Turn,
-    UsageEntry,
-    UsageTotal,
-)
+from segue.turn import values
+from segue.turn.values import Claim, Conversation, ConversationItem, Key, Owner, Retention, Turn
 from segue.wire.events import Event
 
 # Long fields that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.
@@ -111,9 +102,10 @@ class _Turns:
         record, entry = records.pack(turn), records.usage_of(turn)
         names = [field and field.digest for field in (record.instructions, record.tools)]
         worker = self._database.worker if entry is None else None
-        usage = NO_USAGE if entry is None else _usage_values(entry)
-        values = (turn.owner, *record[:4], *names, worker, *usage)
-        return lambda connection: self._save(connection, turn.owner, record, values)
+        # The turn and its owner are in the row already.
+        usage = NO_USAGE if entry is None else astuple(entry)[2:]
+        columns = (turn.owner, *record[:4], *names, worker, *usage)
+        return lambda connection: self._save(connection, turn.owner, record, columns)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Its row, its events, its idempotency keys, and the long fields that no other turn names."""
@@ -125,7 +117,7 @@ class _Turns:
         connection: PostgresConnection,
         owner: Owner,
         record: TurnColumns[LongField],
-        values: Sequence[object],
+        columns: Sequence[object],
     ) -> None:
         """Long fields that are known are only named. If one was deleted meanwhile the statement fails, and all are
         sent."""
@@ -133,7 +125,7 @@ class _Turns:
         new = [field for field in named if (owner, field.digest) not in self._known]
         digests, bodies = [field.digest for field in new], [field.body for field in new]
         try:
-            await connection.execute(QUERIES["save"], *values, digests, bodies)
+            await connection.execute(QUERIES["save"], *columns, digests, bodies)
         except CONFLICTS:
             for field in named:
                 self._known.pop((owner, field.digest), None)
@@ -148,9 +140,8 @@ class _Turns:
         if not is_text(owner, turn_id):
             return None
         for _ in range(READS_MAX):
-            rows, fields = await self._database.run(
-                lambda connection: _fetch_chain(connection, name, owner, turn_id)
-            )
+            read = partial(_fetch_chain, name=name, owner=owner, turn_id=turn_id)
+            rows, fields = await self._database.run(read)
             if _named(rows) <= fields.keys():
                 with border():
                     build = partial(records.link, owner, turn_id, rows, fields.__getitem__)
@@ -163,17 +154,17 @@ class _Turns:
 class _Ledger:
     database: PostgresDatabase
 
-    async def settle(self, entries: Sequence[UsageEntry]) -> None:
+    async def settle(self, entries: Sequence[values.UsageEntry]) -> None:
         # In the same order everywhere, so that two processes with the same rows cannot deadlock.
         rows = sorted(astuple(entry) for entry in entries)
         if rows:
             query = QUERIES["settle"]
             await self.database.run(lambda connection: connection.executemany(query, rows))
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
+    async def report(self, owner: Owner | None, since: int) -> Sequence[values.UsageTotal]:
         if owner is not None and not is_text(owner):
             return []
-        return await self.database.fetch("report", UsageTotal, owner, since)
+        return await self.database.fetch("report", values.UsageTotal, owner, since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +199,8 @@ class _IdempotencyKeys:
     async def claim(self, claim: Claim) -> Claim:
         assert claim.is_stored, "the idempotency key of an unstored turn has reached the database"
         key, worker = records.digest_key(claim.key), self.database.worker
-        values = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
-        ((turn_id, digest),) = await self.database.fetch("claim", as_row, *values)
+        columns = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
+        ((turn_id, digest),) = await self.database.fetch("claim", as_row, *columns)
         return replace(claim, turn_id=turn_id, digest=digest)
 
     async def release(self, claim: Claim) -> None:
@@ -272,7 +263,7 @@ class _Keys:
     database: PostgresDatabase
 
     async def add(self, key: Key, digest: str) -> None:
-        await self.database.execute("add_key", *records.pack_key(key, digest))
+        await self.database.execute("add_key", *records.pack_key(key, digest).values())
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
         return dict(await self.database.fetch("find_keys", records.unpack_key, list(digests)))
@@ -314,9 +305,8 @@ class _Maintenance:
         return await self._database.fetch("erasures", as_row, OVERLAP_S + int(BEAT_S))
 
     async def sweep(self, retention: Retention) -> bool:
-        self._below, is_more = await self._database.run(
-            partial(_sweep_some, retention=retention, below=self._below)
-        )
+        work = partial(_sweep_some, retention=retention, below=self._below)
+        self._below, is_more = await self._database.run(work)
         return is_more
 
 
@@ -339,11 +329,6 @@ class _Ring:
 
 
 # --- rows of turns -----------------------------------------------------------------------------------
-
-
-def _usage_values(entry: UsageEntry) -> tuple[object, ...]:
-    """The columns of a usage row after turn and owner."""
-    return astuple(entry)[2:]
 
 
 async def _fetch_chain(
@@ -393,8 +378,8 @@ async def _write_conversation(
     tip = (metadata, conversation.tip_id, conversation.tip_items)
     if conversation.version:
         speaker = (conversation.speaker, worker)
-        values = (*key, *tip, conversation.version, ids, bodies, *speaker)
-        return bool(await connection.fetch(QUERIES["update_conversation"], *values))
+        columns = (*key, *tip, conversation.version, ids, bodies, *speaker)
+        return bool(await connection.fetch(QUERIES["update_conversation"], *columns))
     made = (*key, conversation.created_at, *tip, ids, bodies)
     await connection.execute(QUERIES["create_conversation"], *made)
     return True
@@ -452,7 +437,8 @@ async def _end_turn(
     if events:
         first, body = events[0].number, records.pack_events(events)
         await connection.execute(QUERIES["append"], owner, row.id, first, first, body)
-    await connection.execute(QUERIES["end"], owner, row.id, worker, response, *_usage_values(entry))
+    columns = (owner, row.id, worker, response, *astuple(entry)[2:])
+    await connection.execute(QUERIES["end"], *columns)
 
 
 async def _sweep_some(

@@ -145,12 +145,10 @@ class PostgresDatabase:
             await pool
         database = cls(pool)
         try:
-            async with asyncio.timeout(STATEMENT_S):
-                await database.run(_migrate)
-            await database.run(database.heartbeat)
-        except TimeoutError as error:
-            pool.terminate()
-            raise Unavailable("The store cannot be reached at the moment.") from error
+            with border():
+                async with asyncio.timeout(STATEMENT_S):
+                    await database.run(_migrate)
+                await database.run(database.heartbeat)
         except BaseException:
             pool.terminate()
             raise

@@ -20,18 +20,9 @@ from typing import Generic, NamedTuple, TypeVar, get_args
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.limits import KeyLimits
+from segue.turn import values
 from segue.turn.commit import entry_of
-from segue.turn.values import (
-    Conversation,
-    ConversationItem,
-    IdArray,
-    Key,
-    Owner,
-    Round,
-    Turn,
-    UsageEntry,
-)
+from segue.turn.values import Conversation, ConversationItem, Key, Owner, Round, Turn, UsageEntry
 from segue.wire.codec import encode_event, encode_response
 from segue.wire.events import Event, Failed
 from segue.wire.items import Call, Item, ItemValue, Reasoning
@@ -202,22 +193,14 @@ def digest_key(key: str) -> bytes:
 
 
 def pack(turn: Turn) -> TurnColumns[LongField]:
-    history = _History(
-        [_pack_round(round_) for round_ in turn.rounds],
-        list(turn.open_calls.values()),
-        turn.model_turns,
-        turn.root_at,
-        _output_beside(turn),
-        list(turn.passed),
-    )
+    rounds, calls = [_pack_round(round_) for round_ in turn.rounds], list(turn.open_calls.values())
+    output, passed = _output_beside(turn), list(turn.passed)
+    history = _History(rounds, calls, turn.model_turns, turn.root_at, output, passed)
     instructions = _long_field(turn.response.instructions)
     tools = _long_field(turn.response.tools)
-    response = msgspec.structs.replace(
-        turn.response,
-        output=[],
-        instructions=SHORT if instructions else turn.response.instructions,
-        tools=SHORT if tools else turn.response.tools,
-    )
+    split = {"instructions": instructions, "tools": tools}
+    short = {name: SHORT for name, field in split.items() if field}
+    response = msgspec.structs.replace(turn.response, output=[], **short)
     bodies = (msgspec.msgpack.encode(history), msgspec.json.encode(response))
     return TurnColumns(turn.id, turn.parent_id, *bodies, instructions, tools)
 
@@ -229,15 +212,11 @@ def unpack(
     history = _HISTORY.decode(record.history)
     rounds = tuple(_unpack_round(round_) for round_ in history.rounds)
     written = [item.raw for round_ in rounds for item in round_.wrote]
-    output = written if history.output is None else history.output
-    restored: dict[str, Raw] = {}
-    if record.instructions:
-        restored["instructions"] = Raw(record.instructions.body)
-    if record.tools:
-        restored["tools"] = Raw(record.tools.body)
-    response = msgspec.structs.replace(
-        _RESPONSE.decode(record.response), output=[Raw(raw) for raw in output], **restored
-    )
+    output = [Raw(raw) for raw in (written if history.output is None else history.output)]
+    split = {"instructions": record.instructions, "tools": record.tools}
+    restored = {name: Raw(field.body) for name, field in split.items() if field}
+    response = _RESPONSE.decode(record.response)
+    response = msgspec.structs.replace(response, output=output, **restored)
     return Turn(
         id=record.id,
         owner=owner,
@@ -287,27 +266,16 @@ def _output_beside(turn: Turn) -> list[bytes] | None:
 
 
 def _pack_round(round_: Round) -> _KeptRound:
-    return _KeptRound(
-        [_pack_item(item) for item in round_.given],
-        [_pack_item(item) for item in round_.wrote],
-        [_pack_ids(ids) for ids in round_.ids],
-        _pack_ids(round_.tail),
-        round_.fingerprint,
-        round_.did_sample,
-        round_.is_fresh,
-    )
+    given, wrote = ([_pack_item(item) for item in items] for items in (round_.given, round_.wrote))
+    ids, tail = [_pack_ids(ids) for ids in round_.ids], _pack_ids(round_.tail)
+    sampled = (round_.fingerprint, round_.did_sample, round_.is_fresh)
+    return _KeptRound(given, wrote, ids, tail, *sampled)
 
 
 def _unpack_round(kept: _KeptRound) -> Round:
-    return Round(
-        tuple(_unpack_item(item) for item in kept.given),
-        tuple(_unpack_item(item) for item in kept.wrote),
-        tuple(_unpack_ids(ids) for ids in kept.ids),
-        _unpack_ids(kept.tail),
-        kept.fingerprint,
-        kept.did_sample,
-        kept.is_fresh,
-    )
+    given, wrote = (tuple(map(_unpack_item, items)) for items in (kept.given, kept.wrote))
+    ids, tail = tuple(map(_unpack_ids, kept.ids)), _unpack_ids(kept.tail)
+    return Round(given, wrote, ids, tail, kept.fingerprint, kept.did_sample, kept.is_fresh)
 
 
 def _pack_item(item: Item) -> _KeptItem:
@@ -324,7 +292,7 @@ def _unpack_item(kept: _KeptItem) -> Item:
     return Item(kept.raw, _VALUES[kept.kind].decode(kept.form or kept.raw))
 
 
-def _pack_ids(ids: IdArray[int]) -> bytes:
+def _pack_ids(ids: values.IdArray[int]) -> bytes:
     """Token ids as four bytes each, little-endian on every machine."""
     if sys.byteorder == "big":
         ids = array("I", ids)
@@ -332,7 +300,7 @@ def _pack_ids(ids: IdArray[int]) -> bytes:
     return ids.tobytes()
 
 
-def _unpack_ids(packed: bytes) -> IdArray[int]:
+def _unpack_ids(packed: bytes) -> values.IdArray[int]:
     ids = array("I", packed)
     if sys.byteorder == "big":
         ids.byteswap()
@@ -361,31 +329,16 @@ def unpack_added(item_id: str, body: bytes) -> ConversationItem:
     return ConversationItem(item_id, _unpack_item(_KEPT_ITEM.decode(body)))
 
 
-class KeyRow(NamedTuple):
-    """An API key as a row of text and numbers."""
-
-    digest: str
-    id: str
-    name: str
-    owner: Owner
-    scopes: str
-    limits: str
-    ring: str
-    created_at: int
-    revoked_at: int | None
+def pack_key(key: Key, digest: str) -> dict[str, object]:
+    """The columns of an API key by name: its digest, then its fields in their order."""
+    fields = msgspec.structs.asdict(key)
+    texts = {name: msgspec.json.encode(fields[name]).decode() for name in ("scopes", "limits")}
+    return {"digest": digest} | fields | texts
 
 
-def pack_key(key: Key, digest: str) -> KeyRow:
-    texts = {
-        name: msgspec.json.encode(getattr(key, name)).decode() for name in ("scopes", "limits")
-    }
-    return KeyRow(digest, **(msgspec.structs.asdict(key) | texts))
-
-
-def unpack_key(*columns: str | int | None) -> tuple[str, Key]:
-    """The digest and the key from the columns of a `KeyRow`."""
-    row = KeyRow._make(columns)
-    fields = row._asdict()
-    fields["scopes"] = msgspec.json.decode(row.scopes, type=tuple[str, ...])
-    fields["limits"] = msgspec.json.decode(row.limits, type=KeyLimits)
-    return fields.pop("digest"), Key(**fields)
+def unpack_key(digest: str, *columns: str | int | None) -> tuple[str, Key]:
+    """The digest and the key from its columns."""
+    fields = dict(zip(Key.__struct_fields__, columns, strict=True))
+    for name in ("scopes", "limits"):
+        fields[name] = msgspec.json.decode(str(fields[name]))
+    return digest, msgspec.convert(fields, Key)

@@ -71,14 +71,14 @@ def _bound_to(owner: Owner) -> bytes:
     return b"segue:" + owner.encode()
 
 
-def open_ring(path: Path) -> RingSeals:
-    """The seal keys in this file; a missing file is created with one new key."""
+def open_ring(path: Path) -> list[RingKey]:
+    """The seal keys in this file, the newest first; a missing file is created with one new key."""
     if not path.exists():
         _create(path)
     keys = read_ring(path)
     # Even if another process has created it: it may not have synced the folder yet.
     _keep_name(path)
-    return RingSeals(keys)
+    return keys
 
 
 def rotate_ring(path: Path) -> int:

@@ -25,17 +25,8 @@ from segue.stores import records
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.sqlite_database import QUERIES, SqliteDatabase, SqliteWork, border
-from segue.turn.values import (
-    Claim,
-    Conversation,
-    ConversationItem,
-    Key,
-    Owner,
-    Retention,
-    Turn,
-    UsageEntry,
-    UsageTotal,
-)
+from segue.turn import values
+from segue.turn.values import Claim, Conversation, ConversationItem, Key, Owner, Retention, Turn
 from segue.wire.events import Event
 
 log = logging.getLogger(__name__)
@@ -101,17 +92,17 @@ class _Turns:
 class _Ledger:
     database: SqliteDatabase
 
-    async def settle(self, entries: Sequence[UsageEntry]) -> None:
+    async def settle(self, entries: Sequence[values.UsageEntry]) -> None:
         if entries:
             rows = [structs.asdict(entry) for entry in entries]
             # Rows that are there already stay as they are.
             await self.database.write(lambda writer: writer.executemany(QUERIES["settle"], rows))
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
+    async def report(self, owner: Owner | None, since: int) -> Sequence[values.UsageTotal]:
         if owner is not None and not is_text(owner):
             return []
         key = {"owner": owner, "since": since}
-        return await self.database.fetch("report", UsageTotal, key)
+        return await self.database.fetch("report", values.UsageTotal, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +207,7 @@ class _Keys:
     database: SqliteDatabase
 
     async def add(self, key: Key, digest: str) -> None:
-        await self.database.execute("add_key", records.pack_key(key, digest)._asdict())
+        await self.database.execute("add_key", records.pack_key(key, digest))
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
         wanted = {"digests": msgspec.json.encode(digests).decode()}
@@ -247,9 +238,8 @@ class _Maintenance:
         self._below = HIGHEST
 
     async def recover(self) -> int:
-        dead = await self._database.read(self._dead)
         count = 0
-        for worker in dead:
+        for worker in await self._database.read(self._dead):
             while ended := await self._database.write(partial(_end_some, worker=worker)):
                 count += ended
             with border():
@@ -264,9 +254,8 @@ class _Maintenance:
         return erased
 
     async def sweep(self, retention: Retention) -> bool:
-        self._below, is_more = await self._database.write(
-            lambda writer: _sweep_some(writer, retention, self._below), is_erasing=True
-        )
+        work = partial(_sweep_some, retention=retention, below=self._below)
+        self._below, is_more = await self._database.write(work, is_erasing=True)
         return is_more
 
     def _dead(self, reader: sqlite3.Connection) -> list[str]:
@@ -308,9 +297,8 @@ def _is_erased(connection: sqlite3.Connection, owner: Owner, turn_id: str) -> bo
 
 def _load_chain(reader: sqlite3.Connection, query: str, owner: Owner, turn_id: str) -> Turn | None:
     """The turns that the query finds, linked from the oldest on."""
-    rows: list[TurnColumns[int]] = [
-        TurnColumns(*row) for row in reader.execute(query, {"owner": owner, "id": turn_id})
-    ]
+    found = reader.execute(query, {"owner": owner, "id": turn_id})
+    rows: list[TurnColumns[int]] = [TurnColumns(*row) for row in found]
     return records.link(owner, turn_id, rows, cache(partial(_load_field, reader, owner)))
 
 
@@ -324,14 +312,9 @@ def _load_field(reader: sqlite3.Connection, owner: Owner, field_id: int) -> Long
 
 def _events_writer(owner: Owner, turn_id: str, events: Sequence[Event]) -> SqliteWork[None]:
     """What the writing thread does to log these events."""
-    row = {
-        "owner": owner,
-        "turn_id": turn_id,
-        "first": events[0].number,
-        "last": events[-1].number,
-        "body": records.pack_events(events),
-        "now": int(time.time()),
-    }
+    row = {"owner": owner, "turn_id": turn_id, "now": int(time.time())}
+    row |= {"first": events[0].number, "last": events[-1].number}
+    row |= {"body": records.pack_events(events)}
 
     def write(writer: sqlite3.Connection) -> None:
         if not _is_erased(writer, owner, turn_id):
@@ -343,15 +326,8 @@ def _events_writer(owner: Owner, turn_id: str, events: Sequence[Event]) -> Sqlit
 def _write_claim(writer: sqlite3.Connection, claim: Claim, worker: str) -> Claim:
     """Take the key or read which claim holds it: one process writes at a time, so both are one step."""
     now = int(time.time())
-    row = {
-        "owner": claim.owner,
-        "key": records.digest_key(claim.key),
-        "turn_id": claim.turn_id,
-        "digest": claim.digest,
-        "worker": worker,
-        "now": now,
-        "expired": now - CLAIM_S,
-    }
+    row = structs.asdict(claim) | {"key": records.digest_key(claim.key)}
+    row |= {"worker": worker, "now": now, "expired": now - CLAIM_S}
     writer.execute(QUERIES["claim"], row)
     turn_id, digest = writer.execute(QUERIES["holder"], row).fetchone()
     return structs.replace(claim, turn_id=turn_id, digest=digest)

@@ -170,9 +170,8 @@ class SqliteDatabase:
         self, name: str, make: Callable[..., T], values: Mapping[str, object]
     ) -> list[T]:
         """What `make` makes of the columns of each row that the statement of this name finds."""
-        return await self.read(
-            lambda reader: [make(*row) for row in reader.execute(QUERIES[name], values)]
-        )
+        query = QUERIES[name]
+        return await self.read(lambda reader: [make(*row) for row in reader.execute(query, values)])
 
     async def execute(
         self, name: str, values: Mapping[str, object], *, is_erasing: bool = False

@@ -61,11 +61,9 @@ class Lease:
     def others(self) -> set[str]:
         """Every other process with a lease here, dead or alive."""
         prefix = lease_path(self.database, "").name
-        return {
-            path.name.removeprefix(prefix)
-            for path in self.database.parent.iterdir()
-            if path.name.startswith(prefix)
-        } - {self.worker}
+        names = [path.name for path in self.database.parent.iterdir()]
+        workers = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+        return workers - {self.worker}
 
 
 def lease_path(database: Path, worker: str) -> Path:

@@ -1,9 +1,9 @@
-"""Which MCP servers may a request name by their address, and where are they?
+"""Which MCP servers may a request name by URL, and where are they?
 
-In: a `server_url`, and the operator's list of hosts. Out: the URL taken apart, and later the addresses that may be
-connected to, or a refusal. The list says which names a request may use; where a name leads is not the list's to say, so
-the fetcher's rules hold for that (docs/hazards.md T10): looked up once, public addresses only. An address that the list
-itself holds is the operator's word, and may be anywhere.
+In: a `server_url`, and the operator's list of hosts. Out: the parts of the URL, and later the addresses that may be
+connected to, or an error. The list says which names a request may use, not where a name leads: the fetcher's rules hold
+for that (docs/hazards.md T10), so it is looked up once, and only public addresses count. An address that the operator
+has listed itself may be anywhere.
 """
 
 from __future__ import annotations
@@ -28,21 +28,18 @@ class McpHosts:
         self._fetcher = fetcher
 
     def check(self, url: str) -> Target:
-        """The parts of an address that a request may name; nothing is looked up yet."""
+        """The parts of a URL that a request may name; nothing is looked up yet."""
         try:
             target = parse(url)
         except InvalidRequest:
             target = None
         if target is None or (target.host, target.port) not in self._places:
-            raise InvalidRequest(
-                "'server_url' names a host that this server may not call.",
-                code="mcp_server_not_allowed",
-                param="tools",
-            )
+            message = "'server_url' names a host that this server may not call."
+            raise InvalidRequest(message, code="mcp_server_not_allowed", param="tools")
         return target
 
     async def addresses(self, url: str) -> tuple[str, ...]:
-        """Where that server may be connected to, looked up now; whoever connects goes to these and to no others."""
+        """Where that server may be connected to, looked up now; connect to these addresses and to no others."""
         target = self.check(url)
         if target.address is not None:
             return (target.host,)
@@ -54,9 +51,7 @@ def places_of(entry: str) -> list[tuple[str, int]]:
     try:
         target = parse(f"http://{entry}")
     except InvalidRequest:
-        raise Misconfigured(
-            f"mcp_hosts: '{entry[:200]}' is no host, nor a host with a port."
-        ) from None
+        raise Misconfigured(f"mcp_hosts: '{entry[:200]}' is not HOST or HOST:PORT.") from None
     ports = (target.port,) if _PORT.search(entry) else USUAL_PORTS
     return [(target.host, port) for port in ports]
 

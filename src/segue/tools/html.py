@@ -1,8 +1,8 @@
-"""What does a page say? HTML, Markdown, plain text and PDF as a title and words for a model.
+"""What is the text of a page? HTML, Markdown, plain text and PDF as a title and text for a model.
 
-In: bytes and what they are said to be. Out: a `Page`, or None where there is nothing to read. Pages come from
-strangers: work and length are bounded, and nothing in a page is run, followed or believed. `read_page` is slow work,
-for a thread; `open_page` sees to that, and to a process for a PDF.
+In: bytes and their content type. Out: a `Page`, or None where there is nothing to read. Pages come from strangers: work
+and length are bounded, and nothing in a page is run, followed or trusted. `read_page` is slow work, for a thread;
+`open_page` runs it in one, and a PDF in a process.
 """
 
 from __future__ import annotations
@@ -12,39 +12,34 @@ import re
 import time
 from contextlib import suppress
 from html.parser import HTMLParser
-from typing import Literal
 from urllib.parse import urljoin
 
 from msgspec import Struct
 
-from segue.tools.pdf import read_paper
+from segue.tools.pdf import read_pdf
 from segue.wire.files import is_pdf, text_of_bytes
 
-# What is kept of a page; more than a model can be told of it.
+# What is kept of a page; more than a model is shown of it.
 TEXT_CHARS_MAX = 400_000
 TITLE_CHARS_MAX = 200
 LINKS_MAX = 50
-# A page that takes longer to take apart is told as far as it was read.
+# A page that takes longer to parse is shown as far as it was parsed.
 PARSE_S_MAX = 3.0
 # The same for a PDF, with the start of the process that reads it.
 PDF_S_MAX = 10.0
 SLICE_CHARS = 16 * 1024
 
-# Said elsewhere, or not meant for readers.
+# Elements that are shown elsewhere, or not meant for readers.
 _SKIPPED = frozenset(
     {"script", "style", "noscript", "template", "svg", "math", "iframe", "object", "select", "head"}
 )
-_BLOCKS = frozenset(
-    re.findall(
-        r"\w+",
-        "address article aside blockquote br dd div dl dt fieldset figcaption figure footer form "
-        "h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section table tbody td tfoot th thead tr ul",
-    )
-)
+_BLOCK_NAMES = """
+    address article aside blockquote br dd div dl dt fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hr
+    li main nav ol p pre section table tbody td tfoot th thead tr ul
+"""
+_BLOCKS = frozenset(_BLOCK_NAMES.split())
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_-]{1,40})", re.IGNORECASE)
-
-Form = Literal["html", "markdown", "text", "pdf"]
 
 
 class Link(Struct, frozen=True):
@@ -64,20 +59,9 @@ class Page(Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """Our own measure of what it holds in memory."""
-        words = len(self.text) + len(self.url) + len(self.title)
-        return 4 * words + sum(4 * (len(one.url) + len(one.words)) for one in self.links)
-
-
-def form_of(kind: str, name: str, data: bytes) -> Form:
-    """What a file is, by what it says of itself, its type or its name."""
-    ending = name.lower().partition("?")[0].rpartition(".")[2]
-    if is_pdf(data):
-        return "pdf"
-    if "html" in kind or ending in ("html", "htm", "xhtml"):
-        return "html"
-    is_markdown = kind in ("text/markdown", "application/markdown") or ending in ("md", "markdown")
-    return "markdown" if is_markdown else "text"
+        """An estimate of its memory."""
+        chars = len(self.text) + len(self.url) + len(self.title)
+        return 4 * (chars + sum(len(link.url) + len(link.words) for link in self.links))
 
 
 async def open_page(
@@ -86,31 +70,30 @@ async def open_page(
     """The page that these bytes are, of whatever form; None if there is no text in them."""
     if not is_pdf(data):
         return await asyncio.to_thread(read_page, url, data, kind, charset, name)
-    paper = await read_paper(data, TEXT_CHARS_MAX, PDF_S_MAX)
+    pdf = await read_pdf(data, TEXT_CHARS_MAX, PDF_S_MAX)
     # What came before a broken or a slow page is still worth reading.
-    if not any(paper.pages):
+    if not any(pdf.pages):
         return None
-    title = paper.title or _last_name(name or url)
-    return Page(url, title[:TITLE_CHARS_MAX], paper.text[:TEXT_CHARS_MAX])
+    title = pdf.title or _last_name(name or url)
+    return Page(url, title[:TITLE_CHARS_MAX], pdf.text[:TEXT_CHARS_MAX])
 
 
 def read_page(
     url: str, data: bytes, kind: str = "", charset: str | None = None, name: str = ""
 ) -> Page | None:
-    """The page that these bytes are; None if they are no text, as a PDF is none."""
-    form = form_of(kind, name or url, data)
-    text = None if form == "pdf" else _decoded(data, charset, is_html=form == "html")
+    """The page that these bytes are, by their content type or the name; None if they are not text, as a PDF."""
+    ending = (name or url).lower().partition("?")[0].rpartition(".")[2]
+    is_html = "html" in kind or ending in ("html", "htm", "xhtml")
+    text = None if is_pdf(data) else _decoded(data, charset, is_html=is_html)
     if text is None:
         return None
     title = ""
     links: tuple[Link, ...] = ()
-    match form:
-        case "html":
-            text, title, links = _read_html(text, url)
-        case "markdown":
-            title = _title_of_markdown(text)
-        case _:
-            pass
+    if is_html:
+        text, title, links = _read_html(text, url)
+    elif kind in ("text/markdown", "application/markdown") or ending in ("md", "markdown"):
+        found = re.search(r"^ {0,3}#{1,6}[ \t]+(\S[^\n]{0,300})", text, re.MULTILINE)
+        title = found[1].strip(" #\t\r") if found else ""
     title = title or _last_name(name or url)
     return Page(url, title[:TITLE_CHARS_MAX], text[:TEXT_CHARS_MAX], links)
 
@@ -119,40 +102,33 @@ def _last_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2] or path
 
 
-def _title_of_markdown(text: str) -> str:
-    found = re.search(r"^ {0,3}#{1,6}[ \t]+(\S[^\n]{0,300})", text, re.MULTILINE)
-    return found[1].strip(" #\t\r") if found else ""
-
-
 def _read_html(text: str, url: str) -> tuple[str, str, tuple[Link, ...]]:
-    words = _Words(url)
+    reader = _TextReader(url)
     ends_at = time.monotonic() + PARSE_S_MAX
-    # The parser has no other word for a declaration that it cannot read than this error.
+    # What the parser raises for a declaration that it cannot read.
     with suppress(AssertionError):
         for start in range(0, len(text), SLICE_CHARS):
-            words.feed(text[start : start + SLICE_CHARS])
-            if time.monotonic() > ends_at or words.length > TEXT_CHARS_MAX:
+            reader.feed(text[start : start + SLICE_CHARS])
+            if time.monotonic() > ends_at or reader.length > TEXT_CHARS_MAX:
                 break
-    # Never closed: what is half open at the end would be looked through again and again by the parser, and is rubbish.
-    return words.text, words.title, tuple(words.links.values())
+    # Never closed: the parser would search through what is half open at the end again and again, without a use.
+    return reader.text, reader.title, tuple(reader.links.values())
 
 
 def _decoded(data: bytes, charset: str | None, *, is_html: bool) -> str | None:
-    """The text by the charset that was said, in the header or in the page; else it must be UTF-8."""
-    if charset is None and is_html and (said := _CHARSET.search(data[:2_048])):
-        charset = said[1].decode("ascii")
-    if charset is not None and charset.lower() not in ("utf-8", "utf8") and b"\0" not in data:
-        try:
+    """The text by the charset of the header or of the page; else it must be UTF-8."""
+    if charset is None and is_html and (found := _CHARSET.search(data[:2_048])):
+        charset = found[1].decode("ascii")
+    if b"\0" in data or (charset is None and not is_html):
+        return text_of_bytes(data)
+    if charset is not None and charset.lower() not in ("utf-8", "utf8"):
+        with suppress(LookupError, ValueError):
             return data.decode(charset, errors="replace")
-        except (LookupError, ValueError):
-            pass
-    if is_html or charset is not None:
-        return None if b"\0" in data else data.decode("utf-8-sig", errors="replace")
-    return text_of_bytes(data)
+    return data.decode("utf-8-sig", errors="replace")
 
 
-class _Words(HTMLParser):
-    """Collects what a reader would read."""
+class _TextReader(HTMLParser):
+    """Collects the text that a person would read."""
 
     def __init__(self, url: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -179,7 +155,7 @@ class _Words(HTMLParser):
         if tag == "title" and not self._title:
             self._is_title = True
         if tag == "body":
-            # A head that nobody closed.
+            # A head that was never closed.
             self._skipping.clear()
         if tag in _SKIPPED:
             self._skipping.append(tag)

@@ -1,10 +1,9 @@
 """What do the operator's own documents say? A full-text index of a folder, in one SQLite file.
 
 `build` reads a folder into the file, and reads again only what has changed since; `IndexWeb` searches it. Nothing here
-uses the network, so a web search with only this behind it works on a machine without one.
+uses the network, so a web search over an index alone works on a machine without one.
 
-A document has an address: the prefix that the operator gave the folder, then its path. Several folders may be in one
-file.
+A document has a URL: the prefix that the operator gave the folder, then its path. Several folders may be in one file.
 """
 
 from __future__ import annotations
@@ -14,15 +13,17 @@ import hashlib
 import os
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 from segue.errors import Misconfigured, StoreFailed
 from segue.tools.html import Page, open_page, read_page
-from segue.tools.search import Asked, Hit, is_allowed
+from segue.tools.search import Hit, WebQuery, is_allowed
 from segue.wire.files import is_pdf
 
 # A larger file is no document.
@@ -30,7 +31,7 @@ FILE_BYTES_MAX = 32 * 1024 * 1024
 # Documents written together: readers wait for no longer than this takes, and a stop loses no more.
 BATCH = 64
 BUSY_MS = 10_000
-# Of a question; the rest would not change what is found.
+# Words of a query that count; more would not change what is found.
 WORDS_MAX = 32
 # Looked at for each hit that is wanted, where some may be of domains that are not.
 SPARE = 20
@@ -84,7 +85,7 @@ WHERE words MATCH ? ORDER BY bm25(words, {IN_TITLE}, {IN_TEXT}), documents.id LI
 READ = "SELECT url, title, text FROM documents WHERE url = ? AND is_readable"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Report:
     """What became of the files of a folder."""
 
@@ -92,48 +93,44 @@ class Report:
     changed: int = 0
     same: int = 0
     removed: int = 0
-    # No text, too large, or not to be had.
+    # No text, too large, or not readable.
     unread: int = 0
 
 
 def build(
     folder: Path, into: Path, prefix: str = "", note: Callable[[int, int], None] | None = None
 ) -> Report:
-    """Bring the index up to date with a folder. `note` hears how many files are done, of how many."""
+    """Bring the index up to date with a folder. `note` is called with how many files are done, and of how many."""
     if not folder.is_dir():
         raise Misconfigured(f"index: {folder} is not a folder.")
     prefix = prefix or f"file:///{quote(folder.resolve().name)}/"
     files = sorted(_files(folder))
-    report = Report()
+    outcomes: Counter[str] = Counter()
     try:
         with closing(_open_to_write(into)) as database:
             known = {row[0]: row[1:] for row in database.execute(KNOWN, (prefix,))}
             for number, path in enumerate(files, 1):
                 url = prefix.rstrip("/") + "/" + quote(path.relative_to(folder).as_posix())
-                _take_in(database, path, url, prefix, known.pop(url, None), report)
+                outcomes[_take_in(database, path, url, prefix, known.pop(url, None))] += 1
                 if number % BATCH == 0:
                     database.commit()
                 if note is not None:
                     note(number, len(files))
             database.executemany(REMOVE, [(url,) for url in known])
-            report.removed = len(known)
             database.commit()
     except sqlite3.Error as error:
         raise Misconfigured(f"index: {into} cannot be written: {error}.") from error
-    return report
+    return Report(**outcomes, removed=len(known))
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """Ordinary files that are not hidden. Links are not followed: they may lead anywhere."""
     for place, folders, names in os.walk(folder):
-        folders[:] = [one for one in folders if not one.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(place, name)
             if not name.startswith(".") and path.is_file() and not path.is_symlink():
                 yield path
-
-
-Known = tuple[int, int, bytes]
 
 
 def _take_in(
@@ -141,38 +138,30 @@ def _take_in(
     path: Path,
     url: str,
     prefix: str,
-    known: Known | None,
-    report: Report,
-) -> None:
+    known: tuple[int, int, bytes] | None,
+) -> Literal["added", "changed", "same", "unread"]:
+    """Bring one file up to date. `known`: time, size and digest of the document as the index has it."""
     try:
         state = path.stat()
-        if known is not None and known[:2] == (state.st_mtime_ns, state.st_size):
-            report.same += 1
-            return
-        data = path.read_bytes() if state.st_size <= FILE_BYTES_MAX else b""
+        mtime_ns, size = state.st_mtime_ns, state.st_size
+        if known is not None and known[:2] == (mtime_ns, size):
+            return "same"
+        data = path.read_bytes() if size <= FILE_BYTES_MAX else b""
     except OSError:
-        # Gone in the meantime, or not ours to read.
-        report.unread += 1
-        return
+        # Gone in the meantime, or without permission to read it.
+        return "unread"
     digest = hashlib.sha256(data).digest()
-    if known is not None and known[2] == digest and known[1] == state.st_size:
-        database.execute(TOUCH, (state.st_mtime_ns, state.st_size, url))
-        report.same += 1
-        return
+    if known is not None and known[1:] == (size, digest):
+        database.execute(TOUCH, (mtime_ns, size, url))
+        return "same"
     page = _read(url, data, path.name) if data else None
-    title, text = (page.title, page.text) if page is not None else ("", "")
-    is_readable = bool(text.strip())
-    row = (title if is_readable else "", text if is_readable else "")
+    is_readable = page is not None and bool(page.text.strip())
+    title, text = (page.title, page.text) if page is not None and is_readable else ("", "")
     # What cannot be read is remembered too, so that it is not tried again each time.
-    database.execute(
-        SAVE, (url, prefix, *row, state.st_mtime_ns, state.st_size, digest, is_readable)
-    )
+    database.execute(SAVE, (url, prefix, title, text, mtime_ns, size, digest, is_readable))
     if not is_readable:
-        report.unread += 1
-    elif known is None:
-        report.added += 1
-    else:
-        report.changed += 1
+        return "unread"
+    return "added" if known is None else "changed"
 
 
 def _read(url: str, data: bytes, name: str) -> Page | None:
@@ -187,7 +176,9 @@ def _open_to_write(path: Path) -> sqlite3.Connection:
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, VERSION):
         database.close()
-        raise Misconfigured(f"index: {path} is of version {version}; make it anew.")
+        raise Misconfigured(
+            f"index: {path} has version {version}, this Segue needs {VERSION}: make a new one."
+        )
     database.executescript(SCHEMA)
     return database
 
@@ -197,42 +188,34 @@ class IndexWeb:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise Misconfigured(
-                f"search_index: there is no file {path}. Make it with: segue index DIR"
-            )
+            raise Misconfigured(f"search_index: {path} does not exist. Make it: segue index DIR")
         self._path = path
 
-    async def search(self, asked: Asked) -> Sequence[Hit]:
-        """The documents that fit best, best first."""
-        question = as_match(asked.query)
-        if not question:
+    async def search(self, query: WebQuery) -> Sequence[Hit]:
+        match = as_match(query.words)
+        if not match:
             return []
-        wanted = asked.hits_max * (SPARE if asked.allowed or asked.blocked else 1)
-        rows = await asyncio.to_thread(self._ask, SEARCH, (question, wanted))
+        rows_max = query.hits_max * (SPARE if query.allowed or query.blocked else 1)
+        rows = await asyncio.to_thread(self._query, SEARCH, (match, rows_max))
         hits = [Hit(str(url), str(title), str(text)) for url, title, text in rows]
-        return [hit for hit in hits if is_allowed(hit.url, asked)][: asked.hits_max]
+        return [hit for hit in hits if is_allowed(hit.url, query)][: query.hits_max]
 
     async def open_page(self, url: str) -> Page | None:
-        """The document at this address, if it is here."""
-        rows = await asyncio.to_thread(self._ask, READ, (url,))
-        if not rows:
-            return None
-        found, title, text = map(str, rows[0])
-        return Page(found, title, text)
+        rows = await asyncio.to_thread(self._query, READ, (url,))
+        return next((Page(str(url), str(title), str(text)) for url, title, text in rows), None)
 
-    def _ask(self, query: str, values: tuple[object, ...]) -> list[tuple[object, ...]]:
-        # A connection for each question: they are cheap, and an index may be made anew behind our back.
+    def _query(self, sql: str, values: tuple[object, ...]) -> list[tuple[object, ...]]:
+        # A connection for each query: they are cheap, and the file may be replaced while the server runs.
+        file = f"file:{quote(str(self._path))}?mode=ro"
         try:
-            with closing(
-                sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True)
-            ) as database:
+            with closing(sqlite3.connect(file, uri=True)) as database:
                 database.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-                return database.execute(query, values).fetchall()
+                return database.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise StoreFailed("The index of documents cannot be read.") from error
 
 
 def as_match(query: str) -> str:
-    """A question as the index is asked: any of its words, each as a plain word whatever it looks like."""
+    """A query for FTS5: any of its words, each as a plain word whatever it looks like."""
     words = list(dict.fromkeys(re.findall(r"\w+", query.lower())))[:WORDS_MAX]
     return " OR ".join(f'"{word}"' for word in words)

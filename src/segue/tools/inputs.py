@@ -1,18 +1,18 @@
-"""What stands behind the addresses in an input, and what do its PDFs say?
+"""What is at the URLs in an input, and what is the text of its PDFs?
 
-In: the items of a request, and a way to read addresses, where the operator allows that. Out: the same items with files
-and pictures inside them, as if the client had sent their bytes; so what was read is kept with the turn, is the same
-whenever the turn is continued, and no engine is ever told to follow an address. Everything is read before the turn
-begins, all at once and within limits: what cannot be read is refused, with the place where it stands.
+In: the items of a request, and a way to read URLs, where the operator allows that. Out: the same items with files and
+pictures inside them, as if the client had sent their bytes; so the content is kept with the turn, is the same whenever
+the turn is continued, and no engine ever follows a URL. Everything is read before the turn begins, all at once and
+within limits: what cannot be read is refused, and `param` names the place.
 
-A PDF takes long to read, so that is done in the turn, where a client hears heartbeats and can cancel. Its text is kept
-beside its bytes, so that it is read once and is the same for whoever continues.
+A PDF takes long to read, so that is done in the turn, where a client gets heartbeats and can cancel. Its text is kept
+beside its bytes, so that it is read once and is the same in every continuation.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -30,163 +30,136 @@ from segue.wire.items import (
     Message,
 )
 
-Kind = Literal["file", "image"]
-# Gives the bytes at an address as a data URL.
-ReadUrl = Callable[[str, Kind], Awaitable[str]]
-# Gives the text of a PDF; None if it is broken.
+UrlKind = Literal["file", "image"]
+# Returns the bytes at a URL as a data URL.
+ReadUrl = Callable[[str, UrlKind], Awaitable[str]]
+# Returns the text of a PDF; None if it is broken.
 ReadPdf = Callable[[bytes], Awaitable[str | None]]
 
-# Addresses in one request, and what may stand behind all of them together, as it is kept.
+# URLs in one request, and the size of everything they lead to, as it is kept.
 URLS_MAX = 32
 CHARS_MAX = 64 * 1024 * 1024
 # PDFs in one request.
 PDFS_MAX = 32
-# So many letters of base64 tell whether a file claims to be a PDF.
+# So many characters of base64 tell whether a file claims to be a PDF.
 CLAIM_CHARS = 8
 
 
-Content = Literal["content", "output"]
-
-
-class _Place(NamedTuple):
-    """Where an address stands, or a PDF."""
+class _Part(NamedTuple):
+    """A part of an item, and where it stands."""
 
     item: int
-    part: int
-    kind: Kind
-    # The address; of a PDF, its data.
-    url: str
-    # Under which name of the item its parts stand.
-    content: Content
-
-    @property
-    def where(self) -> str:
-        return f"input[{self.item}].{self.content}[{self.part}]"
+    # The field of the item that has its parts.
+    field: Literal["content", "output"]
+    place: int
+    value: object
 
     @property
     def param(self) -> str:
-        return f"{self.where}.{self.kind}_url"
+        return f"input[{self.item}].{self.field}[{self.place}]"
 
 
 async def attach(items: tuple[Item, ...], read_url: ReadUrl) -> tuple[Item, ...]:
-    """The items with what their addresses stand for."""
-    places = [place for number, item in enumerate(items) for place in _places(number, item, _among)]
+    """The items with the contents of their URLs."""
+    places = [(part, *found) for part in _parts(items) if (found := _url_in(part.value))]
     if not places:
         return items
     if len(places) > URLS_MAX:
-        raise InvalidRequest(
-            f"Too many addresses: {len(places)}, at most {URLS_MAX} are followed.", param="input"
-        )
-    read = await asyncio.gather(*(_read(place, read_url) for place in places))
-    if sum(map(len, read)) > CHARS_MAX:
-        raise InvalidRequest(
-            "What the addresses lead to is too large together.", code="url_failed", param="input"
-        )
+        message = f"Too many URLs: {len(places)}, at most {URLS_MAX} are read."
+        raise InvalidRequest(message, param="input")
+
+    async def read(part: _Part, kind: UrlKind, url: str) -> str:
+        try:
+            return await read_url(url, kind)
+        except ApiError as error:
+            error.param = f"{part.param}.{kind}_url"
+            raise
+
+    read_data = await asyncio.gather(*(read(*place) for place in places))
+    if sum(map(len, read_data)) > CHARS_MAX:
+        message = "The contents of the URLs are too large together."
+        raise InvalidRequest(message, code="url_failed", param="input")
     changed = list(items)
-    for place, data in zip(places, read, strict=True):
-        changed[place.item] = _with_data(changed[place.item], place, data)
+    for (part, kind, url), data in zip(places, read_data, strict=True):
+        change = {"image_url": data} if kind == "image" else {"file_data": data}
+        default = {} if kind == "image" else {"filename": _name_of(url)}
+        changed[part.item] = _with_fields(changed[part.item], part, change, default)
     return tuple(changed)
 
 
 async def read_pdfs(items: tuple[Item, ...], read_pdf: ReadPdf) -> tuple[Item, ...]:
-    """The items with what their PDFs say, one after the other, so that no request keeps others from being read."""
-    places = [
-        place for number, item in enumerate(items) for place in _places(number, item, _pdfs_among)
-    ]
+    """The items with the text of their PDFs, one after the other, so that no request keeps others from being read."""
+    places = [(part, data) for part in _parts(items) if (data := _pdf_in(part.value))]
     if len(places) > PDFS_MAX:
-        raise InvalidRequest(
-            f"Too many PDF files: {len(places)}, at most {PDFS_MAX} are read.", param="input"
-        )
+        message = f"Too many PDF files: {len(places)}, at most {PDFS_MAX} are read."
+        raise InvalidRequest(message, param="input")
     changed = list(items)
-    for place in places:
+    for part, data in places:
         try:
-            text = await read_pdf(contents(place.url) or b"")
+            text = await read_pdf(contents(data) or b"")
         except ApiError as error:
-            error.param = place.where
+            error.param = part.param
             raise
         if text is not None:
-            changed[place.item] = _with_fields(changed[place.item], place, {"segue:text": text})
+            changed[part.item] = _with_fields(changed[part.item], part, {"segue:text": text}, {})
     return tuple(changed) if places else items
 
 
-async def _read(place: _Place, read_url: ReadUrl) -> str:
-    try:
-        return await read_url(place.url, place.kind)
-    except ApiError as error:
-        error.param = place.param
-        raise
+def _parts(items: Iterable[Item]) -> Iterator[_Part]:
+    for number, item in enumerate(items):
+        match item.value:
+            case Message(content=list() as values):
+                yield from (_Part(number, "content", *one) for one in enumerate(values))
+            case (
+                FunctionCallOutput(output=list() as values)
+                | CustomToolCallOutput(output=list() as values)
+            ):
+                yield from (_Part(number, "output", *one) for one in enumerate(values))
+            case _:
+                pass
 
 
-Among = Callable[[int, Sequence[object], Content], list[_Place]]
-
-
-def _places(number: int, item: Item, among: Among) -> list[_Place]:
-    match item.value:
-        case Message(content=list() as parts):
-            return among(number, parts, "content")
-        case (
-            FunctionCallOutput(output=list() as parts)
-            | CustomToolCallOutput(output=list() as parts)
-        ):
-            return among(number, parts, "output")
+def _url_in(part: object) -> tuple[UrlKind, str] | None:
+    """The URL that is to be read; data that is here already is not fetched."""
+    match part:
+        case InputFile(file_url=str() as url, file_data=data) if not data and _is_remote(url):
+            return "file", url
+        case InputImage(image_url=str() as url) if _is_remote(url):
+            return "image", url
         case _:
-            return []
+            return None
 
 
-def _pdfs_among(number: int, parts: Sequence[object], content: Content) -> list[_Place]:
-    return [
-        _Place(number, index, "file", part.file_data, content)
-        for index, part in enumerate(parts)
-        if isinstance(part, InputFile)
-        and isinstance(part.file_data, str)
-        and not isinstance(part.text, str)
-        and _claims_pdf(part.file_data)
-    ]
-
-
-def _claims_pdf(file_data: str) -> bool:
-    begin = file_data.find(",") + 1 if file_data.startswith("data:") else 0
-    return is_pdf(contents(file_data[begin : begin + CLAIM_CHARS]) or b"")
-
-
-def _among(number: int, parts: Sequence[object], content: Content) -> list[_Place]:
-    found: list[_Place] = []
-    for index, part in enumerate(parts):
-        match part:
-            case InputFile(file_url=str() as url, file_data=data) if not data and _is_address(url):
-                found.append(_Place(number, index, "file", url, content))
-            case InputImage(image_url=str() as url) if _is_address(url):
-                found.append(_Place(number, index, "image", url, content))
-    return found
-
-
-def _is_address(url: str) -> bool:
-    """Data that is here already is not fetched."""
+def _is_remote(url: str) -> bool:
     return bool(url) and not url.startswith("data:")
 
 
-def _with_data(item: Item, place: _Place, data: str) -> Item:
-    if place.kind == "image":
-        return _with_fields(item, place, {"image_url": data})
-    return _with_fields(item, place, {"file_data": data}, filename=_name_of(place.url))
+def _pdf_in(part: object) -> str | None:
+    """The data of a file that claims to be a PDF and has no text yet."""
+    if not isinstance(part, InputFile) or isinstance(part.text, str):
+        return None
+    data = part.file_data
+    if not isinstance(data, str):
+        return None
+    begin = data.find(",") + 1 if data.startswith("data:") else 0
+    return data if is_pdf(contents(data[begin : begin + CLAIM_CHARS]) or b"") else None
 
 
 def _with_fields(
-    item: Item, place: _Place, changes: Mapping[str, str], **unless_there: str
+    item: Item, part: _Part, changes: Mapping[str, str], defaults: Mapping[str, str]
 ) -> Item:
-    """The item with a part of it changed. What else the client wrote is nobody's to read, and stays as it is."""
+    """The item with a part of it changed. Everything else that the client wrote stays as it is."""
     fields = msgspec.json.decode(item.raw, type=dict[str, Raw])
-    parts = msgspec.json.decode(fields[place.content], type=list[dict[str, Raw]])
-    usual, changed = (
-        {name: Raw(encode(text)) for name, text in these.items()}
-        for these in (unless_there, changes)
+    parts = msgspec.json.decode(fields[part.field], type=list[dict[str, Raw]])
+    default, change = (
+        {name: Raw(encode(text)) for name, text in texts.items()} for texts in (defaults, changes)
     )
-    parts[place.part] = usual | parts[place.part] | changed
-    fields[place.content] = Raw(encode(parts))
-    return decode_item(encode(fields), f"input[{place.item}]")
+    parts[part.place] = default | parts[part.place] | change
+    fields[part.field] = Raw(encode(parts))
+    return decode_item(encode(fields), f"input[{part.item}]")
 
 
 def _name_of(url: str) -> str:
-    """What a file is called: the end of its address."""
+    """The name of a file: the last part of its URL."""
     path = url.partition("?")[0].partition("#")[0].rstrip("/")
     return path.rpartition("/")[2] or url

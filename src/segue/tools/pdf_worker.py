@@ -1,8 +1,8 @@
-"""What does a PDF say? The program that takes one apart, in a process of its own (see `paper`).
+"""What is the text of a PDF? The program that parses it, in a process of its own (see `pdf`).
 
 In: the bytes, on standard input, and how many characters are wanted at most. Out: lines of JSON, the title first, then
-each page as soon as it is read, so that whoever loses patience has what came before; last, in an object, how it ended.
-A page that was written with malice can take minutes and any amount of memory: this process has little of either.
+each page as soon as it is read, so that after a timeout the parent has what came before; last, in an object, how it
+ended. A malicious page can take minutes and any amount of memory: this process has little of either.
 """
 
 from __future__ import annotations
@@ -22,32 +22,23 @@ from pypdf.generic import DictionaryObject, StreamObject
 
 PAGES_MAX = 2_000
 # A few kilobytes can unfold to minutes of work (docs/hazards.md T8). A page of text has some thousand operations
-# in less than 100 KiB; each costs some 20 us. What is beyond that is told in its place, if there is time for the rest.
+# in less than 100 KiB; each costs some 20 us. A note stands for what is beyond that, if there is time for the rest.
 PAGE_BYTES_MAX = 1024 * 1024
 OPERATIONS_MAX = 1_000_000
 UNREAD_PAGE = "[a page that is too large to read]"
 UNREAD_REST = "[the rest is too long to read]"
 MEMORY_BYTES_MAX = 1024 * 1024 * 1024
-# Whoever serves goes first.
+# The serving process goes first.
 NICENESS = 10
-_BROKEN = (
-    PyPdfError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    IndexError,
-    RecursionError,
-    OSError,
-)
+_FAULTS = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OSError)
 
 
 class _Exhausted(Exception):
-    """All the work that a file is worth has been done."""
+    """The file has more operations than are read."""
 
 
 class _Effort:
-    """How many operations have been read of a file."""
+    """Counts the operations that were read of a file."""
 
     def __init__(self) -> None:
         self.spent = 0
@@ -65,8 +56,8 @@ def take_apart(data: bytes, chars_max: int) -> Iterator[str | dict[str, bool]]:
     length = 0
     try:
         reader = PdfReader(io.BytesIO(data))
-        said = reader.metadata
-        yield (said.title or "").strip() if said is not None else ""
+        metadata = reader.metadata
+        yield (metadata.title or "").strip() if metadata is not None else ""
         for page in reader.pages[:PAGES_MAX]:
             is_small = _drawn_bytes(page, PAGE_BYTES_MAX) <= PAGE_BYTES_MAX
             text = page.extract_text(visitor_operand_before=effort) if is_small else UNREAD_PAGE
@@ -76,7 +67,7 @@ def take_apart(data: bytes, chars_max: int) -> Iterator[str | dict[str, bool]]:
                 break
     except _Exhausted:
         yield UNREAD_REST
-    except _BROKEN:
+    except (PyPdfError, *_FAULTS):
         is_broken = True
     yield {"is_broken": is_broken}
 
@@ -88,23 +79,25 @@ def _drawn_bytes(page: PageObject, enough: int) -> int:
     seen: set[int] = set()
     todo: list[DictionaryObject] = [page]
     while todo and size <= enough:
-        resources = todo.pop().get("/Resources")
-        named = resources.get_object() if resources is not None else None
-        forms = named.get("/XObject") if isinstance(named, DictionaryObject) else None
-        found = forms.get_object() if forms is not None else None
-        for one in found.values() if isinstance(found, DictionaryObject) else ():
+        forms = _inside(_inside(todo.pop(), "/Resources"), "/XObject")
+        for one in forms.values():
             form = one.get_object()
-            if not isinstance(form, StreamObject) or form.get("/Subtype") != "/Form":
-                continue
-            if id(form) not in seen and size <= enough:
+            is_form = isinstance(form, StreamObject) and form.get("/Subtype") == "/Form"
+            if is_form and id(form) not in seen and size <= enough:
                 seen.add(id(form))
                 size += len(form.get_data())
                 todo.append(form)
     return size
 
 
+def _inside(holder: DictionaryObject, name: str) -> DictionaryObject:
+    found = holder.get(name)
+    inner = found.get_object() if found is not None else None
+    return inner if isinstance(inner, DictionaryObject) else DictionaryObject()
+
+
 def main() -> None:
-    """Read one file, within limits that hold even if nobody is there any more to stop it."""
+    """Read one file, within limits that hold even if the parent process is gone."""
     chars_max, seconds = int(sys.argv[1]), int(sys.argv[2])
     os.nice(NICENESS)
     logging.disable()
@@ -112,9 +105,9 @@ def main() -> None:
         # Not every system has both.
         with suppress(ValueError, OSError):
             resource.setrlimit(what, (limit, limit))
-    for one in take_apart(sys.stdin.buffer.read(), chars_max):
-        # A lone surrogate would be no text; JSON can say it, UTF-8 cannot.
-        text = one.encode(errors="replace").decode() if isinstance(one, str) else one
+    for line in take_apart(sys.stdin.buffer.read(), chars_max):
+        # JSON can express a lone surrogate, UTF-8 cannot.
+        text = line.encode(errors="replace").decode() if isinstance(line, str) else line
         print(json.dumps(text), flush=True)
 
 

@@ -1,8 +1,8 @@
 """How does an HTTP client connect to addresses that were checked, and to nothing else?
 
-In: requests to one origin. Out: the same requests, sent to one of the given addresses, under the name that they were
-made for: the `Host` header and the certificate's name stay. No name is looked up here, so it does not matter where it
-leads by now, and a request to any other host is not sent at all. The library's own check of redirects comes before.
+In: requests to one origin. Out: the same requests, sent to one of the given addresses, under their original name: the
+`Host` header and the certificate's name stay. No name is looked up here, so it does not matter where it leads by now,
+and a request to any other host is not sent at all. The library's own check of redirects comes before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send it to the first address that takes the connection."""
-        if not self._is_ours(request.url):
+        if not self._is_allowed(request.url):
             raise httpx2.ConnectError("not the server that was checked", request=request)
         for address in self._addresses[:-1]:
             try:
@@ -44,15 +44,14 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         )
         return await self._inner.handle_async_request(pinned)
 
-    def _is_ours(self, url: httpx2.URL) -> bool:
-        """Its own origin; or the same host where it has moved from plain HTTP to TLS."""
+    def _is_allowed(self, url: httpx2.URL) -> bool:
+        """The origin itself; or the same host where it has moved from plain HTTP to TLS."""
+        target = self._target
+        allowed = {(target.scheme, target.port)}
+        if ("http", 80) in allowed:
+            allowed.add(("https", 443))
         port = url.port or DEFAULT_PORTS.get(url.scheme)
-        usual = (
-            {("https", 443)} if (self._target.scheme, self._target.port) == ("http", 80) else set()
-        )
-        is_place = (url.scheme, port) in {(self._target.scheme, self._target.port), *usual}
-        return url.host == self._target.host and is_place
+        return url.host == target.host and (url.scheme, port) in allowed
 
     async def aclose(self) -> None:
-        """Close what is open."""
         await self._inner.aclose()

@@ -1,18 +1,18 @@
-"""Who finds pages? The one small seam behind a web search, and the adapter for search engines that answer in JSON.
+"""How are pages found? The small seam of a web search, and the adapter for search engines that answer in JSON.
 
-In: what is asked. Out: hits. An engine's address is the operator's, so it may be anywhere, and it alone is told the
-operator's key: it is not followed when it redirects. SearXNG is the case in which nothing but the address is needed.
+In: a query. Out: hits. An engine's URL is the operator's, so it may lead anywhere, and only the engine gets the
+operator's key: its redirects are not followed. A SearXNG needs nothing but its URL.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from segue.errors import ApiError, Misconfigured, Unavailable
 from segue.tools.fetch import Fetcher, Policy
@@ -29,14 +29,14 @@ SITES_MAX = 8
 TITLE_CHARS_MAX, SNIPPET_CHARS_MAX = 200, 1_000
 
 SEARXNG = "/search?q={query}&format=json"
-_HOLE = re.compile(r"\{([a-z]+)\}")
+_PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 _TAG = re.compile(r"<[^<>]{0,200}>")
 
 
-class Asked(Struct, frozen=True):
-    """A search: what for, how many hits, where they may be, and where the user is."""
+class WebQuery(Struct, frozen=True):
+    """A search: the words, how many hits, of which domains, and where the user is."""
 
-    query: str
+    words: str
     hits_max: int
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
@@ -52,26 +52,26 @@ class Hit(Struct, frozen=True):
 
 
 class Web(Protocol):
-    """Where pages are found and read. To find words in a page is a function on top of it."""
+    """Where pages are found and read."""
 
-    async def search(self, asked: Asked) -> Sequence[Hit]:
+    async def search(self, query: WebQuery) -> Sequence[Hit]:
         """The pages that fit best, best first; only those that are allowed."""
 
     async def open_page(self, url: str) -> Page | None:
-        """The page; None if there is none here. What goes wrong is an `ApiError`."""
+        """The page; None if it is not here. What goes wrong is an `ApiError`."""
 
 
-def is_allowed(url: str, asked: Asked) -> bool:
-    """Whether a page may be shown, by its host; an address without a host is of no domain."""
-    if not asked.allowed and not asked.blocked:
+def is_allowed(url: str, query: WebQuery) -> bool:
+    """Whether a page may be shown, by its host; a URL without a host belongs to no domain."""
+    if not query.allowed and not query.blocked:
         return True
     host = host_of(url)
-    is_wanted = not asked.allowed or is_within(host, asked.allowed)
-    return is_wanted and not is_within(host, asked.blocked)
+    is_listed = not query.allowed or is_within(host, query.allowed)
+    return is_listed and not is_within(host, query.blocked)
 
 
 def host_of(url: str) -> str:
-    """The host of an address, by the parser that everything goes by; nothing where it has none."""
+    """The host of a URL, by the parser of all URLs from outside; empty where it has none."""
     try:
         return parse(url).host
     except ApiError:
@@ -81,9 +81,9 @@ def host_of(url: str) -> str:
 class JsonEngine(Struct, frozen=True):
     """A search engine as the operator describes it.
 
-    `url` has holes: `{query}`, `{count}`, `{country}`, `{region}`, `{city}`, `{timezone}`. Without any it is the
-    address of a SearXNG. `results` is the path to the list of hits, `fields` are the names of address,
-    title and words in each.
+    `url` has placeholders: `{query}`, `{count}`, `{country}`, `{region}`, `{city}`, `{timezone}`. Without `{query}` it
+    is the URL of a SearXNG. `results` is the path to the list of hits, `fields` are the names of URL, title and text in
+    each.
     """
 
     url: str
@@ -99,56 +99,50 @@ class JsonSearch:
         template = engine.url
         if "{query}" not in template:
             template = template.rstrip("/").removesuffix("/search") + SEARXNG
+        _check_template(template)
         self._template = template
         self._engine = engine
-        _check_template(template)
-        policy = Policy("own", bytes_max=ANSWER_BYTES_MAX, s_max=ANSWER_S_MAX, redirects_max=0)
-        self._fetcher = Fetcher(policy)
+        self._fetcher = Fetcher(
+            Policy("own", bytes_max=ANSWER_BYTES_MAX, s_max=ANSWER_S_MAX, redirects_max=0)
+        )
 
     def close(self) -> None:
-        """Let go of what asking needs."""
         self._fetcher.close()
 
-    async def search(self, asked: Asked) -> Sequence[Hit]:
-        """What the engine finds, without what is not allowed."""
+    async def search(self, query: WebQuery) -> Sequence[Hit]:
+        url, headers = fill(self._template, query), dict(self._engine.headers)
         try:
-            found = await self._fetcher.fetch(
-                fill(self._template, asked), JSON_KINDS, dict(self._engine.headers)
-            )
-            answer: object = msgspec.json.decode(found.data)
+            fetched = await self._fetcher.fetch(url, JSON_KINDS, headers)
+            answer: object = msgspec.json.decode(fetched.data)
         except ApiError as error:
-            # Its words may hold the operator's address.
+            # Its message may contain the operator's URL.
             raise Unavailable("The search engine does not answer.") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Unavailable("The search engine did not answer in JSON.") from error
         hits = read_hits(answer, self._engine)
-        return [hit for hit in hits if is_allowed(hit.url, asked)][: asked.hits_max]
+        return [hit for hit in hits if is_allowed(hit.url, query)][: query.hits_max]
 
 
-def fill(template: str, asked: Asked) -> str:
-    """The address to ask, with every hole filled."""
-    location = asked.location
-    values: Mapping[str, str | None] = {
-        "query": with_sites(asked),
-        "count": str(asked.hits_max),
-        "country": location.country,
-        "region": location.region,
-        "city": location.city,
-        "timezone": location.timezone,
+def fill(template: str, query: WebQuery) -> str:
+    """The URL of this search, with every placeholder filled."""
+    values: dict[str, str | None] = {
+        "query": with_sites(query),
+        "count": str(query.hits_max),
+        **structs.asdict(query.location),
     }
-    return _HOLE.sub(lambda hole: quote(values.get(hole[1]) or "", safe=""), template)
+    return _PLACEHOLDER.sub(lambda found: quote(values.get(found[1]) or "", safe=""), template)
 
 
-def with_sites(asked: Asked) -> str:
-    """The query; a few domains are named in it, as most engines understand. They are checked afterwards in any case."""
-    if not 0 < len(asked.allowed) <= SITES_MAX:
-        return asked.query
-    sites = " OR ".join(f"site:{one}" for one in asked.allowed)
-    return f"{asked.query} {sites}" if len(asked.allowed) == 1 else f"{asked.query} ({sites})"
+def with_sites(query: WebQuery) -> str:
+    """The words, with a few domains as most engines understand them. Domains are checked afterwards in any case."""
+    if not 0 < len(query.allowed) <= SITES_MAX:
+        return query.words
+    sites = " OR ".join(f"site:{domain}" for domain in query.allowed)
+    return f"{query.words} {sites}" if len(query.allowed) == 1 else f"{query.words} ({sites})"
 
 
 def read_hits(answer: object, engine: JsonEngine) -> list[Hit]:
-    """The hits in an answer; those without an address that can be cited are left out."""
+    """The hits in an answer; a hit without a URL that can be cited is left out."""
     rows = _at(answer, engine.results)
     hits: dict[str, Hit] = {}
     for row in rows if isinstance(rows, list) else []:
@@ -159,7 +153,7 @@ def read_hits(answer: object, engine: JsonEngine) -> list[Hit]:
 
 
 def _words(value: object, chars_max: int = SNIPPET_CHARS_MAX) -> str:
-    """Plain words: engines mark the words that fit with tags."""
+    """Plain text: engines mark the words that fit with tags."""
     if not isinstance(value, str):
         return ""
     return " ".join(_TAG.sub("", value).split())[:chars_max]
@@ -173,17 +167,11 @@ def _at(value: object, path: str) -> object:
 
 
 def _check_template(template: str) -> None:
-    unknown = {hole[1] for hole in _HOLE.finditer(template)} - {
-        "query",
-        "count",
-        "country",
-        "region",
-        "city",
-        "timezone",
-    }
+    known = {"query", "count", *WebLocation.__struct_fields__}
+    unknown = set(_PLACEHOLDER.findall(template)) - known
     if unknown:
-        raise Misconfigured(f"search_url: there is nothing to put for {{{unknown.pop()}}}.")
+        raise Misconfigured(f"search_url: the placeholder {{{unknown.pop()}}} is unknown.")
     try:
-        parse(_HOLE.sub("x", template))
+        parse(_PLACEHOLDER.sub("x", template))
     except ApiError as error:
         raise Misconfigured(f"search_url: {error}") from None

@@ -2,14 +2,14 @@
 
 In: the text of a URL, or an address. Out: a `Target` with every part that a connection needs, or an error. This is the
 only parser of URLs from outside: what it does not understand is refused, never repaired, because two parsers that
-disagree are how such checks are passed by (docs/hazards.md T10). Nothing is looked up here.
+disagree are how such checks are bypassed (docs/hazards.md T10). Nothing is looked up here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Literal
 from urllib.parse import quote, urljoin
 
@@ -19,9 +19,9 @@ from segue.errors import InvalidRequest
 
 Address = IPv4Address | IPv6Address
 
-# Longer ones are nobody's page.
+# No page has a longer URL.
 URL_CHARS_MAX = 4_096
-# How much of a URL is told back.
+# How much of a URL an error shows.
 SHOWN_CHARS_MAX = 200
 
 _URL = re.compile(
@@ -40,64 +40,34 @@ _PLAIN = "/?:@!$&'()*+,;=-._~%"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 # Names that are looked up on this machine or in this network, whatever they lead to.
-PRIVATE_NAMES = (
-    "localhost",
-    "localdomain",
-    "local",
-    "internal",
-    "intranet",
-    "private",
-    "corp",
-    "home",
-    "lan",
-    "home.arpa",
-    "svc",
-    "consul",
-    "localnet",
-    "in-addr.arpa",
-    "ip6.arpa",
-    "test",
-    "invalid",
-    "example",
-    "onion",
-    "alt",
-)
+_PRIVATE_WORDS = """
+    localhost localdomain local internal intranet private corp home lan home.arpa svc consul localnet in-addr.arpa
+    ip6.arpa test invalid example onion alt
+"""
+PRIVATE_NAMES = tuple(_PRIVATE_WORDS.split())
 
 # Not for the public, by the registries of special addresses; written out, because what the standard library counts as
 # global has changed from release to release.
 PRIVATE_V4 = tuple(
     IPv4Network(text)
-    for text in (
-        "0.0.0.0/8",  # this network
-        "10.0.0.0/8",
-        "100.64.0.0/10",  # behind carriers' NAT; one cloud's metadata
-        "127.0.0.0/8",
+    for texts in (
+        "0.0.0.0/8 10.0.0.0/8 127.0.0.0/8 172.16.0.0/12 192.168.0.0/16",  # this network
+        "100.64.0.0/10",  # carriers' NAT; one cloud's metadata
         "168.63.129.16/32",  # public by number, but one cloud's host service
         "169.254.0.0/16",  # link-local; most clouds' metadata
-        "172.16.0.0/12",
         "192.0.0.0/24",  # assignments of protocols; one cloud's metadata
-        "192.0.2.0/24",
         "192.88.99.0/24",  # relays of 6to4
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/4",
-        "240.0.0.0/4",
+        "192.0.2.0/24 198.51.100.0/24 203.0.113.0/24",  # documentation
+        "198.18.0.0/15 224.0.0.0/4 240.0.0.0/4",  # benchmarks, multicast, reserved
     )
+    for text in texts.split()
 )
 # Everything global is in here. Mapped, compatible and translated addresses (::ffff:0:0/96, 64:ff9b::/96, …), unique
 # local, link-local, site-local and multicast ones are all outside.
 GLOBAL_V6 = IPv6Network("2000::/3")
-PRIVATE_V6 = tuple(
-    IPv6Network(text)
-    for text in (
-        "2001::/23",  # assignments of protocols: Teredo, benchmarking, ORCHID, …
-        "2001:db8::/32",
-        "2002::/16",  # 6to4: an IPv4 address inside
-        "3fff::/20",
-    )
-)
+# Assignments of protocols (Teredo, benchmarking, ORCHID, …); documentation; 6to4, with an IPv4 address inside;
+# documentation again.
+PRIVATE_V6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 # ISATAP: the lower half of the address is one of these words and an IPv4 address.
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
@@ -130,12 +100,17 @@ class Target(Struct, frozen=True):
 
 
 def refused(url: str, why: str) -> InvalidRequest:
-    """An address that we do not go to."""
-    return InvalidRequest(f"The address {shown(url)} is refused: {why}", code="url_refused")
+    """The error for a URL that is not requested at all."""
+    return InvalidRequest(f"The URL {shown(url)} is refused: {why}", code="url_refused")
+
+
+def failed(url: str, why: str) -> InvalidRequest:
+    """The error for a URL that was requested without a result."""
+    return InvalidRequest(f"The URL {shown(url)} could not be read: {why}", code="url_failed")
 
 
 def shown(url: str) -> str:
-    """A URL as it may be told: neither endless nor unreadable, and never with a password."""
+    """A URL as an error may show it: neither endless nor unreadable, and never with a password."""
     bare = re.sub(r"//[^/@]*@", "//…@", url[:SHOWN_CHARS_MAX])
     return f"'{''.join(char if char.isprintable() else '�' for char in bare)}'"
 
@@ -146,18 +121,18 @@ def parse(url: str) -> Target:
         raise refused(url, f"it is longer than {URL_CHARS_MAX} characters.")
     found = None if _NEVER.search(url) else _URL.fullmatch(url)
     if found is None:
-        raise refused(url, "it is no plain URL of http or https, without user and password.")
+        raise refused(url, "it is not a plain http or https URL without user and password.")
     scheme: Literal["http", "https"] = "https" if len(found["scheme"]) == 5 else "http"
     host = _host(url, found["name"], found["six"])
     port = int(found["port"]) if found["port"] else DEFAULT_PORTS[scheme]
     if not 0 < port < 65_536:
-        raise refused(url, "there is no such port.")
+        raise refused(url, "its port is not between 1 and 65535.")
     query = quote((found["query"] or "?")[1:], safe=_PLAIN)
     return Target(scheme, host, port, quote(found["path"] or "/", safe=_PLAIN), query)
 
 
 def parse_next(before: Target, location: str) -> Target:
-    """The target of a redirect, which may be said relative to the page before.
+    """The target of a redirect, which may be relative to the page before.
 
     What begins like a scheme is whole or wrong: `http:host` is a path to some and a host to others.
     """
@@ -178,26 +153,23 @@ def _host(url: str, name: str | None, six: str | None) -> str:
     labels = host.split(".")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise refused(url, "its host cannot be read.")
-    # What ends in a number is an address to those who connect: in decimal, in hex, in octal, with parts left out. Only
-    # the one form that everybody reads alike is taken.
-    if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]) and not isinstance(
-        _address(host), IPv4Address
-    ):
+    # What ends in a number is an address to the code that connects: in decimal, in hex, in octal, with parts left out.
+    # Only the form that all parsers read alike is accepted.
+    is_number = re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1])
+    if is_number and not isinstance(_address(host), IPv4Address):
         raise refused(url, "its address is not written as four decimal numbers.")
     return host
 
 
 def _address(text: str) -> Address | None:
-    for kind in (IPv4Address, IPv6Address):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return None
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
 
 
 def is_public(address: Address) -> bool:
-    """Whether this is an address of the public internet, and nothing stands behind it but itself."""
+    """Whether this is an address of the public internet, and does not stand for another address."""
     if isinstance(address, IPv4Address):
         return address.is_global and not any(address in one for one in PRIVATE_V4)
     if address.scope_id or address not in GLOBAL_V6 or not address.is_global:

@@ -126,7 +126,7 @@ class ResponseRoutes:
         try:
             count = await self._runner.count_tokens(plan)
         finally:
-            plan.quota.release()
+            self._services.runner.give_up(plan)
         await exchange.answer(200, encode(InputTokens(input_tokens=count)))
 
     # --- reading ---

@@ -65,7 +65,7 @@ class Upgrades:
         self._services.origin_policy.check(_header(headers, "Host"), _header(headers, "Origin"))
         if path not in PATHS:
             raise Refused(f"Unknown request URL: {path[:256]}.", status=404, code="unknown_url")
-        if not limits.is_websocket_on:
+        if not limits.websocket:
             message = "WebSocket mode is switched off here; use HTTP."
             raise Refused(message, status=426, code="upgrade_required")
         if self._services.runner.is_draining:

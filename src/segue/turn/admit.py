@@ -26,6 +26,8 @@ NULL = Raw(b"null")
 # Where a client wants compaction and does not say when: this share of the context.
 THRESHOLD_SHARE = 0.8
 LOGPROBS = "message.output_text.logprobs"
+# Fields of a request that are fields of `Sampling` as they are.
+SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"wants_logprobs", "stop_strings"}
 PLAIN_TEXT = Raw(b'{"type":"text"}')
 
 
@@ -52,7 +54,8 @@ def admit(
     sampling = _sampling(create, model.sampling)
     if resolved.given and isinstance(resolved.given[-1].value, CompactionTrigger):
         compacts = compacts or _triggered(resolved, is_stored=is_stored)
-    generates = create.generates
+    is_prewarm = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm
+    generates = create.generate is not False and not is_prewarm
     is_rollout = bool(create.rollout) and generates
     is_plain = not (create.conversation or create.context_management or compacts or is_rollout)
     return Plan(
@@ -155,10 +158,11 @@ def check_unseen(given: Sequence[Item], model: Model, tally: Tally) -> None:
 
 def _sampling(create: Create, usual: Sampling) -> Sampling:
     """What the request says, and where it says nothing what is usual for the model."""
-    parsed = {name: getattr(create, name, None) for name in Sampling.__struct_fields__}
+    given = {name: getattr(create, name) for name in SAMPLING_FIELDS}
     # As the contract has it: `include` asks for them, `top_logprobs` only says how many alternatives.
-    parsed["wants_logprobs"] = LOGPROBS in (create.include or ())
-    return structs.replace(usual, **{name: one for name, one in parsed.items() if one is not None})
+    given["wants_logprobs"] = LOGPROBS in (create.include or ())
+    given["stop_strings"] = create.stop_strings if create.stop else None
+    return structs.replace(usual, **{name: one for name, one in given.items() if one is not None})
 
 
 def _first_snapshot(

@@ -21,8 +21,10 @@ is done when the tool is. So it is with an item that no model wrote, from `begin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Literal, assert_never
+from typing import Literal, Unpack, assert_never
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -101,22 +103,20 @@ CALLERS_FAULTS = ("context_length_exceeded", "invalid_prompt")
 SENTENCE_ENDS = (".", "!", "?", "\n", ":", "。", "！", "？")
 
 
+@dataclass(slots=True)
 class _OpenItem:
     """The item that the model is writing."""
 
-    __slots__ = ("commands", "delta", "draft", "index", "kind", "logprobs", "pieces", "streamed")
-
-    def __init__(self, kind: AnyItemKind, streamed: Streamed, draft: Draft, index: int) -> None:
-        self.kind = kind
-        self.streamed = streamed
-        self.draft = draft
-        self.index = index
-        self.pieces: list[str] = []
-        # Of a message, where they were asked for.
-        self.logprobs: list[Raw] = []
-        self.delta: DeltaTemplate | None = None
-        # Finds the commands of a shell call as they are written.
-        self.commands = CommandScanner() if streamed.progress == "commands" else None
+    kind: AnyItemKind
+    streamed: Streamed
+    draft: Draft
+    index: int
+    # Finds the commands of a shell call as they are written.
+    commands: CommandScanner | None
+    delta: DeltaTemplate | None = None
+    pieces: list[str] = field(default_factory=list)
+    # Of a message, where they were asked for.
+    logprobs: list[Raw] = field(default_factory=list)
 
 
 class Assembler:
@@ -354,7 +354,8 @@ class Assembler:
             is_async=opened.is_async,
             execution=opened.execution,
         )
-        self._open = item = _OpenItem(kind, streamed, draft, len(self.items))
+        commands = CommandScanner() if streamed.progress == "commands" else None
+        self._open = item = _OpenItem(kind, streamed, draft, len(self.items), commands)
         if item.streamed.progress == "held":
             return
         events.append(self._added_event(streamed.build(draft)))
@@ -474,12 +475,8 @@ class Assembler:
         return [delta, *self._text_done(text, draft, index)]
 
     def _text_done(self, text: TextEvents, draft: Draft, index: int) -> list[Event]:
-        at: Where = {
-            "sequence_number": next(self._numbers),
-            "item_id": draft.id,
-            "output_index": index,
-        }
-        return [encode_event(text.done(at, draft)), *self._part_events(text, draft, index)]
+        done = self._event(partial(_done, text, draft), item_id=draft.id, output_index=index)
+        return [done, *self._part_events(text, draft, index)]
 
     def _part_events(self, text: TextEvents, draft: Draft, index: int) -> list[Event]:
         """That the content part around a text is added, or done; some texts have none."""
@@ -496,6 +493,10 @@ class Assembler:
 def _id_of(value: ItemValue) -> str:
     assert isinstance(value.id, str), "an item of ours has an id"
     return value.id
+
+
+def _done(text: TextEvents, draft: Draft, **at: Unpack[Where]) -> Numbered:
+    return text.done(at, draft)
 
 
 def _delta(events: TextEvents, item_id: str, index: int) -> DeltaTemplate:

@@ -111,17 +111,6 @@ class Resolved(Struct, frozen=True):
     is_hosted: bool = False
 
 
-class Unlimited:
-    """The quota of a caller without limits."""
-
-    async def hold(self) -> None: ...
-
-    def release(self, tokens: int = 0) -> None: ...
-
-
-UNLIMITED = Unlimited()
-
-
 class Joined(Struct, frozen=True):
     """A conversation as a turn meets it: the turn to continue, and the items that it has not seen."""
 
@@ -144,7 +133,8 @@ class Caller:
     joined: Joined | None = None
     # The scopes of the caller's key.
     may: frozenset[str] = frozenset()
-    quota: Quota = UNLIMITED
+    # None for a caller without limits.
+    quota: Quota | None = None
 
 
 class Span(NamedTuple):
@@ -168,8 +158,6 @@ MARKS = {
 }
 # Of a turn with several rounds the last of these counts, of the others the first.
 LAST_MARKS = ("last_token",)
-# Stages that are no durations of their own in the metrics.
-POINTS = ("send",)
 
 
 @dataclass(slots=True)
@@ -196,16 +184,6 @@ class Tally:
     received_at: float = field(default_factory=perf_counter)
     # The timeline, the one record of when what happened; metrics, traces and the dashboard read it.
     spans: list[Span] = field(default_factory=list)
-
-    @property
-    def stage_s(self) -> dict[str, float]:
-        """How long each stage took, over all rounds; of the first token, the first round's."""
-        stages: dict[str, float] = {}
-        for stage, began, ended in self.spans:
-            if stage in POINTS or (stage == "first_token" and stage in stages):
-                continue
-            stages[stage] = stages.get(stage, 0.0) + ended - began
-        return stages
 
     @property
     def marks(self) -> dict[str, float]:
@@ -237,7 +215,8 @@ class Plan:
     response: Response
     root_at: int
     tally: Tally
-    quota: Quota
+    # None for a caller without limits.
+    quota: Quota | None
     # Whether the model is to speak.
     generates: bool = True
     # Whether it waits for its client's tools instead of ending (docs/protocol.md 11).

@@ -57,7 +57,8 @@ async def prepare(
 ) -> Plan:
     """A plan for this request. It holds a slot of the caller's quota: release it if the plan is not started."""
     began = perf_counter()
-    await caller.quota.hold()
+    if caller.quota is not None:
+        await caller.quota.hold()
     try:
         given: tuple[Item, ...] = ()
         if isinstance(create.input, str):
@@ -89,7 +90,8 @@ async def prepare(
             resolved, resources, caller, turn_id, tally, compacts=compacts, has_media=has_media
         )
     except BaseException:
-        caller.quota.release()
+        if caller.quota is not None:
+            caller.quota.release()
         raise
     tally.tool_decodes += resolved.tool_decodes
     tally.spans += (

@@ -33,7 +33,7 @@ from segue.wire.items import (
     TextUpdate,
     ToolSearchOutput,
 )
-from segue.wire.kinds import CALL_WORDS, answer_of, call_of, is_model_written
+from segue.wire.kinds import CALL_WORDS, KINDS, CallPairing, OutputPairing, answer_of, call_of
 from segue.wire.mcp import check_servers, is_same_server, servers_of, with_listed
 from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceName
 from segue.wire.tools import (
@@ -164,9 +164,10 @@ def pair_calls(open_calls: dict[str, Call], given: Sequence[Item]) -> dict[str, 
     """The calls that are open after these items; an answer without its call, or a call left open, is refused."""
     pending = dict(open_calls)
     for item in given:
-        if call := call_of(item.value):
+        pairing = KINDS[type(item.value)].pairing
+        if isinstance(pairing, CallPairing) and (call := call_of(item.value)):
             pending[call.call_id] = call
-        elif answer := answer_of(item.value):
+        elif isinstance(pairing, OutputPairing) and (answer := answer_of(item.value)):
             call_id = answer.call_id
             if call_id is None or (call_id not in pending and _may_name_item(item)):
                 call_id = _only_open_call(pending, answer.kind, item)
@@ -193,7 +194,7 @@ def count_model_turns(items: Sequence[Item]) -> int:
     turns = 0
     was_model = False
     for item in items:
-        is_model = is_model_written(item.value)
+        is_model = KINDS[type(item.value)].is_model_written(item.value)
         turns += is_model and not was_model
         was_model = is_model
     return turns

@@ -15,19 +15,7 @@ from segue.errors import ServerFault
 GgufValue = str | int | float | list[str] | list[int] | list[float] | list[object]
 
 # GGUF's numbers for types, as `struct` writes them; 8 is a string, 9 an array.
-SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 STRING = 8
 ARRAY = 9
 PAIRS_MAX = 65_536  # Real files have some 30 to 60; more means that this is not a GGUF.

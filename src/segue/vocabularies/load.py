@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,21 +19,6 @@ from segue.vocabularies.gguf import GgufValue, read_gguf
 from segue.vocabularies.vocabulary import LETTER_OF_BYTE, Vocabulary
 
 T = TypeVar("T")
-
-# Longer texts are encoded while other threads run; for a word that would take longer than the word.
-BESIDE_CHARS_MIN = 1024
-
-
-def _plain(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
-    tokenizer.encode_special_tokens = True
-
-    def encode(text: str) -> Sequence[int]:
-        if len(text) < BESIDE_CHARS_MIN:
-            return tokenizer.encode(text, add_special_tokens=False).ids
-        # Only a batch, even of a single text, is encoded without holding up the interpreter.
-        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-    return encode
 
 
 # --- from a GGUF file -----------------------------------------------------------------------------
@@ -111,7 +95,7 @@ def vocabulary_from_metadata(head: dict[str, GgufValue], name: str) -> Vocabular
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(CUTS[str(cut)])
     # Special tokens are left out: text cannot become a token that the tokenizer does not have.
     tokenizer.add_tokens([AddedToken(tokens[id], normalized=False) for id in sorted(texts)])
-    return Vocabulary(_plain(tokenizer), tokens, specials, texts, ASCII_CUTS.get(str(cut)))
+    return Vocabulary(tokenizer, tokens, specials, texts, ASCII_CUTS.get(str(cut)))
 
 
 def _list_of(kind: type[T], head: dict[str, GgufValue], key: str) -> list[T]:
@@ -154,9 +138,8 @@ def vocabulary_from_file(path: Path) -> Vocabulary:
     tokens = [""] * (max(by_token.values()) + 1)
     for token, id in by_token.items():
         tokens[id] = token
-    return Vocabulary(
-        _plain(tokenizer), tokens, specials, {i for i, t in added.items() if not t.special}
-    )
+    texts = {id for id, token in added.items() if not token.special}
+    return Vocabulary(tokenizer, tokens, specials, texts)
 
 
 def _is_byte_level(cut: _PreTokenizer | None) -> bool:
@@ -211,7 +194,7 @@ def ranked_vocabulary(tokens: list[str], specials: dict[str, int], pattern: str)
     words = {token: id for id, token in enumerate(tokens) if id not in special_ids}
     tokenizer = Tokenizer(models.BPE(words, _merges(words), ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_split(pattern))
-    return Vocabulary(_plain(tokenizer), tokens, specials, set())
+    return Vocabulary(tokenizer, tokens, specials, set())
 
 
 def _merges(ranks: dict[str, int]) -> list[tuple[str, str]]:

@@ -8,13 +8,17 @@ makes vocabularies from files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from segue.errors import ServerFault
-from segue.turn.values import IdArray, id_array
+from segue.turn.values import IdArray
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 def _byte_letters() -> dict[str, int]:
@@ -35,6 +39,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Pieces in the cache: a few megabytes, and more words than a project has.
 PIECES_MAX = 65_536
 PIECE_CHARS_MAX = 64
+# Longer texts are encoded while other threads run; for a word that would take longer than the word.
+BESIDE_CHARS_MIN = 1024
 # How much text is cut into pieces before other threads may go on: some milliseconds.
 CUT_CHARS = 64 * 1024
 # A cut may have broken up this many pieces: a contraction at its end is two, and another may be next to it.
@@ -57,15 +63,16 @@ class Vocabulary:
 
     def __init__(
         self,
-        encode: Callable[[str], Sequence[int]],
+        tokenizer: Tokenizer,
         tokens: list[str],
         specials: dict[str, int],
         texts: set[int],
         ascii_cut: re.Pattern[str] | None = None,
     ) -> None:
-        """`encode` knows no special tokens; `tokens` by id, in GPT-2's alphabet; `texts` are the ids whose token is
+        """`tokens` by id, in GPT-2's alphabet; `texts` are the ids whose token is
         written as it reads; `ascii_cut` finds the pieces of ASCII text that are encoded each for itself."""
-        self._encode = encode
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
         self._ascii_cut = None if texts else ascii_cut
         self._pieces: dict[str, IdArray[int]] = {}
         # Marks are constants of the dialects, so that there are few.
@@ -86,39 +93,39 @@ class Vocabulary:
     def encode(self, text: str) -> IdArray[int]:
         """The ids of this text, none of them special. What cannot be spelt is replaced, never dropped."""
         spelt = self._unspellable.sub(REPLACEMENT, text)
-        if self._ascii_cut is not None and spelt.isascii():
-            is_short = len(spelt) <= CUT_CHARS
-            cut = self._ascii_cut.findall(spelt) if is_short else pieces_of(spelt, self._ascii_cut)
-            return self._encode_pieces(cut)
-        return id_array(self._encode(spelt))
-
-    def ids(self, *chunks: Chunk) -> IdArray[int]:
-        """The ids of these chunks in a row, each encoded on its own."""
-        ids = id_array()
-        for chunk in chunks:
-            ids.extend(self.encode(chunk) if isinstance(chunk, str) else self._mark(chunk))
-        return ids
-
-    def _mark(self, mark: Mark) -> IdArray[int]:
-        found = self._marks.get(mark)
-        if found is None:
-            found = id_array([self.special(mark.special)])
-            if mark.text:
-                found.extend(self.encode(mark.text))
-            self._marks[mark] = found
-        return found
-
-    def _encode_pieces(self, pieces: Iterable[str]) -> IdArray[int]:
-        """Words repeat, in source code above all: each is encoded once and then looked up, five times as fast."""
-        known, ids = self._pieces, id_array()
-        for piece in pieces:
+        if self._ascii_cut is None or not spelt.isascii():
+            return array("I", self._tokenize(spelt))
+        is_short = len(spelt) <= CUT_CHARS
+        cut = self._ascii_cut.findall(spelt) if is_short else pieces_of(spelt, self._ascii_cut)
+        # Words repeat, in source code above all: each is encoded once and then looked up, five times as fast.
+        known, ids = self._pieces, array("I")
+        for piece in cut:
             found = known.get(piece)
             if found is None:
-                found = id_array(self._encode(piece))
+                found = array("I", self._tokenize(piece))
                 if len(piece) <= PIECE_CHARS_MAX:
                     if len(known) >= PIECES_MAX:
                         known.clear()
                     known[piece] = found
+            ids.extend(found)
+        return ids
+
+    def _tokenize(self, text: str) -> Sequence[int]:
+        if len(text) < BESIDE_CHARS_MIN:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # Only a batch, even of a single text, is encoded without holding up the interpreter.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def ids(self, *chunks: Chunk) -> IdArray[int]:
+        """The ids of these chunks in a row, each encoded on its own."""
+        ids = array("I")
+        for chunk in chunks:
+            found = self.encode(chunk) if isinstance(chunk, str) else self._marks.get(chunk)
+            if found is None:
+                assert isinstance(chunk, Mark)
+                found = array("I", [self.special(chunk.special)])
+                found.extend(self.encode(chunk.text))
+                self._marks[chunk] = found
             ids.extend(found)
         return ids
 

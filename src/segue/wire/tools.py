@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from segue.wire.requests import MaybeFlag, MaybeText, RawField, ToolChoiceName
 
@@ -186,18 +186,17 @@ class Offer(Struct, frozen=True):
     execution: Execution | None = None
     # Whether a person must approve the call first.
     needs_approval: bool = False
+    # Made from the fields above: the one name that the model sees and writes, and which type of item a call of it is.
+    qualified_name: str = ""
+    kind: CallKind = "function"
 
-    @property
-    def qualified_name(self) -> str:
-        """The one name that the model sees and writes."""
-        return f"{self.namespace}.{self.tool.name}" if self.namespace else self.tool.name
-
-    @property
-    def kind(self) -> CallKind:
-        """Which type of item a call of it is."""
+    def __post_init__(self) -> None:
+        name, kind = self.tool.name, "custom" if isinstance(self.tool, CustomTool) else "function"
         if self.builtin is not None:
-            return "mcp_approval" if self.needs_approval else self.builtin
-        return "custom" if isinstance(self.tool, CustomTool) else "function"
+            kind = "mcp_approval" if self.needs_approval else self.builtin
+        name = f"{self.namespace}.{name}" if self.namespace else name
+        structs.force_setattr(self, "qualified_name", name)
+        structs.force_setattr(self, "kind", kind)
 
 
 class Tools(Struct, frozen=True):
