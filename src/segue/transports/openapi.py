@@ -13,7 +13,7 @@ from functools import cache
 
 from segue import __version__
 from segue.wire.codec import encode
-from segue.wire.schema import OBJECT, STRING, SchemaValue, Schema, event_names, ref, schemas
+from segue.wire.schema import OBJECT, STRING, Schema, SchemaValue, event_names, ref, schemas
 
 JSON = "application/json"
 SSE = "text/event-stream"

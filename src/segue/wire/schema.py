@@ -23,7 +23,9 @@ from segue.wire.codec import STREAM_ID
 from segue.wire.events import EVENT_TYPES, ErrorBody
 from segue.wire.tools import ToolDefinition
 
-SchemaValue: TypeAlias = "dict[str, SchemaValue] | list[SchemaValue] | str | int | float | bool | None"
+SchemaValue: TypeAlias = (
+    "dict[str, SchemaValue] | list[SchemaValue] | str | int | float | bool | None"
+)
 Schema: TypeAlias = dict[str, SchemaValue]
 Schemas: TypeAlias = dict[str, Schema]
 
