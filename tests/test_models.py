@@ -58,3 +58,9 @@ async def test_chat_needs_none_and_is_closed_at_the_end() -> None:
         assert list(served.models) == ["x"]
         assert served.bytes == 0
         await served.aclose()
+
+
+def test_every_engine_has_a_test_file_of_its_own() -> None:
+    folder = Path(__file__).parent / "engines"
+
+    assert [name for name in BUILDERS if not (folder / f"test_{name}.py").is_file()] == []

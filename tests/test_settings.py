@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from segue.cli import main
 from segue.errors import Misconfigured
-from segue.settings import FLAGS, Settings, load_settings
+from segue.settings import FLAGS, EngineName, Settings, load_settings
 
 
 def load(flags: dict[str, Any] | None = None, **environment: str) -> Settings:
@@ -147,7 +147,7 @@ def test_wrong_value_is_told_with_the_settings_name(flags: dict[str, str], word:
 
 
 def test_unknown_choice_is_told_with_all_choices(tmp_path: Path) -> None:
-    choices = "'steam' is not one of: embedded, scripted, llamacpp, vllm, sglang, chat"
+    choices = f"'steam' is not one of: {', '.join(get_args(EngineName))}"
     with pytest.raises(Misconfigured, match=f"^engine: {choices}"):
         load({"engine": "steam"})
     with pytest.raises(Misconfigured, match=f"^models: engine: {choices}"):

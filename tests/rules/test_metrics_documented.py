@@ -7,7 +7,8 @@ from pathlib import Path
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from segue.observe.metrics import WATCHED, Metrics
+from segue.observe.metrics import COUNTED, WATCHED, Metrics
+from segue.turn.plan import Tally
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 ROW = re.compile(r"^\| `(segue_\w+)` \| (\w+) \| (.+?) \| (.+) \|$", re.MULTILINE)
@@ -50,3 +51,7 @@ def test_gauges_that_are_added_up_over_workers_say_so() -> None:
 def test_rule_reads_a_row() -> None:
     row = "| `segue_x_total` | counter | `a`, `b` | something |\n| `segue_y` | gauge | none | more |\n"
     assert documented(row) == [("segue_x_total", "counter", ("a", "b")), ("segue_y", "gauge", ())]
+
+
+def test_every_counter_of_a_tally_is_a_field_of_it() -> None:
+    assert {field for field in COUNTED if not hasattr(Tally(), field)} == set()

@@ -83,7 +83,7 @@ async def test_server_killed_in_a_call_fails_the_call_and_the_turn_goes_on(tmp_p
         event = await socket.next()
         while event["type"] != "response.mcp_call_arguments.done":
             event = await socket.next()
-        (running,) = served.app.runner.registry.running
+        (running,) = served.app.runner.registry.running.values()
         await until(lambda: isinstance(running.assembler.items[-1].value, McpCall))
         first = int(mark.read_text())
         os.kill(first, signal.SIGKILL)

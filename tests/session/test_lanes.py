@@ -89,10 +89,10 @@ class LaneMachine(RuleBasedStateMachine):
                 self.lanes.add(lane, number, parent_id)
             return
         ticket = self.lanes.add(lane, number, parent_id)
-        is_fork = parent_id is not None and self.model.made_by[parent_id] != lane
-        assert ticket.is_fork == is_fork
-        ticket.pin = pin if is_fork else None
-        self.model.requests.append(Naive(lane, parent_id, pin if is_fork else None))
+        crosses_lanes = parent_id is not None and self.model.made_by[parent_id] != lane
+        assert ticket.crosses_lanes == crosses_lanes
+        ticket.pin = pin if crosses_lanes else None
+        self.model.requests.append(Naive(lane, parent_id, pin if crosses_lanes else None))
         self.model.settle()
 
     @rule()
@@ -300,8 +300,8 @@ def test_waiting_fork_is_to_pin_its_parent_and_a_continuation_is_not() -> None:
     lanes.add("a", "first", None)
     lanes.done(lanes.start()[0], made="resp_1")
 
-    assert not lanes.add("a", "continues", "resp_1").is_fork
-    assert lanes.add("b", "forks", "resp_1").is_fork
+    assert not lanes.add("a", "continues", "resp_1").crosses_lanes
+    assert lanes.add("b", "forks", "resp_1").crosses_lanes
 
 
 def test_fork_that_fails_after_its_parents_lane_has_moved_on_forgets_nothing() -> None:
@@ -323,9 +323,9 @@ def test_lane_remembers_the_makers_of_the_latest_responses_only() -> None:
         lanes.add("a", "", None)
         lanes.done(lanes.start()[0], made=f"resp_{n}")
 
-    assert lanes.is_fork("b", f"resp_{MADE_MAX + 9}")
-    assert not lanes.is_fork("b", "resp_9")
-    assert lanes.is_fork("b", "resp_10")
+    assert lanes.crosses_lanes("b", f"resp_{MADE_MAX + 9}")
+    assert not lanes.crosses_lanes("b", "resp_9")
+    assert lanes.crosses_lanes("b", "resp_10")
 
 
 # --- rollouts that wait, and steers that outlive their response -------------------------------------------

@@ -426,3 +426,19 @@ def test_allowed_tools_are_checked_before_anything_starts(tools: list[Any]) -> N
 
     assert told.value.param is not None
     assert told.value.param.startswith("tool_choice.tools[0]")
+
+
+@pytest.mark.parametrize(
+    "fields, generates",
+    [
+        ({}, True),
+        ({"generate": True}, True),
+        ({"generate": None}, True),
+        ({"generate": False}, False),
+        ({"prompt_cache_options": {"prewarm": True}}, False),
+        ({"prompt_cache_options": {"prewarm": True}, "generate": True}, False),
+        ({"prompt_cache_options": {"prewarm": False}}, True),
+    ],
+)
+def test_warm_up_is_asked_for_in_two_ways(fields: dict[str, object], generates: bool) -> None:
+    assert bind(**fields).generates is generates

@@ -343,22 +343,6 @@ def test_bad_lane_has_its_own_error(lane: object) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "fields, generates",
-    [
-        ({}, True),
-        ({"generate": True}, True),
-        ({"generate": None}, True),
-        ({"generate": False}, False),
-        ({"prompt_cache_options": {"prewarm": True}}, False),
-        ({"prompt_cache_options": {"prewarm": True}, "generate": True}, False),
-        ({"prompt_cache_options": {"prewarm": False}}, True),
-    ],
-)
-def test_warm_up_is_asked_for_in_two_ways(fields: dict[str, object], generates: bool) -> None:
-    assert create(**fields).generates is generates
-
-
 # --- lists ------------------------------------------------------------------------------------------
 
 

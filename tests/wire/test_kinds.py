@@ -10,6 +10,7 @@ import pytest
 from msgspec import Raw
 
 from segue.turn.values import ItemOpened
+from segue.wire import items
 from segue.wire.codec import decode_item, encode
 from segue.wire.drafts import REASONING, Draft, Streamed, TextEvents
 from segue.wire.items import (
@@ -289,3 +290,10 @@ def test_tool_is_asked_and_fails_in_the_words_of_its_item() -> None:
 def test_row_is_found_by_struct_and_by_name() -> None:
     assert KINDS[FunctionCall] is NAMED["function"]
     assert NAMED["mcp_approval"].type == "mcp_approval_request"
+
+
+def test_every_struct_of_an_item_is_in_the_union() -> None:
+    named = vars(items).values()
+    structs = {one for one in named if isinstance(one, type) and issubclass(one, Body)}
+
+    assert structs - {Body} - set(get_args(ItemValue)) == set()

@@ -169,7 +169,7 @@ class ConversationTurns:
 
     def _added(self, turn: Turn) -> list[ConversationItem]:
         """What this turn adds: its own input, not what the conversation gave it, and its output."""
-        own = list(enumerate(turn.given))[len(self.joined.unseen) :]
+        own = list(enumerate(turn.given))[len(self.joined.new_items) :]
         given = [
             ConversationItem(item.value.id or given_id(turn.id, index), item) for index, item in own
         ]

@@ -56,7 +56,7 @@ class Ticket(Generic[Request, Pin]):
     request: Request
     parent_id: str | None
     # Whether another lane had made the parent when the request came; then `pin` keeps the parent alive.
-    is_fork: bool = False
+    crosses_lanes: bool = False
     pin: Pin | None = None
     # The bytes of its frame.
     size: int = 0
@@ -123,8 +123,8 @@ class Lanes(Generic[Request, Pin, Kept]):
         """Put a request at the end of its lane."""
         if self._waiting:
             self._check_room(size)
-        is_fork = parent_id is not None and self._made_by.get(parent_id, lane) != lane
-        ticket: Ticket[Request, Pin] = Ticket(lane, request, parent_id, is_fork, size=size)
+        crosses_lanes = parent_id is not None and self._made_by.get(parent_id, lane) != lane
+        ticket: Ticket[Request, Pin] = Ticket(lane, request, parent_id, crosses_lanes, size=size)
         if lane not in self._waiting:
             self._waiting[lane] = deque()
             if lane not in self._running:
@@ -161,7 +161,7 @@ class Lanes(Generic[Request, Pin, Kept]):
         """Remove and return the steers that wait for this create."""
         return self._held.pop((ticket.lane, ticket.parent_id), [])
 
-    def is_fork(self, lane: Lane, parent_id: str) -> bool:
+    def crosses_lanes(self, lane: Lane, parent_id: str) -> bool:
         """Whether another lane of this connection made the parent."""
         return self._made_by.get(parent_id, lane) != lane
 
@@ -206,7 +206,7 @@ class Lanes(Generic[Request, Pin, Kept]):
             self._made_by[made] = lane
             if len(self._made_by) > MADE_MAX:
                 del self._made_by[next(iter(self._made_by))]
-        if not has_failed or parent_id is None or self.is_fork(lane, parent_id):
+        if not has_failed or parent_id is None or self.crosses_lanes(lane, parent_id):
             return None
         self._made_by.pop(parent_id, None)
         return parent_id

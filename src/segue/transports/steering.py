@@ -102,9 +102,10 @@ class Steering:
         """The turn of a steer, if it can still be steered."""
         if running is None and target in self._ended:
             status = self._ended[target][0].response.status
-            is_completed = status == "completed"
-            code = "response_already_completed" if is_completed else "response_not_active"
-            raise Conflict(f"Response with id '{target}' is {status}.", code=code)
+            message = f"Response with id '{target}' is {status}."
+            if status == "completed":
+                raise Conflict(message, code="response_already_completed")
+            raise Conflict(message, code="response_not_active")
         if running is None:
             message = f"Response with id '{target[:ID_CHARS_MAX]}' not found on this connection."
             raise NotFound(message, code="response_not_found")

@@ -209,7 +209,7 @@ class SocketSession:
             pending = PendingCreate(create, Tally(bytes_received=len(text), traceparent=trace))
             parent_id = create.previous_response_id
             ticket = self._lanes.add(lane, pending, parent_id, size=len(text))
-            if ticket.is_fork and parent_id is not None:
+            if ticket.crosses_lanes and parent_id is not None:
                 ticket.pin = self._near.held(self.owner, parent_id)
         except ApiError as error:
             # The lane is echoed also where the frame could not be read as a whole.

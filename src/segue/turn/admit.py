@@ -54,8 +54,7 @@ def admit(
     sampling = _sampling(create, model.sampling)
     if resolved.given and isinstance(resolved.given[-1].value, CompactionTrigger):
         compacts = compacts or _triggered(resolved, is_stored=is_stored)
-    is_prewarm = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm
-    generates = create.generate is not False and not is_prewarm
+    generates = resolved.generates
     is_rollout = bool(create.rollout) and generates
     is_plain = not (create.conversation or create.context_management or compacts or is_rollout)
     return Plan(

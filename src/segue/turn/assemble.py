@@ -335,6 +335,7 @@ class Assembler:
         """The terminal event; nothing may follow it."""
         assert self._state == "open", self._state
         self._state = "ended"
+        # A cancelled response leaves as incomplete: the contract has no event of its own for it.
         kind = {"completed": Completed, "failed": Failed}.get(self.response.status, Incomplete)
         snapshot = encode_response(self.response)
         return self._event(kind, response=snapshot)

@@ -3,9 +3,12 @@
 Theory of operation. A `TurnLoop` is one turn while it runs. `run` sends events through its `Running` turn and does not
 raise: what goes wrong ends the turn as failed. Each round renders a prompt, asks the engine, reads what it samples and
 sends it through the filters of this turn (stop strings, guards) to the assembler, which numbers the events. After each
-round `decide` says whether the turn goes on, waits or ends: a hosted tool's output, a compaction, a steer and a rollout
-are all this one loop. When `run` returns, the turn is saved and the assembler holds the response; the caller sends the
-one terminal event.
+round `decide` says whether the turn goes on, waits or ends: a hosted tool's output, a steer and a rollout are all this
+one loop. A compaction happens inside a round, before its prompt is final.
+
+A scope that is `interruptible` ends with `TimeoutError` when a notice comes into the inbox; a `TimeoutError` without a
+notice is a fault. When `run` returns, the turn is saved and the assembler holds the response; the caller sends the one
+terminal event.
 """
 
 from __future__ import annotations
@@ -95,7 +98,7 @@ class TurnLoop:
         self.rounds: list[Round] = [*plan.resolved.earlier]
         # The prompt of this round, and the first one of the turn, which the render cache may keep.
         self.composed: Composed | None = None
-        self.first: Composed | None = None
+        self.first_composed: Composed | None = None
         self.finish: Finish | None = None
         self.started = NOT_STARTED
         self.usage = NO_USAGE
@@ -119,8 +122,8 @@ class TurnLoop:
             error = await self._begin_hosted() if plan.resolved.is_hosted else None
             self.scene = set_scene(self.plan, self.resources.prompt_cache)
             end = await self._play() if error is None else End("failed", error=error)
-            if self.first is not None and plan.resolved.parent is None:
-                remember(self.plan, self.first, self.resources.prompt_cache)
+            if self.first_composed is not None and plan.resolved.parent is None:
+                remember(self.plan, self.first_composed, self.resources.prompt_cache)
             await self._save(end)
         except Exception:
             # A mistake of ours; the client still gets its one terminal event.
@@ -183,7 +186,7 @@ class TurnLoop:
         error: ApiError | None = None
         self.finish, self.is_cut_short = None, False
         if self.gate is not None:
-            self.gate.ask(self.scene, is_first=self.first is None)
+            self.gate.ask(self.scene, is_first=self.first_composed is None)
         try:
             if plan.compacts:
                 self.finish = await self._compact()
@@ -210,7 +213,7 @@ class TurnLoop:
         if filters or self.gate is not None:
             parsed = await self._close_filters(filters, parsed, error)
         self.running.publish(self.assembler.feed(parsed))
-        self._note(did_sample=reader is not None)
+        self._record_round(did_sample=reader is not None)
         return error
 
     async def _close_filters(
@@ -237,14 +240,14 @@ class TurnLoop:
         plan = self.plan
         may_truncate = plan.resolved.create.truncation == "auto"
         composed = await compose(plan, self.scene, may_truncate=may_truncate and not plan.threshold)
-        self.first = self.first or composed
+        self.first_composed = self.first_composed or composed
         if plan.threshold and composed.length > plan.threshold and not self.is_fresh:
             if await self._compact() is None:
                 return composed if self.running.inbox else fitting(plan, composed)
             composed = await compose(plan, self.scene, may_truncate=may_truncate)
         return fitting(plan, composed)
 
-    def _note(self, *, did_sample: bool) -> None:
+    def _record_round(self, *, did_sample: bool) -> None:
         """This round is over: it becomes part of the record."""
         assembler, since = self.assembler, self.items_before
         is_cut = self.is_cut_short or (self.gate is not None and self.gate.is_shut)
@@ -303,7 +306,7 @@ class TurnLoop:
         began = first_at = perf_counter()
         pieces_after_steer = pieces_when_over = 0
         finish: Finish | None = None
-        is_free = False
+        is_uncounted = False
         try:
             async with (
                 running.interruptible(),
@@ -343,10 +346,10 @@ class TurnLoop:
                 raise
         except Exception:
             # What breaks after the first token has cost as much as a whole answer.
-            is_free = not self.sampled
+            is_uncounted = not self.sampled
             raise
         finally:
-            if not is_free:
+            if not is_uncounted:
                 self._count(composed, finish, is_summary=tokens_max is not None)
             self.plan.tally.spans.append(Span("sample", first_at, perf_counter()))
         return None
@@ -452,7 +455,7 @@ class TurnLoop:
         self.composed = None
         with suppress(ApiError):
             self.composed = await compose(self.plan, self.scene, may_truncate=False)
-        self._note(did_sample=False)
+        self._record_round(did_sample=False)
 
     # --- rollouts ---
 
@@ -523,7 +526,7 @@ class TurnLoop:
         kind = plan.compacts or "chain"
         compacted = Compacted(kind, summary.text, sealed_with(kept, kind))
         running.publish(assembler.compacted(to_bytes(compacted)))
-        self._note(did_sample=False)
+        self._record_round(did_sample=False)
         self.given, self.is_fresh = stand_in(compacted), True
         self.scene = structs.replace(scene, past=None, rounds=(), given=self.given, recalled=None)
         self.items_before = len(assembler.items)

@@ -107,7 +107,9 @@ class Resolved(Struct, frozen=True):
     effects: Effects
     # Rounds of this very request that come before `given`: what a compaction replaced, and what stands for it.
     earlier: tuple[Round, ...] = ()
-    # Whether tools of this server may be called, or something is to be done before the model speaks.
+    # Whether the model is to speak; a warm-up only prepares (docs/protocol.md 6.7).
+    generates: bool = True
+    # Whether hosted tools may be called, or files are to be read before the model speaks.
     is_hosted: bool = False
 
 
@@ -116,7 +118,7 @@ class Joined(Struct, frozen=True):
 
     conversation: Conversation
     tip: Turn | None
-    unseen: tuple[Item, ...]
+    new_items: tuple[Item, ...]
 
 
 @dataclass(frozen=True, slots=True)

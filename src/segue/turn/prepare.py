@@ -69,7 +69,8 @@ async def prepare(
         if has_media and resources.reads_urls and resources.hosted is not None:
             given = await resources.hosted.fetch(given)
         if caller.joined is not None:
-            given = (*caller.joined.unseen, *given)
+            given = (*caller.joined.new_items, *given)
+            # The items of the conversation were not looked at: there may be files among them.
             has_media = True
         validated = perf_counter()
         parent = caller.known
@@ -80,7 +81,9 @@ async def prepare(
         earlier: tuple[Round, ...] = ()
         kinds = {type(item.value) for item in given}
         if not kinds.isdisjoint(INDIRECT):
-            unsealed = unseal(await follow(given, parent, caller), caller.owner, resources.seals)
+            unsealed = unseal(
+                await resolve_references(given, parent, caller), caller.owner, resources.seals
+            )
             given, earlier = with_outputs(unsealed.given), unsealed.earlier
         has_web = resources.has_web and "web_search" in caller.may
         resolved = resolve(create, given, parent, earlier, has_web=has_web, has_media=has_media)
@@ -116,7 +119,9 @@ def _has_media(items: Sequence[Item]) -> bool:
     return False
 
 
-async def follow(given: tuple[Item, ...], parent: Turn | None, caller: Caller) -> tuple[Item, ...]:
+async def resolve_references(
+    given: tuple[Item, ...], parent: Turn | None, caller: Caller
+) -> tuple[Item, ...]:
     """The items with every reference replaced by what it names: in the history, or in a turn that is kept."""
     if not any(isinstance(item.value, ItemReference) for item in given):
         return given

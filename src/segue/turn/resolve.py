@@ -81,7 +81,10 @@ def resolve(
     model = create.model or (parent.response.model if parent else None)
     if model is None:
         raise InvalidRequest("You must provide a model parameter.", param="model")
-    if not given and not earlier and parent is None and create.generates:
+    # A warm-up only prepares (docs/protocol.md 6.7).
+    is_prewarm = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm
+    generates = create.generate is not False and not is_prewarm
+    if not given and not earlier and parent is None and generates:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input")
     if earlier and parent is not None:
         raise InvalidRequest(
@@ -118,6 +121,7 @@ def resolve(
         tool_decodes=did_decode + sum(isinstance(item.value, BRINGING) for item in given),
         effects=effects,
         earlier=earlier,
+        generates=generates,
         is_hosted=is_hosted or has_media,
     )
 

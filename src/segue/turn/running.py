@@ -174,7 +174,7 @@ class Running:
         if self._ring and self._ring[0].number > last + 1:
             return False
         subscriber.attached(self)
-        self._admit(subscriber)
+        self._subscribe(subscriber)
         subscriber.deliver([*written, *(event for event in self._ring if event.number > last)])
         return True
 
@@ -182,11 +182,11 @@ class Running:
         """Send what is still to come; the terminal event, if it has come already."""
         last = [event for event in self._ring if event.is_terminal]
         subscriber.attached(self)
-        self._admit(subscriber)
+        self._subscribe(subscriber)
         if last:
             subscriber.deliver(last)
 
-    def _admit(self, subscriber: Subscriber) -> None:
+    def _subscribe(self, subscriber: Subscriber) -> None:
         if not self.is_ended:
             self._subscribers.append(subscriber)
 

@@ -120,7 +120,7 @@ class Effects(Struct, frozen=True):
     format: TextFormat | None = None
     # What remote servers have listed: of each label the newest.
     listed: tuple[McpListTools, ...] = ()
-    # Tools of the server's own, without what is secret in them.
+    # Hosted tools from items, which hold as if the request had listed them; without their secrets.
     carried: tuple[ToolDefinition, ...] = ()
 
 
@@ -416,8 +416,8 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class Ids(Struct, frozen=True):
-    """Tokens that an engine sampled together. `odds` are there only where they were asked for, one for each id; None
-    where the engine does not say."""
+    """Tokens that an engine sampled together. `logprobs` are there only where they were asked for, one for each id;
+    None where the engine does not report it."""
 
     ids: Sequence[int]
     logprobs: Sequence[TokenLogprob | None] = ()

@@ -148,14 +148,6 @@ class Create(Struct, frozen=True, kw_only=True):
         named = self.conversation
         return named.id if isinstance(named, ConversationRef) else named
 
-    @property
-    def generates(self) -> bool:
-        """Whether the model is to speak; a warm-up only prepares (docs/protocol.md 6.7)."""
-        is_prewarm = self.prompt_cache_options is not None and bool(
-            self.prompt_cache_options.prewarm
-        )
-        return self.generate is not False and not is_prewarm
-
 
 class NewConversation(Struct, frozen=True, kw_only=True):
     """The body of `POST /v1/conversations`, and of an update, which has no items."""

@@ -101,16 +101,6 @@ class Response(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
     conversation: Named | UnsetType = UNSET
 
-    @property
-    def is_ended(self) -> bool:
-        """Whether it never changes again."""
-        return self.status in ENDED
-
-    @property
-    def ended_at(self) -> int:
-        """When it was completed; otherwise when it was created."""
-        return self.completed_at or self.created_at
-
 
 class ItemList(Struct, frozen=True, kw_only=True):
     """A page of items."""
