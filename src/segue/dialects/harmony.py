@@ -385,7 +385,6 @@ class HarmonyReader:
     def __init__(self, bound: BoundFamily, scene: values.Scene) -> None:
         self._bound = bound
         self._vocabulary = vocabulary = bound.vocabulary
-        self._plain_tokens = bound.plain_tokens
         self._scene = scene
         names = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
         self._marks = {vocabulary.special(name): name for name in names}
@@ -446,8 +445,8 @@ class HarmonyReader:
 
     def _take_text(self, id: int, logprobs: values.TokenLogprob | None) -> None:
         data = self._vocabulary.bytes_of(id)
-        if id not in self._plain_tokens:
-            self._plain_tokens[id] = plain_token(data)
+        if id not in self._bound.plain_tokens:
+            self._bound.plain_tokens[id] = plain_token(data)
         text = self._decode.decode(data)
         if self._items.pending is not None:
             self._items.pending.take(id, logprobs, len(text))

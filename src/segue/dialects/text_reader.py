@@ -24,8 +24,9 @@ the model's turn: what follows is not read.
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 from segue.dialects.call_json import Braces, header_of, may_begin_call, whole_call
 from segue.dialects.family import BoundFamily
@@ -83,8 +84,6 @@ class TextReader:
         """`is_thinking`: the cue has begun a thought already."""
         self._bound = bound
         self._vocabulary = vocabulary = bound.vocabulary
-        self._stops = bound.stops
-        self._plain_tokens = bound.plain_tokens
         self._scene = scene
         self._family_marks = marks
         head, effects = scene.head, scene.effects
@@ -108,8 +107,7 @@ class TextReader:
         self._items = ItemWriter(is_single=not head.parallel_tool_calls)
         # Whether the only call that is allowed is whole.
         self.is_over = False
-        self._state: Callable[[str], str | None]
-        self._state = self._thinking if is_thinking else self._between
+        self._state: Callable[[str], str | None] = self._thinking if is_thinking else self._between
         self._is_passing = False
         self._stop: int | None = None
         # Text that waits for more, and how many of its characters came with the last token.
@@ -142,7 +140,7 @@ class TextReader:
         items = self._items
         if self._stop is not None or items.is_over:
             return
-        if id in self._stops:
+        if id in self._bound.stops:
             self._stop = id
             self._is_passing = False
             return
@@ -150,10 +148,10 @@ class TextReader:
             self._take_signal(id)
             return
         data = self._vocabulary.bytes_of(id)
-        if id not in self._plain_tokens:
+        if id not in self._bound.plain_tokens:
             # It can neither begin a mark nor stand before a mark.
             is_plain = b"<" not in data and b"`" not in data and data[-1:] != b"\n"
-            self._plain_tokens[id] = plain_token(data) if is_plain else None
+            self._bound.plain_tokens[id] = plain_token(data) if is_plain else None
         items.ids.append(id)
         text = self._decode.decode(data)
         self._fresh = len(text)
@@ -380,10 +378,16 @@ class TextReader:
             items.write(held)
 
 
-def _held_back(text: str, marks: Sequence[str]) -> int:
+@cache
+def _starts(marks: tuple[str, ...]) -> tuple[str, ...]:
+    """All parts with which these marks begin, the longest first. Marks are constants, so that there are few."""
+    starts = {mark[:n] for mark in marks for n in range(1, len(mark))}
+    return tuple(sorted(starts, key=len, reverse=True))
+
+
+def _held_back(text: str, marks: tuple[str, ...]) -> int:
     """How many characters at the end may still be newlines before a mark, and a part of it."""
-    starts = ((n, mark[:n]) for mark in marks for n in range(1, len(mark)))
-    begun = max((n for n, start in starts if text.endswith(start)), default=0)
+    begun = next((len(start) for start in _starts(marks) if text.endswith(start)), 0)
     return len(text) - len(text[: len(text) - begun].rstrip("\n"))
 
 
