@@ -1,8 +1,7 @@
 """After a round: does the turn go on, wait, or end? Pure.
 
-What became of the round and what arrived in the inbox go in; a decision comes out. The client's leaving is stronger
-than a guard's word, that is stronger than our own leaving, and all are stronger than anything the model still wanted to
-say.
+What became of the round and what arrived in the inbox go in; a decision comes out. A cancel by the client
+outweighs a guard, a guard outweighs a shutdown, and all of them outweigh what the model still wanted to say.
 
     the round ended     and                              the turn
     any way             the client has left              ends, cancelled
@@ -49,11 +48,6 @@ class End(Struct, frozen=True):
     status: Literal["completed", "incomplete", "failed", "cancelled"]
     reason: Literal["max_output_tokens", "steered", "content_filter"] | None = None
     error: ApiError | None = None
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the model was stopped in the middle of something."""
-        return self.status != "completed"
 
 
 Decision = Again | Await | End
