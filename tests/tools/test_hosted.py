@@ -25,7 +25,7 @@ from segue.tools.hosted import (
     TurnToolCalls,
 )
 from segue.turn.assemble import Assembler
-from segue.turn.plan import UNLIMITED, USUAL, Plan, Tally
+from segue.turn.plan import USUAL, Plan, Tally
 from segue.turn.resolve import resolve
 from segue.turn.running import Running
 from segue.turn.seams import Hosted, HostedCalls, Tool
@@ -160,7 +160,7 @@ def plan_of(fields: dict[str, Any]) -> Plan:
         response=response_of("resp_1", status="in_progress"),
         root_at=0,
         tally=Tally(),
-        quota=UNLIMITED,
+        quota=None,
     )
 
 

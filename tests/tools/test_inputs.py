@@ -19,6 +19,7 @@ from segue.errors import InvalidRequest
 from segue.tools.fetch import read_as_data
 from segue.tools.hosted import ServerTools
 from segue.tools.inputs import URLS_MAX, attach
+from segue.tools.pdf import PdfTexts
 from segue.wire.codec import decode_item
 from segue.wire.items import Item
 from tests.support import MODEL, WEATHER, Served, fetch, serving, wire
@@ -154,7 +155,8 @@ async def reading(folder: Path, *turns: dict[str, Any]) -> AsyncIterator[tuple[S
         serving(script=str(script), tps=300) as served,
     ):
         runner = served.app.runner
-        hosted = ServerTools(read_url=partial(read_as_data, fetcher))
+        read_url = partial(read_as_data, fetcher)
+        hosted = ServerTools(read_pdf=PdfTexts(1.0).read, read_url=read_url)
         runner.resources = replace(runner.resources, hosted=hosted, reads_urls=True)
         yield served, url
 
