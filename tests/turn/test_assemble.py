@@ -104,7 +104,7 @@ def turns(draw: st.DrawFn) -> tuple[list[Parsed], End]:
             ]
         )
     )
-    if end.is_cut and draw(st.booleans()):
+    if (end.status != "completed") and draw(st.booleans()):
         parsed += item(draw(kinds), *draw(texts), is_cut=True)
     return [*parsed, TurnClosed(TAIL)], end
 
