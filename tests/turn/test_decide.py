@@ -27,7 +27,6 @@ def test_engines_last_word_ends_an_undisturbed_turn(
     end = decide(finish, [])
 
     assert (end.status, end.reason) == (status, reason)
-    assert end.is_cut == (status != "completed")
 
 
 def test_engine_that_breaks_off_is_at_fault() -> None:
@@ -42,7 +41,6 @@ def test_notice_is_stronger_than_the_engine(
     end = decide(finish, [notice])
 
     assert end.status == status
-    assert end.is_cut
 
 
 def test_answers_of_our_own_tools_are_given_to_the_model() -> None:
