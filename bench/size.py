@@ -13,6 +13,7 @@ import argparse
 import ast
 import io
 import statistics
+import threading
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+# Python 3.11 may lose count of its depth when two threads parse at once (SystemError in `ast.parse`).
+_parsing = threading.Lock()
 
 SOURCE = Path(__file__).parent.parent / "src"
 BENCH = "bench"
@@ -47,7 +51,9 @@ def code_line_numbers(text: str) -> set[int]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in SILENT:
             found.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
+    with _parsing:
+        tree = ast.parse(text)
+    for node in ast.walk(tree):
         # Docstrings, those of attributes included.
         if isinstance(node, ast.Expr) and is_string(node.value):
             found.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
