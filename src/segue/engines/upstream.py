@@ -122,7 +122,7 @@ class Upstream:
 
 
 class EventStream:
-    """The events of one answer: whoever reads them closes the stream."""
+    """The events of one answer; its reader closes it."""
 
     def __init__(self, response: HttpResponse, timeouts: Timeouts) -> None:
         self._response = response

@@ -53,7 +53,8 @@ def admit(
     now, is_stored = int(time.time()), create.store is not False
     sampling = _sampling(create, model.sampling)
     if resolved.given and isinstance(resolved.given[-1].value, CompactionTrigger):
-        compacts = compacts or _triggered(resolved, is_stored=is_stored)
+        triggered = _triggered(resolved, is_stored=is_stored)
+        compacts = compacts or triggered
     generates = resolved.generates
     is_rollout = bool(create.rollout) and generates
     is_plain = not (create.conversation or create.context_management or compacts or is_rollout)

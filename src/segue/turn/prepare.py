@@ -56,13 +56,14 @@ async def prepare(
     compacts: CompactionKind | None = None,
 ) -> Plan:
     """A plan for this request. It holds a slot of the caller's quota: release it if the plan is not started."""
-    began = perf_counter()
     if caller.quota is not None:
         await caller.quota.hold()
+    began = perf_counter()
     try:
         given: tuple[Item, ...] = ()
         if isinstance(create.input, str):
-            given, tally.items_validated = (user_message(create.input),), 1
+            given = (user_message(create.input),)
+            tally.items_validated += 1
         elif create.input is not None:
             given = await decode_items(create.input, tally)
         has_media = _has_media(given)
@@ -85,6 +86,8 @@ async def prepare(
                 await resolve_references(given, parent, caller), caller.owner, resources.seals
             )
             given, earlier = with_outputs(unsealed.given), unsealed.earlier
+            # A reference may stand for an item with files.
+            has_media = has_media or _has_media(given)
         has_web = resources.has_web and "web_search" in caller.may
         resolved = resolve(create, given, parent, earlier, has_web=has_web, has_media=has_media)
         if resolved.is_hosted and resources.hosted is not None:

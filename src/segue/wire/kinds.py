@@ -31,7 +31,7 @@ R = TypeVar("R")
 # What an item is to a model; "nothing" where the model knows it from elsewhere.
 Shown = Literal["nothing", "think", "talk", "call", "response", "user", "system", "tools"]
 # Whose output a call waits for. "both": the client approves, and then our own tool answers.
-AnsweredBy = Literal["client", "server", "both", "nobody"]
+AnsweredBy = Literal["client", "server", "both", "none"]
 
 STOPPED = Raw(b'"The response ended before the server had answered."')
 
@@ -166,7 +166,7 @@ def _client_call(
 
 def _foreign_call(struct: type[V], call_id: Callable[[V], str | None] = NO_ID) -> ItemKind[V]:
     """A call that another server made and answered: it is accepted and shown."""
-    pairing: CallPairing[V] = CallPairing(call_id, _always("nobody"), None, NAMELESS)
+    pairing: CallPairing[V] = CallPairing(call_id, _always("none"), None, NAMELESS)
     return ItemKind(struct, _tag(struct), None, pairing, YES, CALL, None, None)
 
 
