@@ -1,0 +1,52 @@
+"""What may be refused before anything is sent, by values: the whole way from a request to its plan."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from segue.dialects.messages import MessagesDialect
+from segue.errors import InvalidRequest
+from segue.process.render_cache import RenderCache
+from segue.stores.memory_turns import MemoryTurns
+from segue.turn.plan import Caller, Model, Plan, Resources, Tally
+from segue.turn.prepare import prepare
+from segue.wire.codec import decode_create, decode_item
+from tests.contracts.turns import OWNER, make_turn
+from tests.turn.test_loop import ListEngine, OpenSeals
+
+PICTURE = {
+    "type": "message",
+    "id": "msg_seen",
+    "role": "user",
+    "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}],
+}
+
+
+async def planned(caller: Caller, tally: Tally, compacts: Any = None, **fields: Any) -> Plan:
+    """The plan of a request for a model that sees no images, and refuses them."""
+    engine, dialect = cast(Any, ListEngine([])), MessagesDialect()
+    model = Model("m", engine, dialect, context_tokens=1_000, unseen="refuse")
+    resources = Resources({"m": model}, cast(Any, OpenSeals()), RenderCache(0))
+    create = decode_create(json.dumps({"model": "m", "store": False, **fields}).encode())
+    return await prepare(create, caller, tally, resources, "resp_new", compacts)
+
+
+async def test_reference_to_a_picture_is_refused_like_the_picture() -> None:
+    turns = MemoryTurns(10_000_000)
+    parent = make_turn("resp_old", given=[decode_item(json.dumps(PICTURE).encode(), "input[0]")])
+    caller = Caller(OWNER, turns, known=parent)
+
+    for given in (PICTURE, {"type": "item_reference", "id": "msg_seen"}):
+        with pytest.raises(InvalidRequest, match="can take in neither"):
+            await planned(caller, Tally(), previous_response_id="resp_old", input=[given])
+
+
+@pytest.mark.parametrize("compacts", [None, "window"])
+async def test_trigger_alone_has_nothing_to_compact(compacts: str | None) -> None:
+    caller = Caller(OWNER, MemoryTurns(10_000_000))
+
+    with pytest.raises(InvalidRequest, match="nothing to compact"):
+        await planned(caller, Tally(), compacts, input=[{"type": "compaction_trigger"}])
