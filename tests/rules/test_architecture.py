@@ -25,6 +25,7 @@ ROOMS = {
     "cluster": "3: what do several processes owe each other? Not loaded where there is one.",
     "accounts": "3: who is asking, and how much is left?",
     "vocabularies": "3: which token ids are this text?",
+    "readers": "3: what did the model say, and how is it made to say it?",
     "dialects": "3: how does this model family write and read?",
     "engines": "3: who produces tokens?",
     "stores": "3: what is remembered? One class for one backend.",

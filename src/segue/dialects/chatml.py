@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from segue.dialects.family import Family, is_from, message_text, system_of
-from segue.dialects.forced import CallForm
-from segue.dialects.offers import definition_of
 from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_string, parts_of
-from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.dialects.warm import NameOf, Writing
+from segue.readers.forced import CallForm
+from segue.readers.offers import definition_of
+from segue.readers.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.turn.values import NO_IDS, Head, IdArray, Round
 from segue.vocabularies.vocabulary import Mark, Vocabulary
 from segue.wire.items import Item, Reasoning

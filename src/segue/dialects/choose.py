@@ -21,9 +21,9 @@ from segue.dialects.family import Family, TokenDialect
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import MISTRAL
-from segue.dialects.offers import definition_of
 from segue.dialects.template import template_dialect
 from segue.errors import InvalidRequest, Misconfigured, ServerFault
+from segue.readers.offers import definition_of
 from segue.settings import DIALECTS
 from segue.turn.values import Head, Scene, Tokens
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner, template_in

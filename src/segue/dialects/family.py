@@ -10,15 +10,16 @@ Every function that writes takes the vocabulary first and gives ids. It puts the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from segue.dialects.forced import UNQUOTE, CallForm, Chunks, GrammarReader, grammar_offer, lead_of
 from segue.dialects.parts import text_of
-from segue.turn.values import Head, IdArray, ItemText, Parsed, Piece, Rendered, Scene
+from segue.readers.bound import BoundFamily
+from segue.readers.forced import UNQUOTE, CallForm, Chunks, GrammarReader, grammar_offer, lead_of
+from segue.turn.values import Head, IdArray, Parsed, Piece, Rendered, Scene
 from segue.vocabularies.vocabulary import Chunk, Vocabulary
 from segue.wire.items import Item, Message
 
@@ -66,19 +67,6 @@ class Family:
     is_format_known: Callable[[Path], bool] = lambda path: True
     # The family with the default system text of this prompt, which the model's own template has written.
     with_prompt: Callable[[str], Family] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BoundFamily:
-    """What a family is on one vocabulary, and what all readers of its answers share."""
-
-    vocabulary: Vocabulary
-    fingerprint: str
-    cue: IdArray[int]
-    stops: frozenset[int]
-    seal: IdArray[int]
-    # Tokens that are plain text wherever they stand, ready to be sent; None: the token is not plain.
-    plain_tokens: dict[int, ItemText | None] = field(default_factory=dict)
 
 
 class TokenDialect:

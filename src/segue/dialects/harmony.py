@@ -28,12 +28,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from segue.dialects.family import BoundFamily, Family, system_of
-from segue.dialects.forced import CallForm
-from segue.dialects.item_writer import ItemWriter, feed_tokens, plain_token
-from segue.dialects.offers import added_by, call_in, parameters_of
+from segue.dialects.family import Family, system_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
+from segue.readers.bound import BoundFamily
+from segue.readers.forced import CallForm
+from segue.readers.item_writer import ItemWriter, feed_tokens, plain_token
+from segue.readers.offers import added_by, call_in, parameters_of
 from segue.turn import values
 from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
 from segue.wire import items as wire

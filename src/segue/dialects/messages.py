@@ -16,11 +16,11 @@ from typing import TypeGuard
 
 import msgspec
 
-from segue.dialects.call_json import is_object
-from segue.dialects.item_writer import ItemWriter
-from segue.dialects.offers import call_in
 from segue.dialects.parts import MODEL_TURN, Part, dumps, part_of, words_of
 from segue.errors import EngineFailed
+from segue.readers.call_json import is_object
+from segue.readers.item_writer import ItemWriter
+from segue.readers.offers import call_in
 from segue.turn import values
 from segue.wire import items as wire
 from segue.wire.tools import plain_name

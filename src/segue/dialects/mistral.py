@@ -29,14 +29,15 @@ from pathlib import Path
 
 import msgspec
 
-from segue.dialects.call_json import is_object
-from segue.dialects.family import BoundFamily, Family, is_from
-from segue.dialects.forced import CallForm
-from segue.dialects.item_writer import ItemWriter
-from segue.dialects.offers import call_in, function_of, offer_in
+from segue.dialects.family import Family, is_from
 from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_string, parts_of
-from segue.dialects.text_reader import TextMarks, TextReader
 from segue.dialects.warm import NameOf, Writing
+from segue.readers.bound import BoundFamily
+from segue.readers.call_json import is_object
+from segue.readers.forced import CallForm
+from segue.readers.item_writer import ItemWriter
+from segue.readers.offers import call_in, function_of, offer_in
+from segue.readers.text_reader import TextMarks, TextReader
 from segue.turn import values
 from segue.vocabularies.load import TEKKEN
 from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary

@@ -14,8 +14,8 @@ from typing import NamedTuple, assert_never
 import msgspec
 from msgspec import Raw
 
-from segue.dialects.call_json import is_object
-from segue.dialects.offers import added_by, definition_of
+from segue.readers.call_json import is_object
+from segue.readers.offers import added_by, definition_of
 from segue.wire import items
 from segue.wire.calls import arguments_of
 from segue.wire.files import text_of_file

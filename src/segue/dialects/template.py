@@ -24,15 +24,16 @@ from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
-from segue.dialects.call_json import is_object
 from segue.dialects.chatml import CALL, CALLED, JOINS, ROLES, content_of, tools_text
-from segue.dialects.family import BoundFamily, Family, TokenDialect
-from segue.dialects.forced import CallForm
-from segue.dialects.offers import definition_of
+from segue.dialects.family import Family, TokenDialect
 from segue.dialects.parts import Part, blocks_of, dumps, parts_of
-from segue.dialects.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
+from segue.readers.bound import BoundFamily
+from segue.readers.call_json import is_object
+from segue.readers.forced import CallForm
+from segue.readers.offers import definition_of
+from segue.readers.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.turn.values import NO_IDS, Head, IdArray, Rendered, Round, Scene, Tokens, Warm
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Mark, Vocabulary

@@ -22,7 +22,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from segue.dialects.family import BoundFamily
+from segue.readers.bound import BoundFamily
 from segue.turn.values import (
     NO_TOKENS,
     Head,

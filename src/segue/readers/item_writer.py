@@ -13,8 +13,8 @@ from array import array
 from collections import deque
 from typing import Protocol
 
-from segue.dialects.call_json import InputReader
-from segue.dialects.family import BoundFamily
+from segue.readers.bound import BoundFamily
+from segue.readers.call_json import InputReader
 from segue.turn.values import Ids, ItemClosed, ItemOpened, ItemText, Parsed, Piece, TokenLogprob
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Logprob, TopLogprob

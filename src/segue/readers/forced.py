@@ -18,16 +18,13 @@ from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from segue.dialects.offers import arguments_schema, call_schema, forced, format_schema, opened_call
 from segue.errors import InvalidRequest
+from segue.readers.bound import BoundFamily
+from segue.readers.offers import arguments_schema, call_schema, forced, format_schema, opened_call
 from segue.turn import values
 from segue.vocabularies.vocabulary import Chunk
 from segue.wire.tools import Offer, grammar_of
-
-if TYPE_CHECKING:
-    from segue.dialects.family import BoundFamily
 
 # Around the input of a custom tool, inside the arguments.
 QUOTE, UNQUOTE = '{"input": "', '"}'

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.dialects.call_json import InputReader
+from segue.readers.call_json import InputReader
 from tests.support import serving, wire
 
 TEXTS = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from('"\\/\n😀é{}')))

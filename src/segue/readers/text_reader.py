@@ -28,10 +28,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
-from segue.dialects.call_json import Braces, header_of, may_begin_call, whole_call
-from segue.dialects.family import BoundFamily
-from segue.dialects.item_writer import ItemWriter, feed_tokens, plain_token
-from segue.dialects.offers import call_in, forced
+from segue.readers.bound import BoundFamily
+from segue.readers.call_json import Braces, header_of, may_begin_call, whole_call
+from segue.readers.item_writer import ItemWriter, feed_tokens, plain_token
+from segue.readers.offers import call_in, forced
 from segue.turn.values import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
 
 THINK, THOUGHT = "<think>", "</think>"

@@ -10,7 +10,7 @@ import pytest
 from segue.dialects.chatml import QWEN3, SMOLLM2
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.llama3 import LLAMA3
-from segue.dialects.offers import call_schema, forced, format_schema
+from segue.readers.offers import call_schema, forced, format_schema
 from segue.turn.seams import Dialect
 from segue.turn.values import Head, Scene
 from segue.vocabularies.vocabulary import Vocabulary
