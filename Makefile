@@ -33,6 +33,11 @@ NGINX_DONE := $(NGINX)/nginx
 MCP := .cache/mcp
 MCP_DONE := $(MCP)/.done
 
+# Chat templates and tokenizers of models, by requirements/models.toml: those of the quick tests, or all.
+MODELS := .cache/models
+MODELS_DONE := $(MODELS)/.done-quick
+MODELS_ALL_DONE := $(MODELS)/.done-all
+
 PIP_QUIET := -qq --disable-pip-version-check --no-input
 PIP_LOCKED := $(PIP_QUIET) --only-binary :all: --require-hashes
 EMPTY :=
@@ -48,7 +53,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-autobahn test-reliability test-vllm check format bench walk lock clean
+.PHONY: help setup serve test test-clients test-autobahn test-reliability test-vllm models check format bench walk lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,7 +64,7 @@ setup: $(SETUP_DONE) ## make .venv with everything that the server needs
 serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue serve`
 	@$(VENV)/bin/segue serve $(ARGS)
 
-test: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## run all tests, official clients included; ARGS goes to pytest
+test: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MODELS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## run all tests, official clients included; ARGS goes to pytest
 	@$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile $(ARGS)
 
 test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## drive the real agents, and write what came of it into docs/clients
@@ -74,6 +79,8 @@ test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $
 
 test-autobahn: $(DEV_DONE) $(AUTOBAHN_DONE) ## Autobahn's WebSocket cases against our socket class (needs a Python 2.7)
 	@$(VENV)/bin/python -m tests.autobahn --wstest $(AUTOBAHN)/bin/wstest $(ARGS)
+
+models: $(MODELS_ALL_DONE) ## fetch the chat templates and tokenizers that tests judge by
 
 check: $(DEV_DONE) ## format, lint, types and rules, without changing anything
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
@@ -181,6 +188,14 @@ $(MCP_DONE): requirements/mcp/package-lock.json requirements/mcp/package.json $(
 	@rm -rf $(MCP) && mkdir -p $(MCP) && cp requirements/mcp/package.json requirements/mcp/package-lock.json $(MCP)
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm ci --prefix $(MCP) --ignore-scripts --no-audit \
 		--no-fund --loglevel=error >/dev/null
+	@touch $@
+
+$(MODELS_DONE): requirements/models.toml tests/models/assets.py $(DEV_DONE) $(NODE_DONE)
+	@$(VENV)/bin/python -m tests.models.assets
+	@touch $@
+
+$(MODELS_ALL_DONE): requirements/models.toml tests/models/assets.py $(DEV_DONE) $(NODE_DONE)
+	@$(VENV)/bin/python -m tests.models.assets --all
 	@touch $@
 
 define haproxy_script
