@@ -215,3 +215,11 @@ def test_small_models_usual_sampling_gives_way_to_what_the_operator_says() -> No
 def test_table_of_a_model_may_hold_a_switch(tmp_path: Path) -> None:
     file = write(tmp_path, '[[models]]\nname = "m"\nengine = "chat"\nsees_images = true\n')
     assert load(file).served()[0].sees_images is True
+
+
+def test_templates_values_are_a_table_of_the_file_or_of_a_model(tmp_path: Path) -> None:
+    own = '[[models]]\nname = "a"\n[[models]]\nname = "b"\ntemplate_values = {thinking = true}\n'
+    first, second = load(write(tmp_path, "template_values = {mode = 1}\n" + own)).served()
+
+    assert first.template_values == {"mode": 1}
+    assert second.template_values == {"thinking": True}

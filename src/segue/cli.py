@@ -213,7 +213,9 @@ def _metavar(field: msgspec.structs.FieldInfo) -> str:
     if field.type is bool:
         return "true|false"
     word = field.name.removesuffix("_max").removesuffix("_per_s").split("_")[-1]
-    return {"s": "SECONDS", "cert": "FILE", "keys": "FILE"}.get(word, word.upper())
+    return {"s": "SECONDS", "cert": "FILE", "keys": "FILE", "template": "FILE"}.get(
+        word, word.upper()
+    )
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def _imported(name: str) -> GuardBuilder:
 
 def _scripted(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     path = Path(settings.tokenizer) if settings.tokenizer else find_weights(SMALL_MODEL)
-    dialect = dialect_for(settings.dialect, path, _vocabulary(settings, path))
+    dialect = _dialect(settings, path, _vocabulary(settings, path))
     script = load_script(Path(settings.script)) if settings.script else None
     engine = ScriptedEngine(dialect, script, settings.tps)
     return _model(settings, engine, dialect, settings.context_tokens or SCRIPTED_CONTEXT_TOKENS)
@@ -188,7 +188,7 @@ def _scripted(settings: ModelSettings, shared: str, served: ServedModels) -> Mod
 def _embedded(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
-    dialect = dialect_for(settings.dialect, path, vocabulary)
+    dialect = _dialect(settings, path, vocabulary)
     context_tokens = settings.context_tokens or _trained_tokens(path)
     if shared:
         remote = SharedEngine(_share_path(shared, settings.name))
@@ -242,7 +242,7 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
         def replica(upstream: Upstream) -> Engine:
             return TokenEngine(codec, upstream, settings.name, token_json, hidden)
 
-        dialect = dialect_for(settings.dialect, path, vocabulary)
+        dialect = _dialect(settings, path, vocabulary)
         return _over_http(settings, served, dialect, replica)
 
     return build
@@ -309,6 +309,14 @@ def list_models() -> list[str]:
 def _vocabulary(settings: ModelSettings, path: Path) -> Vocabulary:
     vocabulary = load_vocabulary(path)
     return vocabulary if settings.piece_cache else vocabulary.without_pieces()
+
+
+def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dialect:
+    try:
+        template = Path(settings.template).read_text() if settings.template else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"template: {settings.template} cannot be read: {error}.") from None
+    return dialect_for(settings.dialect, path, vocabulary, template, settings.template_values)
 
 
 def load_vocabulary(path: Path) -> Vocabulary:

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from segue.errors import Misconfigured
 
 T = TypeVar("T")
-Table = dict[str, str | bool | int | float | list[str]]
+Table = dict[str, str | bool | int | float | list[str] | dict[str, object]]
 
 EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "chat"]
 CHAT_FORMATS = ("chatml", "smollm2", "qwen2", "qwen3", "llama3", "mistral", "harmony", "template")
@@ -81,6 +81,10 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     context_tokens: Limit = 0
     dialect: str = "auto"
     tokenizer: str = ""
+    # A file with a chat template (Jinja) that replaces the model's own.
+    template: str = ""
+    # What chat templates are told besides the conversation, for example `enable_thinking`.
+    template_values: dict[str, object] = {}
     piece_cache: bool = True
     script: str = ""
     tps: Duration = 0
@@ -267,6 +271,7 @@ HELP = {
         "context_tokens": "context window in tokens; 0: of the GGUF file, or 131072 for a server",
         "dialect": "chat format: auto (from the model's files), or " + ", ".join(CHAT_FORMATS),
         "tokenizer": "tokenizer.json, its folder, or a GGUF file; none: the embedded model's own",
+        "template": "chat template (Jinja file) instead of the model's own",
         "piece_cache": "cache token ids of text fragments",
         "script": "JSON file that the scripted engine plays",
         "tps": "tokens per second of the scripted engine; 0: no limit",

@@ -25,6 +25,7 @@ from segue.vocabularies.load import (
     vocabulary_from_gguf,
     vocabulary_from_metadata,
 )
+from segue.wire.requests import Effort, ReasoningConfig
 from tests.contracts.dialect import flat, message, smollm2
 from tests.dialects import templates
 from tests.dialects.test_template import CHATML
@@ -211,3 +212,37 @@ def test_name_alone_means_the_first_variant() -> None:
 def test_model_without_a_template_cannot_be_run_by_it(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="no chat template"):
         dialect_for("template", tmp_path, smollm2())
+
+
+def test_operator_replaces_the_template_and_tells_it_values(tmp_path: Path) -> None:
+    path = folder_with(tmp_path, CHATML)
+    told = CHATML.replace("assistant\n{% endif", "assistant {{ mode }}\n{% endif")
+
+    dialect = dialect_for("auto", path, smollm2(), told, {"mode": "calm"})
+
+    assert is_written_by(dialect_for("auto", path, smollm2()), PLAIN)
+    cue = dialect.render(Scene(Head(), None, (message("user", "Hi"),))).cue
+    assert b"".join(map(smollm2().bytes_of, cue)) == b"assistant calm\n"
+    with pytest.raises(Misconfigured, match="runs no template"):
+        dialect_for("qwen2", path, smollm2(), told)
+
+
+@pytest.mark.parametrize(
+    "values, effort, cue",
+    [
+        ({}, None, b"assistant\n"),
+        ({}, "none", b"assistant\n<think>\n\n</think>\n\n"),
+        ({"enable_thinking": False}, None, b"assistant\n<think>\n\n</think>\n\n"),
+        ({"enable_thinking": False}, "high", b"assistant\n"),
+    ],
+)
+def test_effort_of_a_request_wins_over_the_operators_values(
+    values: dict[str, object], effort: Effort | None, cue: bytes
+) -> None:
+    vocabulary = templates.vocabulary("qwen3")
+    dialect = dialect_for("template", templates.folder("qwen3"), vocabulary, values=values)
+    head = Head(reasoning=ReasoningConfig(effort=effort))
+
+    rendered = dialect.render(Scene(head, None, (message("user", "Hi"),)))
+
+    assert b"".join(map(vocabulary.bytes_of, rendered.cue)) == cue

@@ -8,7 +8,7 @@ run. A model without a template is known by its special tokens alone; if no fami
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,13 @@ from segue.errors import InvalidRequest, Misconfigured, ServerFault
 from segue.readers.offers import definition_of
 from segue.settings import DIALECTS
 from segue.turn.values import Head, Scene, Tokens
-from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner, template_in
+from segue.vocabularies.chat_template import (
+    NO_VALUES,
+    Chat,
+    ChatTemplate,
+    TemplateRunner,
+    template_in,
+)
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item, ItemValue
 from segue.wire.tools import FunctionTool, Tools, offers_of
@@ -47,29 +53,44 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
 assert {"auto", "template", *FAMILIES} == {*DIALECTS}, "settings.DIALECTS and FAMILIES differ"
 
 
-def dialect_for(name: str, path: Path, vocabulary: Vocabulary) -> TokenDialect:
-    """The dialect with this name, for the model in this GGUF or tokenizer folder."""
+def dialect_for(
+    name: str,
+    path: Path,
+    vocabulary: Vocabulary,
+    text: str = "",
+    values: Mapping[str, object] = NO_VALUES,
+) -> TokenDialect:
+    """The dialect with this name, for the model in this GGUF or tokenizer folder; `text` is a template instead of the
+    model's own, `values` what templates are told."""
     match name:
         case "auto":
-            return choose(path, vocabulary)
+            return choose(path, vocabulary, text, values)
         case "template":
-            template = template_in(path)
+            template = template_in(path, text, values)
             if template is None:
                 raise Misconfigured(
-                    f"dialect: there is no chat template in {path}. Name another --dialect."
+                    f"dialect: there is no chat template in {path}. Name a file with --template, "
+                    "or another --dialect."
                 )
             return template_dialect(vocabulary, template)
+        case _ if text:
+            raise Misconfigured(f"template: dialect '{name}' runs no template. Leave one out.")
         case _:
             return TokenDialect(FAMILIES[name][0], vocabulary)
 
 
-def choose(path: Path, vocabulary: Vocabulary) -> TokenDialect:
+def choose(
+    path: Path,
+    vocabulary: Vocabulary,
+    text: str = "",
+    values: Mapping[str, object] = NO_VALUES,
+) -> TokenDialect:
     """The dialect of the model in this GGUF or tokenizer folder; `ServerFault` if there is none."""
-    template = template_in(path)
+    template = template_in(path, text, values)
     has_all = vocabulary.specials.issuperset
     candidates = [family for family in chain(*FAMILIES.values()) if has_all(family.specials)]
     known = [family for family in candidates if family.is_known_by_tokens]
-    if known:
+    if known and not text:
         return TokenDialect(known[0], vocabulary)
     if template is not None:
         return _by_template(template, candidates, vocabulary)

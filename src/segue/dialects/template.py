@@ -168,7 +168,8 @@ class _TemplatePrompts:
     def _texts_of(self, scene: Scene, chat: Chat, tools: object) -> tuple[str, str]:
         """Mostly the cue is what it always is. Where it is not, the template is run without it; where the two then grow
         together, that piece is the cue's."""
-        cued = self._runner.run(chat, tools, scene.root_at, is_cued=True)
+        effort = scene.effort
+        cued = self._runner.run(chat, tools, scene.root_at, is_cued=True, effort=effort)
         if not chat:
             return "", cued
         cue = self._cue
@@ -176,7 +177,7 @@ class _TemplatePrompts:
             context = cued[: len(cued) - len(cue)]
             if not cue or self._is_cut_at(context, cue):
                 return context, cue
-        bare = self._runner.run(chat, tools, scene.root_at, is_cued=False)
+        bare = self._runner.run(chat, tools, scene.root_at, is_cued=False, effort=effort)
         same = 0
         for piece, other in zip(self._split(bare), self._split(cued), strict=False):
             if piece != other:

@@ -7,7 +7,7 @@ Everything here is a value that is never changed in place, so that turns share t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -365,6 +365,18 @@ class Scene(Struct, frozen=True):
         """Every finished round before `given` that the model still sees, oldest first."""
         past = self.past.lineage() if self.past is not None else []
         yield from since_fresh([*(one for link in past for one in link.rounds), *self.rounds])
+
+
+def template_values(operator: Mapping[str, object], effort: Effort | None) -> dict[str, object]:
+    """What a chat template is told besides the conversation: the operator's values, over which a client's effort wins.
+
+    Models have three names for it; a template ignores the names that it does not know.
+    """
+    if effort is None:
+        return dict(operator)
+    is_thinking = effort != "none"
+    told = {"enable_thinking": is_thinking, "thinking": is_thinking, "reasoning_effort": effort}
+    return {**operator, **told}
 
 
 class Rendered(Struct, frozen=True):

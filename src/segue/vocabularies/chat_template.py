@@ -7,18 +7,23 @@ conversation as the template writes it. Templates (Jinja) are run in a sandbox.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from segue.errors import InvalidRequest, ServerFault
+from segue.turn.values import template_values
 from segue.vocabularies.gguf import read_gguf
+from segue.wire.requests import Effort
 
 # A conversation as chat templates take it.
 Chat = list[dict[str, object]]
+NO_VALUES: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,8 @@ class ChatTemplate:
     text: str
     begin: str = ""
     end: str = ""
+    # What it is told besides the conversation, whatever a request says.
+    values: Mapping[str, object] = field(default_factory=dict)
 
 
 class _Token(msgspec.Struct):
@@ -40,16 +47,18 @@ class _Config(msgspec.Struct):
     eos_token: str | _Token | None = None
 
 
-def template_in(path: Path) -> ChatTemplate | None:
-    """The chat template of a model; None if it has none."""
-    return _template_in_gguf(path) if path.suffix == ".gguf" else _template_in_folder(path)
+def template_in(
+    path: Path, text: str = "", values: Mapping[str, object] = NO_VALUES
+) -> ChatTemplate | None:
+    """The chat template of a model, or this text in its place; None if there is neither."""
+    found = _template_in_gguf(path) if path.suffix == ".gguf" else _template_in_folder(path)
+    found = replace(found, text=text or found.text, values=values)
+    return found if found.text else None
 
 
-def _template_in_gguf(path: Path) -> ChatTemplate | None:
+def _template_in_gguf(path: Path) -> ChatTemplate:
     head = read_gguf(path)
     text = head.get("tokenizer.chat_template")
-    if not isinstance(text, str):
-        return None
     tokens = head.get("tokenizer.ggml.tokens")
 
     def named(key: str) -> str:
@@ -57,10 +66,10 @@ def _template_in_gguf(path: Path) -> ChatTemplate | None:
         found = tokens[id] if isinstance(tokens, list) and isinstance(id, int) else ""
         return found if isinstance(found, str) else ""
 
-    return ChatTemplate(text, named("bos"), named("eos"))
+    return ChatTemplate(text if isinstance(text, str) else "", named("bos"), named("eos"))
 
 
-def _template_in_folder(path: Path) -> ChatTemplate | None:
+def _template_in_folder(path: Path) -> ChatTemplate:
     folder = path if path.is_dir() else path.parent
     file, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
@@ -74,7 +83,7 @@ def _template_in_folder(path: Path) -> ChatTemplate | None:
         # Several templates by name; the template that knows tools can do more.
         named = {entry.get("name", ""): entry.get("template", "") for entry in text}
         text = named.get("tool_use") or named.get("default")
-    return ChatTemplate(text, _text(config.bos_token), _text(config.eos_token)) if text else None
+    return ChatTemplate(text or "", _text(config.bos_token), _text(config.eos_token))
 
 
 def _text(token: str | _Token | None) -> str:
@@ -100,21 +109,32 @@ class TemplateRunner:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
         self._names = {"bos_token": template.begin, "eos_token": template.end}
+        self._values = template.values
         try:
             self._run = environment.from_string(template.text).render
         except Exception as wrong:
             raise ServerFault(f"The model's chat template cannot be read: {wrong}") from wrong
 
-    def run(self, messages: Chat, tools: object, root_at: int, *, is_cued: bool) -> str:
+    def run(
+        self,
+        messages: Chat,
+        tools: object,
+        root_at: int,
+        *,
+        is_cued: bool,
+        effort: Effort | None = None,
+    ) -> str:
         """The conversation as text. A template may refuse it, for example where roles do not alternate."""
+        told = {
+            **template_values(self._values, effort),
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": is_cued,
+            "strftime_now": datetime.fromtimestamp(root_at, UTC).strftime,
+            **self._names,
+        }
         try:
-            found: str = self._run(
-                messages=messages,
-                tools=tools,
-                add_generation_prompt=is_cued,
-                strftime_now=datetime.fromtimestamp(root_at, UTC).strftime,
-                **self._names,
-            )
+            found: str = self._run(told)
         except Exception as wrong:
             raise InvalidRequest(
                 f"The model's chat template refuses this conversation: {wrong}", param="input"
