@@ -35,7 +35,7 @@ def is_alone(raw: str) -> bool:
     if '"file_id"' in raw:
         return False
     call = call_of(value)
-    return (call is None or call.is_async) and answer_of(value) is None
+    return (call is None or call.is_optional) and answer_of(value) is None
 
 
 ALONE = [raw for raw in ITEMS if is_alone(raw)]

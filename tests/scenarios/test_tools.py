@@ -317,6 +317,27 @@ async def test_tool_of_an_item_is_forced_by_name() -> None:
         assert (refused.status, refused.json["error"]["param"]) == (400, "tool_choice")
 
 
+@pytest.mark.parametrize("way", ["json", "websocket"])
+async def test_call_that_a_limit_cut_off_is_not_owed(tmp_path: Path, way: str) -> None:
+    long = calling("get_weather", city="word " * 50)
+    async with scripted(tmp_path, long) as served, asking(served, way) as ask:
+        cut = response_of(await ask({"input": "Go", "tools": [WEATHER], "max_output_tokens": 40}))
+        (call,) = cut["output"]
+        assert (cut["status"], call["type"], call["status"]) == (
+            "incomplete",
+            "function_call",
+            "incomplete",
+        )
+        after = {"input": "Go on", "previous_response_id": cut["id"], "max_output_tokens": 1}
+        assert response_of(await ask(after))["status"] == "incomplete"
+        # Whoever has run it all the same may say what came of it.
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}
+        assert response_of(await ask(after | {"input": [output]}))["status"] == "incomplete"
+        # The same as a whole history.
+        resent = [{"role": "user", "content": "Go"}, call, {"role": "user", "content": "Go on"}]
+        assert response_of(await ask({"input": resent, "max_output_tokens": 1}))
+
+
 async def test_tools_of_items_are_known_after_a_restart(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'turns.db'}"
     turns = [{"text": "Hello."}, calling("functions.wait")]

@@ -256,13 +256,13 @@ def test_pairing_agrees_with_a_list_of_debts(
     is_fine = True
     for is_call, one in steps:
         if is_call:
-            given.append(call(one.call_id, one.kind, **{"async": one.is_async}))
+            given.append(call(one.call_id, one.kind, **{"async": one.is_optional}))
             debts[one.call_id] = one
         else:
             given.append(output(one.call_id, one.kind))
             is_fine = is_fine and debts.get(one.call_id, ("", ""))[1] == one.kind
             debts.pop(one.call_id, None)
-    is_fine = is_fine and all(one.is_async for one in debts.values())
+    is_fine = is_fine and all(one.is_optional for one in debts.values())
     before = {one.call_id: one for one in open_calls}
 
     assert outcome(before, items(*given)) == (debts if is_fine else None)

@@ -216,6 +216,7 @@ def test_facts_of_an_item(
             Required(type="function_call_output", call_id="c", name="f"),
         ),
         (FunctionCall(call_id="c", name="f", arguments="", is_async=True), None),
+        (FunctionCall(call_id="c", name="f", arguments="", status="incomplete"), None),
         (
             value_of("custom_tool_call", call_id="c", name="f", input=""),
             Required(type="custom_tool_call_output", call_id="c"),

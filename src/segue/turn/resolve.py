@@ -184,7 +184,7 @@ def pair_calls(open_calls: dict[str, Call], given: Sequence[Item]) -> dict[str, 
                 )
             del pending[call_id]
     for call in pending.values():
-        if not call.is_async:
+        if not call.is_optional:
             raise InvalidRequest(
                 f"No tool output found for {CALL_WORDS[call.kind][0]} {cut_name(call.call_id)}.",
                 code="missing_function_call_output",

@@ -401,11 +401,11 @@ class Item(Struct, frozen=True):
 
 
 class Call(NamedTuple):
-    """A call that the client must answer."""
+    """A call that the client may answer, and must unless it is asynchronous or was cut off."""
 
     call_id: str
     kind: str
-    is_async: bool = False
+    is_optional: bool = False
 
 
 class CallOutput(NamedTuple):

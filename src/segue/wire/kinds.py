@@ -155,7 +155,7 @@ def _client_call(
     output = f"{_tag(struct)}_output"
 
     def required(value: C) -> Required | None:
-        if getattr(value, "is_async", None) is True:
+        if _is_optional(value):
             return None
         function = value.name if isinstance(value, items.FunctionCall) else UNSET
         return Required(type=output, call_id=value.call_id, name=function)
@@ -432,7 +432,7 @@ def prefix_of(struct: type[ItemValue]) -> str:
 
 
 def call_of(value: ItemValue) -> items.Call | None:
-    """The call that the client must answer, if this item is one."""
+    """The call that the client may answer, if this item is one."""
     kind = KINDS[type(value)]
     pairing = kind.pairing
     if not isinstance(pairing, CallPairing) or pairing.answered_by(value) not in ("client", "both"):
@@ -440,7 +440,12 @@ def call_of(value: ItemValue) -> items.Call | None:
     call_id = pairing.call_id(value)
     if call_id is None:
         return None
-    return items.Call(call_id, kind.name, getattr(value, "is_async", None) is True)
+    return items.Call(call_id, kind.name, _is_optional(value))
+
+
+def _is_optional(value: ItemValue) -> bool:
+    """Whether a call need not be answered: it is asynchronous, or was cut off, so that no client runs it."""
+    return getattr(value, "is_async", None) is True or getattr(value, "status", None) == "incomplete"
 
 
 def answer_of(value: ItemValue) -> items.CallOutput | None:
