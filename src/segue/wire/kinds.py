@@ -445,7 +445,9 @@ def call_of(value: ItemValue) -> items.Call | None:
 
 def _is_optional(value: ItemValue) -> bool:
     """Whether a call need not be answered: it is asynchronous, or was cut off, so that no client runs it."""
-    return getattr(value, "is_async", None) is True or getattr(value, "status", None) == "incomplete"
+    return (
+        getattr(value, "is_async", None) is True or getattr(value, "status", None) == "incomplete"
+    )
 
 
 def answer_of(value: ItemValue) -> items.CallOutput | None:
