@@ -1,6 +1,5 @@
 """Harmony against the family's own library, which is also where the vocabulary comes from."""
 
-import importlib
 import json
 import random
 from typing import Any, Literal
@@ -34,14 +33,18 @@ from tests.contracts.dialect import (
     turn_after,
 )
 from tests.dialects.templates import ROOT_AT, words
-from tests.vocabularies.gpt_oss import vocabulary_from_harmony
+from tests.vocabularies.gpt_oss import (
+    harmony_encoding,
+    harmony_package,
+    vocabulary_from_harmony,
+)
 
-harmony: Any = importlib.import_module("openai_harmony")
+harmony = harmony_package()
 
 
 @pytest.fixture(scope="module")
 def oracle() -> Any:
-    return harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+    return harmony_encoding()
 
 
 @pytest.fixture(scope="module")

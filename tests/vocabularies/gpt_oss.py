@@ -1,15 +1,57 @@
-"""gpt-oss's vocabulary, from the package `oss-harmony`, which carries it."""
+"""gpt-oss's vocabulary and OpenAI's own package for it, `openai-harmony`, without its download.
+
+The package reads the ranks of its vocabulary from a file whose digest it checks. GPT-4o has the same ranks, so the
+file is written from its tokenizer.
+"""
 
 import importlib
+import json
+import os
+from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 from segue.vocabularies.load import GPT4O, ranked_vocabulary
-from segue.vocabularies.vocabulary import LETTER_OF_BYTE, Vocabulary
+from segue.vocabularies.vocabulary import BYTE_OF_LETTER, LETTER_OF_BYTE, Vocabulary
+from tests.models.assets import tokenizer_folder
+
+
+def harmony_package() -> Any:
+    """The package, which knows where its vocabulary is."""
+    tokenizer = tokenizer_folder("gpt4o")
+    folder = tokenizer.parent / "o200k_base"
+    if not (ranks := folder / "o200k_base.tiktoken").exists():
+        folder.mkdir(exist_ok=True)
+        # Another test process may do the same at the same time.
+        own = folder / f"{os.getpid()}.part"
+        own.write_bytes(_ranks_in(tokenizer / "tokenizer.json"))
+        own.rename(ranks)
+    os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(folder)
+    return importlib.import_module("openai_harmony")
+
+
+def harmony_encoding() -> Any:
+    package = harmony_package()
+    return package.load_harmony_encoding(package.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+def _ranks_in(tokenizer: Path) -> bytes:
+    """One line for each token: its bytes, and its rank, which is its id."""
+    file = json.loads(tokenizer.read_bytes())
+    special = {one["id"] for one in file["added_tokens"]}
+    tokens = sorted(
+        (id, token) for token, id in file["model"]["vocab"].items() if id not in special
+    )
+    lines = (b"%s %d\n" % (b64encode(_bytes_of(token)), id) for id, token in tokens)
+    return b"".join(lines)
+
+
+def _bytes_of(token: str) -> bytes:
+    return bytes(BYTE_OF_LETTER[letter] for letter in token)
 
 
 def vocabulary_from_harmony() -> Vocabulary:
-    harmony: Any = importlib.import_module("openai_harmony")
-    encoding = harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+    encoding = harmony_encoding()
     specials = {
         text: encoding.encode(text, allowed_special="all")[0]
         for text in encoding.special_tokens_set

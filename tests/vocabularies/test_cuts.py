@@ -1,6 +1,5 @@
 """A vocabulary from a GGUF cuts text as the model's own tokenizer does, for the families beyond SmolLM2 and Qwen."""
 
-import importlib
 import json
 import random
 from pathlib import Path
@@ -10,7 +9,7 @@ from segue.vocabularies.gguf import GgufValue
 from segue.vocabularies.load import CONTROL, vocabulary_from_file, vocabulary_from_metadata
 from segue.vocabularies.vocabulary import BYTE_OF_LETTER, Vocabulary
 from tests.dialects import templates
-from tests.vocabularies.gpt_oss import vocabulary_from_harmony
+from tests.vocabularies.gpt_oss import harmony_encoding, vocabulary_from_harmony
 
 FRAGMENTS = [
     "Hello", "hELLO", " World", "'s", "'LL", "don't", "DON'T", "123", "4567", "\n", "\r\n", " ", "  ", "\t",
@@ -53,8 +52,7 @@ def test_llama3_is_cut_as_its_tokenizer_does() -> None:
 
 def test_gpt_oss_is_cut_as_its_library_does() -> None:
     """Both with the library's words and from a file of them; the library itself is too slow for long words."""
-    library: Any = importlib.import_module("openai_harmony")
-    theirs = library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
+    theirs = harmony_encoding()
     ours = vocabulary_from_harmony()
     specials = {ours.special(text): text for text in ours.specials}
     spelt = [ours.bytes_of(id) for id in range(ours.size)]

@@ -1,8 +1,8 @@
 """How does gpt-oss write and read? Harmony: messages with a channel, and tools in namespaces.
 
 A message is `<|start|>`, who speaks, `<|channel|>` and its name, `<|message|>`, the text, `<|end|>`. The model thinks
-in the channel `analysis`, calls tools in `commentary` (there the header says `to=functions.name`, and `<|call|>` ends
-the message), and answers in `final`, which `<|return|>` ends; in history that is an `<|end|>`. All marks are special
+in the channel `analysis`, calls tools in `commentary` (there the header says `to=functions.name`, before the channel or
+after it, and `<|call|>` ends the message), and answers in `final`, which `<|return|>` ends; in history that is an `<|end|>`. All marks are special
 tokens, so that no text can be mistaken for a mark:
 
     state      at                                            goes to
@@ -44,7 +44,7 @@ from segue.wire.tools import Offer
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 # A change of this file that changes what kept ids mean needs a new number.
-VERSION = "harmony1"
+VERSION = "harmony2"
 CUE = Mark(START, "assistant")
 
 # The words of the family's own library.
@@ -134,8 +134,8 @@ def _message(part: Part, name: str, *, is_final: bool) -> tuple[Chunk, ...]:
         case "user":
             return _plain("user", part.text)
         case "response":
-            header = _channel("commentary to=assistant")
-            return Mark(START), _recipient(name), *header, part.text, Mark(END)
+            speaker = f"{_recipient(name)} to=assistant"
+            return Mark(START), speaker, *_channel("commentary"), part.text, Mark(END)
         case "think" if not part.text:
             return ()
         case "think" | "talk" | "call":
@@ -181,8 +181,8 @@ def _model_message(part: Part, *, is_final: bool) -> tuple[Chunk, ...]:
 
 
 def _call_header(name: str) -> tuple[Chunk, ...]:
-    to = f"commentary to={_recipient(name)} "
-    return Mark(CHANNEL), to, Mark(CONSTRAIN, "json"), Mark(MESSAGE)
+    to = f" to={_recipient(name)}"
+    return to, Mark(CHANNEL), "commentary ", Mark(CONSTRAIN, "json"), Mark(MESSAGE)
 
 
 def _channel(name: str) -> tuple[Chunk, ...]:
