@@ -19,7 +19,7 @@ from tests.models.assets import tokenizer_folder
 def harmony_package() -> Any:
     """The package, which knows where its vocabulary is."""
     tokenizer = tokenizer_folder("gpt4o")
-    folder = tokenizer.parent / "o200k_base"
+    folder = tokenizer.parents[1] / "o200k_base"
     if not (ranks := folder / "o200k_base.tiktoken").exists():
         folder.mkdir(exist_ok=True)
         # Another test process may do the same at the same time.
