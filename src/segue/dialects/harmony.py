@@ -1,9 +1,9 @@
 """How does gpt-oss write and read? Harmony: messages with a channel, and tools in namespaces.
 
 A message is `<|start|>`, who speaks, `<|channel|>` and its name, `<|message|>`, the text, `<|end|>`. The model thinks
-in the channel `analysis`, calls tools in `commentary` (there the header says `to=functions.name`, before the channel or
-after it, and `<|call|>` ends the message), and answers in `final`, which `<|return|>` ends; in history that is an `<|end|>`. All marks are special
-tokens, so that no text can be mistaken for a mark:
+in the channel `analysis`, calls tools in `commentary` (there the header says `to=functions.name`, before the channel
+or after it, and `<|call|>` ends the message), and answers in `final`, which `<|return|>` ends; in history that is an
+`<|end|>`. All marks are special tokens, so that no text can be mistaken for a mark:
 
     state      at                                            goes to
     header     text; <|channel|>, <|constrain|>              stays, noting the text
