@@ -4,8 +4,9 @@ A prompt is a row of blocks, `<|im_start|>role`, newline, content, `<|im_end|>`,
 encoded together, because a newline merges with what follows it, and never with the special ids around
 them, so that blocks can be encoded one by one and a user's `<|im_end|>` is only text.
 
-Inside an assistant's block everything is text: `<think>`, then what it says, then each call as JSON between
-`<tool_call>` marks; `text_reader.py` reads it. The models differ in few things: the parameters of `_family`.
+Inside an assistant's block stands `<think>`, then what it says, then each call as JSON between `<tool_call>` marks;
+`text_reader.py` reads it. Some vocabularies have these marks as tokens, others spell them; either way only ours are
+marks. The models differ in few things: the parameters of `_family`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from segue.readers.forced import CallForm
 from segue.readers.offers import definition_of
 from segue.readers.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.turn.values import NO_IDS, Head, IdArray, Round
-from segue.vocabularies.vocabulary import Mark, Vocabulary
+from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item, Reasoning
 from segue.wire.tools import Offer
 
 START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 BLOCK = Mark(START)
 CALL, CALLED = "<tool_call>", "</tool_call>"
+RESPONSE, RESPONDED = "<tool_response>", "</tool_response>"
 MARKS = TextMarks(CALL, CALLED, is_mended=True)
 # After a block stands a newline of its own.
 BLOCK_END = Mark(END, "\n")
@@ -71,52 +73,61 @@ def _begin(
     system, items = system_of(head, items)
     if system is None:
         system = default_system
+    chunks: list[Chunk] = [] if system is None else [system]
     if head.tools.offers:
-        tools = tools_text(head.tools.offers, call_shown)
-        system = tools if system is None else f"{system}\n\n{tools}"
+        chunks += ["\n\n"] if chunks else []
+        chunks += _told(definitions_of(head.tools.offers), call_shown)
     ids = array("I")
-    if system is not None:
-        ids = vocabulary.ids(BLOCK, f"system\n{system}", BLOCK_END)
+    if chunks:
+        ids = vocabulary.ids(BLOCK, "system\n", *chunks, BLOCK_END)
     return ids + _given(vocabulary, items, name_of)
 
 
 def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
     ids = array("I")
-    for parts in blocks_of(items, JOINS, tools_text):
+    for parts in blocks_of(items, JOINS, definitions_of):
         role = ROLES.get(parts[0].kind, parts[0].kind)
-        ids.extend(vocabulary.ids(BLOCK, f"{role}\n{content_of(parts)}", BLOCK_END))
+        ids.extend(vocabulary.ids(BLOCK, f"{role}\n", *content_of(parts), BLOCK_END))
     return ids
 
 
 def _write(end: Mark, vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
-    return vocabulary.ids(content_of(parts_of(items)), end)
+    return vocabulary.ids(*content_of(parts_of(items)), end)
 
 
-def content_of(parts: Sequence[Part]) -> str:
+def content_of(parts: Sequence[Part]) -> list[Chunk]:
     """The content of one block that says all these parts."""
-    content = ""
-    glue = ""
-    for part in parts:
-        content += glue
-        glue = "\n"
+    content: list[Chunk] = []
+    for n, part in enumerate(parts):
+        if n and parts[n - 1].kind != "think":
+            content.append("\n")
         match part.kind:
             case "think":
-                content += f"{THINK}\n{part.text}\n{THOUGHT}\n\n"
-                glue = ""
+                content += [Own(f"{THINK}\n"), part.text, Own(f"\n{THOUGHT}\n\n")]
             case "call":
                 named = f'"name": {dumps(part.name)}, "arguments": {object_or_string(part.text)}'
-                content += f"{CALL}\n{{{named}}}\n{CALLED}"
+                content += [Own(f"{CALL}\n"), f"{{{named}}}", Own(f"\n{CALLED}")]
             case "response":
-                content += f"<tool_response>\n{part.text}\n</tool_response>"
+                content += [Own(f"{RESPONSE}\n"), part.text, Own(f"\n{RESPONDED}")]
+            case "tools":
+                content += _told(part.text, CALL_SHOWN)
             case _:
-                content += part.text
+                content.append(part.text)
     return content
 
 
-def tools_text(tools: Iterable[Offer], call_shown: str = CALL_SHOWN) -> str:
+def tools_content(tools: Iterable[Offer]) -> list[Chunk]:
     """What the system says about the tools."""
-    definitions = "\n".join(dumps(definition_of(tool)) for tool in tools)
-    return f"{TOOLS_BEFORE}{definitions}{TOOLS_AFTER}{call_shown}\n{CALLED}"
+    return content_of([Part("tools", definitions_of(tools))])
+
+
+def definitions_of(tools: Iterable[Offer]) -> str:
+    """The tools themselves, each in a line."""
+    return "\n".join(dumps(definition_of(tool)) for tool in tools)
+
+
+def _told(definitions: str, call_shown: str) -> tuple[Chunk, ...]:
+    return Own(TOOLS_BEFORE), definitions, Own(f"{TOOLS_AFTER}{call_shown}\n{CALLED}")
 
 
 # --- forgetting thoughts --------------------------------------------------------------------------
@@ -127,7 +138,7 @@ def _last_question(items: Sequence[Item]) -> int:
     for count in range(len(items), 0, -1):
         if is_from(items[count - 1 : count], "user"):
             text = message_text(items[count - 1])
-            if not (text.startswith("<tool_response>") and text.endswith("</tool_response>")):
+            if not (text.startswith(RESPONSE) and text.endswith(RESPONDED)):
                 return count
     return 0
 
@@ -180,6 +191,7 @@ def _family(
         version=f"{VERSION}-{name}",
         specials=(START, END),
         stops=(END, END_OF_TEXT),
+        marks=(CALL, CALLED, RESPONSE, RESPONDED, THINK, THOUGHT, "<tools>", "</tools>"),
         seal=(BLOCK_END,),
         cue=(Mark(START, "assistant\n"),),
         render=Writing(
@@ -193,11 +205,11 @@ def _family(
         write=partial(_write, Mark(END)),
         reader=partial(TextReader, marks=MARKS),
         call=CallForm(
-            named=lambda name: (f'{CALL}\n{{"name": {dumps(name)}, "arguments":',),
+            named=lambda name: (Own(f"{CALL}\n"), f'{{"name": {dumps(name)}, "arguments":'),
             end=f"}}\n{CALLED}",
-            before_object=(f"{CALL}\n",),
+            before_object=(Own(f"{CALL}\n"),),
         ),
-        without_thought=(NO_THOUGHT,) if thinks else (),
+        without_thought=(Own(NO_THOUGHT),) if thinks else (),
         is_thought_optional=thinks,
     )
 

@@ -87,6 +87,7 @@ def choose(
 ) -> TokenDialect:
     """The dialect of the model in this GGUF or tokenizer folder; `ServerFault` if there is none."""
     template = template_in(path, text, values)
+    vocabulary = vocabulary.protecting(template.text if template else "")
     has_all = vocabulary.specials.issuperset
     candidates = [family for family in chain(*FAMILIES.values()) if has_all(family.specials)]
     known = [family for family in candidates if family.is_known_by_tokens]

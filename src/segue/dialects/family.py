@@ -4,7 +4,7 @@ A `Family` is a value: the special tokens, and plain functions that write and re
 of all of them: a family on a vocabulary. Nothing in it knows a family by name. `choose.py` has the table of families.
 
 Every function that writes takes the vocabulary first and gives ids. It puts them together from chunks with
-`Vocabulary.ids`: a `Mark` is a special token, and text never becomes special.
+`Vocabulary.ids`: a `Mark` is a special token, `Own` words may hold some, and text never becomes special.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from segue.dialects.parts import text_of
 from segue.readers.bound import BoundFamily
 from segue.readers.forced import UNQUOTE, CallForm, Chunks, GrammarReader, grammar_offer, lead_of
 from segue.turn.values import Head, IdArray, Parsed, Piece, Rendered, Scene
-from segue.vocabularies.vocabulary import Chunk, Vocabulary
+from segue.vocabularies.vocabulary import Chunk, Own, Vocabulary
 from segue.wire.items import Item, Message
 
 
@@ -57,6 +57,8 @@ class Family:
     reader: Callable[[BoundFamily, Scene], _Reader]
     # How an answer begins that is forced to be a call, or JSON.
     call: CallForm
+    # What else it marks its words with: special too, where the vocabulary has it as a token.
+    marks: tuple[str, ...] = ()
     # Skips or ends the model's thought, before every forced answer.
     without_thought: tuple[Chunk, ...] = ()
     # Whether the thought is also skipped where the effort is "none".
@@ -73,6 +75,7 @@ class TokenDialect:
     """A `Dialect` for token engines: any family on its vocabulary; refused if they do not fit."""
 
     def __init__(self, family: Family, vocabulary: Vocabulary) -> None:
+        vocabulary = vocabulary.protecting(" ".join(family.marks))
         for text in family.specials:
             vocabulary.special(text)
         first, *others = family.stops
@@ -113,7 +116,7 @@ class TokenDialect:
         if found is None:
             return family.reader(bound, scene)
         lead = bound.vocabulary.ids(*family.without_thought, *lead_of(family.call, scene)[0])
-        closing = bound.vocabulary.encode(UNQUOTE + family.call.end)
+        closing = bound.vocabulary.ids(Own(UNQUOTE + family.call.end))
         return GrammarReader(bound, found[0], len(lead), closing)
 
 

@@ -24,7 +24,7 @@ from segue.readers.forced import CallForm
 from segue.readers.offers import definition_of
 from segue.readers.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.turn.values import Head, IdArray
-from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
+from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item
 from segue.wire.tools import Offer
 
@@ -107,14 +107,16 @@ def _content(vocabulary: Vocabulary, before: str, parts: Sequence[Part]) -> list
             has_tag = vocabulary.has_special(TAG)
             chunks += [text, Mark(TAG)] if has_tag else [text]
             text = "" if has_tag else "\n"
+        if part.kind == "think":
+            chunks += [text, Own(f"{THINK}\n"), part.text, Own(f"\n{THOUGHT}\n\n")]
+            text = ""
+            continue
         text += ("; " if part.kind == last == "call" else "") + _written(part)
     return [*chunks, text]
 
 
 def _written(part: Part) -> str:
     match part.kind:
-        case "think":
-            return f"{THINK}\n{part.text}\n{THOUGHT}\n\n"
         case "call":
             named = f'"name": {dumps(part.name)}, "parameters": {object_or_string(part.text)}'
             return f"{{{named}}}"
@@ -138,6 +140,7 @@ LLAMA3 = Family(
     version=VERSION,
     specials=(BEGIN, HEADER, HEADED, END),
     stops=(END, *OTHER_ENDS),
+    marks=(THINK, THOUGHT),
     seal=(BLOCK_END,),
     cue=(Mark(HEADER, "assistant"), Mark(HEADED, "\n\n")),
     render=Writing(begin=_begin, given=_given, wrote=_write).render,

@@ -24,7 +24,15 @@ from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
-from segue.dialects.chatml import CALL, CALLED, JOINS, ROLES, content_of, tools_text
+from segue.dialects.chatml import (
+    CALL,
+    CALLED,
+    JOINS,
+    ROLES,
+    content_of,
+    definitions_of,
+    tools_content,
+)
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.parts import Part, blocks_of, dumps, parts_of
 from segue.dialects.warm import sampled_ids
@@ -36,7 +44,7 @@ from segue.readers.offers import definition_of
 from segue.readers.text_reader import THINK, THOUGHT, TextMarks, TextReader
 from segue.turn.values import NO_IDS, Head, IdArray, Rendered, Round, Scene, Tokens, Warm
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
-from segue.vocabularies.vocabulary import Mark, Vocabulary
+from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item
 
 # A change of this file that changes what kept ids mean needs a new number.
@@ -75,6 +83,7 @@ NO_PROMPT = TemplatePrompt(None, NO_IDS, 0, 0, blake2b(digest_size=16).digest())
 
 def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
     """The dialect of a model that has nothing but this template."""
+    vocabulary = vocabulary.protecting(template.text)
     ends = [end for end in dict.fromkeys((template.end, *ENDS)) if vocabulary.has_special(end)]
     if not ends:
         raise ServerFault("Nothing in this vocabulary ends a turn: model and dialect do not fit.")
@@ -96,7 +105,7 @@ def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDia
             end="}",
             is_always_object=True,
         ),
-        without_thought=(f"\n{THOUGHT}\n\n",) if is_thinking else (),
+        without_thought=(Own(f"\n{THOUGHT}\n\n"),) if is_thinking else (),
     )
     return TokenDialect(family, vocabulary)
 
@@ -104,11 +113,11 @@ def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDia
 def _write(
     end: str, is_thinking: bool, vocabulary: Vocabulary, items: Sequence[Item]
 ) -> IdArray[int]:
-    text = content_of(parts_of(items))
+    chunks = content_of(parts_of(items))
     if is_thinking:
-        begun = f"{THINK}\n"
-        text = text.removeprefix(begun) if text.startswith(begun) else f"{THOUGHT}\n\n{text}"
-    return vocabulary.ids(text, Mark(end))
+        has_begun = chunks[:1] == [Own(f"{THINK}\n")]
+        chunks = chunks[1:] if has_begun else [Own(f"{THOUGHT}\n\n"), *chunks]
+    return vocabulary.ids(*chunks, Mark(end))
 
 
 class _TemplatePrompts:
@@ -250,14 +259,14 @@ class _TemplatePrompts:
             return chat, [
                 json.loads(self._shielded(dumps(definition_of(offer)))) for offer in offers
             ]
-        text = self._shielded(tools_text(offers))
+        text = self._joined(tools_content(offers))
         if chat and chat[0]["role"] == "system":
             text = f"{chat[0]['content']}\n\n{text}"
             chat = chat[1:]
         return [{"role": "system", "content": text}, *chat], None
 
     def _messages(self, items: Sequence[Item]) -> Chat:
-        groups = blocks_of(items, JOINS, tools_text)
+        groups = blocks_of(items, JOINS, definitions_of)
         return [message for group in groups for message in self._group(group)]
 
     def _group(self, parts: Sequence[Part]) -> Chat:
@@ -270,7 +279,8 @@ class _TemplatePrompts:
             case "think" | "talk" | "call":
                 return [self._assistant(parts)]
             case kind:
-                return [self._message(ROLES.get(kind, kind), content_of(parts))]
+                content = self._joined(content_of(parts))
+                return [{"role": ROLES.get(kind, kind), "content": content}]
 
     def _message(self, role: str, text: str) -> dict[str, object]:
         return {"role": role, "content": self._shielded(text)}
@@ -287,7 +297,7 @@ class _TemplatePrompts:
             parts = [part for part in parts if part.kind != "call"]
             if calls:
                 message["tool_calls"] = calls
-        message["content"] = self._shielded(content_of(parts))
+        message["content"] = self._joined(content_of(parts))
         return message
 
     def _call(self, part: Part) -> dict[str, object]:
@@ -301,6 +311,14 @@ class _TemplatePrompts:
         if NINE_LETTERS.search(self._template) is None:
             return self._shielded(part.call_id)
         return blake2b(part.call_id.encode(), digest_size=6).hexdigest()[:9]
+
+    def _joined(self, chunks: Sequence[Chunk]) -> str:
+        """These chunks as one text, in which only our own words have marks."""
+        texts = (
+            chunk.text if isinstance(chunk, Own | Mark) else self._shielded(chunk)
+            for chunk in chunks
+        )
+        return "".join(texts)
 
     def _shielded(self, text: str) -> str:
         """The same text with every special token in it broken, and with letters escaped that mean something here."""

@@ -33,6 +33,7 @@ from segue.readers.call_json import Braces, header_of, may_begin_call, whole_cal
 from segue.readers.item_writer import ItemWriter, feed_tokens, plain_token
 from segue.readers.offers import call_in, forced
 from segue.turn.values import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
+from segue.vocabularies.vocabulary import Own
 
 THINK, THOUGHT = "<think>", "</think>"
 FENCE = "```"
@@ -130,7 +131,7 @@ class TextReader:
         if self._mends and is_whole_call:
             brace = "}" if self._state == self._trailing else ""
             end = f"\n{self._family_marks.called}" if self._call.mark else ""
-            ids = ids + self._vocabulary.encode(brace + end)
+            ids = ids + self._vocabulary.ids(Own(brace + end))
         ids.append(self._bound.seal[0] if self._stop is None else self._stop)
         parsed.append(TurnClosed(ids + self._bound.seal[1:]))
         return parsed

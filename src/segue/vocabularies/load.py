@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -89,13 +90,17 @@ def vocabulary_from_metadata(head: dict[str, GgufValue], name: str) -> Vocabular
     specials = {tokens[id]: id for id, kind in enumerate(kinds) if kind == CONTROL}
     texts = {id for id, kind in enumerate(kinds) if kind == USER_DEFINED}
 
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    ids = {token: id for id, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(ids, pairs, ignore_merges=cut in WHOLE_PIECES))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(CUTS[str(cut)])
-    # Special tokens are left out: text cannot become a token that the tokenizer does not have.
-    tokenizer.add_tokens([AddedToken(tokens[id], normalized=False) for id in sorted(texts)])
-    return Vocabulary(tokenizer, tokens, specials, texts, ASCII_CUTS.get(str(cut)))
+    def tokenizer_without(special_ids: frozenset[int]) -> Tokenizer:
+        # Special tokens are left out: text cannot become a token that the tokenizer does not have.
+        pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+        ids = {token: id for id, token in enumerate(tokens)}
+        tokenizer = Tokenizer(models.BPE(ids, pairs, ignore_merges=cut in WHOLE_PIECES))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(CUTS[str(cut)])
+        plain = sorted(texts - special_ids)
+        tokenizer.add_tokens([AddedToken(tokens[id], normalized=False) for id in plain])
+        return tokenizer
+
+    return Vocabulary(tokenizer_without, tokens, specials, texts, ASCII_CUTS.get(str(cut)))
 
 
 def _list_of(kind: type[T], head: dict[str, GgufValue], key: str) -> list[T]:
@@ -114,8 +119,20 @@ class _PreTokenizer(msgspec.Struct):
     pretokenizers: list[_PreTokenizer] = []
 
 
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int]
+
+
 class _File(msgspec.Struct):
+    model: _Model
     pre_tokenizer: _PreTokenizer | None = None
+    added_tokens: list[_Added] = []
 
 
 def vocabulary_from_file(path: Path) -> Vocabulary:
@@ -126,20 +143,31 @@ def vocabulary_from_file(path: Path) -> Vocabulary:
     if file.name == TEKKEN:
         return vocabulary_from_tekken(file)
     try:
-        data = file.read_bytes()
-        if not _is_byte_level(msgspec.json.decode(data, type=_File).pre_tokenizer):
-            raise ServerFault(f"{file.name} is not a byte-level vocabulary.")
-        tokenizer = Tokenizer.from_buffer(data)
+        data = msgspec.json.decode(file.read_bytes(), type=_File)
     except (OSError, ValueError) as wrong:
         raise ServerFault(f"{file.name} cannot be read as a tokenizer: {wrong}") from wrong
-    added = tokenizer.get_added_tokens_decoder()
-    specials = {token.content: id for id, token in added.items() if token.special}
-    by_token = tokenizer.get_vocab(with_added_tokens=True)
+    if not _is_byte_level(data.pre_tokenizer):
+        raise ServerFault(f"{file.name} is not a byte-level vocabulary.")
+    added = {token.content: token.id for token in data.added_tokens}
+    by_token = data.model.vocab | added
     tokens = [""] * (max(by_token.values()) + 1)
     for token, id in by_token.items():
         tokens[id] = token
-    texts = {id for id, token in added.items() if not token.special}
-    return Vocabulary(tokenizer, tokens, specials, texts)
+    specials = {token.content: token.id for token in data.added_tokens if token.special}
+    texts = {token.id for token in data.added_tokens if not token.special}
+    return Vocabulary(partial(_tokenizer_in, file), tokens, specials, texts)
+
+
+def _tokenizer_in(file: Path, special_ids: frozenset[int]) -> Tokenizer:
+    """The tokenizer of this file, in which these added tokens are special."""
+    try:
+        fields = msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])
+        added = msgspec.json.decode(fields.get("added_tokens", b"[]"), type=list[dict[str, object]])
+        marked = [token | {"special": token["id"] in special_ids} for token in added]
+        fields["added_tokens"] = msgspec.Raw(msgspec.json.encode(marked))
+        return Tokenizer.from_buffer(msgspec.json.encode(fields))
+    except (OSError, ValueError) as wrong:
+        raise ServerFault(f"{file.name} cannot be read as a tokenizer: {wrong}") from wrong
 
 
 def _is_byte_level(cut: _PreTokenizer | None) -> bool:
@@ -192,9 +220,13 @@ def ranked_vocabulary(tokens: list[str], specials: dict[str, int], pattern: str)
     """A vocabulary in which the order of the tokens is the order of the merges; text is cut by this pattern."""
     special_ids = set(specials.values())
     words = {token: id for id, token in enumerate(tokens) if id not in special_ids}
-    tokenizer = Tokenizer(models.BPE(words, _merges(words), ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_split(pattern))
-    return Vocabulary(tokenizer, tokens, specials, set())
+
+    def tokenizer_without(special_ids: frozenset[int]) -> Tokenizer:
+        tokenizer = Tokenizer(models.BPE(words, _merges(words), ignore_merges=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_split(pattern))
+        return tokenizer
+
+    return Vocabulary(tokenizer_without, tokens, specials, set())
 
 
 def _merges(ranks: dict[str, int]) -> list[tuple[str, str]]:

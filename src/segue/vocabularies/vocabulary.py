@@ -1,16 +1,18 @@
 """Which ids are this text, and which bytes is this id?
 
 A `Vocabulary` is byte-level BPE with special tokens beside it. `encode` is plain: whatever a user or a tool writes,
-`<|im_end|>` included, becomes ordinary tokens; special ids are only ever put in by a dialect, as a `Mark`. `load.py`
-makes vocabularies from files.
+`<|im_end|>` included, becomes ordinary tokens; special ids are only ever put in by a dialect, as a `Mark` or in its
+`Own` words. Special is what the files say is special, and after `protecting` also every other added token that the
+model's chat template writes, as `<tool_call>`. `load.py` makes vocabularies from files.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,6 +38,11 @@ NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
+# An added token of this form is a mark, also where no template is known to write it.
+MARK_FORM = re.compile(r"<[|｜].+>|<.+[|｜]>", re.DOTALL)
+# What many vocabularies have as added tokens for runs of white space, which are no marks.
+BLANK = " \t\r\n▁"
+
 # Pieces in the cache: a few megabytes, and more words than a project has.
 PIECES_MAX = 65_536
 PIECE_CHARS_MAX = 64
@@ -54,8 +61,16 @@ class Mark(NamedTuple):
     text: str = ""
 
 
-# What a dialect writes: special tokens, and text in which nothing is special.
-Chunk = Mark | str
+class Own(NamedTuple):
+    """Words of the dialect itself, in which special tokens are recognised."""
+
+    text: str
+
+
+# What a dialect writes: special tokens, its own words, and text in which nothing is special.
+Chunk = Mark | Own | str
+# Makes a tokenizer in which text never becomes one of these ids.
+TokenizerMaker = Callable[[frozenset[int]], "Tokenizer"]
 
 
 class Vocabulary:
@@ -63,7 +78,7 @@ class Vocabulary:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer_without: TokenizerMaker,
         tokens: list[str],
         specials: dict[str, int],
         texts: set[int],
@@ -71,9 +86,7 @@ class Vocabulary:
     ) -> None:
         """`tokens` by id, in GPT-2's alphabet; `texts` are the ids whose token is
         written as it reads; `ascii_cut` finds the pieces of ASCII text that are encoded each for itself."""
-        tokenizer.encode_special_tokens = True
-        self._tokenizer = tokenizer
-        self._ascii_cut = None if texts else ascii_cut
+        self._tokenizer_without = tokenizer_without
         self._pieces: dict[str, IdArray[int]] = {}
         # Marks are constants of the dialects, so that there are few.
         self._marks: dict[Mark, IdArray[int]] = {}
@@ -81,9 +94,36 @@ class Vocabulary:
         self._specials = specials
         self._special_ids = frozenset(specials.values())
         self._texts = texts
+        self._ascii_cut = None if texts - self._special_ids else ascii_cut
         self._bytes: list[bytes | None] = [None] * len(tokens)
         self._unspellable = _unspellable(tokens)
         self.fingerprint = _fingerprint(tokens, self._special_ids)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = self._tokenizer_without(self._special_ids)
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        longest_first = sorted(self._specials, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+
+    def protecting(self, words: str) -> Vocabulary:
+        """The same, but text never becomes an added token that stands in these words, those of a chat template."""
+        added = {self._tokens[id]: id for id in self._texts}
+        marks = {
+            token: id
+            for token, id in added.items()
+            if (token in words or MARK_FORM.fullmatch(token)) and len(token.strip(BLANK)) > 1
+        }
+        if marks.keys() <= self._specials.keys():
+            return self
+        specials = self._specials | marks
+        return Vocabulary(
+            self._tokenizer_without, self._tokens, specials, self._texts, self._ascii_cut
+        )
 
     @property
     def size(self) -> int:
@@ -117,17 +157,33 @@ class Vocabulary:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def ids(self, *chunks: Chunk) -> IdArray[int]:
-        """The ids of these chunks in a row, each encoded on its own."""
+        """The ids of these chunks in a row. Text and own words next to each other are encoded together."""
         ids = array("I")
-        for chunk in chunks:
-            found = self.encode(chunk) if isinstance(chunk, str) else self._marks.get(chunk)
+        text = ""
+        for part in self._parts(chunks):
+            if isinstance(part, str):
+                text += part
+                continue
+            if text:
+                ids.extend(self.encode(text))
+                text = ""
+            found = self._marks.get(part)
             if found is None:
-                assert isinstance(chunk, Mark)
-                found = array("I", [self.special(chunk.special)])
-                found.extend(self.encode(chunk.text))
-                self._marks[chunk] = found
+                found = array("I", [self.special(part.special)])
+                found.extend(self.encode(part.text))
+                self._marks[part] = found
             ids.extend(found)
+        if text:
+            ids.extend(self.encode(text))
         return ids
+
+    def _parts(self, chunks: Iterable[Chunk]) -> Iterator[Mark | str]:
+        for chunk in chunks:
+            if isinstance(chunk, Own):
+                for n, part in enumerate(self._special.split(chunk.text)):
+                    yield Mark(part) if n % 2 else part
+            else:
+                yield chunk
 
     def without_pieces(self) -> Vocabulary:
         """The same vocabulary without a cache of pieces: to measure what the cache gives."""
@@ -152,7 +208,10 @@ class Vocabulary:
         return frozenset(self._specials)
 
     def bytes_of(self, id: int) -> bytes:
-        """The exact bytes of a token, perhaps a part of a character; nothing for a special token."""
+        """The exact bytes of a token, perhaps a part of a character. Nothing for what the files call special or for
+        an id beyond them: engines have rows that no token uses."""
+        if id >= len(self._bytes):
+            return b""
         found = self._bytes[id]
         if found is None:
             found = self._bytes[id] = self._spell(id)
@@ -160,10 +219,10 @@ class Vocabulary:
 
     def _spell(self, id: int) -> bytes:
         token = self._tokens[id]
-        if id in self._special_ids:
-            return b""
         if id in self._texts:
             return token.encode()
+        if id in self._special_ids:
+            return b""
         return bytes(BYTE_OF_LETTER[letter] for letter in token)
 
 
