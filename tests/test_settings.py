@@ -223,3 +223,10 @@ def test_templates_values_are_a_table_of_the_file_or_of_a_model(tmp_path: Path) 
 
     assert first.template_values == {"mode": 1}
     assert second.template_values == {"thinking": True}
+
+
+def test_model_inside_takes_one_slot_and_known_models_their_authors_sampling() -> None:
+    coder, own = load({"model": ("qwen2.5-coder-1.5b", "own.gguf")}).served()
+    assert (coder.engine_parallel, coder.temperature, coder.top_p) == (1, 0.7, 0.8)
+    assert (own.engine_parallel, own.temperature, own.dialect) == (1, None, "auto")
+    assert load({"engine_parallel": "3"}).served()[0].engine_parallel == 3

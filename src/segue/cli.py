@@ -16,6 +16,7 @@ from rich.table import Table
 
 from segue import __version__
 from segue.commands import doctor
+from segue.commands.first_model import person, with_first_model
 from segue.commands.keys import Verbs, add_keys_verb, add_store, amount, existing, keys
 from segue.errors import ApiError, Misconfigured
 from segue.models import add_model, list_models
@@ -52,10 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Misconfigured, ApiError) as error:
         print(f"segue: {error}", file=sys.stderr)
         return 2
+    except (KeyboardInterrupt, EOFError):
+        # Ctrl-C or Ctrl-D at a question, or while something is fetched.
+        print(file=sys.stderr)
+        return 130
 
 
 def _serve(options: argparse.Namespace, settings: Settings) -> int:
     set_up_logging(settings)
+    settings = with_first_model(settings, person())
     if settings.workers == 1:
         return serve(settings)
     # Imported here: one process needs no supervisor.

@@ -17,7 +17,7 @@ from pathlib import Path
 from segue.dialects.choose import dialect_for
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
-from segue.engines.embedded import EmbeddedEngine
+from segue.engines.embedded import EmbeddedEngine, available_bytes, tell_memory
 from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.routes import RoutedEngine
@@ -27,13 +27,13 @@ from segue.engines.shared import SharedEngine, sharing
 from segue.engines.token_engine import E, S, TokenCodec, TokenEngine, TokenJson
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
-from segue.engines.weights import add_with_bar, find_weights, list_weights
+from segue.engines.weights import add_with_bar, data_folder, find_weights, list_weights
 from segue.errors import Misconfigured
 from segue.settings import EngineName, ModelSettings, Settings
 from segue.turn.plan import Guards, Model
 from segue.turn.seams import Dialect, Engine, Guard
 from segue.turn.values import Owner, Sampling
-from segue.vocabularies.gguf import read_gguf
+from segue.vocabularies.gguf import GgufValue, read_gguf
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.files import text_of_file
@@ -43,6 +43,11 @@ SMALL_MODEL = "smollm2"
 # The context where neither the settings nor the model's files give it.
 UPSTREAM_CONTEXT_TOKENS = 131_072
 SCRIPTED_CONTEXT_TOKENS = 1_048_576
+
+# The context of a model inside this process, where the operator has not said: what small machines can hold.
+INSIDE_CONTEXT_TOKENS = 8_192
+# How many requests an engine server is sent at once, where the operator has not said: what such servers take.
+PARALLEL_MAX = 256
 
 Closer = Callable[[], Awaitable[None]]
 
@@ -189,13 +194,14 @@ def _embedded(settings: ModelSettings, shared: str, served: ServedModels) -> Mod
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
     dialect = _dialect(settings, path, vocabulary)
-    context_tokens = settings.context_tokens or _trained_tokens(path)
+    head = read_gguf(path)
+    context_tokens = settings.context_tokens or min(_trained_tokens(head), INSIDE_CONTEXT_TOKENS)
     if shared:
         remote = SharedEngine(_share_path(shared, settings.name))
         return _model(settings, remote, dialect, context_tokens)
-    engine = EmbeddedEngine(
-        path, vocabulary, context_tokens=context_tokens, parallel=settings.engine_parallel
-    )
+    parallel = settings.engine_parallel
+    tell_memory(settings.name, path.stat().st_size, head, context_tokens, parallel)
+    engine = EmbeddedEngine(path, vocabulary, context_tokens=context_tokens, parallel=parallel)
     served.closers.append(engine.close)
     return _model(settings, engine, dialect, context_tokens)
 
@@ -274,7 +280,7 @@ def _over_http(
     upstreams = {url: Upstream(url, settings.engine_key or None) for url in settings.engine_url}
     served.closers += [upstream.close for upstream in upstreams.values()]
     replicas = {url: replica(upstream) for url, upstream in upstreams.items()}
-    engine = RoutedEngine(replicas, parallel_max=settings.engine_parallel)
+    engine = RoutedEngine(replicas, parallel_max=settings.engine_parallel or PARALLEL_MAX)
     return _model(settings, engine, dialect, settings.context_tokens or UPSTREAM_CONTEXT_TOKENS)
 
 
@@ -298,10 +304,25 @@ def add_model(name: str) -> str:
     return str(add_with_bar(name))
 
 
+def better_model() -> tuple[str, int] | None:
+    """The best model that can be fetched by name and leaves this machine memory to spare, with its size in bytes; None:
+    there is none but the small model."""
+    free = available_bytes() or 0
+    fitting = [one for one in list_weights() if 2 * one.memory_bytes <= free]
+    best = max(fitting, key=lambda one: one.bytes, default=None)
+    return None if best is None or best.name == SMALL_MODEL else (best.name, best.bytes)
+
+
+def offered_note() -> Path:
+    """The file that notes that a better model was offered."""
+    return data_folder() / ".offered"
+
+
 def list_models() -> list[str]:
     """The models that can be fetched by name, one line each."""
     return [
-        f"{one.name:<20} {one.bytes / 1e6:>6,.0f} MB  {'here' if one.path else '-':<5} {one.about}"
+        f"{one.name:<20} {one.bytes / 1e6:>6,.0f} MB  {'here' if one.path else '-':<5} "
+        f"{one.about}; takes {one.memory_bytes / 1e9:.1f} GB of memory"
         for one in list_weights()
     ]
 
@@ -326,9 +347,8 @@ def load_vocabulary(path: Path) -> Vocabulary:
     return (vocabulary_from_gguf if path.suffix == ".gguf" else vocabulary_from_file)(path)
 
 
-def _trained_tokens(path: Path) -> int:
+def _trained_tokens(head: Mapping[str, GgufValue]) -> int:
     """The context that the model was trained with, from its file."""
-    head = read_gguf(path)
     length = head.get(f"{head.get('general.architecture')}.context_length")
     return length if isinstance(length, int) else 4_096
 

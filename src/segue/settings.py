@@ -77,7 +77,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     engine: EngineName = "embedded"
     engine_url: tuple[str, ...] = ()
     engine_key: str = ""
-    engine_parallel: Amount = 4
+    engine_parallel: Limit = 0
     context_tokens: Limit = 0
     dialect: str = "auto"
     tokenizer: str = ""
@@ -95,6 +95,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sees_images: bool = False
     reasoning: Literal["text", "summary", "hidden"] = "text"
     guard: tuple[str, ...] = ()
+
+
+UNSET_MODEL = ModelSettings()
 
 
 class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -247,16 +250,30 @@ def _named(name: str) -> Table:
     return {"name": Path(name).stem, "weights": name} if name.endswith(".gguf") else {"name": name}
 
 
-# For the model that newcomers start with: the sampling that its authors recommend, and a limit for its long outputs.
+# The model that newcomers start with.
 SMALL_MODEL = "smollm2"
-SMALL_MODEL_USUAL = {"temperature": 0.2, "top_p": 0.9, "output_tokens_max": 1_024}
+# For a model inside this process, where the operator has set nothing.
+INSIDE_USUAL: Table = {"engine_parallel": 1}
+# For models that can be fetched by name: the sampling that their authors recommend. With the system text of its
+# template SmolLM2 answers simple questions in circles; without any it answers them.
+KNOWN_USUAL: dict[str, Table] = {
+    SMALL_MODEL: {
+        "engine_parallel": 4,
+        "temperature": 0.2,
+        "top_p": 0.9,
+        "output_tokens_max": 1_024,
+        "dialect": "chatml",
+    },
+    "qwen2.5-coder-1.5b": {"temperature": 0.7, "top_p": 0.8},
+}
 
 
 def _with_usual(model: ModelSettings) -> ModelSettings:
-    """The small model's own defaults, where the operator has set nothing."""
-    if model.engine != "embedded" or model.name != SMALL_MODEL:
+    """What fits a model inside this process, where the operator has set nothing."""
+    if model.engine != "embedded":
         return model
-    unset = {k: v for k, v in SMALL_MODEL_USUAL.items() if getattr(model, k) is None}
+    usual = INSIDE_USUAL | KNOWN_USUAL.get(model.name, {})
+    unset = {k: v for k, v in usual.items() if getattr(model, k) == getattr(UNSET_MODEL, k)}
     return msgspec.structs.replace(model, **unset)
 
 
@@ -267,8 +284,8 @@ HELP = {
         "engine": "inference engine; all but embedded and scripted are servers at engine_url",
         "engine_url": "base URL of an engine server; repeatable, for several replicas",
         "engine_key": "API key sent to the engine server",
-        "engine_parallel": "requests sent to each engine replica at once; the rest wait in a queue",
-        "context_tokens": "context window in tokens; 0: of the GGUF file, or 131072 for a server",
+        "engine_parallel": "requests at once for each replica, the rest wait; 0: 256, for a model inside 1",
+        "context_tokens": "context window in tokens; 0: what the engine says, for a model inside at most 8192",
         "dialect": "chat format: auto (from the model's files), or " + ", ".join(CHAT_FORMATS),
         "tokenizer": "tokenizer.json, its folder, or a GGUF file; none: the embedded model's own",
         "template": "chat template (Jinja file) instead of the model's own",
@@ -287,7 +304,7 @@ HELP = {
         "host": "address to listen on; other than loopback requires API keys",
         "port": "port to listen on; 0: any free port",
         "workers": "number of processes that share port and store",
-        "model": "model to serve: a name or GGUF file; repeatable",
+        "model": "model to serve: a name or GGUF file, or auto: the best that fits; repeatable",
         "log_level": "lowest level of log lines written",
     },
     "store": {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 import re
@@ -25,7 +26,7 @@ import msgspec
 import pytest
 
 from segue.engines import embedded
-from segue.engines.embedded import EmbeddedEngine, check_cpu
+from segue.engines.embedded import EmbeddedEngine, check_cpu, tell_memory, token_bytes
 from segue.engines.weights import find_weights
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Misconfigured, Unavailable
 from segue.turn.values import (
@@ -591,3 +592,23 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, vocabulary: V
 
     with pytest.raises(Misconfigured, match="pip install --no-deps xllamacpp"):
         EmbeddedEngine(weights(), vocabulary, context_tokens=64)
+
+
+def test_memory_is_said_before_it_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    head: dict[str, object] = {
+        "general.architecture": "llama",
+        "llama.block_count": 30,
+        "llama.embedding_length": 576,
+        "llama.attention.head_count": 9,
+        "llama.attention.head_count_kv": 3,
+    }
+    assert token_bytes(head) == 23_040
+    # A head size of its own, and layers with a different number of heads.
+    wide = head | {"llama.attention.key_length": 128, "llama.attention.head_count_kv": [1, 2]}
+    assert token_bytes(wide) == 30 * 2 * (128 + 64) * 2
+    tell_memory("small", 98_000_000, head, 8_192, 4)
+    assert "loading small: about 853 MB of memory" in caplog.text
+    assert "more memory than is free" not in caplog.text
+    tell_memory("huge", 10**15, head, 8_192, 4)
+    assert "huge needs more memory than is free" in caplog.text

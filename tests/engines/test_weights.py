@@ -47,6 +47,7 @@ def toy() -> Weights:
         about="two pieces",
         sha256=hashlib.sha256(whole).hexdigest(),
         bytes=len(whole),
+        memory_bytes=0,
         licence="none",
         version="1.0",
         parts=tuple((f"toy-part{n}", f"toy_part{n}/data.bin") for n in range(len(PIECES))),

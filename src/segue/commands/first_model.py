@@ -1,0 +1,51 @@
+"""Which model does a newcomer get? The one that starts anywhere, unless a better one is wanted and fits.
+
+`--model auto` takes the better model where there is memory to spare, and fetches it. On a terminal, where no model was
+named, it is offered once; the answer is remembered.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from segue.models import add_model, better_model, offered_note
+from segue.settings import SMALL_MODEL, Settings
+
+AUTO = "auto"
+
+
+def with_first_model(settings: Settings, ask: Callable[[str], str] | None = None) -> Settings:
+    """The settings with a model in place of "auto" or of none; `ask` asks a person, if one is there."""
+    if settings.models or (settings.model and settings.model != (AUTO,)):
+        return settings
+    chosen = better_model() if settings.engine == "embedded" else None
+    if chosen is None or not (settings.model or (ask and _is_wanted(*chosen, ask))):
+        return replace(settings, model=())
+    name, _ = chosen
+    add_model(name)
+    return replace(settings, model=(name,))
+
+
+def person() -> Callable[[str], str] | None:
+    """Asks on the terminal; None if there is none."""
+    return input if sys.stdin.isatty() and sys.stdout.isatty() else None
+
+
+def _is_wanted(name: str, size: int, ask: Callable[[str], str]) -> bool:
+    """What the person says, who is asked only once."""
+    note = offered_note()
+    if note.exists():
+        return False
+    print(
+        f"{SMALL_MODEL} has 135 million parameters: it shows the server, but it is no agent. "
+        f"{name} writes code and calls tools, and fits into the memory of this machine."
+    )
+    answer = ask(f"Fetch it ({size / 1e9:.1f} GB) and use it? [y/N] ").strip().lower()
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.touch()
+    if answer not in ("y", "yes"):
+        print(f"Serving {SMALL_MODEL}. Another time: `segue serve --model {AUTO}`.")
+    return answer in ("y", "yes")

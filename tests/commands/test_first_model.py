@@ -1,0 +1,72 @@
+"""Which model does a newcomer get?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from segue.commands import first_model
+from segue.commands.first_model import with_first_model
+from segue.settings import Settings, load_settings
+
+BETTER = ("better", 1_100_000_000)
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A machine with memory to spare, and what is fetched there."""
+    names: list[str] = []
+    monkeypatch.setattr(first_model, "better_model", lambda: BETTER)
+    monkeypatch.setattr(first_model, "offered_note", lambda: tmp_path / "models" / "offered")
+    monkeypatch.setattr(first_model, "add_model", names.append)
+    return names
+
+
+def settings(**flags: object) -> Settings:
+    return load_settings(flags, environment={})
+
+
+def test_small_model_where_nobody_can_be_asked(fetched: list[str]) -> None:
+    assert with_first_model(settings()).model == ()
+    assert fetched == []
+
+
+def test_better_model_by_one_flag(fetched: list[str]) -> None:
+    assert with_first_model(settings(model=["auto"])).model == ("better",)
+    assert fetched == ["better"]
+
+
+def test_small_model_where_memory_is_short(
+    fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_model, "better_model", lambda: None)
+    assert with_first_model(settings(model=["auto"]), lambda question: "y").model == ()
+    assert fetched == []
+
+
+def test_offer_is_made_once(fetched: list[str]) -> None:
+    questions: list[str] = []
+
+    def decline(question: str) -> str:
+        questions.append(question)
+        return ""
+
+    for _ in range(2):
+        assert with_first_model(settings(), decline).model == ()
+    assert [("1.1 GB" in question) for question in questions] == [True]
+    assert fetched == []
+
+
+def test_offer_is_taken(fetched: list[str]) -> None:
+    assert with_first_model(settings(), lambda question: "Y\n").model == ("better",)
+    assert fetched == ["better"]
+
+
+@pytest.mark.parametrize("flags", [{"model": ["smollm2"]}, {"engine": "scripted"}])
+def test_who_says_what_to_serve_is_not_asked(fetched: list[str], flags: dict[str, object]) -> None:
+    def ask(question: str) -> str:
+        raise AssertionError(question)
+
+    assert with_first_model(settings(**flags), ask).model == tuple(flags.get("model", ()))  # type: ignore[arg-type]
+    assert fetched == []
