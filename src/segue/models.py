@@ -260,7 +260,7 @@ def _chat(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     dialect = MessagesDialect(sees_images=settings.sees_images)
 
     def replica(upstream: Upstream) -> Engine:
-        return ChatEngine(upstream, settings.name, context_tokens)
+        return ChatEngine(upstream, settings.name, context_tokens, dialect)
 
     return _over_http(settings, served, dialect, replica)
 

@@ -77,9 +77,11 @@ def test_instructions_are_the_first_message() -> None:
     ]
 
 
-def test_system_and_developer_both_speak_as_system() -> None:
-    found = messages_of(message("system", "a"), message("developer", "b"))
-    assert found == [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}]
+def test_system_and_developer_both_speak_as_system_and_are_one_message_at_the_beginning() -> None:
+    found = messages_of(message("system", "a"), message("developer", "b"), message("user", "c"))
+    assert found == [{"role": "system", "content": "a\n\nb"}, {"role": "user", "content": "c"}]
+    later = messages_of(message("user", "c"), message("developer", "b"))
+    assert later == [{"role": "user", "content": "c"}, {"role": "system", "content": "b"}]
 
 
 def test_what_the_model_said_in_one_go_is_one_message() -> None:
@@ -140,12 +142,57 @@ def test_custom_call_is_a_function_with_one_string() -> None:
     assert json.loads(calls[0]["function"]["arguments"]) == {"input": 'a"b'}
 
 
-def test_reasoning_may_stay_at_home() -> None:
-    shy = MessagesDialect(sends_reasoning=False)
-    assert messages_of(reasoning("Hm."), message("assistant", "a"), dialect=shy) == [
-        {"role": "assistant", "content": "a"}
-    ]
-    assert shy.fingerprint != DIALECT.fingerprint
+@pytest.mark.parametrize(
+    "name, sent",
+    [
+        ("reasoning", {"content": "a", "reasoning": "Hm."}),
+        ("content", {"content": "<think>\nHm.\n</think>\n\na"}),
+        (
+            "thinking",
+            {
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+                    {"type": "text", "text": "a"},
+                ]
+            },
+        ),
+        (
+            "reasoning_details",
+            {"content": "a", "reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]},
+        ),
+    ],
+)
+def test_reasoning_goes_back_as_it_came(name: str, sent: dict[str, object]) -> None:
+    dialect = MessagesDialect()
+    dialect.hear(name)
+    said = (reasoning("Hm."), message("assistant", "a"))
+    assert messages_of(*said, dialect=dialect) == [{"role": "assistant", **sent}]
+
+
+def test_reasoning_that_is_refused_stays_at_home() -> None:
+    dialect = MessagesDialect()
+    form = dialect.otherwise(dialect.form, "property 'messages.1.assistant.reasoning_content'")
+    assert form is not None
+    dialect.form = form
+    said = (reasoning("Hm."), message("assistant", "a"))
+    assert messages_of(*said, dialect=dialect) == [{"role": "assistant", "content": "a"}]
+    dialect.hear("reasoning_content")
+    assert dialect.form.reasoning is None
+    dialect.hear("reasoning")
+    assert dialect.form.reasoning == "reasoning"
+
+
+def test_call_that_a_limit_cut_off_is_left_out_unless_it_is_answered() -> None:
+    """Endpoints refuse a call without an output, and arguments that are no JSON."""
+    cut = item("function_call", call_id="c", name="f", arguments='{"a', status="incomplete")
+    said = (message("user", "Hi"), message("assistant", "Well"), cut)
+    assert messages_of(*said, message("user", "Go on"))[1] == {
+        "role": "assistant",
+        "content": "Well",
+    }
+    answered = messages_of(*said, item("function_call_output", call_id="c", output="no"))
+    assert "tool_calls" in answered[1]
+    assert answered[2]["role"] == "tool"
 
 
 def test_call_without_an_id_is_told_in_words() -> None:
@@ -278,17 +325,21 @@ steps = st.lists(st.tuples(given_items, given_items, st.sampled_from(HEADS)), ma
 def test_warmth_changes_no_byte(
     chain: list[tuple[tuple[Item, ...], tuple[Item, ...], Head]], last: tuple[Item, ...]
 ) -> None:
-    """Warm or cold, the messages are the same; under the same instructions only the new ones are written."""
+    """Warm or cold, the messages are the same; under the same instructions only the new ones are written, unless
+    nobody but developers has spoken so far."""
     past: Turn | None = None
     before: Head | None = None
+    is_begun = False
     for given_now, wrote, head in [*chain, (last, (), HEADS[0])]:
         scene = Scene(head, past, given_now)
         warm, bare = DIALECT.render(scene), DIALECT.render(cold(scene))
         assert written(warm) == written(bare)
         assert warm.tokens_reused + warm.tokens_tokenized == warm.context.length
-        if past is not None and before is not None and before.instructions == head.instructions:
+        is_alike = before is not None and before.instructions == head.instructions
+        if past is not None and is_alike and is_begun:
             assert past.warm is not None
             assert warm.tokens_reused >= past.warm.prompt.length
+        is_begun = any(one["role"] != "system" for one in written(warm))
         past, before = turn_after(scene, wrote), head
 
 

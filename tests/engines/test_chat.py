@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from segue.dialects.messages import MessagesDialect
+from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.errors import EngineFailed, InvalidRequest, ServerFault, Unavailable
 from segue.turn.effects import apply_effects
@@ -70,7 +70,7 @@ def job(head: Head = Head(), output_tokens_max: int = ROOM, **fields: object) ->
 async def sent_for(wanted: Job) -> dict[str, object]:
     """The request that this job becomes."""
     async with FakeChat(events=[end("length")]) as fake, upstream(fake.url) as address:
-        await heard(ChatEngine(address, "gpt", ROOM), wanted)
+        await heard(ChatEngine(address, "gpt", ROOM, MessagesDialect()), wanted)
         return fake.requests[-1]
 
 
@@ -248,7 +248,7 @@ async def test_format_of_the_text_is_handed_on(wanted: TextFormat, sent_format: 
 
 async def test_tools_are_translated_once_while_they_stay_the_same() -> None:
     async with FakeChat(events=[end()]) as fake, upstream(fake.url) as address:
-        engine = ChatEngine(address, "gpt", ROOM)
+        engine = ChatEngine(address, "gpt", ROOM, MessagesDialect())
         await heard(engine, job(Head(tools=TOOLS)))
         kept = engine._tools
         await heard(engine, job(Head(tools=TOOLS, instructions="Other words.")))
@@ -259,7 +259,7 @@ async def test_tools_are_translated_once_while_they_stay_the_same() -> None:
 async def test_endpoint_that_has_another_word_for_the_limit_is_understood() -> None:
     fake = FakeChat(events=[delta(content="Hi"), end()], wants_completion_limit=True)
     async with fake, upstream(fake.url) as address:
-        engine = ChatEngine(address, "gpt", ROOM)
+        engine = ChatEngine(address, "gpt", ROOM, MessagesDialect())
         for _ in range(2):
             assert len(await heard(engine, job(output_tokens_max=5))) == 2
         assert [("max_tokens" in one) for one in fake.requests] == [True, False, False]
@@ -271,7 +271,7 @@ async def test_endpoint_that_has_another_word_for_the_limit_is_understood() -> N
 async def heard_from(*events: dict[str, object], has_done: bool = True) -> list[object]:
     fake = FakeChat(events=list(events), has_done=has_done)
     async with fake, upstream(fake.url) as address:
-        return one_by_one(await heard(ChatEngine(address, "gpt", ROOM), job()))
+        return one_by_one(await heard(ChatEngine(address, "gpt", ROOM, MessagesDialect()), job()))
 
 
 def one_by_one(pieces: Sequence[Piece]) -> list[object]:
@@ -353,7 +353,7 @@ async def test_refusal_becomes_our_own_error(
 ) -> None:
     async with FakeChat(refuses=(status, message)) as fake, upstream(fake.url) as address:
         with pytest.raises(kind) as raised:
-            await heard(ChatEngine(address, "gpt", ROOM), job())
+            await heard(ChatEngine(address, "gpt", ROOM, MessagesDialect()), job())
         assert raised.value.code == code  # type: ignore[attr-defined]
 
 
@@ -365,7 +365,7 @@ async def test_endpoint_that_does_not_call_though_it_must_has_failed(choice: obj
     head = msgspec.structs.replace(Head(tools=TOOLS), tool_choice=choice)
     fake = FakeChat(events=[delta(content="No."), end()])
     async with fake, upstream(fake.url) as address:
-        engine = ChatEngine(address, "gpt", ROOM)
+        engine = ChatEngine(address, "gpt", ROOM, MessagesDialect())
         with pytest.raises(ServerFault, match="did not call"):
             await heard(engine, job(head))
         fake.events = [delta(content="No."), end("length")]
@@ -375,7 +375,9 @@ async def test_endpoint_that_does_not_call_though_it_must_has_failed(choice: obj
 async def test_warm_up_is_one_token_that_nobody_hears() -> None:
     fake = FakeChat(events=[delta(content="a"), end("length"), usage(9, 1, cached=3)])
     async with fake, upstream(fake.url) as address:
-        pieces = await heard(ChatEngine(address, "gpt", ROOM), job(output_tokens_max=0))
+        pieces = await heard(
+            ChatEngine(address, "gpt", ROOM, MessagesDialect()), job(output_tokens_max=0)
+        )
         assert pieces == [Finish("length", 3, 9, 1, 0)]
         assert fake.requests[0]["max_tokens"] == 1
 
@@ -383,7 +385,9 @@ async def test_warm_up_is_one_token_that_nobody_hears() -> None:
 async def test_cancelled_turn_closes_the_connection_within_a_second() -> None:
     fake = FakeChat(events=[delta(content="a"), end()], hold_at=1)
     async with fake, upstream(fake.url) as address:
-        asking = asyncio.create_task(heard(ChatEngine(address, "gpt", ROOM), job()))
+        asking = asyncio.create_task(
+            heard(ChatEngine(address, "gpt", ROOM, MessagesDialect()), job())
+        )
         async with asyncio.timeout(5):
             await fake.held.wait()
         asking.cancel()
@@ -402,12 +406,12 @@ def listener() -> Iterator[Listener]:
 
 
 @pytest.fixture
-async def engine(listener: Listener) -> AsyncIterator[ChatEngine]:
+async def engine(listener: Listener) -> AsyncIterator[ChatEngine[MessageForm]]:
     async with upstream(listener.url + "/v1", KEY) as address:
-        yield ChatEngine(address, "smollm2", CONTEXT_TOKENS)
+        yield ChatEngine(address, "smollm2", CONTEXT_TOKENS, MessagesDialect())
 
 
-async def test_real_endpoint_answers_in_deltas_and_counts(engine: ChatEngine) -> None:
+async def test_real_endpoint_answers_in_deltas_and_counts(engine: ChatEngine[MessageForm]) -> None:
     assert await engine.is_ready()
     wanted = job(Head(instructions="Answer with one word."), 6, sampling=Sampling(temperature=0))
     first = await heard(engine, wanted)
@@ -420,14 +424,14 @@ async def test_real_endpoint_answers_in_deltas_and_counts(engine: ChatEngine) ->
     assert again.cached_tokens == counted.input_tokens - 1
 
 
-async def test_real_endpoint_is_warm_after_a_warm_up(engine: ChatEngine) -> None:
+async def test_real_endpoint_is_warm_after_a_warm_up(engine: ChatEngine[MessageForm]) -> None:
     head = Head(instructions="You know much about bees.")
     warm_up = finish_of(await heard(engine, job(head, 0)))
     assert warm_up.input_tokens is not None
     assert finish_of(await heard(engine, job(head, 2))).cached_tokens == warm_up.input_tokens - 1
 
 
-async def test_real_endpoint_calls_a_tool(engine: ChatEngine) -> None:
+async def test_real_endpoint_calls_a_tool(engine: ChatEngine[MessageForm]) -> None:
     """Even where a call is required llama.cpp lets the model talk first, and this one would talk on."""
     tools = tools_of(FunctionTool(name="get_weather", parameters=msgspec.Raw(SCHEMA)))
     head = Head(tools=tools, tool_choice="required", parallel_tool_calls=False)
@@ -446,7 +450,9 @@ async def test_real_endpoint_calls_a_tool(engine: ChatEngine) -> None:
     assert isinstance(json.loads(arguments)["city"], str)
 
 
-async def test_real_endpoint_says_when_the_prompt_does_not_fit(engine: ChatEngine) -> None:
+async def test_real_endpoint_says_when_the_prompt_does_not_fit(
+    engine: ChatEngine[MessageForm],
+) -> None:
     with pytest.raises(InvalidRequest) as raised:
         await heard(engine, job(Head(instructions="word " * CONTEXT_TOKENS), 5))
     assert raised.value.code == "context_length_exceeded"
@@ -464,7 +470,7 @@ async def test_logprobs_are_those_of_the_endpoint() -> None:
     }
     fake = FakeChat(events=[thought, spoken, end()])
     async with fake, upstream(fake.url) as address:
-        engine = ChatEngine(address, "gpt", ROOM)
+        engine = ChatEngine(address, "gpt", ROOM, MessagesDialect())
         wanted = job(sampling=Sampling(top_logprobs=2, wants_logprobs=True))
         pieces = await heard(engine, wanted)
         await heard(engine, job(sampling=Sampling(wants_logprobs=True)))

@@ -61,7 +61,7 @@ def test_refusal_becomes_our_own_error(
 ) -> None:
     error = error_for_status(status, body)
 
-    assert type(error) is kind
+    assert isinstance(error, kind)
     assert error.code == code
 
 

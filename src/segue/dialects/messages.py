@@ -1,60 +1,134 @@
 """How is a conversation written as chat messages, and how are an endpoint's deltas read?
 
 For engines that render and parse themselves. A prompt is a row of JSON messages, each serialized once and chained: the
-next turn adds what the model wrote and what is given now, and nothing before that is touched. Instructions are
-the first message; only if they change is everything written again. Tools are not part of it: the engine has a field for
-them.
+next turn adds what the model wrote and what is given now, and nothing before that is touched. Instructions and what
+developers say before anybody else are the first message; only if they change is everything written again. Tools are not
+part of it: the engine has a field for them.
 
 A model turn is one assistant message: reasoning, text and calls together. Calls and their outputs are paired by
 `call_id`; a call or an output without an id is written as text, because endpoints refuse either without the other.
+
+Endpoints differ in what they take: a `MessageForm` says how messages are written. The engine changes it when the
+endpoint refuses a message (`otherwise`) or sends its thoughts under another name (`hear`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TypeGuard
 
 import msgspec
+from msgspec import Struct, structs
 
 from segue.dialects.parts import MODEL_TURN, Part, dumps, part_of, words_of
+from segue.dialects.roles import JsonObject, RoleRule, place
 from segue.errors import EngineFailed
 from segue.readers.call_json import is_object
 from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_in
 from segue.turn import values
 from segue.wire import items as wire
+from segue.wire.kinds import call_id_of, is_output
 from segue.wire.tools import plain_name
 
 # A change of this file that changes what is written needs a new number.
-VERSION = "messages3"
+VERSION = "messages4"
+# Gemini's own word for a call whose signature is not known: it must stand where the signature would.
+UNSIGNED = {"google": {"thought_signature": "skip_thought_signature_validator"}}
 
-JsonObject = dict[str, object]
+
+class MessageForm(Struct, frozen=True):
+    """How one endpoint wants its messages."""
+
+    # Where thoughts go back: in a field of this name, in the "content" between `<think>` marks, or as a "thinking" part
+    # of it, each as the endpoint itself sends them. None: they are not sent.
+    reasoning: str | None = "reasoning_content"
+    # Where they were refused.
+    refused: tuple[str, ...] = ()
+    roles: RoleRule = RoleRule()
+    # Whether every call needs a signature.
+    signs_calls: bool = False
+    # Whether pictures are sent; otherwise they are described in words.
+    sees_images: bool = False
+
+
+def _roles(**changed: object) -> Callable[[MessageForm], MessageForm]:
+    def change(form: MessageForm) -> MessageForm:
+        return structs.replace(form, roles=structs.replace(form.roles, **changed))
+
+    return change
+
+
+def _first(form: MessageForm) -> MessageForm:
+    return form if form.roles.system == "never" else _roles(system="first")(form)
+
+
+# What endpoints say of messages that they do not take, and what to write instead.
+CHANGES: tuple[tuple[str, Callable[[MessageForm], MessageForm]], ...] = (
+    (r"thought_?signature", lambda form: structs.replace(form, signs_calls=True)),
+    (
+        r"system (role|message|prompt|instruction)s? (is |are )?not (supported|allowed|enabled)",
+        _roles(system="never"),
+    ),
+    (
+        r"system message.{0,40}(beginning|first|start)|unexpected role '?(system|developer)"
+        r"|alternat",
+        _first,
+    ),
+    (
+        r"alternat|unexpected role '?(user|tool|assistant)|consecutive (user|assistant)",
+        _roles(alternates=True),
+    ),
+    (r"no user (query|message)|at least one user|contents? (is|are) not", _roles(needs_user=True)),
+)
 
 
 class MessagesDialect:
-    """A `Dialect` for chat endpoints.
+    """A `Dialect` for chat endpoints. `form` is how messages are written from now on."""
 
-    `sees_images`: pictures are sent; otherwise they are described in words. `sends_reasoning`: what the model thought
-    goes back as `reasoning_content`, and the endpoint's template decides what to keep of it.
-    """
-
-    def __init__(self, *, sees_images: bool = False, sends_reasoning: bool = True) -> None:
-        self._sees_images = sees_images
-        self._sends_reasoning = sends_reasoning
-        self.fingerprint = f"{VERSION}-{sees_images:d}{sends_reasoning:d}"
+    def __init__(self, *, sees_images: bool = False) -> None:
+        self.form = MessageForm(sees_images=sees_images)
+        self.fingerprint = VERSION
         # None: the endpoint ends the model's turn itself.
         self.stops: frozenset[int] = frozenset()
 
     def render(self, scene: values.Scene) -> values.Rendered:
         """The messages. Their counts are in bytes, as the length of the prompt is."""
-        warm, rounds = self._last_warm(scene)
-        context = warm or values.NO_MESSAGES
+        return self.render_as(scene, self.form)
+
+    def render_as(self, scene: values.Scene, form: MessageForm) -> values.Rendered:
+        """The messages in this form."""
+        warm, rounds = self._last_warm(scene, form)
+        rows = [row for one in rounds for row in (one.given, one.wrote)] + [scene.given]
+        given = (item.value for row in rows for item in row)
+        answered = {call_id_of(value) for value in given if is_output(value)}
+        messages = [one for row in rows for one in _messages(row, form, answered)]
         if warm is None and scene.head.instructions is not None:
-            context = context.plus(_encode(_message("system", scene.head.instructions)))
-        for round in (*rounds, values.Round(scene.given)):
-            context = context.plus(self._row(round.given)).plus(self._row(round.wrote))
+            messages.insert(0, _message("system", scene.head.instructions))
+        # More instructions may follow at the beginning, and belong into the same message.
+        is_begun = warm is not None or any(one["role"] != "system" for one in messages)
+        placed = place(messages, form.roles, is_beginning=warm is None)
+        context = warm or values.NO_MESSAGES
+        context = context.plus(b",".join(map(_encode, placed)), form if is_begun else None)
         reused = 0 if warm is None else warm.length
         return values.Rendered(context, values.NO_IDS, context.length - reused, reused)
+
+    def otherwise(self, form: MessageForm, refusal: str) -> MessageForm | None:
+        """How to write instead, by an endpoint's refusal; None if it is about something else."""
+        for pattern, change in CHANGES:
+            changed = change(form)
+            if changed != form and re.search(pattern, refusal, re.IGNORECASE):
+                return changed
+        name = form.reasoning
+        if name is not None and name != "content" and re.search(rf"\b{name}\b", refusal):
+            return structs.replace(form, reasoning=None, refused=(*form.refused, name))
+        return None
+
+    def hear(self, name: str) -> None:
+        """The endpoint sends its thoughts under this name: so they go back."""
+        if name != self.form.reasoning and name not in self.form.refused:
+            self.form = structs.replace(self.form, reasoning=name)
 
     def write(self, items: Sequence[wire.Item]) -> values.IdArray[int]:
         """Nothing: a chat endpoint takes no ids."""
@@ -64,100 +138,112 @@ class MessagesDialect:
         return MessagesReader(scene)
 
     def _last_warm(
-        self, scene: values.Scene
+        self, scene: values.Scene, form: MessageForm
     ) -> tuple[values.Messages | None, Sequence[values.Round]]:
         """The longest row that still holds, and the rounds after it. What a turn keeps ends before its last words."""
         # The last is the oldest.
         later = [*reversed(scene.rounds)]
         turn = scene.past
         while turn is not None:
-            row = self._usable(scene.head, turn.warm)
+            row = self._usable(scene.head, turn.warm, form)
             if row is not None:
                 return row, [values.Round((), turn.rounds[-1].wrote), *reversed(later)]
             later.extend(reversed(turn.rounds))
             turn = turn.above
-        row = self._usable(scene.head, scene.recalled)
+        row = self._usable(scene.head, scene.recalled, form)
         if row is not None:
             return row, scene.rounds[1:]
         return None, values.since_fresh(later[::-1])
 
-    def _usable(self, head: values.Head, warm: values.Warm | None) -> values.Messages | None:
-        """The row that was kept, if it was made in this format under the same instructions."""
-        if warm is None or warm.fingerprint != self.fingerprint:
+    def _usable(
+        self, head: values.Head, warm: values.Warm | None, form: MessageForm
+    ) -> values.Messages | None:
+        """The row that was kept, if it was made in this form under the same instructions."""
+        if warm is None or warm.fingerprint != self.fingerprint or not form.roles.is_local:
             return None
-        is_alike = warm.head.instructions == head.instructions
-        return warm.prompt if is_alike and isinstance(warm.prompt, values.Messages) else None
+        row = warm.prompt
+        if not isinstance(row, values.Messages) or row.form != form:
+            return None
+        return row if warm.head.instructions == head.instructions else None
 
-    def _row(self, items: Sequence[wire.Item]) -> bytes:
-        """These items as messages, joined by commas."""
-        return b",".join(map(_encode, self._messages(items)))
 
-    def _messages(self, items: Sequence[wire.Item]) -> Iterator[JsonObject]:
-        spoken: list[Part] = []
-        pictures: list[wire.InputImage] = []
-        for item in items:
-            part = part_of(item)
-            if part.kind == "tools":
-                # The engine has a field for tools, those that items bring included.
-                continue
-            if pictures and part.kind != "response":
-                yield _shown(pictures)
-                pictures = []
-            if part.kind == "think" and not (part.text and self._sends_reasoning):
-                continue
-            is_spoken = part.kind in ("think", "talk") or (part.kind == "call" and part.call_id)
-            is_same_turn = is_spoken and spoken and (spoken[-1].kind, part.kind) in MODEL_TURN
-            if spoken and not is_same_turn:
-                yield _assistant(spoken)
-                spoken = []
-            if is_spoken:
-                spoken.append(part)
-                continue
-            yield self._other(item, part)
-            pictures += self._pictures(item) if part.call_id else []
-        if spoken:
-            yield _assistant(spoken)
-        if pictures:
+def _messages(
+    items: Sequence[wire.Item], form: MessageForm, answered: Container[str]
+) -> Iterator[JsonObject]:
+    """These items as messages."""
+    spoken: list[Part] = []
+    pictures: list[wire.InputImage] = []
+    for item in items:
+        part = part_of(item)
+        if part.kind == "tools" or _is_cut_call(item, part, answered):
+            # The engine has a field for tools, those that items bring included.
+            continue
+        if pictures and part.kind != "response":
             yield _shown(pictures)
+            pictures = []
+        if part.kind == "think" and not (part.text and form.reasoning):
+            continue
+        is_spoken = part.kind in ("think", "talk") or (part.kind == "call" and part.call_id)
+        is_same_turn = is_spoken and spoken and (spoken[-1].kind, part.kind) in MODEL_TURN
+        if spoken and not is_same_turn:
+            yield _assistant(spoken, form)
+            spoken = []
+        if is_spoken:
+            spoken.append(part)
+            continue
+        yield _other(item, part, form)
+        pictures += _pictures(item, form) if part.call_id else []
+    if spoken:
+        yield _assistant(spoken, form)
+    if pictures:
+        yield _shown(pictures)
 
-    def _other(self, item: wire.Item, part: Part) -> JsonObject:
-        """A message of its own."""
-        match part.kind:
-            case "response" if part.call_id:
-                text = _output(item) if self._pictures(item) else part.text
-                return {"role": "tool", "tool_call_id": part.call_id, "content": text}
-            case "response":
-                return _message("user", f"[answer: {part.text}]")
-            case "call":
-                return _message("assistant", f"[{part.name}: {part.text}]")
-            case "system":
-                return _message("system", part.text)
-            case _:
-                return {"role": "user", "content": self._content(item, part)}
 
-    def _pictures(self, item: wire.Item) -> list[wire.InputImage]:
-        """Pictures in a tool's output, where the model sees them. A tool's message has no place for them, so that they
-        follow the outputs in a message of their own."""
-        value = item.value
-        if not (
-            self._sees_images
-            and isinstance(value, wire.FunctionCallOutput | wire.CustomToolCallOutput)
-        ):
-            return []
-        parts = value.output if isinstance(value.output, list) else []
-        return [inner for inner in parts if _is_shown(inner)]
+def _is_cut_call(item: wire.Item, part: Part, answered: Container[str]) -> bool:
+    """A call that a limit cut off, and that nobody has answered: endpoints refuse it."""
+    is_cut = part.kind == "call" and getattr(item.value, "status", None) == "incomplete"
+    return is_cut and part.call_id not in answered
 
-    def _content(self, item: wire.Item, part: Part) -> str | list[JsonObject]:
-        """What a user wrote; with pictures where the model sees them."""
-        content = item.value.content if isinstance(item.value, wire.Message) else ""
-        if not self._sees_images or isinstance(content, str) or not any(map(_is_shown, content)):
-            return part.text
-        return [
-            {"type": "image_url", "image_url": _image(inner)}
-            if _is_shown(inner)
-            else {"type": "text", "text": words_of(inner)}
-            for inner in content
-        ]
+
+def _other(item: wire.Item, part: Part, form: MessageForm) -> JsonObject:
+    """A message of its own."""
+    match part.kind:
+        case "response" if part.call_id:
+            text = _output(item) if _pictures(item, form) else part.text
+            return {"role": "tool", "tool_call_id": part.call_id, "content": text}
+        case "response":
+            return _message("user", f"[answer: {part.text}]")
+        case "call":
+            return _message("assistant", f"[{part.name}: {part.text}]")
+        case "system":
+            return _message("system", part.text)
+        case _:
+            return {"role": "user", "content": _content(item, part, form)}
+
+
+def _pictures(item: wire.Item, form: MessageForm) -> list[wire.InputImage]:
+    """Pictures in a tool's output, where the model sees them. A tool's message has no place for them, so that they
+    follow the outputs in a message of their own."""
+    value = item.value
+    if not (
+        form.sees_images and isinstance(value, wire.FunctionCallOutput | wire.CustomToolCallOutput)
+    ):
+        return []
+    parts = value.output if isinstance(value.output, list) else []
+    return [inner for inner in parts if _is_shown(inner)]
+
+
+def _content(item: wire.Item, part: Part, form: MessageForm) -> str | list[JsonObject]:
+    """What a user wrote; with pictures where the model sees them."""
+    content = item.value.content if isinstance(item.value, wire.Message) else ""
+    if not form.sees_images or isinstance(content, str) or not any(map(_is_shown, content)):
+        return part.text
+    return [
+        {"type": "image_url", "image_url": _image(inner)}
+        if _is_shown(inner)
+        else {"type": "text", "text": words_of(inner)}
+        for inner in content
+    ]
 
 
 def _message(role: str, text: str) -> JsonObject:
@@ -192,16 +278,35 @@ def _image(part: wire.InputImage) -> JsonObject:
     return image
 
 
-def _assistant(parts: Sequence[Part]) -> JsonObject:
+def _assistant(parts: Sequence[Part], form: MessageForm) -> JsonObject:
     """One model turn: its reasoning, its text and its calls."""
     text = "".join(part.text for part in parts if part.kind == "talk")
     calls = [_call(part) for part in parts if part.kind == "call"]
     message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
-    if thoughts := [part.text for part in parts if part.kind == "think"]:
-        message["reasoning_content"] = "\n\n".join(thoughts)
+    if thoughts := "\n\n".join(part.text for part in parts if part.kind == "think"):
+        message.update(_thoughts(thoughts, text, form))
     if calls:
         message["tool_calls"] = calls
+        if form.signs_calls:
+            calls[0]["extra_content"] = UNSIGNED
     return message
+
+
+def _thoughts(thoughts: str, text: str, form: MessageForm) -> JsonObject:
+    """What the model thought, where the endpoint itself has it."""
+    match form.reasoning:
+        case "content":
+            return {"content": f"<think>\n{thoughts}\n</think>\n\n{text}"}
+        case "thinking":
+            thinking = {"type": "thinking", "thinking": [{"type": "text", "text": thoughts}]}
+            said = [{"type": "text", "text": text}] if text else []
+            return {"content": [thinking, *said]}
+        case "reasoning_details":
+            return {"reasoning_details": [{"type": "reasoning.text", "text": thoughts}]}
+        case str() as name:
+            return {name: thoughts}
+        case None:
+            return {}
 
 
 def _call(part: Part) -> JsonObject:

@@ -3,49 +3,113 @@
 The endpoint renders, tokenizes and parses. Here the serialized form is cached: the messages come as a chain of bytes
 that is only joined, the tools are translated once for as long as they stay the same. Calls, reasoning and usage are
 read from the fields that the known servers use for them.
+
+No two endpoints take the same requests. What one refuses by name and an answer does not need (`OPTIONAL`), or what it
+says of roles and thoughts in its messages, is sent otherwise at once, and the client does not see the refusal. If that
+helps, it is remembered for this endpoint and this model; a refusal for another reason teaches nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import json
+import logging
+import re
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct
 
 from segue.engines.token_engine import DONE, SamplingFields
-from segue.engines.upstream import UNREADABLE, EventStream, Upstream, error_in_stream, unreadable
-from segue.errors import ApiError, InvalidRequest, ServerFault
-from segue.turn.values import Delta, Deltas, Effects, Finish, Job, Messages, Piece, Sampling, Scene
+from segue.engines.upstream import (
+    UNREADABLE,
+    EventStream,
+    RequestRefused,
+    Upstream,
+    error_in_stream,
+    unreadable,
+)
+from segue.errors import ApiError, CallerError, ServerFault
+from segue.turn.values import (
+    Delta,
+    Deltas,
+    Effects,
+    Finish,
+    Job,
+    Messages,
+    Piece,
+    Rendered,
+    Sampling,
+    Scene,
+)
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, Offer, Tools, chosen_offers, forced_offers, plain_name
+
+log = logging.getLogger(__name__)
 
 PATH = "/v1/chat/completions"
 # Some endpoints know no penalties.
 SAMPLING = SamplingFields(omits_zero_penalties=True)
 # What endpoints themselves send for a token that is impossible.
 LOGPROB_MIN = -9999.0
+NULL = Raw(b"null")
 # Of a function without parameters.
 NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
 
 
+# Fields that an answer does not need, and what endpoints call them when they refuse them. `max_tokens` has another name
+# then.
+OPTIONAL: Mapping[str, str] = {
+    "max_tokens": r"max_completion_tokens",
+    "stream_options": r"stream_options",
+    "parallel_tool_calls": r"parallel_tool_calls",
+    "verbosity": r"verbosity",
+    "reasoning_effort": r"reasoning[_. ]?effort|reasoning value|think value|support thinking",
+    "top_logprobs": r"top_logprobs",
+    "logprobs": r"logprobs",
+    "seed": r"seed",
+}
+# The nearest effort that more endpoints know.
+NEAREST_EFFORT = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
 class _Function(Struct, frozen=True):
     name: str | None = None
-    arguments: str | None = None
+    # As an object from servers that do not follow OpenAI here.
+    arguments: str | dict[str, object] | None = None
 
 
 class _Call(Struct, frozen=True):
     index: int | None = None
+    id: str | None = None
     function: _Function = _Function()
+
+    @property
+    def arguments(self) -> str:
+        given = self.function.arguments
+        return json.dumps(given) if isinstance(given, dict) else given or ""
+
+
+class _Part(Struct, frozen=True):
+    """A part of a content, of a thought, or of the details of reasoning."""
+
+    text: str | None = None
+    thinking: str | list[_Part] | None = None
+    summary: str | None = None
 
 
 class _Delta(Struct, frozen=True):
-    content: str | None = None
+    # As parts from Mistral's reasoning models.
+    content: str | list[_Part] | None = None
     refusal: str | None = None
-    # The same under two names: vLLM, SGLang, llama.cpp and DeepSeek; OpenRouter, Ollama and newer vLLM.
+    # The same under two names: vLLM, SGLang, llama.cpp and DeepSeek; OpenRouter, Ollama, Groq, Cerebras and newer vLLM.
     reasoning_content: str | None = None
     reasoning: str | None = None
+    # The same again in parts: OpenRouter and MiniMax.
+    reasoning_details: list[_Part] | None = None
     tool_calls: list[_Call] | None = None
 
 
@@ -85,26 +149,47 @@ class _Usage(Struct, frozen=True):
 
 
 class _Event(Struct, frozen=True):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: Raw | UnsetType = UNSET
+    error: Raw = NULL
 
 
 _event = msgspec.json.Decoder(_Event)
 
 
-class ChatEngine:
+F = TypeVar("F")
+
+
+class MessageWriter(Protocol[F]):
+    """Who writes the messages, in a form that the endpoint takes."""
+
+    form: F
+
+    def render_as(self, scene: Scene, form: F) -> Rendered: ...
+
+    def otherwise(self, form: F, refusal: str) -> F | None:
+        """The form to write in instead, if the refusal is about the messages."""
+
+    def hear(self, name: str) -> None:
+        """Thoughts come under this name."""
+
+
+class ChatEngine(Generic[F]):
     """An `Engine` for messages. `model` is the endpoint's name for it, `context_tokens` its configured context."""
 
     can_constrain = True
     # Chat endpoints have no common field for a grammar.
     grammars: frozenset[str] = frozenset()
 
-    def __init__(self, upstream: Upstream, model: str, context_tokens: int) -> None:
+    def __init__(
+        self, upstream: Upstream, model: str, context_tokens: int, writer: MessageWriter[F]
+    ) -> None:
         self._upstream = upstream
         self._model = model
         self._context_tokens = context_tokens
-        self._limit_field = "max_tokens"
+        self._writer = writer
+        # What this endpoint refuses: names of fields, or `name=value`.
+        self._left_out: frozenset[str] = frozenset()
         self._tools: tuple[Tools, Effects, bytes] | None = None
 
     async def is_ready(self) -> bool:
@@ -112,11 +197,20 @@ class ChatEngine:
         return await self._upstream.is_up("/v1/models")
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        if job.prompt.length == 0 and job.output_tokens_max == 0:
+        is_warm_up = job.output_tokens_max == 0
+        if is_warm_up and job.prompt.length == 0:
             yield Finish("length")
             return
         answer = _Answer(job)
-        with closing(await self._send(job)) as stream:
+        try:
+            stream = await self._send(job)
+        except CallerError:
+            if not is_warm_up:
+                raise
+            # Many templates write nothing before a user has spoken.
+            yield Finish("length", input_tokens=0, output_tokens=0)
+            return
+        with closing(stream):
             while not stream.is_over and (events := await stream.read()):
                 deltas, error = answer.read(events)
                 stream.is_over = answer.is_over
@@ -124,21 +218,49 @@ class ChatEngine:
                     yield Deltas(tuple(deltas))
                 if error is not None:
                     raise error
+            if rest := answer.rest():
+                yield Deltas(tuple(rest))
+            if answer.thoughts_in:
+                self._writer.hear(answer.thoughts_in)
             yield answer.finish(stream)
 
     async def _send(self, job: Job) -> EventStream:
-        try:
-            return await self._upstream.stream(PATH, self._body(job))
-        except InvalidRequest as error:
-            # OpenAI's newer models want another name for the same limit, and name it in their refusal.
-            if "max_completion_tokens" not in error.message or self._limit_field != "max_tokens":
-                raise
-        self._limit_field = "max_completion_tokens"
-        return await self._upstream.stream(PATH, self._body(job))
-
-    def _body(self, job: Job) -> bytes:
-        """The messages as they were serialized before, and everything else around them."""
+        """The answer to this job, if need be without what the endpoint refuses. What has helped is remembered."""
         assert isinstance(job.prompt, Messages), "this engine takes messages"
+        left_out, form, prompt = self._left_out, self._writer.form, job.prompt
+        while True:
+            settings = self._settings(job, left_out)
+            body = self._body(job.scene, prompt, settings)
+            try:
+                stream = await self._upstream.stream(PATH, body)
+                break
+            except RequestRefused as refused:
+                if name := _named(refused.words, settings):
+                    left_out |= {name}
+                    continue
+                changed = self._writer.otherwise(form, refused.words)
+                if changed is None and (prompt is not job.prompt or prompt.form == form):
+                    raise
+                form = form if changed is None else changed
+                prompt = self._rendered(job.scene, form)
+        self._learn(left_out, form)
+        return stream
+
+    def _rendered(self, scene: Scene, form: F) -> Messages:
+        prompt = self._writer.render_as(scene, form).prompt
+        assert isinstance(prompt, Messages)
+        return prompt
+
+    def _learn(self, left_out: frozenset[str], form: F) -> None:
+        for name in sorted(left_out - self._left_out):
+            log.warning("engine %s refuses %s: left out from now on", self._upstream.url, name)
+        self._left_out |= left_out
+        if form != self._writer.form:
+            log.warning("engine %s: messages are now written as %s", self._upstream.url, form)
+            self._writer.form = form
+
+    def _settings(self, job: Job, left_out: frozenset[str]) -> dict[str, object]:
+        """Everything but messages and tools; nothing that this endpoint is known to refuse."""
         scene = job.scene
         head = scene.head
         settings: dict[str, object] = {
@@ -150,19 +272,23 @@ class ChatEngine:
         }
         # Where the client set no limit, the endpoint's own is used: it knows how much of the context is left.
         if job.output_tokens_max < self._context_tokens:
-            settings[self._limit_field] = max(job.output_tokens_max, 1)
-        if scene.effort is not None:
-            settings["reasoning_effort"] = scene.effort
+            limit_field = "max_completion_tokens" if "max_tokens" in left_out else "max_tokens"
+            settings[limit_field] = max(job.output_tokens_max, 1)
+        if effort := _effort(scene.effort, left_out):
+            settings["reasoning_effort"] = effort
         if head.text.verbosity is not None:
             settings["verbosity"] = head.text.verbosity
-        offers = _allowed(scene)
-        tools = b""
-        if offers:
-            tools = b',"tools":' + self._tools_of(scene, offers)
+        if _allowed(scene):
             settings["tool_choice"] = _choice(scene)
             if not head.parallel_tool_calls:
                 settings["parallel_tool_calls"] = False
-        messages = b",".join(job.prompt.chunks())
+        return {name: value for name, value in settings.items() if name not in left_out}
+
+    def _body(self, scene: Scene, prompt: Messages, settings: dict[str, object]) -> bytes:
+        """The messages as they were serialized before, and everything else around them."""
+        offers = _allowed(scene)
+        tools = b',"tools":' + self._tools_of(scene, offers) if offers else b""
+        messages = b",".join(prompt.chunks())
         rest = msgspec.json.encode(settings)[1:]
         return b"".join((b'{"messages":[', messages, b"]", tools, b",", rest))
 
@@ -179,6 +305,24 @@ class ChatEngine:
 
 
 # --- the request --------------------------------------------------------------------------------
+
+
+def _named(refusal: str, sent: Mapping[str, object]) -> str | None:
+    """Which of the optional fields that were sent the refusal names; of an effort, only the value, if others may do."""
+    for name, pattern in OPTIONAL.items():
+        if name not in sent or not re.search(rf"\b({pattern})\b", refusal, re.IGNORECASE):
+            continue
+        value = sent[name]
+        has_other = name == "reasoning_effort" and value in NEAREST_EFFORT
+        return f"{name}={value}" if has_other and "support thinking" not in refusal else name
+    return None
+
+
+def _effort(wanted: str | None, left_out: frozenset[str]) -> str | None:
+    """The effort, or the nearest one that the endpoint takes."""
+    if wanted is None or f"reasoning_effort={wanted}" not in left_out:
+        return wanted
+    return NEAREST_EFFORT[wanted]
 
 
 def _sampling(sampling: Sampling) -> dict[str, object]:
@@ -274,6 +418,10 @@ class _Answer:
         self._must_call = not self._is_warm_up and _must_call(job.scene)
         self._reason: str | None = None
         self._usage = _Usage()
+        self._calls = _Calls()
+        self._marks = _ThinkMarks()
+        # Under which name thoughts have come, if any have.
+        self.thoughts_in = ""
         self.is_over = False
 
     def read(self, events: list[bytes]) -> tuple[list[Delta], ApiError | None]:
@@ -287,15 +435,43 @@ class _Answer:
                 event = _event.decode(data)
             except UNREADABLE as error:
                 return deltas, unreadable(error)
-            if event.error is not UNSET:
+            if bytes(event.error) != b"null":
                 return deltas, error_in_stream(event.error)
             self._usage = event.usage or self._usage
-            for choice in event.choices[:1]:
+            for choice in (event.choices or [])[:1]:
                 self._reason = choice.finish_reason or self._reason
                 if choice.delta is not None and not self._is_warm_up:
-                    deltas += _deltas(choice.delta, choice.logprobs)
+                    deltas += self._deltas(choice.delta, choice.logprobs)
         self._must_call = self._must_call and all(delta.call_index is None for delta in deltas)
         return deltas, None
+
+    def rest(self) -> list[Delta]:
+        """What was held back."""
+        return self._marks.close()
+
+    def _deltas(self, delta: _Delta, logprobs: _Logprobs | None) -> list[Delta]:
+        """What one event adds, in the order in which a model writes it."""
+        deltas: list[Delta] = []
+        name, thought = _thought(delta)
+        if thought:
+            self.thoughts_in = name
+            deltas += [*self.rest(), Delta(reasoning=thought)]
+        if text := _text(delta.content) or delta.refusal:
+            tokens = (logprobs and logprobs.content) or ()
+            split = self._marks.split(text, tuple(map(_logprob, tokens)))
+            if any(one.reasoning.strip() for one in split):
+                self.thoughts_in = "content"
+            deltas += split
+        for position, call in enumerate(delta.tool_calls or ()):
+            deltas += self.rest()
+            deltas.append(
+                Delta(
+                    call_index=self._calls.number(position, call),
+                    call_name=call.function.name or "",
+                    call_arguments=call.arguments,
+                )
+            )
+        return deltas
 
     def finish(self, stream: EventStream) -> Finish:
         """Why it ended, and what the endpoint counted."""
@@ -316,25 +492,103 @@ class _Answer:
         )
 
 
-def _deltas(delta: _Delta, logprobs: _Logprobs | None) -> list[Delta]:
-    """What one event adds, in the order in which a model writes it."""
-    deltas: list[Delta] = []
-    if reasoning := delta.reasoning_content or delta.reasoning:
-        deltas.append(Delta(reasoning=reasoning))
-    if text := delta.content or delta.refusal:
-        tokens = (logprobs and logprobs.content) or ()
-        deltas.append(Delta(text=text, logprobs=tuple(map(_logprob, tokens))))
-    for n, call in enumerate(delta.tool_calls or ()):
-        function = call.function
-        deltas.append(
-            Delta(
-                # Some servers leave the index out where they send whole calls.
-                call_index=n if call.index is None else call.index,
-                call_name=function.name or "",
-                call_arguments=function.arguments or "",
-            )
-        )
-    return deltas
+def _thought(delta: _Delta) -> tuple[str, str]:
+    """What the model thinks, and under which name that came."""
+    if delta.reasoning_content:
+        return "reasoning_content", delta.reasoning_content
+    if delta.reasoning:
+        return "reasoning", delta.reasoning
+    if isinstance(delta.content, list):
+        return "thinking", "".join(_text(part.thinking) for part in delta.content)
+    details = delta.reasoning_details or ()
+    return "reasoning_details", "".join(part.text or part.summary or "" for part in details)
+
+
+def _text(content: str | list[_Part] | None) -> str:
+    if isinstance(content, list):
+        return "".join(part.text or "" for part in content)
+    return content or ""
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    number: int
+    id: str | None
+    arguments: list[str] = field(default_factory=list)
+
+    def is_other(self, id: str | None) -> bool:
+        """Whether a name under this id begins another call: by the id, or because the arguments are whole."""
+        if id and self.id:
+            return id != self.id
+        try:
+            return isinstance(msgspec.json.decode("".join(self.arguments)), dict)
+        except msgspec.DecodeError:
+            return False
+
+
+class _Calls:
+    """Which call is this? Some endpoints send no index, and some the same one for every call."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        # By the index, or by the place in an event.
+        self._open: dict[int, _OpenCall] = {}
+
+    def number(self, position: int, call: _Call) -> int:
+        key = position if call.index is None else call.index
+        known = self._open.get(key)
+        if known is None or (call.function.name and known.is_other(call.id)):
+            known = self._open[key] = _OpenCall(self._count, call.id)
+            self._count += 1
+        known.arguments.append(call.arguments)
+        return known.number
+
+
+class _ThinkMarks:
+    """Thoughts between marks at the beginning of the text, from endpoints that do not take them apart."""
+
+    OPEN, CLOSE = "<think>", "</think>"
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._logprobs: tuple[Logprob, ...] = ()
+        self._is_inside = self._is_over = False
+
+    def split(self, text: str, logprobs: tuple[Logprob, ...]) -> list[Delta]:
+        """What has become certain with this text."""
+        if self._is_over:
+            return [Delta(text=text, logprobs=logprobs)]
+        self._held += text
+        self._logprobs += logprobs
+        if not self._is_inside:
+            bare = self._held.lstrip()
+            if self.OPEN.startswith(bare):
+                # Too short to say, or just the mark.
+                self._is_inside = bare == self.OPEN
+                self._held = "" if self._is_inside else self._held
+                return []
+            if not bare.startswith(self.OPEN):
+                return self.close()
+            self._held, self._is_inside = bare.removeprefix(self.OPEN), True
+        thought, mark, rest = self._held.partition(self.CLOSE)
+        if mark:
+            self._held, self._logprobs = thought.rstrip("\n"), ()
+            return self.close() + ([Delta(text=rest)] if rest else [])
+        # Newlines before the mark are not the thought's.
+        held = max(n for n in range(len(self.CLOSE)) if thought.endswith(self.CLOSE[:n]))
+        certain = thought[: len(thought) - held].rstrip("\n")
+        self._held = thought[len(certain) :]
+        return [Delta(reasoning=certain)] if certain else []
+
+    def close(self) -> list[Delta]:
+        """What was held back, as what it is by now; marks that follow are text."""
+        self._is_over = True
+        held, self._held = self._held, ""
+        if not held:
+            return []
+        if self._is_inside:
+            return [Delta(reasoning=held)]
+        return [Delta(text=held, logprobs=self._logprobs)]
 
 
 def _logprob(token: _TokenLogprob) -> Logprob:

@@ -41,6 +41,12 @@ class EngineLost(EngineFailed):
     """The connection broke or fell silent: the engine itself may be gone, unlike after an error that it sent."""
 
 
+class RequestRefused(InvalidRequest):
+    """The engine does not take this request; `words` is everything that it said about that."""
+
+    words = ""
+
+
 class Timeouts(Struct, frozen=True):
     """How long an engine may take."""
 
@@ -210,8 +216,8 @@ class _Fault(Struct):
 class _Refusal(Struct):
     """The shapes in which engines refuse: an `error` (object or string), a bare `message`, FastAPI's `detail`."""
 
-    error: _Fault | str | UnsetType = UNSET
-    message: str = ""
+    error: _Fault | str | UnsetType | None = UNSET
+    message: Raw = Raw(b'""')
     detail: Raw | UnsetType = UNSET
 
 
@@ -239,7 +245,9 @@ def error_for_status(status: int, body: bytes, wait_s: float | None = None) -> A
     fault = _fault(body)
     message = fault.message[:MESSAGE_CHARS_MAX]
     log.warning("engine answered with status %d (%s)", status, fault.type or fault.code)
-    if status in (400, 413, 422):
+    # llama.cpp's server answers so where the model's chat template refuses messages.
+    is_template = status == 500 and "jinja" in message.lower()
+    if status in (400, 413, 422) or is_template:
         if fault.n_prompt_tokens is not None and fault.n_ctx is not None:
             return context_overflow(fault.n_prompt_tokens, fault.n_ctx)
         if _CONTEXT.search(f"{fault.type} {fault.code} {message}"):
@@ -248,7 +256,9 @@ def error_for_status(status: int, body: bytes, wait_s: float | None = None) -> A
                 code="context_length_exceeded",
                 param="input",
             )
-        return InvalidRequest(f"The engine refused this request. {message}".rstrip())
+        refused = RequestRefused(f"The engine refused this request. {message}".rstrip())
+        refused.words = body.decode(errors="replace")
+        return refused
     if status in (401, 403):
         return EngineFailed("The engine does not accept the server's key.")
     if status == 404:
@@ -260,7 +270,8 @@ def error_for_status(status: int, body: bytes, wait_s: float | None = None) -> A
 
 def _fault(body: bytes) -> _Fault:
     try:
-        refusal = _refusal.decode(body)
+        # Gemini's endpoint puts it into a list.
+        refusal = _refusal.decode(body.strip().removeprefix(b"[").removesuffix(b"]"))
     except UNREADABLE:
         return _Fault()
     match refusal.error:
@@ -270,9 +281,8 @@ def _fault(body: bytes) -> _Fault:
             return _Fault(message)
         case _:
             pass
-    if refusal.message or refusal.detail is UNSET:
-        return _Fault(refusal.message)
-    return _Fault(bytes(refusal.detail).decode(errors="replace").strip('"'))
+    told = refusal.message if refusal.detail is UNSET else refusal.detail
+    return _Fault(bytes(told).decode(errors="replace").strip('"'))
 
 
 def error_in_stream(raw: Raw | bytes) -> ApiError:

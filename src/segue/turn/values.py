@@ -76,10 +76,12 @@ class Messages:
     data: bytes
     # In bytes: how many tokens these are only the engine knows.
     length: int
+    # How they were written; others can follow only if they are written alike. None: none can.
+    form: object = None
 
-    def plus(self, data: bytes) -> Messages:
+    def plus(self, data: bytes, form: object = None) -> Messages:
         """These messages and then some more, already joined by commas."""
-        return Messages(self, data, self.length + len(data)) if data else self
+        return Messages(self, data, self.length + len(data), form) if data else self
 
     def chunks(self) -> list[bytes]:
         """The chunks from first to last."""

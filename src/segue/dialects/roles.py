@@ -1,0 +1,97 @@
+"""Where may a system message stand, and who may speak after whom? What templates and endpoints differ in. Pure.
+
+In: messages as chat templates and chat endpoints take them, with `system` for whoever gives instructions. Out: the same
+words in an order that this model accepts. Nothing is lost: what cannot be said as system is said as user, with words
+around it that tell who speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+JsonObject = dict[str, object]
+
+# Around instructions that a model takes only from a user.
+OPENING = "[Instructions of the developer, not of the user:]"
+CLOSING = "[End of the instructions.]"
+# Between a tool's output and a user's message, where only the model may speak.
+NOTED = "Noted."
+
+
+class RoleRule(Struct, frozen=True):
+    """Which order of messages is accepted."""
+
+    # Where system messages may stand.
+    system: Literal["anywhere", "first", "never"] = "anywhere"
+    # Whether user and model must take turns.
+    alternates: bool = False
+    # Whether messages without a single one of a user are refused.
+    needs_user: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a message never depends on those before and after it, once the conversation has begun."""
+        return not self.alternates and not self.needs_user
+
+
+def place(
+    messages: Sequence[JsonObject], rule: RoleRule, *, is_beginning: bool = True
+) -> list[JsonObject]:
+    """The messages in an order that is accepted; `is_beginning`: none were sent before them."""
+    leading = _leading(messages) if is_beginning else 0
+    lead, rest = list(messages[:leading]), messages[leading:]
+    if rule.needs_user and lead and not any(one["role"] == "user" for one in rest):
+        rest = [_as_user(lead.pop()), *rest]
+    placed: list[JsonObject] = []
+    if lead:
+        text = "\n\n".join(str(one["content"]) for one in lead)
+        joined: JsonObject = {"role": "system", "content": text}
+        placed.append(_as_user(joined) if rule.system == "never" else joined)
+    placed += [
+        _as_user(one) if one["role"] == "system" and rule.system != "anywhere" else one
+        for one in rest
+    ]
+    return list(_alternating(placed)) if rule.alternates else placed
+
+
+def _leading(messages: Sequence[JsonObject]) -> int:
+    """How many system messages there are before anything else."""
+    others = (n for n, one in enumerate(messages) if one["role"] != "system")
+    return next(others, len(messages))
+
+
+def _as_user(message: JsonObject) -> JsonObject:
+    return {"role": "user", "content": f"{OPENING}\n{message['content']}\n{CLOSING}"}
+
+
+def _alternating(messages: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Neighbours with one role become one message; after a tool's output the model speaks before the user does."""
+    last: JsonObject | None = None
+    for one in messages:
+        if last is not None and last["role"] == one["role"] and _can_join(last, one):
+            last = {**last, "content": _joined(last["content"], one["content"])}
+            continue
+        if last is not None:
+            yield last
+            if last["role"] == "tool" and one["role"] == "user":
+                yield {"role": "assistant", "content": NOTED}
+        last = one
+    if last is not None:
+        yield last
+
+
+def _can_join(one: JsonObject, other: JsonObject) -> bool:
+    return one.keys() == other.keys() == {"role", "content"}
+
+
+def _joined(one: object, other: object) -> object:
+    if isinstance(one, str) and isinstance(other, str):
+        return f"{one}\n\n{other}"
+    return [*_parts(one), *_parts(other)]
+
+
+def _parts(content: object) -> list[object]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]

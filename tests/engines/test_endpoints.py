@@ -1,0 +1,183 @@
+"""Do whole turns work with every kind of chat endpoint? The real pipeline in front of FAKE endpoints, each with the
+habits of a real one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from segue.dialects.messages import MessagesDialect
+from segue.engines.chat import ChatEngine
+from tests.engines.asking import upstream
+from tests.engines.fakes import endpoints
+from tests.engines.fakes.endpoints import PROFILES, THOUGHT, FakeEndpoint, Profile
+from tests.pipeline import Stage
+from tests.scenarios.test_upstream_engines import CONTEXT_TOKENS, output, staged
+
+TOOLS = [
+    {
+        "type": "function",
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }
+]
+
+
+@pytest.fixture(params=PROFILES, ids=lambda one: one.name)
+def profile(request: pytest.FixtureRequest) -> Profile:
+    found: Profile = request.param
+    return found
+
+
+@pytest.fixture
+async def fake(profile: Profile) -> AsyncIterator[FakeEndpoint]:
+    async with FakeEndpoint(profile=profile) as found:
+        assert isinstance(found, FakeEndpoint)
+        yield found
+
+
+@pytest.fixture
+async def stage(fake: FakeEndpoint) -> AsyncIterator[Stage]:
+    dialect = MessagesDialect()
+    async with (
+        upstream(fake.url) as address,
+        staged(ChatEngine(address, "m", CONTEXT_TOKENS, dialect), dialect) as found,
+    ):
+        yield found
+
+
+async def ask(stage: Stage, **fields: Any) -> dict[str, Any]:
+    """A turn that must succeed."""
+    told = await stage.turn(stage.connect(), **fields)
+    response: dict[str, Any] = told.response
+    assert response["status"] == "completed", response["error"]
+    return response
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(
+        part["text"]
+        for item in response["output"]
+        if item["type"] == "message"
+        for part in item["content"]
+    )
+
+
+def thoughts_of(response: dict[str, Any]) -> str:
+    return "".join(
+        part["text"]
+        for item in response["output"]
+        if item["type"] == "reasoning"
+        for part in item["content"]
+    )
+
+
+def calls_of(response: dict[str, Any]) -> list[dict[str, Any]]:
+    return [item for item in response["output"] if item["type"] == "function_call"]
+
+
+async def test_plain_turn(stage: Stage, profile: Profile, fake: FakeEndpoint) -> None:
+    for _ in range(2):
+        before = len(fake.requests)
+        response = await ask(stage, input="Hi")
+        assert text_of(response) == "Hello."
+        assert thoughts_of(response) == ("" if profile.thoughts == "none" else THOUGHT)
+        assert response["usage"]["input_tokens"] > 0 or profile is endpoints.MISTRAL
+    assert len(fake.requests) == before + 1, "what was learned holds"
+
+
+async def test_calls_beside_each_other(stage: Stage) -> None:
+    response = await ask(stage, input="How is the weather in Paris and Rome?", tools=TOOLS)
+    assert [one["arguments"] for one in calls_of(response)] == [
+        '{"city": "Paris"}',
+        '{"city": "Rome"}',
+    ]
+
+
+async def test_second_turn_with_thoughts(
+    stage: Stage, profile: Profile, fake: FakeEndpoint
+) -> None:
+    """Thoughts go back as they came, and not at all where they are refused; either way nobody sees a refusal."""
+    first = await ask(stage, input="How is the weather in Paris?", tools=TOOLS)
+    (call,) = calls_of(first)
+    second = await ask(
+        stage, previous_response_id=first["id"], input=output(call, "18 C"), tools=TOOLS
+    )
+    assert text_of(second) == "It is 18 C."
+    before = len(fake.requests)
+    third = await ask(stage, previous_response_id=second["id"], input="Thanks", tools=TOOLS)
+    assert text_of(third) == "Hello."
+    assert len(fake.requests) == before + 1
+    sent: Any = fake.requests[-1]["messages"]
+    back = {
+        "ollama": {"reasoning": THOUGHT},
+        "lm_studio": {"content": f"<think>\n{THOUGHT}\n</think>\n\n"},
+        "llama_server": {"reasoning_content": THOUGHT},
+        "vllm": {"reasoning": THOUGHT},
+        "cerebras": {"reasoning": THOUGHT},
+        "mistral": {
+            "content": [{"type": "thinking", "thinking": [{"type": "text", "text": THOUGHT}]}]
+        },
+        "openrouter": {"reasoning_details": [{"type": "reasoning.text", "text": THOUGHT}]},
+    }.get(profile.name, {})
+    wanted = {"role": "assistant", "content": None, **back}
+    assert {name: value for name, value in sent[1].items() if name != "tool_calls"} == wanted
+
+
+async def test_instructions_and_developers_in_the_order_of_codex(
+    stage: Stage, fake: FakeEndpoint
+) -> None:
+    """A warm-up with a developer's message, then another one before the user's: all of it is the first message."""
+    warm_up = await ask(
+        stage,
+        instructions="One.",
+        input=[{"role": "developer", "content": "Two."}],
+        generate=False,
+    )
+    developer = {"role": "developer", "content": "Three."}
+    users = [{"role": "user", "content": "Here."}, {"role": "user", "content": "Hi"}]
+    response = await ask(
+        stage,
+        instructions="One.",
+        previous_response_id=warm_up["id"],
+        input=[developer, *users],
+    )
+    assert text_of(response) == "Hello."
+    sent: Any = fake.requests[-1]["messages"]
+    assert sent[0] == {"role": "system", "content": "One.\n\nTwo.\n\nThree."}
+    assert "\n\n".join(one["content"] for one in sent[1:]) == "Here.\n\nHi"
+
+
+async def test_developer_who_speaks_later(stage: Stage, fake: FakeEndpoint) -> None:
+    """Also between a tool's output and the user, in the words of nobody else."""
+    first = await ask(stage, instructions="One.", input="How is the weather in Paris?", tools=TOOLS)
+    (call,) = calls_of(first)
+    later = [
+        *output(call, "18 C"),
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Well?"},
+    ]
+    response = await ask(
+        stage, instructions="One.", previous_response_id=first["id"], input=later, tools=TOOLS
+    )
+    assert text_of(response) == "Hello."
+    sent: Any = fake.requests[-1]["messages"]
+    (told,) = [one for one in sent if "Be brief." in str(one["content"])]
+    assert told["role"] == "system" or "developer" in told["content"]
+    assert [one["content"] for one in sent if one["role"] == "tool"] == ["18 C"]
+
+
+@pytest.mark.parametrize("effort", ["minimal", "xhigh", "none"])
+async def test_effort_that_an_endpoint_does_not_know(
+    stage: Stage, profile: Profile, fake: FakeEndpoint, effort: str
+) -> None:
+    await ask(stage, input="Hi", reasoning={"effort": effort}, text={"verbosity": "low"})
+    sent = fake.requests[-1].get("reasoning_effort")
+    if profile.efforts is None:
+        assert sent in (effort, None)
+    elif effort in profile.efforts:
+        assert sent == effort
+    else:
+        assert sent == ("high" if effort == "xhigh" else "low")
