@@ -25,7 +25,7 @@ from segue.stores.sqlite import SqliteStore
 from segue.turn.plan import Caller, Model, Resources, Tally
 from segue.turn.running import Running
 from segue.turn.seams import Dialect, Engine, Turns
-from segue.turn.values import Finish, Ids, Job, Piece, Tokens
+from segue.turn.values import EngineFacts, Finish, Ids, Job, Piece, Tokens
 from segue.wire.codec import decode_create
 from segue.wire.events import Event
 from tests.contracts.engine import chatml
@@ -51,6 +51,10 @@ class RecordingEngine:
     @property
     def can_constrain(self) -> bool:
         return self.inner.can_constrain
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self.inner.facts
 
     async def is_ready(self) -> bool:
         return await self.inner.is_ready()

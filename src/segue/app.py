@@ -4,8 +4,9 @@ reverse order. Each part has a builder here or in `builders/`, which returns a v
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,6 +38,9 @@ from segue.turn.values import Retention
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers
+
+# A start waits so long for what the engines say of themselves, and then goes on without it.
+MEET_S_MAX = 2.0
 
 __all__ = ["ALONE", "App", "WorkerPlace", "open_app"]
 
@@ -96,6 +100,8 @@ async def _open_server(
         http = HttpApp(services, Dashboard(services, feed).routes)
         retention = Retention(settings.retention_s, settings.events_retention_s)
         peers = None if state.cluster is None else state.cluster.peers
+        with suppress(TimeoutError):
+            await asyncio.wait_for(health.meet_engines(), MEET_S_MAX)
         async with (
             in_background(keep_up(store.maintenance, retention, eraser.forget)),
             _joined(state, upgrades),

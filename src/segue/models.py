@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 
+from msgspec import structs
+
 from segue.dialects.choose import dialect_for
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
@@ -40,8 +42,7 @@ from segue.wire.files import text_of_file
 
 SMALL_MODEL = "smollm2"
 
-# The context where neither the settings nor the model's files give it.
-UPSTREAM_CONTEXT_TOKENS = 131_072
+# Of an engine that has none of its own.
 SCRIPTED_CONTEXT_TOKENS = 1_048_576
 
 # The context of a model inside this process, where the operator has not said: what small machines can hold.
@@ -195,6 +196,11 @@ def _embedded(settings: ModelSettings, shared: str, served: ServedModels) -> Mod
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
     dialect = _dialect(settings, path, vocabulary)
     head = read_gguf(path)
+    settings = structs.replace(
+        settings,
+        temperature=1.0 if settings.temperature is None else settings.temperature,
+        top_p=1.0 if settings.top_p is None else settings.top_p,
+    )
     context_tokens = settings.context_tokens or min(_trained_tokens(head), INSIDE_CONTEXT_TOKENS)
     if shared:
         remote = SharedEngine(_share_path(shared, settings.name))
@@ -256,11 +262,10 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
 
 def _chat(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     _check_addresses(settings)
-    context_tokens = settings.context_tokens or UPSTREAM_CONTEXT_TOKENS
     dialect = MessagesDialect(sees_images=settings.sees_images)
 
     def replica(upstream: Upstream) -> Engine:
-        return ChatEngine(upstream, settings.name, context_tokens, dialect)
+        return ChatEngine(upstream, settings.name, dialect)
 
     return _over_http(settings, served, dialect, replica)
 
@@ -281,7 +286,7 @@ def _over_http(
     served.closers += [upstream.close for upstream in upstreams.values()]
     replicas = {url: replica(upstream) for url, upstream in upstreams.items()}
     engine = RoutedEngine(replicas, parallel_max=settings.engine_parallel or PARALLEL_MAX)
-    return _model(settings, engine, dialect, settings.context_tokens or UPSTREAM_CONTEXT_TOKENS)
+    return _model(settings, engine, dialect, settings.context_tokens or None)
 
 
 Builder = Callable[[ModelSettings, str, ServedModels], Model]
@@ -353,16 +358,15 @@ def _trained_tokens(head: Mapping[str, GgufValue]) -> int:
     return length if isinstance(length, int) else 4_096
 
 
-def _model(settings: ModelSettings, engine: Engine, dialect: Dialect, context_tokens: int) -> Model:
+def _model(
+    settings: ModelSettings, engine: Engine, dialect: Dialect, context_tokens: int | None
+) -> Model:
     return Model(
         name=settings.name,
         engine=engine,
         dialect=dialect,
-        context_tokens=context_tokens,
-        sampling=Sampling(
-            temperature=1.0 if settings.temperature is None else settings.temperature,
-            top_p=1.0 if settings.top_p is None else settings.top_p,
-        ),
+        context_tokens_set=context_tokens,
+        sampling=Sampling(temperature=settings.temperature, top_p=settings.top_p),
         output_tokens_max=settings.output_tokens_max,
         reasoning=settings.reasoning,
         unseen="seen" if settings.sees_images else settings.unseen,

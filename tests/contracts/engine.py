@@ -48,7 +48,7 @@ class Bench:
         *given: Item,
         head: Head = Head(),  # noqa: B008  # a value that nobody can change
         model_turns: int = 0,
-        output_tokens_max: int = TOKENS_MAX,
+        output_tokens_max: int | None = TOKENS_MAX,
     ) -> Job:
         """A job as a turn would make it."""
         scene = Scene(head, None, given or (said("Hello there"),))
@@ -103,6 +103,17 @@ async def honours_the_limit(bench: Bench) -> None:
         assert ids_of(pieces) == whole[:limit]
         assert isinstance(pieces[-1], Finish)
         assert pieces[-1].reason == ("length" if limit < len(whole) else "stop")
+
+
+async def knows_its_own_room(bench: Bench) -> None:
+    """A job without a limit is answered in full, and what the engine says of itself it says once it is ready."""
+    whole = ids_of(await sampled(bench.engine, bench.job()))
+
+    assert await bench.engine.is_ready()
+    facts = bench.engine.facts
+    assert ids_of(await sampled(bench.engine, bench.job(output_tokens_max=None))) == whole
+    assert bench.engine.facts == facts
+    assert facts.context_tokens is None or facts.context_tokens > len(whole)
 
 
 async def closing_frees_it(bench: Bench) -> None:

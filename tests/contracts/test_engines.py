@@ -66,6 +66,7 @@ PROMISES = [
     contract.streams_ids_then_one_finish,
     contract.ends_its_turn_with_a_stop,
     contract.honours_the_limit,
+    contract.knows_its_own_room,
     contract.closing_frees_it,
     contract.cancelling_frees_it,
     contract.serves_jobs_beside_each_other,

@@ -40,6 +40,7 @@ PROMISES = [
     contract.streams_ids_then_one_finish,
     contract.ends_its_turn_with_a_stop,
     contract.honours_the_limit,
+    contract.knows_its_own_room,
     contract.closing_frees_it,
     contract.cancelling_frees_it,
     contract.serves_jobs_beside_each_other,
@@ -142,7 +143,8 @@ class Greedy(Bench):
     def job(self, *given: Item, **fields: object) -> Job:  # type: ignore[override]
         head = Head(instructions="Answer with one word.")
         made = Bench.job(self, *given, **{"head": head, **fields})  # type: ignore[arg-type]
-        limit = min(made.output_tokens_max, self.tokens_max)
+        wanted = made.output_tokens_max
+        limit = self.tokens_max if wanted is None else min(wanted, self.tokens_max)
         return msgspec.structs.replace(
             made, sampling=Sampling(temperature=0), output_tokens_max=limit
         )

@@ -14,7 +14,7 @@ from tests.engines.asking import upstream
 from tests.engines.fakes import endpoints
 from tests.engines.fakes.endpoints import PROFILES, THOUGHT, FakeEndpoint, Profile
 from tests.pipeline import Stage
-from tests.scenarios.test_upstream_engines import CONTEXT_TOKENS, output, staged
+from tests.scenarios.test_upstream_engines import output, staged
 
 TOOLS = [
     {
@@ -43,7 +43,7 @@ async def stage(fake: FakeEndpoint) -> AsyncIterator[Stage]:
     dialect = MessagesDialect()
     async with (
         upstream(fake.url) as address,
-        staged(ChatEngine(address, "m", CONTEXT_TOKENS, dialect), dialect) as found,
+        staged(ChatEngine(address, "m", dialect), dialect) as found,
     ):
         yield found
 

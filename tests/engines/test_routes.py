@@ -13,7 +13,7 @@ from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
 from segue.turn.seams import Engine
-from segue.turn.values import Finish, Job, Piece
+from segue.turn.values import EngineFacts, Finish, Job, Piece
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
@@ -188,6 +188,7 @@ async def test_job_that_breaks_replicas_is_not_tried_on_all_of_them() -> None:
     class Broken:
         can_constrain = True
         grammars = frozenset[str]()
+        facts = EngineFacts()
         count = 0
 
         async def is_ready(self) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from segue.engines.shared import SharedEngine, sharing
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable, context_overflow
 from segue.turn.values import (
+    EngineFacts,
     Finish,
     Head,
     Ids,
@@ -47,6 +48,7 @@ class Recorder:
     """An engine that keeps its jobs, says something, and ends as it is told to."""
 
     can_constrain = True
+    facts = EngineFacts()
 
     def __init__(self, end: Exception | None = None) -> None:
         self.jobs: list[Job] = []

@@ -223,7 +223,7 @@ async def test_request_is_what_the_codec_says_and_the_ids_of_the_prompt() -> Non
     played = Played([STREAMS["shortest"]])
     async for _ in engine("shortest", played).sample(job(tokens([1, 3], [4]), 5)):
         pass
-    ((path, body),) = played.sent
+    _, (path, body) = played.sent
     assert path == "/sample"
     sent = msgspec.json.decode(body)
     assert (sent["ids"], sent["model"], sent["limit"]) == ([1, 3, 4], "toy", 5)
@@ -254,8 +254,16 @@ def test_sampling_fields_are_the_same_for_all_but_for_what_a_server_is_known_to_
         "frequency_penalty": 0,
         "seed": 2**32,
     }
-    odd = SamplingFields(top_p_min=0.1, seed="s", seed_values=2**32 - 1, omits_zero_penalties=True)
-    assert odd.of(sampling) == {"temperature": 0.5, "top_p": 0.1, "presence_penalty": 0.25, "s": 1}
+    odd = SamplingFields(top_p_min=0.1, seed="s", seed_values=2**32 - 1)
+    assert odd.of(sampling) == {
+        "temperature": 0.5,
+        "top_p": 0.1,
+        "presence_penalty": 0.25,
+        "frequency_penalty": 0,
+        "s": 1,
+    }
+    # What nobody chose is the engine's own.
+    assert odd.of(Sampling()) == {}
 
 
 # --- the text of a prompt: written once, and dropped with its history --------------------------------

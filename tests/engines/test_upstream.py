@@ -79,7 +79,7 @@ def test_overflow_tells_both_figures_where_the_engine_does() -> None:
     ],
 )
 def test_error_inside_a_stream_becomes_our_own(raw: bytes, kind: type[ApiError]) -> None:
-    assert type(error_in_stream(raw)) is kind
+    assert isinstance(error_in_stream(raw), kind)
 
 
 def test_client_hears_no_more_of_an_engines_words_than_a_bound() -> None:

@@ -15,7 +15,7 @@ from segue.engines.scripted import Script, ScriptedTurn
 from segue.errors import EngineFailed, InvalidRequest, StoreFailed, Unavailable
 from segue.turn.plan import Caller, Tally
 from segue.turn.seams import Turns
-from segue.turn.values import Cancel, Finish, Ids, Job, Owner, Piece, Turn
+from segue.turn.values import Cancel, EngineFacts, Finish, Ids, Job, Owner, Piece, Turn
 from segue.wire.codec import decode_create
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said
@@ -36,6 +36,7 @@ class StuckEngine:
     pieces: int = 0
     on_asked: Callable[[], None] = lambda: None
     can_constrain = False
+    facts = EngineFacts()
 
     async def is_ready(self) -> bool:
         return True
@@ -58,6 +59,7 @@ class BrokenEngine:
 
     fault: Callable[[], Exception] | None
     can_constrain = False
+    facts = EngineFacts()
 
     async def is_ready(self) -> bool:
         return False

@@ -208,6 +208,7 @@ class DictatedEngine:
         self._engine = engine
         self._script = script
         self.can_constrain, self.grammars = False, frozenset[str]()
+        self.facts = engine.facts
         # For each round: the prompt, what of it was cached, and what was said.
         self.rounds: list[tuple[int, int, int]] = []
 

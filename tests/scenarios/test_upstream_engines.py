@@ -57,7 +57,7 @@ async def test_tool_loop_through_a_chat_endpoint_sends_the_history_and_writes_on
     async with (
         fake,
         upstream(fake.url) as address,
-        staged(ChatEngine(address, "gpt", CONTEXT_TOKENS, dialect), dialect) as stage,
+        staged(ChatEngine(address, "gpt", dialect), dialect) as stage,
     ):
         connection = stage.connect()
         fake.events = [

@@ -30,6 +30,7 @@ from segue.turn.values import (
     Delta,
     Deltas,
     Drain,
+    EngineFacts,
     Finish,
     Job,
     JobStarted,
@@ -66,6 +67,7 @@ class ListEngine:
     jobs: list[Job] = field(default_factory=list)
     can_constrain: bool = False
     grammars: frozenset[str] = frozenset()
+    facts = EngineFacts()
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         self.jobs.append(job)
@@ -131,7 +133,7 @@ async def begin(
 ) -> Played:
     """A turn that is about to run."""
     engine = ListEngine([list(script) for script in scripts])
-    model = Model("m", cast(Any, engine), MessagesDialect(), context_tokens=1_000)
+    model = Model("m", cast(Any, engine), MessagesDialect(), context_tokens_set=1_000)
     resources = Resources({"m": model}, cast(Seals, OpenSeals()), RenderCache(0), hosted=hosted)
     body = {"model": "m", "input": "Go.", "store": False, **fields}
     create = decode_create(json.dumps(body).encode())

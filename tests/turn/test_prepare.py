@@ -28,7 +28,7 @@ PICTURE = {
 async def planned(caller: Caller, tally: Tally, compacts: Any = None, **fields: Any) -> Plan:
     """The plan of a request for a model that sees no images, and refuses them."""
     engine, dialect = cast(Any, ListEngine([])), MessagesDialect()
-    model = Model("m", engine, dialect, context_tokens=1_000, unseen="refuse")
+    model = Model("m", engine, dialect, context_tokens_set=1_000, unseen="refuse")
     resources = Resources({"m": model}, cast(Any, OpenSeals()), RenderCache(0))
     create = decode_create(json.dumps({"model": "m", "store": False, **fields}).encode())
     return await prepare(create, caller, tally, resources, "resp_new", compacts)

@@ -65,6 +65,10 @@ class HealthCheck:
         if self._peers is not None:
             self._peers.answer("metrics", lambda worker, body: self._write_own_metrics())
 
+    async def meet_engines(self) -> None:
+        """Ask every engine about itself. One that does not answer is asked again with its first job."""
+        await asyncio.gather(*(model.engine.is_ready() for model in self._models.values()))
+
     async def check(self) -> dict[str, bool]:
         """Ask the store and every engine now."""
         checks = {"store": await self._store.is_ready()}

@@ -187,7 +187,7 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
     async with aclosing(served):
         built = served.models[model.name]
         dialect = built.dialect.fingerprint.partition("-")[0].rstrip("0123456789")
-        yield Check(name, True, f"dialect {dialect}, context of {built.context_tokens:,} tokens")
+        yield Check(name, True, f"dialect {dialect}")
         try:
             async with asyncio.timeout(ENGINE_S_MAX):
                 is_up = await built.engine.is_ready()

@@ -22,6 +22,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
+from segue.engines.facts import MODELS, facts_in
 from segue.engines.token_engine import DONE, SamplingFields
 from segue.engines.upstream import (
     UNREADABLE,
@@ -36,6 +37,7 @@ from segue.turn.values import (
     Delta,
     Deltas,
     Effects,
+    EngineFacts,
     Finish,
     Job,
     Messages,
@@ -51,8 +53,7 @@ from segue.wire.tools import CustomTool, Offer, Tools, chosen_offers, forced_off
 log = logging.getLogger(__name__)
 
 PATH = "/v1/chat/completions"
-# Some endpoints know no penalties.
-SAMPLING = SamplingFields(omits_zero_penalties=True)
+SAMPLING = SamplingFields()
 # What endpoints themselves send for a token that is impossible.
 LOGPROB_MIN = -9999.0
 NULL = Raw(b"null")
@@ -175,26 +176,30 @@ class MessageWriter(Protocol[F]):
 
 
 class ChatEngine(Generic[F]):
-    """An `Engine` for messages. `model` is the endpoint's name for it, `context_tokens` its configured context."""
+    """An `Engine` for messages; `model` is the endpoint's name for it."""
 
     can_constrain = True
     # Chat endpoints have no common field for a grammar.
     grammars: frozenset[str] = frozenset()
 
-    def __init__(
-        self, upstream: Upstream, model: str, context_tokens: int, writer: MessageWriter[F]
-    ) -> None:
+    def __init__(self, upstream: Upstream, model: str, writer: MessageWriter[F]) -> None:
         self._upstream = upstream
         self._model = model
-        self._context_tokens = context_tokens
         self._writer = writer
+        self.facts = EngineFacts()
         # What this endpoint refuses: names of fields, or `name=value`.
         self._left_out: frozenset[str] = frozenset()
         self._tools: tuple[Tools, Effects, bytes] | None = None
 
     async def is_ready(self) -> bool:
         """Whether the endpoint lists its models, the one request that all of them answer."""
-        return await self._upstream.is_up("/v1/models")
+        try:
+            status, body = await self._upstream.call("GET", MODELS)
+        except ApiError:
+            return False
+        if status == 200:
+            self.facts = facts_in(body, self._model)
+        return status == 200
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         is_warm_up = job.output_tokens_max == 0
@@ -271,7 +276,7 @@ class ChatEngine(Generic[F]):
             **_format(scene.format),
         }
         # Where the client set no limit, the endpoint's own is used: it knows how much of the context is left.
-        if job.output_tokens_max < self._context_tokens:
+        if job.output_tokens_max is not None:
             limit_field = "max_completion_tokens" if "max_tokens" in left_out else "max_tokens"
             settings[limit_field] = max(job.output_tokens_max, 1)
         if effort := _effort(scene.effort, left_out):

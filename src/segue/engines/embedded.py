@@ -37,6 +37,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
+from segue.engines.facts import fitted
 from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
 from segue.engines.llamacpp import CERTAIN, GRAMMARS, llguidance, refused_grammar, sampling_fields
 from segue.engines.token_engine import TokenLikelihood
@@ -48,7 +49,17 @@ from segue.errors import (
     Unavailable,
     context_overflow,
 )
-from segue.turn.values import Finish, Grammar, Ids, Job, JobStarted, TokenLogprob, Tokens, id_array
+from segue.turn.values import (
+    EngineFacts,
+    Finish,
+    Grammar,
+    Ids,
+    Job,
+    JobStarted,
+    TokenLogprob,
+    Tokens,
+    id_array,
+)
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +108,7 @@ class EmbeddedEngine:
         self._server: LlamaServer | None = load_server(
             path, context_tokens=context_tokens, parallel=parallel, threads=threads or spare_cores()
         )
+        self.facts = EngineFacts(context_tokens=context_tokens, slots=parallel)
         self._vocabulary = vocabulary
         self._hidden_tokens = HiddenTokens(vocabulary)
         self._parallel = parallel
@@ -119,6 +131,7 @@ class EmbeddedEngine:
             raise Unavailable("The engine is shutting down. Please retry elsewhere or later.")
         if self._is_full:
             raise Unavailable("Too many requests wait for the engine. Please retry later.")
+        job = fitted(job, self.facts)
         answer = _Answer(job, self._hidden_tokens, asyncio.get_running_loop())
         work = self._workers.submit(self._work, self._server, job, answer)
         self._answers.add(answer)
@@ -361,7 +374,7 @@ class _Answer:
 
     def _finish(self, reason: Literal["stop", "length"], count: int) -> bool:
         # Tokens at the very end that make no whole character were never sent; they are counted.
-        count = min(count, self._job.output_tokens_max)
+        count = min(count, self._job.output_tokens_max or 0)
         self.add(end=Finish(reason, cached_tokens=self._cached_tokens or 0, output_tokens=count))
         return True
 

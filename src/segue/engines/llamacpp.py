@@ -28,7 +28,7 @@ from segue.engines.token_engine import (
 )
 from segue.engines.upstream import UNREADABLE, Upstream, unreadable
 from segue.errors import EngineFailed, InvalidRequest
-from segue.turn.values import Grammar, Job, Sampling, TokenLogprob, Tokens
+from segue.turn.values import EngineFacts, Grammar, Job, Sampling, TokenLogprob, Tokens
 
 PATH = "/completion"
 # The last event would otherwise repeat the whole prompt as text.
@@ -92,8 +92,8 @@ def _request(job: Job, model: str, known: KnownGrammars) -> TokenRequest:
         # Reports early how much of the prompt was cached. A server that does not know this field reports it at the end.
         "return_progress": True,
         "response_fields": LAST_FIELDS,
-        # With 0 it still samples one token.
-        "n_predict": job.output_tokens_max,
+        # With 0 it still samples one token; with -1 all that fit.
+        "n_predict": -1 if job.output_tokens_max is None else job.output_tokens_max,
         **sampling_fields(job.sampling),
     }
     if isinstance(job.schema, Grammar) and job.output_tokens_max:
@@ -239,4 +239,50 @@ def refused_grammar(grammar: Grammar) -> InvalidRequest:
     )
 
 
-LLAMACPP = TokenCodec(_prepare, _request, _event, _read, GRAMMARS, hides_tokens=True)
+# --- what it says of itself ---------------------------------------------------------------------------
+
+
+class _Defaults(Struct, frozen=True):
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class _SlotSettings(Struct, frozen=True):
+    # Of one slot.
+    n_ctx: int | None = None
+    params: _Defaults = _Defaults()
+
+
+class _Modalities(Struct, frozen=True):
+    vision: bool | None = None
+
+
+class _Props(Struct, frozen=True):
+    default_generation_settings: _SlotSettings = _SlotSettings()
+    total_slots: int | None = None
+    model_alias: str = ""
+    modalities: _Modalities = _Modalities()
+
+
+_props = msgspec.json.Decoder(_Props)
+
+
+async def _facts(upstream: Upstream, model: str) -> EngineFacts:
+    status, body = await upstream.call("GET", "/props")
+    try:
+        props = _props.decode(body if status == 200 else b"{}")
+    except UNREADABLE:
+        props = _Props()
+    slot = props.default_generation_settings
+    return EngineFacts(
+        context_tokens=slot.n_ctx or None,
+        slots=props.total_slots,
+        models=(props.model_alias,) if props.model_alias else (),
+        sees_images=props.modalities.vision,
+        sampling=Sampling(**msgspec.structs.asdict(slot.params)),
+    )
+
+
+LLAMACPP = TokenCodec(_prepare, _request, _event, _read, GRAMMARS, hides_tokens=True, facts=_facts)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -30,7 +31,7 @@ from msgspec import Struct
 from segue.engines.upstream import EngineLost
 from segue.errors import ApiError, CallerError, EngineFailed, Unavailable
 from segue.turn.seams import Engine
-from segue.turn.values import Job, JobStarted, Piece
+from segue.turn.values import EngineFacts, Job, JobStarted, Piece
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +168,12 @@ class RoutedEngine:
         self._all_down_s = all_down_s
         self.can_constrain = all(engine.can_constrain for engine in replicas.values())
         self.grammars = frozenset.intersection(*(engine.grammars for engine in replicas.values()))
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What holds for all replicas; where they differ, the one with the smallest context."""
+        known = [one.engine.facts for one in self._replicas.values()]
+        return min(known, key=lambda facts: facts.context_tokens or sys.maxsize)
 
     async def is_ready(self) -> bool:
         """Ask all replicas; one is enough. What they answer counts as their health."""

@@ -19,7 +19,7 @@ from msgspec import UNSET, Raw, Struct
 from segue.engines.example import example
 from segue.errors import InvalidRequest
 from segue.turn.seams import Dialect
-from segue.turn.values import Finish, Head, Ids, Job, Piece, Scene, TokenLogprob
+from segue.turn.values import EngineFacts, Finish, Head, Ids, Job, Piece, Scene, TokenLogprob
 from segue.wire import items
 from segue.wire.codec import as_item, encode
 from segue.wire.items import Item, ItemValue
@@ -78,6 +78,7 @@ class ScriptedEngine:
 
     can_constrain = False
     grammars: frozenset[str] = frozenset()
+    facts = EngineFacts()
 
     def __init__(
         self, dialect: Dialect, script: Script | None = None, tokens_per_s: float = 0

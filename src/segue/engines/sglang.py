@@ -7,9 +7,12 @@ be aborted by that id: while a prompt is read, a closed connection is noticed la
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.engines.facts import listed_facts
 from segue.engines.token_engine import (
     SamplingFields,
     TokenAnswer,
@@ -18,9 +21,11 @@ from segue.engines.token_engine import (
     no_preparation,
     token_logprob,
 )
-from segue.engines.upstream import error_for_status
+from segue.engines.upstream import UNREADABLE, Upstream, error_for_status
 from segue.ids import new_id
-from segue.turn.values import Grammar, Job, Sampling, TokenLogprob
+from segue.turn.values import EngineFacts, Grammar, Job, Sampling, TokenLogprob
+
+A = TypeVar("A", bound=Struct)
 
 PATH = "/generate"
 ABORT = "/abort_request"
@@ -59,8 +64,8 @@ _event = msgspec.json.Decoder(_Event)
 def _request(job: Job, model: str, known: None) -> TokenRequest:
     sampling = job.sampling
     settings: dict[str, object] = {
-        # It refuses to sample no token at all.
-        "max_new_tokens": max(job.output_tokens_max, 1),
+        # It refuses to sample no token at all; null is all that fits.
+        "max_new_tokens": job.output_tokens_max if job.output_tokens_max != 0 else 1,
         "stop_token_ids": sorted(job.stops),
         **SAMPLING.of(sampling),
     }
@@ -109,5 +114,40 @@ def _logprobs(meta: _Meta, count: int, sampling: Sampling) -> list[TokenLogprob 
     return logprobs
 
 
+# --- what it says of itself ---------------------------------------------------------------------------
+
+
+class _Server(Struct, frozen=True):
+    speculative_algorithm: str | None = None
+    speculative_num_draft_tokens: int | None = None
+
+
+class _Model(Struct, frozen=True):
+    has_image_understanding: bool | None = None
+
+
+async def _facts(upstream: Upstream, model: str) -> EngineFacts:
+    """The list of models, and two endpoints of its own."""
+    listed = await listed_facts(upstream, model)
+    server = await _asked(upstream, "/get_server_info", _Server)
+    about = await _asked(upstream, "/get_model_info", _Model)
+    # A speculating server counts its drafts to the prompt; and older ones want one token less than all.
+    drafts = (server.speculative_algorithm and server.speculative_num_draft_tokens) or 0
+    return msgspec.structs.replace(
+        listed, reserved_tokens=drafts + 1, sees_images=about.has_image_understanding
+    )
+
+
+async def _asked(upstream: Upstream, path: str, kind: type[A]) -> A:
+    """What it answers there; nothing, if this version does not have it."""
+    status, body = await upstream.call("GET", path)
+    try:
+        return msgspec.json.decode(body if status == 200 else b"{}", type=kind)
+    except UNREADABLE:
+        return kind()
+
+
 # It has other grammars too, but they are not Lark.
-SGLANG = TokenCodec(no_preparation, _request, _event, _read, grammars=frozenset({"regex"}))
+SGLANG = TokenCodec(
+    no_preparation, _request, _event, _read, grammars=frozenset({"regex"}), facts=_facts
+)

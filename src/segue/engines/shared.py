@@ -44,7 +44,7 @@ class _JobFrame(Struct, frozen=True):
     ids: bytes | None = None
     sampling: values.Sampling = values.Sampling()
     stops: list[int] = []
-    output_tokens_max: int = 0
+    output_tokens_max: int | None = 0
     schema: bytes | values.Grammar | None = None
     owner: str = ""
     lane: str = ""
@@ -80,6 +80,8 @@ class SharedEngine:
 
     can_constrain = True
     grammars = GRAMMARS
+    # Its models are in files that every process can read.
+    facts = values.EngineFacts()
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -16,17 +16,35 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.engines.facts import fitted, learned, listed_facts
 from segue.engines.hidden_tokens import HiddenTokens
-from segue.engines.upstream import UNREADABLE, EventStream, Upstream, error_in_stream, unreadable
-from segue.errors import ApiError, EngineFailed
-from segue.turn.values import Finish, Ids, Job, JobStarted, Piece, Sampling, TokenLogprob, Tokens
+from segue.engines.upstream import (
+    UNREADABLE,
+    ContextRefused,
+    EventStream,
+    Upstream,
+    error_in_stream,
+    unreadable,
+)
+from segue.errors import ApiError, EngineFailed, Unavailable
+from segue.turn.values import (
+    EngineFacts,
+    Finish,
+    Ids,
+    Job,
+    JobStarted,
+    Piece,
+    Sampling,
+    TokenLogprob,
+    Tokens,
+)
 
 # The event that ends a stream. Servers that have an event of their own for that do not send it.
 DONE = b"[DONE]"
@@ -75,6 +93,8 @@ class TokenCodec(Struct, Generic[S, E], frozen=True):
     health_path: str = "/health"
     # Whether only the last token of a character is sent, so that the others must be found (`HiddenTokens`).
     hides_tokens: bool = False
+    # What the server says of itself, and of the model that it knows under this name.
+    facts: Callable[[Upstream, str], Awaitable[EngineFacts]] = listed_facts
 
 
 async def no_preparation(upstream: Upstream, job: Job, known: None) -> None:
@@ -143,22 +163,35 @@ class TokenEngine(Generic[S, E]):
         self._token_json = token_json or TokenJson()
         self._hidden_tokens = hidden_tokens
         self._known: S | None = None
+        self.facts = EngineFacts()
+        self._has_told = False
 
     async def is_ready(self) -> bool:
-        return await self._upstream.is_up(self._codec.health_path)
+        is_up = await self._upstream.is_up(self._codec.health_path)
+        if not is_up:
+            self._has_told = False
+        elif not self._has_told:
+            await self._ask()
+        return is_up
+
+    async def _ask(self) -> None:
+        """What it says of itself; one that cannot be asked now is asked before the next job."""
+        with suppress(ApiError):
+            self.facts = await self._codec.facts(self._upstream, self._model)
+            self._has_told = True
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         if job.prompt.length == 0:
             yield Finish("length")
             return
-        known = self._known
-        if known is None or job.schema is not None:
-            self._known = known = await self._codec.prepare(self._upstream, job, known)
-        request = self._codec.request(job, self._model, known)
         answer = TokenAnswer(job, self._hidden_tokens)
-        has_started = False
+        has_started = is_refused = False
+        request: TokenRequest | None = None
         stream: EventStream | None = None
         try:
+            known = await self._prepare(job)
+            answer.job = fitted(job, self.facts)
+            request = self._codec.request(answer.job, self._model, known)
             stream = await self._send(job, request)
             while not answer.is_over and (events := await stream.read()):
                 error = self._read(events, answer, stream)
@@ -175,24 +208,41 @@ class TokenEngine(Generic[S, E]):
                 raise stream.broke_off()
             is_stop = answer.reason == "stop" or answer.last_id in job.stops
             yield Finish("stop" if is_stop else "length", answer.cached_tokens)
+        except ContextRefused as error:
+            news = learned(self.facts, error)
+            if news is None or answer.last_id is not None:
+                raise
+            self.facts, is_refused = news, True
+        except (EngineFailed, Unavailable):
+            # It may come back with other options: ask again what it offers.
+            self._known, self._has_told = None, False
+            raise
         finally:
             if stream is not None:
                 stream.close()
-            if request.abort is not None and answer.reason is None:
+            if request is not None and request.abort is not None and answer.reason is None:
                 with suppress(ApiError):
                     await self._upstream.call("POST", *request.abort)
+        if is_refused:
+            # Once more with what it has just said; the context only becomes smaller, so that this ends.
+            async with aclosing(self.sample(job)) as pieces:
+                async for other in pieces:
+                    yield other
+
+    async def _prepare(self, job: Job) -> S:
+        """What the request depends on: the server's context, and what it offers."""
+        if not self._has_told:
+            await self._ask()
+        if self._known is None or job.schema is not None:
+            self._known = await self._codec.prepare(self._upstream, job, self._known)
+        return self._known
 
     async def _send(self, job: Job, request: TokenRequest) -> EventStream:
         assert isinstance(job.prompt, Tokens), "this engine takes tokens"
         ids = self._token_json.text(job.prompt)
         rest = msgspec.json.encode(request.fields)[1:]
         body = b'{"%b":[%b],%b' % (request.prompt_field.encode(), ids, rest)
-        try:
-            return await self._upstream.stream(request.path, body)
-        except EngineFailed:
-            # The server may have been restarted with other options: ask again what it offers.
-            self._known = None
-            raise
+        return await self._upstream.stream(request.path, body)
 
     def _read(
         self, events: list[bytes], answer: TokenAnswer, stream: EventStream
@@ -277,22 +327,18 @@ class SamplingFields(Struct, frozen=True):
     seed: str = "seed"
     # How many seeds there are; 0: no limit.
     seed_values: int = 0
-    # Whether a penalty of zero is left out, for endpoints that know none.
-    omits_zero_penalties: bool = False
 
     def of(self, sampling: Sampling) -> dict[str, object]:
+        """Only what was chosen: the rest is as the engine has it."""
+        top_p, seed = sampling.top_p, sampling.seed
         fields: dict[str, object] = {
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p or self.top_p_min,
+            "top_p": None if top_p is None else max(top_p, self.top_p_min),
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            self.seed: seed % self.seed_values if seed is not None and self.seed_values else seed,
         }
-        if sampling.presence_penalty or not self.omits_zero_penalties:
-            fields["presence_penalty"] = sampling.presence_penalty
-        if sampling.frequency_penalty or not self.omits_zero_penalties:
-            fields["frequency_penalty"] = sampling.frequency_penalty
-        if sampling.seed is not None:
-            seed = sampling.seed
-            fields[self.seed] = seed % self.seed_values if self.seed_values else seed
-        return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 # --- logprobs -----------------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 KEEP_S = 4.0
 # One event. The longest is a last event that repeats the whole prompt.
 LINE_BYTES_MAX = 64 * 1024 * 1024
-# How much of an error or of a short answer is read.
+# How much of an error, and of a short answer, is read: a list of models may be long.
 REFUSAL_BYTES_MAX = 64 * 1024
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
 # How many characters of an engine's error message are passed on to the client.
 MESSAGE_CHARS_MAX = 500
 # After the last event the connection goes back to the pool; if the response does not end by then, it is closed.
@@ -45,6 +46,14 @@ class RequestRefused(InvalidRequest):
     """The engine does not take this request; `words` is everything that it said about that."""
 
     words = ""
+
+
+class ContextRefused(InvalidRequest):
+    """Prompt and answer together do not fit; `context_tokens` is how much would, where the engine says it."""
+
+    def __init__(self, message: str, context_tokens: int | None) -> None:
+        super().__init__(message, code="context_length_exceeded", param="input")
+        self.context_tokens = context_tokens
 
 
 class Timeouts(Struct, frozen=True):
@@ -112,7 +121,7 @@ class Upstream:
                 async with asyncio.timeout(self._timeouts.probe_s):
                     response = await self._client.send(method, path, body, self._timeouts.connect_s)
                     with closing(response):
-                        return response.status, await response.read_whole(REFUSAL_BYTES_MAX)
+                        return response.status, await response.read_whole(ANSWER_BYTES_MAX)
             except OSError as error:
                 if not retries or not isinstance(error, ConnectionBroken):
                     raise _unreachable(error) from error
@@ -229,6 +238,11 @@ _CONTEXT = re.compile(
     r"|longer than the (?:maximum )?model|input (?:is|length).*too long|max_model_len",
     re.IGNORECASE,
 )
+# The length itself in such a message: `max_model_len=32768`, `maximum context length of 32768 tokens`.
+_LENGTH = re.compile(
+    r"(?:max_model_len|max_total_tokens|context (?:length|size|window))[^\d.]{1,24}(\d+)",
+    re.IGNORECASE,
+)
 
 
 async def _read_refusal(response: HttpResponse) -> ApiError:
@@ -249,13 +263,12 @@ def error_for_status(status: int, body: bytes, wait_s: float | None = None) -> A
     is_template = status == 500 and "jinja" in message.lower()
     if status in (400, 413, 422) or is_template:
         if fault.n_prompt_tokens is not None and fault.n_ctx is not None:
-            return context_overflow(fault.n_prompt_tokens, fault.n_ctx)
+            words = context_overflow(fault.n_prompt_tokens, fault.n_ctx).message
+            return ContextRefused(words, fault.n_ctx)
         if _CONTEXT.search(f"{fault.type} {fault.code} {message}"):
-            return InvalidRequest(
-                f"Your input exceeds the context window of this model. {message}".rstrip(),
-                code="context_length_exceeded",
-                param="input",
-            )
+            length = _LENGTH.search(message)
+            words = f"Your input exceeds the context window of this model. {message}".rstrip()
+            return ContextRefused(words, int(length[1]) if length else None)
         refused = RequestRefused(f"The engine refused this request. {message}".rstrip())
         refused.words = body.decode(errors="replace")
         return refused

@@ -11,6 +11,8 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from segue.errors import ApiError, NotFound, Refused, ServerFault, model_not_found
 from segue.transports.auth import bearer
 from segue.transports.conversations import ConversationRoutes
@@ -190,4 +192,5 @@ class HttpApp:
 
 
 def _model_card(name: str, model: Model) -> ModelCard:
-    return ModelCard(id=name, created=model.created_at, context_window=model.context_tokens)
+    window = model.context_tokens or UNSET
+    return ModelCard(id=name, created=model.created_at, context_window=window)

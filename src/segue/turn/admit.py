@@ -65,7 +65,7 @@ def admit(
         model=model,
         sampling=sampling,
         is_stored=is_stored,
-        response=_first_snapshot(resolved, sampling, turn_id, now, is_stored=is_stored),
+        response=_first_snapshot(resolved, model, sampling, turn_id, now, is_stored=is_stored),
         root_at=parent.root_at if parent else now,
         tally=tally,
         quota=caller.quota,
@@ -106,8 +106,8 @@ def _threshold(resolved: Resolved, model: Model, *, is_stored: bool) -> int:
     for one in resolved.create.context_management or []:
         if not _may_compact(resolved, is_stored=is_stored):
             break
-        usual = int(model.context_tokens * THRESHOLD_SHARE)
-        return min(one.compact_threshold or usual, usual)
+        usual = int((model.context_tokens or 0) * THRESHOLD_SHARE)
+        return min(filter(None, (one.compact_threshold, usual)), default=0)
     return 0
 
 
@@ -165,10 +165,16 @@ def _sampling(create: Create, usual: Sampling) -> Sampling:
     return structs.replace(usual, **{name: one for name, one in given.items() if one is not None})
 
 
+def _shown(chosen: float | None, own: float | None, usual: float) -> float:
+    """What the response says of a sampling value: what was not chosen is the engine's own, or else what is usual."""
+    return next((one for one in (chosen, own) if one is not None), usual)
+
+
 def _first_snapshot(
-    resolved: Resolved, sampling: Sampling, turn_id: str, now: int, *, is_stored: bool
+    resolved: Resolved, model: Model, sampling: Sampling, turn_id: str, now: int, *, is_stored: bool
 ) -> Response:
     create, head, parent = resolved.create, resolved.head, resolved.parent
+    own = model.engine.facts.sampling
     # The echo of the instructions is encoded once for a chain that repeats them.
     if parent is not None and parent.warm is not None and parent.warm.head is head:
         instructions = parent.response.instructions
@@ -197,14 +203,14 @@ def _first_snapshot(
         reasoning=ReasoningEcho(effects.effort or head.reasoning.effort, head.reasoning.summary),
         safety_identifier=create.safety_identifier,
         store=is_stored,
-        temperature=sampling.temperature,
+        temperature=_shown(sampling.temperature, own.temperature, 1.0),
         text=Raw(encode(text)),
         tool_choice=Raw(encode(head.tool_choice)),
         tools=Raw(head.tools.echo),
         top_logprobs=sampling.top_logprobs,
-        top_p=sampling.top_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
+        top_p=_shown(sampling.top_p, own.top_p, 1.0),
+        presence_penalty=_shown(sampling.presence_penalty, own.presence_penalty, 0.0),
+        frequency_penalty=_shown(sampling.frequency_penalty, own.frequency_penalty, 0.0),
         truncation=create.truncation or "disabled",
         user=create.user,
         metadata=create.metadata or {},

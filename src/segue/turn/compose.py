@@ -96,7 +96,7 @@ async def compose(plan: Plan, scene: Scene, *, may_truncate: bool) -> Composed:
     """The prompt for this scene; `fitting` says whether it fits."""
     began = perf_counter()
     composed = await _render(plan, scene)
-    if may_truncate:
+    if may_truncate and plan.model.context_tokens is not None:
         target = int(plan.model.context_tokens * (1 - ANSWER_SHARE))
         for _ in range(TRUNCATE_PASSES_MAX):
             if composed.length <= target:
@@ -111,8 +111,9 @@ async def compose(plan: Plan, scene: Scene, *, may_truncate: bool) -> Composed:
 
 def fitting(plan: Plan, composed: Composed) -> Composed:
     """The same prompt, or the error that it is too long."""
-    if composed.length >= plan.model.context_tokens:
-        raise context_overflow(composed.length, plan.model.context_tokens)
+    tokens_max = plan.model.context_tokens
+    if tokens_max is not None and composed.length >= tokens_max:
+        raise context_overflow(composed.length, tokens_max)
     return composed
 
 

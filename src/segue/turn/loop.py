@@ -26,7 +26,15 @@ from msgspec import structs
 
 from segue.errors import ApiError, EngineFailed, InvalidRequest, ServerFault
 from segue.turn.commit import calls_in, commit, warm_after
-from segue.turn.compact import Compacted, asking, sealed_with, stand_in, to_bytes, worth_keeping
+from segue.turn.compact import (
+    UNSAID_TOKENS,
+    Compacted,
+    asking,
+    sealed_with,
+    stand_in,
+    to_bytes,
+    worth_keeping,
+)
 from segue.turn.compose import Composed, compose, fitting, measure, remember, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.effects import apply_effects
@@ -363,9 +371,12 @@ class TurnLoop:
         """What the engine is asked. A warm-up asks for no output: the engine reads the prompt and no more."""
         plan, rendered = self.plan, composed.rendered
         past = composed.scene.past
-        room = plan.model.context_tokens - composed.length
-        limits = (tokens_max, self._tokens_left(), plan.model.output_tokens_max)
-        wanted = min(next((one for one in limits if one is not None), room), room)
+        tokens = plan.model.context_tokens
+        # Of messages only the endpoint knows how long they are.
+        room = tokens - composed.length if tokens and composed.length else None
+        limits = (tokens_max, self._tokens_left(), plan.model.output_tokens_max, room)
+        wanted = next((one for one in limits if one is not None), None)
+        wanted = wanted if wanted is None or room is None else min(wanted, room)
         is_answer = plan.generates or tokens_max is not None
         return Job(
             prompt=composed.prompt if is_answer else rendered.context,
@@ -497,7 +508,7 @@ class TurnLoop:
         read_as = structs.replace(composed.scene, head=structs.replace(quiet, tool_choice="auto"))
         reader = plan.model.dialect.reader(read_as)
         summary = Summary(lambda: running.publish(assembler.compact()))
-        limit = plan.threshold or plan.model.context_tokens
+        limit = plan.threshold or plan.model.context_tokens or UNSAID_TOKENS
         tokens_max = min(SUMMARY_TOKENS_MAX, int(limit * SUMMARY_SHARE))
         finish = await self._sample(composed, reader, [summary], tokens_max)
         await summary.close(reader.close(is_cut=True))

@@ -54,7 +54,8 @@ class Model:
     name: str
     engine: Engine
     dialect: Dialect
-    context_tokens: int
+    # As the operator says; None: as the engine says.
+    context_tokens_set: int | None = None
     # What holds where a request does not say.
     sampling: Sampling = USUAL
     output_tokens_max: int | None = None
@@ -65,6 +66,11 @@ class Model:
     # Whether every prompt is rendered cold as well and compared.
     checks_rendering: bool = False
     guards: Guards = NO_GUARDS
+
+    @property
+    def context_tokens(self) -> int | None:
+        """How long prompt and answer may be together; None: nobody says."""
+        return self.context_tokens_set or self.engine.facts.context_tokens
 
 
 Models = Mapping[str, Model]

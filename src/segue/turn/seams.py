@@ -15,6 +15,7 @@ from segue.turn.values import (
     Claim,
     Conversation,
     ConversationItem,
+    EngineFacts,
     HostedCall,
     IdArray,
     Job,
@@ -203,7 +204,11 @@ class Engine(Protocol):
         Closing the iterator frees the engine's slot."""
 
     async def is_ready(self) -> bool:
-        """Whether a job would be taken now."""
+        """Whether a job would be taken now; where it would, `facts` is what the engine says of itself."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What is known of it by now. Asked when the server starts, and again when the engine comes back."""
 
 
 class Tool(Protocol):

@@ -132,10 +132,11 @@ NO_EFFECTS = Effects()
 class Sampling(Struct, frozen=True):
     """How the engine is to choose."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    # None: as the engine does it by itself.
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     top_logprobs: int = 0
     # Whether to say how likely each token of the text was, and the `top_logprobs` likeliest in its place.
     wants_logprobs: bool = False
@@ -143,6 +144,20 @@ class Sampling(Struct, frozen=True):
     seed: int | None = None
     # Where the answer ends; for engines that give text. Of those that give ids it is read here.
     stop_strings: tuple[str, ...] = ()
+
+
+class EngineFacts(Struct, frozen=True):
+    """What an engine says of itself; None where it does not say."""
+
+    # How long prompt and answer may be together, and how much of that a job must leave free.
+    context_tokens: int | None = None
+    reserved_tokens: int = 0
+    # How many jobs it works on at a time.
+    slots: int | None = None
+    models: tuple[str, ...] = ()
+    sees_images: bool | None = None
+    # How it chooses where a job does not say.
+    sampling: Sampling = Sampling()
 
 
 class Grammar(Struct, frozen=True):
@@ -410,7 +425,8 @@ class Job(Struct, frozen=True):
     scene: Scene
     sampling: Sampling
     stops: frozenset[int]
-    output_tokens_max: int
+    # None: as much as the engine has room for.
+    output_tokens_max: int | None
     # The answer must be JSON of this schema, or text of this grammar.
     schema: bytes | Grammar | None = None
     # For whom, and on which lane of which connection; engines that are shared are shared fairly.

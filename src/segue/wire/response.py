@@ -119,8 +119,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "segue"
-    # What it takes in, in tokens: ours.
-    context_window: int
+    # What it takes in, in tokens: ours. Left out where nobody says.
+    context_window: int | UnsetType = UNSET
 
 
 class ModelList(Struct, frozen=True, kw_only=True):

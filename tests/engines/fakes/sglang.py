@@ -19,13 +19,27 @@ class FakeSglang(Fake):
     is_incremental: bool = False
     # How many ids come in one event.
     interval: int = 1
+    # How many tokens it speculates ahead.
+    drafts: int = 0
     aborted: list[str] = field(default_factory=list)
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post("/generate", self._generate),
             web.post("/abort_request", self._abort),
+            web.get("/v1/models", self._models),
+            web.get("/get_server_info", self._server_info),
         ]
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {"id": "default", "object": "model", "max_model_len": self.context_tokens}
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        said = {"speculative_num_draft_tokens": self.drafts or None, "max_running_requests": 64}
+        return web.json_response(
+            {"speculative_algorithm": "EAGLE" if self.drafts else None, **said}
+        )
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await self.body_of(request)
@@ -45,8 +59,19 @@ class FakeSglang(Fake):
             )
             return web.json_response({"error": {"message": message}}, status=400)
         response = await self.begin(request)
+        limit = cast("int | None", sampling["max_new_tokens"])
+        total = len(prompt) + self.drafts + (limit or 0)
+        if total > self.context_tokens:
+            message = (
+                f"Requested token count exceeds the model's maximum context length of {self.context_tokens} tokens. "
+                f"You requested a total of {total} tokens."
+            )
+            await response.write(event({"error": {"message": message}}))
+            await response.write(DONE)
+            return response
+        limit = self.context_tokens - len(prompt) if limit is None else limit
         stops = cast("list[int]", sampling["stop_token_ids"])
-        ids, reason = spoken(self.answer(prompt), stops, cast(int, sampling["max_new_tokens"]))
+        ids, reason = spoken(self.answer(prompt), stops, limit)
         cached = self.cached(prompt)
         sent = 0
         for n in range(len(ids)):

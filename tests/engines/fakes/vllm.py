@@ -21,13 +21,22 @@ class FakeVllm(Fake):
     version: str = "0.32.0+cpu"
     # An old one does not know `return_token_ids`.
     gives_ids: bool = True
+    # One behind a gateway that hides everything but the endpoint itself.
+    lists_models: bool = True
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post("/v1/completions", self._completions),
             web.post("/inference/v1/generate", self._generate),
             web.get("/version", self._version),
+            web.get("/v1/models", self._models),
         ]
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {"id": self.model, "object": "model", "max_model_len": self.context_tokens}
+        if not self.lists_models:
+            return self.refusal(404, "Not Found")
+        return web.json_response({"object": "list", "data": [card]})
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": self.version})
@@ -111,8 +120,14 @@ class FakeVllm(Fake):
         wanted = cast(int, sampling["max_tokens"])
         if wanted < 1:
             return self.refusal(400, f"max_tokens must be at least 1, got {wanted}.")
-        if not 0 < cast(float, sampling["top_p"]) <= 1:
+        if not 0 < cast(float, sampling.get("top_p", 1)) <= 1:
             return self.refusal(400, "top_p must be in (0, 1]")
+        if wanted > self.context_tokens:
+            return self.refusal(
+                400,
+                f"max_tokens={wanted} cannot be greater than max_model_len={self.context_tokens}. "
+                "Please request fewer output tokens.",
+            )
         if len(prompt) + wanted > self.context_tokens:
             return self.refusal(
                 400,

@@ -1,0 +1,90 @@
+"""What does an engine say of itself: its context, its models, what it sees?
+
+In: the list of models that nearly every server has, or a refusal in the server's own words. Out: `EngineFacts`. Nothing
+is guessed: what a server does not say stays unknown, and then it decides by itself how much it writes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct, structs
+
+from segue.engines.upstream import UNREADABLE, ContextRefused, Upstream
+from segue.turn.values import EngineFacts, Job
+
+MODELS = "/v1/models"
+
+
+class _Architecture(Struct, frozen=True):
+    input_modalities: list[str] | None = None
+
+
+class _Card(Struct, frozen=True):
+    """A model in the list; the length of its context has a name of its own in every product."""
+
+    id: str = ""
+    # The model that this one is an adapter of.
+    parent: str | None = None
+    max_model_len: int | None = None
+    context_length: int | None = None
+    context_window: int | None = None
+    max_context_length: int | None = None
+    input_modalities: list[str] | None = None
+    architecture: _Architecture | None = None
+
+    @property
+    def context_tokens(self) -> int | None:
+        lengths = (self.max_model_len, self.context_length, self.context_window)
+        return next(filter(None, (*lengths, self.max_context_length)), None)
+
+    @property
+    def sees_images(self) -> bool | None:
+        inputs = self.input_modalities or (self.architecture and self.architecture.input_modalities)
+        return "image" in inputs if inputs else None
+
+
+class _Cards(Struct, frozen=True):
+    data: list[_Card] = []
+
+
+_cards = msgspec.json.Decoder(_Cards)
+
+
+async def listed_facts(upstream: Upstream, model: str) -> EngineFacts:
+    """What the list of models says."""
+    status, body = await upstream.call("GET", MODELS)
+    return facts_in(body, model) if status == 200 else EngineFacts()
+
+
+def facts_in(body: bytes, model: str) -> EngineFacts:
+    """What this list of models says of one of them; of the only one, where it has another name."""
+    try:
+        cards = {card.id: card for card in _cards.decode(body).data}
+    except UNREADABLE:
+        return EngineFacts()
+    only = next(iter(cards.values())) if len(cards) == 1 else _Card()
+    card = cards.get(model, only)
+    base = cards.get(card.parent or "", card)
+    return EngineFacts(
+        context_tokens=card.context_tokens or base.context_tokens,
+        models=tuple(cards),
+        sees_images=card.sees_images,
+    )
+
+
+def learned(facts: EngineFacts, refusal: ContextRefused) -> EngineFacts | None:
+    """The facts with the context that a refusal names; None where that is no news, so that asking again is no use."""
+    tokens, known = refusal.context_tokens, facts.context_tokens
+    if tokens is None or (known is not None and tokens >= known):
+        return None
+    return structs.replace(facts, context_tokens=tokens)
+
+
+def fitted(job: Job, facts: EngineFacts) -> Job:
+    """The job with a limit that fits the context behind its prompt, because engines refuse more."""
+    if facts.context_tokens is None or job.output_tokens_max == 0:
+        return job
+    room = max(1, facts.context_tokens - facts.reserved_tokens - job.prompt.length)
+    if job.output_tokens_max is not None and job.output_tokens_max <= room:
+        return job
+    return structs.replace(job, output_tokens_max=room)
