@@ -262,7 +262,7 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
 
 def _chat(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     _check_addresses(settings)
-    dialect = MessagesDialect(sees_images=settings.sees_images)
+    dialect = MessagesDialect(sees_images=bool(settings.sees_images))
 
     def replica(upstream: Upstream) -> Engine:
         return ChatEngine(upstream, settings.name, dialect)
@@ -369,6 +369,7 @@ def _model(
         sampling=Sampling(temperature=settings.temperature, top_p=settings.top_p),
         output_tokens_max=settings.output_tokens_max,
         reasoning=settings.reasoning,
-        unseen="seen" if settings.sees_images else settings.unseen,
+        unseen=settings.unseen,
+        sees=settings.sees_images,
         created_at=int(time.time()),
     )
