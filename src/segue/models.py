@@ -361,6 +361,11 @@ def _trained_tokens(head: Mapping[str, GgufValue]) -> int:
 def _model(
     settings: ModelSettings, engine: Engine, dialect: Dialect, context_tokens: int | None
 ) -> Model:
+    if settings.sees_images and not dialect.takes_images:
+        raise Misconfigured(
+            f"sees_images: the chat template of '{settings.name}' has no place for images. Name another "
+            "--template or --tokenizer, or leave this setting out."
+        )
     return Model(
         name=settings.name,
         engine=engine,

@@ -100,8 +100,8 @@ def _measure(warm: Warm) -> int:
     head = warm.head
     text = 2 * len(head.tools.echo) + len(head.instructions or "")
     prompt = warm.prompt
-    pictures = prompt.all_pictures() if isinstance(prompt, Tokens) else ()
-    text += sum(len(at.picture.url) for at in pictures)
+    images = prompt.all_images() if isinstance(prompt, Tokens) else ()
+    text += sum(len(at.image.url) for at in images)
     return ENTRY_BYTES + text + prompt.length * _width(prompt)
 
 

@@ -18,8 +18,8 @@ from segue.turn.seams import PromptCache
 from segue.turn.values import (
     Head,
     IdArray,
+    ImageAt,
     Past,
-    PictureAt,
     Prompt,
     Rendered,
     Resent,
@@ -165,9 +165,9 @@ def _check_rendering(plan: Plan, scene: Scene, rendered: Rendered) -> None:
         raise ServerFault("A warm prompt differs from a cold one. Please report this.")
 
 
-def _flat(prompt: Prompt) -> tuple[IdArray[int], list[PictureAt]] | bytes:
+def _flat(prompt: Prompt) -> tuple[IdArray[int], list[ImageAt]] | bytes:
     if isinstance(prompt, Tokens):
-        return prompt.flat(), prompt.all_pictures()
+        return prompt.flat(), prompt.all_images()
     return b",".join(prompt.chunks())
 
 

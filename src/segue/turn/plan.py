@@ -76,7 +76,7 @@ class Model:
 
     @property
     def sees_images(self) -> bool:
-        """Whether the model is shown images: the dialect can write them, and the operator or else the engine says so."""
+        """Whether the model is shown images: the dialect can write them, and the operator or the engine says so."""
         sees = self.engine.facts.sees_images if self.sees is None else self.sees
         return self.dialect.takes_images and bool(sees)
 

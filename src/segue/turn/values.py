@@ -32,19 +32,19 @@ def id_array(ids: Sequence[int] = ()) -> IdArray[int]:
 NO_IDS = id_array()
 
 
-class Picture(NamedTuple):
+class PromptImage(NamedTuple):
     """An image that the model sees: its data URL, the very string of the item, and the digest of that."""
 
     url: str
     digest: str
 
 
-class PictureAt(NamedTuple):
-    """A picture, and the ids that stand for it."""
+class ImageAt(NamedTuple):
+    """An image, and the ids that stand for it."""
 
     begin: int
     end: int
-    picture: Picture
+    image: PromptImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Tokens:
     ids: IdArray[int]
     length: int
     # Where in `ids`.
-    pictures: tuple[PictureAt, ...] = field(default=(), kw_only=True)
+    images: tuple[ImageAt, ...] = field(default=(), kw_only=True)
 
     def plus(self, ids: IdArray[int]) -> Tokens:
         """These tokens and then some more."""
@@ -81,15 +81,15 @@ class Tokens:
             joined.extend(chunk)
         return joined
 
-    def all_pictures(self) -> list[PictureAt]:
-        """The pictures from first to last, and where they stand in the whole prompt."""
-        found: list[PictureAt] = []
+    def all_images(self) -> list[ImageAt]:
+        """The images from first to last, and where they stand in the whole prompt."""
+        found: list[ImageAt] = []
         node: Tokens | None = self
         while node is not None:
-            if node.pictures:
+            if node.images:
                 before = node.length - len(node.ids)
                 found[:0] = [
-                    PictureAt(before + at.begin, before + at.end, at.picture) for at in node.pictures
+                    ImageAt(before + at.begin, before + at.end, at.image) for at in node.images
                 ]
             node = node.before
         return found
@@ -368,7 +368,7 @@ class Scene(Struct, frozen=True):
     recalled: Warm | None = None
     # Whether the engine can be held to a JSON schema; only then may a dialect begin a forced call itself.
     can_constrain: bool = False
-    # Whether the model is shown pictures; otherwise they are described in words.
+    # Whether the model is shown images; otherwise they are described in words.
     sees_images: bool = False
     # The effects of the items, those that are given now included.
     effects: Effects = NO_EFFECTS
