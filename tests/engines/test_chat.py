@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from segue.dialects.messages import MessageForm, MessagesDialect
-from segue.engines.chat import ChatEngine
+from segue.engines.chat import ChatEngine, _ThinkMarks
 from segue.errors import EngineFailed, InvalidRequest, ServerFault, Unavailable
 from segue.turn.effects import apply_effects
 from segue.turn.values import (
@@ -308,6 +311,79 @@ async def test_text_reasoning_and_calls_become_deltas() -> None:
 async def test_same_reasoning_under_both_names_is_heard_once() -> None:
     pieces = await heard_from(delta(reasoning_content="Hm", reasoning="Hm"), end())
     assert pieces[:-1] == [Delta(reasoning="Hm")]
+
+
+def call(name: str = "", arguments: str = "", **fields: object) -> dict[str, object]:
+    function = {"name": name, "arguments": arguments} if name else {"arguments": arguments}
+    return {**fields, "function": function}
+
+
+@pytest.mark.parametrize(
+    "calls, numbers",
+    [
+        # Whole calls under one index or none, told apart by their ids, or because the last one is whole.
+        ([call("f", "{}", index=0, id="a"), call("f", "{}", index=0, id="b")], [0, 1]),
+        ([call("f", "{}", id="a"), call("f", "{}", id="b")], [0, 1]),
+        ([call("f", "{}"), call("f", "{}"), call("f", "{}")], [0, 1, 2]),
+        # In pieces, with the id or the name repeated.
+        ([call("f", "{", index=0, id="a"), call("", "}", index=0, id="a")], [0, 0]),
+        ([call("f", "{", index=0, id="a"), call("f", "}", index=0, id="a")], [0, 0]),
+        ([call("f", "", index=0), call("f", "{", index=0), call("f", "}", index=0)], [0, 0, 0]),
+        ([call("f", '{"a":', id="a"), call("", "{}}"), call("f", "{}", id="b")], [0, 0, 1]),
+        ([call("f", "{}", index=0, id=""), call("g", "{}", index=1, id="")], [0, 1]),
+    ],
+)
+async def test_calls_are_told_apart(calls: list[dict[str, object]], numbers: list[int]) -> None:
+    pieces = await heard_from(*(delta(tool_calls=[one]) for one in calls), end("tool_calls"))
+    assert [one.call_index for one in pieces if isinstance(one, Delta)] == numbers
+
+
+async def test_arguments_may_be_an_object_and_an_error_null() -> None:
+    one = delta(tool_calls=[{"id": "a", "function": {"name": "f", "arguments": {"city": "Rome"}}}])
+    pieces = await heard_from({**one, "error": None}, {**end("tool_calls"), "error": None})
+    assert pieces[0] == Delta(call_index=0, call_name="f", call_arguments='{"city": "Rome"}')
+
+
+@given(
+    st.sampled_from(
+        [
+            ("<think>\nHm. 1 < 2\n\nSo.\n</think>\n\nHello </think>.", "\nHm. 1 < 2\n\nSo."),
+            ("\n <think>Hm.</think>", "Hm."),
+            ("<think>Hm.\n</thin", "Hm.\n</thin"),
+            ("<thinking>", ""),
+            ("<th", ""),
+            ("Use <think>x</think>.", ""),
+        ]
+    ),
+    st.lists(st.integers(0, 50)),
+)
+def test_thoughts_in_the_text_are_found_wherever_it_is_cut(
+    answer: tuple[str, str], cuts: list[int]
+) -> None:
+    text, thought = answer
+    marks = _ThinkMarks()
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    deltas = [one for a, b in pairwise(places) for one in marks.split(text[a:b], ())]
+    deltas += marks.close()
+    assert "".join(one.reasoning for one in deltas) == thought
+    said = "".join(one.text for one in deltas)
+    assert said == (text.partition("</think>")[2] if thought else text)
+
+
+async def test_refusal_for_another_reason_teaches_nothing() -> None:
+    """Whoever asks decides what stands in a refusal that repeats the request: it counts only if the change helps."""
+    fake = FakeChat(events=[end()], refuses=(400, "seed, verbosity: must alternate, I say"))
+    async with fake, upstream(fake.url) as address:
+        dialect = MessagesDialect()
+        engine = ChatEngine(address, "gpt", ROOM, dialect)
+        head = Head(text=TextConfig(verbosity="low"))
+        with pytest.raises(InvalidRequest):
+            await heard(engine, job(head, sampling=Sampling(seed=3)))
+        fake.refuses = None
+        await heard(engine, job(head, sampling=Sampling(seed=3)))
+    assert fake.requests[-1]["verbosity"] == "low"
+    assert fake.requests[-1]["seed"] == 3
+    assert dialect.form == MessageForm()
 
 
 async def test_endpoint_that_counts_nothing_leaves_the_counts_open() -> None:
