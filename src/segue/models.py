@@ -265,7 +265,7 @@ def _chat(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     dialect = MessagesDialect(sees_images=bool(settings.sees_images))
 
     def replica(upstream: Upstream) -> Engine:
-        return ChatEngine(upstream, settings.name, dialect)
+        return ChatEngine(upstream, settings.name, dialect, settings.template_values)
 
     return _over_http(settings, served, dialect, replica)
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -375,7 +376,7 @@ async def test_refusal_for_another_reason_teaches_nothing() -> None:
     fake = FakeChat(events=[end()], refuses=(400, "seed, verbosity: must alternate, I say"))
     async with fake, upstream(fake.url) as address:
         dialect = MessagesDialect()
-        engine = ChatEngine(address, "gpt", ROOM, dialect)
+        engine = ChatEngine(address, "gpt", dialect)
         head = Head(text=TextConfig(verbosity="low"))
         with pytest.raises(InvalidRequest):
             await heard(engine, job(head, sampling=Sampling(seed=3)))
@@ -445,14 +446,62 @@ async def test_endpoint_that_does_not_call_though_it_must_has_failed(choice: obj
         assert finish_of(await heard(engine, job(head))).reason == "length"
 
 
-async def test_warm_up_is_one_token_that_nobody_hears() -> None:
-    fake = FakeChat(events=[delta(content="a"), end("length"), usage(9, 1, cached=3)])
+async def test_warm_up_costs_nothing_where_nobody_says_that_prompts_are_kept() -> None:
+    async with FakeChat(events=[end()]) as fake, upstream(fake.url) as address:
+        engine = ChatEngine(address, "gpt", MessagesDialect())
+        assert await engine.is_ready()
+        pieces = await heard(engine, job(output_tokens_max=0))
+        assert pieces == [Finish("length", input_tokens=0, output_tokens=0)]
+        assert fake.requests == []
+
+
+async def test_warm_up_of_an_own_server_is_one_token_that_nobody_hears() -> None:
+    events = [delta(content="a"), end("length"), usage(9, 1, cached=3)]
+    fake = FakeChat(events=events, owned_by="vllm")
     async with fake, upstream(fake.url) as address:
-        pieces = await heard(
-            ChatEngine(address, "gpt", MessagesDialect()), job(output_tokens_max=0)
-        )
-        assert pieces == [Finish("length", 3, 9, 1, 0)]
+        engine = ChatEngine(address, "gpt", MessagesDialect())
+        assert await engine.is_ready()
+        assert await heard(engine, job(output_tokens_max=0)) == [Finish("length", 3, 9, 1, 0)]
         assert fake.requests[0]["max_tokens"] == 1
+        fake.refuses = (400, "No user query found in messages.")
+        nothing = Finish("length", input_tokens=0, output_tokens=0)
+        assert await heard(engine, job(output_tokens_max=0)) == [nothing]
+
+
+@pytest.mark.parametrize(
+    "owned_by, values, effort, told",
+    [
+        ("", {}, "low", None),
+        ("vllm", {}, None, None),
+        ("vllm", {}, "none", {"enable_thinking": False, "thinking": False}),
+        ("", {"a": 1}, None, {"a": 1}),
+        ("llamacpp", {"enable_thinking": False}, None, {"enable_thinking": False}),
+    ],
+)
+async def test_chat_template_is_told_what_operator_and_client_have_set(
+    owned_by: str, values: dict[str, object], effort: Any, told: dict[str, object] | None
+) -> None:
+    fake = FakeChat(events=[end()], owned_by=owned_by)
+    async with fake, upstream(fake.url) as address:
+        engine = ChatEngine(address, "gpt", MessagesDialect(), values)
+        assert await engine.is_ready()
+        await heard(engine, job(Head(reasoning=ReasoningConfig(effort=effort))))
+    wanted = told if told is None or effort is None else {**told, "reasoning_effort": effort}
+    assert fake.requests[0].get("chat_template_kwargs") == wanted
+
+
+async def test_limit_that_does_not_fit_is_left_to_the_endpoint() -> None:
+    class Full(FakeChat):
+        async def _completions(self, request: web.Request) -> web.StreamResponse:
+            is_limited = "max_tokens" in json.loads(await request.read())
+            self.refuses = (400, "maximum context length is 4096 tokens") if is_limited else None
+            return await super()._completions(request)
+
+    async with Full(events=[end()]) as fake, upstream(fake.url) as address:
+        engine = ChatEngine(address, "gpt", MessagesDialect())
+        assert finish_of(await heard(engine, job(output_tokens_max=9000))).reason == "stop"
+        assert [one.get("max_tokens") for one in fake.requests] == [9000, None]
+        assert engine.facts.context_tokens == 4096
 
 
 async def test_cancelled_turn_closes_the_connection_within_a_second() -> None:
@@ -496,6 +545,7 @@ async def test_real_endpoint_answers_in_deltas_and_counts(engine: ChatEngine[Mes
 
 
 async def test_real_endpoint_is_warm_after_a_warm_up(engine: ChatEngine[MessageForm]) -> None:
+    assert await engine.is_ready()
     head = Head(instructions="You know much about bees.")
     warm_up = finish_of(await heard(engine, job(head, 0)))
     assert warm_up.input_tokens is not None

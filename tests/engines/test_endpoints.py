@@ -45,6 +45,7 @@ async def stage(fake: FakeEndpoint) -> AsyncIterator[Stage]:
         upstream(fake.url) as address,
         staged(ChatEngine(address, "m", dialect), dialect) as found,
     ):
+        assert await found.engine.is_ready()
         yield found
 
 
@@ -86,6 +87,47 @@ async def test_plain_turn(stage: Stage, profile: Profile, fake: FakeEndpoint) ->
         assert thoughts_of(response) == ("" if profile.thoughts == "none" else THOUGHT)
         assert response["usage"]["input_tokens"] > 0 or profile is endpoints.MISTRAL
     assert len(fake.requests) == before + 1, "what was learned holds"
+    assert not {"temperature", "top_p", "presence_penalty", "max_tokens"} & fake.requests[-1].keys()
+
+
+async def test_what_an_endpoint_says_of_its_model(stage: Stage, profile: Profile) -> None:
+    wanted = {
+        "ollama": (8_192, True),
+        "lm_studio": (8_192, True),
+        "llama_server": (16_384, False),
+        "vllm": (32_768, None),
+        "groq": (131_072, None),
+        "cerebras": (None, None),
+        "mistral": (131_072, None),
+        "openrouter": (200_000, True),
+        "gemini": (None, None),
+    }
+    facts = stage.engine.facts
+    assert (facts.context_tokens, facts.sees_images) == wanted[profile.name]
+
+
+@pytest.mark.parametrize(
+    "name, sees",
+    [
+        ("qwen/qwen2.5-vl-72b-instruct", True),
+        ("Qwen3-VL-8B", True),
+        ("qwen3.6-35b-a3b", True),
+        ("gemma3:27b", True),
+        ("meta-llama/llama-4-scout-17b", True),
+        ("gpt-4o-mini", True),
+        ("pixtral-12b", True),
+        ("gpt-oss-120b", None),
+        ("qwen3-coder-next", None),
+        ("deepseek-v3.2", None),
+        ("zai-glm-4.7", None),
+    ],
+)
+async def test_models_that_see_by_their_name(name: str, sees: bool | None) -> None:
+    fake = FakeEndpoint(profile=Profile("plain", about={"id": name}))
+    async with fake, upstream(fake.url) as address:
+        engine = ChatEngine(address, name, MessagesDialect())
+        assert await engine.is_ready()
+        assert engine.facts.sees_images is sees
 
 
 async def test_calls_beside_each_other(stage: Stage) -> None:

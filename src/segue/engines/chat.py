@@ -17,15 +17,16 @@ import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw, Struct, structs
 
-from segue.engines.facts import MODELS, facts_in
+from segue.engines.facts import MODELS, facts_in, learned, more_facts
 from segue.engines.token_engine import DONE, SamplingFields
 from segue.engines.upstream import (
     UNREADABLE,
+    ContextRefused,
     EventStream,
     RequestRefused,
     Upstream,
@@ -45,6 +46,7 @@ from segue.turn.values import (
     Rendered,
     Sampling,
     Scene,
+    template_values,
 )
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import TextFormat, ToolChoiceName
@@ -66,6 +68,7 @@ NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
 OPTIONAL: Mapping[str, str] = {
     "max_tokens": r"max_completion_tokens",
     "stream_options": r"stream_options",
+    "chat_template_kwargs": r"chat_template_kwargs",
     "parallel_tool_calls": r"parallel_tool_calls",
     "verbosity": r"verbosity",
     "reasoning_effort": r"reasoning[_. ]?effort|reasoning value|think value|support thinking",
@@ -73,6 +76,19 @@ OPTIONAL: Mapping[str, str] = {
     "logprobs": r"logprobs",
     "seed": r"seed",
 }
+# Servers for a machine of one's own, by the name that they give themselves: they keep the prompts that they have read,
+# and take values for the chat template.
+OWN = re.compile(rb'"owned_by": ?"(vllm|sglang|llamacpp)"')
+# Where servers say more of their models: llama-server, Ollama (what is loaded, what a model can do), LM Studio.
+PAGES: tuple[tuple[Literal["GET", "POST"], str], ...] = (
+    ("GET", "/props"), ("GET", "/api/ps"), ("POST", "/api/show"), ("GET", "/api/v0/models"),
+)  # fmt: skip
+# Names of models that see pictures, where the endpoint does not say.
+SEEING = re.compile(
+    r"(\b|\d)vl\b|vision|llava|pixtral|omni|gpt-(4o|4\.1|5)|gemini|claude|gemma-?[34]|llama-?4"
+    r"|qwen-?3\.[5-9]|kimi-k2\.[5-9]|mistral-(small|medium|large)-?3|glm-\d\.\dv",
+    re.IGNORECASE,
+)
 # The nearest effort that more endpoints know.
 NEAREST_EFFORT = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
@@ -182,11 +198,22 @@ class ChatEngine(Generic[F]):
     # Chat endpoints have no common field for a grammar.
     grammars: frozenset[str] = frozenset()
 
-    def __init__(self, upstream: Upstream, model: str, writer: MessageWriter[F]) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        model: str,
+        writer: MessageWriter[F],
+        values: Mapping[str, object] | None = None,
+    ) -> None:
+        """`values` is what the operator tells chat templates."""
         self._upstream = upstream
         self._model = model
         self._writer = writer
+        self._values = values or {}
         self.facts = EngineFacts()
+        # Whether it is one of `OWN`, and which of `PAGES` it has.
+        self._is_own = False
+        self._pages = PAGES
         # What this endpoint refuses: names of fields, or `name=value`.
         self._left_out: frozenset[str] = frozenset()
         self._tools: tuple[Tools, Effects, bytes] | None = None
@@ -195,16 +222,32 @@ class ChatEngine(Generic[F]):
         """Whether the endpoint lists its models, the one request that all of them answer."""
         try:
             status, body = await self._upstream.call("GET", MODELS)
+            if status == 200:
+                self._is_own = OWN.search(body) is not None
+                self.facts = await self._facts(body)
         except ApiError:
             return False
-        if status == 200:
-            self.facts = facts_in(body, self._model)
         return status == 200
+
+    async def _facts(self, listed: bytes) -> EngineFacts:
+        """What the list of models says; where it says too little, other pages are asked, and then the model's name."""
+        facts = facts_in(listed, self._model)
+        for page in self._pages if facts.context_tokens is None else ():
+            request = msgspec.json.encode({"model": self._model}) if page[0] == "POST" else b""
+            status, body = await self._upstream.call(*page, request)
+            if status != 200:
+                self._pages = tuple(one for one in self._pages if one != page)
+                continue
+            facts = more_facts(facts, body, self._model)
+        if facts.sees_images is None and SEEING.search(self._model):
+            return structs.replace(facts, sees_images=True)
+        return facts
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         is_warm_up = job.output_tokens_max == 0
-        if is_warm_up and job.prompt.length == 0:
-            yield Finish("length")
+        if is_warm_up and (job.prompt.length == 0 or not self._is_own):
+            # Reading a prompt costs money elsewhere, and nobody says that it would be kept.
+            yield Finish("length", input_tokens=0, output_tokens=0)
             return
         answer = _Answer(job)
         try:
@@ -239,6 +282,12 @@ class ChatEngine(Generic[F]):
             try:
                 stream = await self._upstream.stream(PATH, body)
                 break
+            except ContextRefused as refused:
+                self.facts = learned(self.facts, refused) or self.facts
+                if not job.output_tokens_max:
+                    raise
+                # Without a limit the endpoint takes what is left.
+                job = structs.replace(job, output_tokens_max=None)
             except RequestRefused as refused:
                 if name := _named(refused.words, settings):
                     left_out |= {name}
@@ -281,6 +330,9 @@ class ChatEngine(Generic[F]):
             settings[limit_field] = max(job.output_tokens_max, 1)
         if effort := _effort(scene.effort, left_out):
             settings["reasoning_effort"] = effort
+        told = template_values(self._values, scene.effort)
+        if told and (self._is_own or self._values):
+            settings["chat_template_kwargs"] = told
         if head.text.verbosity is not None:
             settings["verbosity"] = head.text.verbosity
         if _allowed(scene):

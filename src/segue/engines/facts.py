@@ -29,25 +29,56 @@ class _Card(Struct, frozen=True):
     context_length: int | None = None
     context_window: int | None = None
     max_context_length: int | None = None
+    # LM Studio's: as it is loaded, and whether it sees.
+    loaded_context_length: int | None = None
+    type: str = ""
     input_modalities: list[str] | None = None
     architecture: _Architecture | None = None
 
     @property
     def context_tokens(self) -> int | None:
-        lengths = (self.max_model_len, self.context_length, self.context_window)
+        lengths = (
+            self.loaded_context_length,
+            self.max_model_len,
+            self.context_length,
+            self.context_window,
+        )
         return next(filter(None, (*lengths, self.max_context_length)), None)
 
     @property
     def sees_images(self) -> bool | None:
         inputs = self.input_modalities or (self.architecture and self.architecture.input_modalities)
-        return "image" in inputs if inputs else None
+        if inputs:
+            return "image" in inputs
+        return self.type == "vlm" if self.type in ("vlm", "llm") else None
 
 
 class _Cards(Struct, frozen=True):
     data: list[_Card] = []
 
 
+class _Generation(Struct, frozen=True):
+    n_ctx: int | None = None
+
+
+class _Loaded(Struct, frozen=True):
+    model: str = ""
+    context_length: int | None = None
+
+
+class _About(Struct, frozen=True):
+    """What a server says beside its list of models."""
+
+    # llama-server.
+    default_generation_settings: _Generation = _Generation()
+    modalities: dict[str, bool] | None = None
+    # Ollama: what is loaded, and what the model can do.
+    models: list[_Loaded] = []
+    capabilities: list[str] | None = None
+
+
 _cards = msgspec.json.Decoder(_Cards)
+_about = msgspec.json.Decoder(_About)
 
 
 async def listed_facts(upstream: Upstream, model: str) -> EngineFacts:
@@ -69,6 +100,27 @@ def facts_in(body: bytes, model: str) -> EngineFacts:
         context_tokens=card.context_tokens or base.context_tokens,
         models=tuple(cards),
         sees_images=card.sees_images,
+    )
+
+
+def more_facts(facts: EngineFacts, body: bytes, model: str) -> EngineFacts:
+    """The facts with what this page adds to them: another list of models, or a page about one."""
+    try:
+        about = _about.decode(body)
+    except UNREADABLE:
+        return facts
+    more = facts_in(body, model)
+    loaded = {one.model: one.context_length for one in about.models}
+    length = about.default_generation_settings.n_ctx or loaded.get(model) or more.context_tokens
+    sees = more.sees_images
+    if about.modalities is not None:
+        sees = about.modalities.get("vision", False)
+    elif about.capabilities is not None:
+        sees = "vision" in about.capabilities
+    return structs.replace(
+        facts,
+        context_tokens=facts.context_tokens or length,
+        sees_images=sees if facts.sees_images is None else facts.sees_images,
     )
 
 

@@ -19,6 +19,7 @@ class FakeChat(Fake):
     refuses: tuple[int, str] | None = None
     # Like OpenAI's newer models.
     wants_completion_limit: bool = False
+    owned_by: str = ""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -27,7 +28,9 @@ class FakeChat(Fake):
         ]
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": []})
+        return web.json_response(
+            {"object": "list", "data": [{"id": "gpt", "owned_by": self.owned_by}]}
+        )
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await self.body_of(request)

@@ -148,10 +148,11 @@ OLLAMA = Profile(
     counts_unasked=False,
     about={"id": "m", "object": "model", "owned_by": "library"},
     pages={
+        "/api/ps": {"models": [{"name": "m", "model": "m", "context_length": 8_192}]},
         "/api/show": {
             "capabilities": ["completion", "tools", "thinking", "vision"],
             "model_info": {"general.architecture": "q", "q.context_length": 262_144},
-        }
+        },
     },
 )
 LM_STUDIO = Profile(
