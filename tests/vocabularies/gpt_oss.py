@@ -11,7 +11,8 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-from segue.vocabularies.load import GPT4O, ranked_vocabulary
+from segue.vocabularies.cuts import GPT4O
+from segue.vocabularies.ranked import ranked_vocabulary
 from segue.vocabularies.vocabulary import BYTE_OF_LETTER, LETTER_OF_BYTE, Vocabulary
 from tests.models.assets import tokenizer_folder
 

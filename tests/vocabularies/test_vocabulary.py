@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from segue.engines.weights import find_weights
 from segue.errors import ServerFault
-from segue.vocabularies.load import ASCII_CUTS, vocabulary_from_file, vocabulary_from_gguf
+from segue.vocabularies.cuts import ASCII_CUTS
+from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary, pieces_of
 from tests.contracts.dialect import special_ids
 

@@ -39,7 +39,7 @@ from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_in, function_of, offer_in
 from segue.readers.text_reader import TextMarks, TextReader
 from segue.turn import values
-from segue.vocabularies.load import TEKKEN
+from segue.vocabularies.ranked import TEKKEN
 from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
 from segue.wire.items import Item
 from segue.wire.tools import Offer

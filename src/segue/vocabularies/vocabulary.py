@@ -1,6 +1,7 @@
 """Which ids are this text, and which bytes is this id?
 
-A `Vocabulary` is byte-level BPE with special tokens beside it. `encode` is plain: whatever a user or a tool writes,
+A `Vocabulary` is BPE with special tokens beside it. Words are spelt in GPT-2's alphabet of bytes, or as SentencePiece
+does: a letter for the space, and a token for each byte of what has no token. `encode` is plain: whatever a user or a tool writes,
 `<|im_end|>` included, becomes ordinary tokens; special ids are only ever put in by a dialect, as a `Mark` or in its
 `Own` words. Special is what the files say is special, and after `protecting` also every other added token that the
 model's chat template writes, as `<tool_call>`. `load.py` makes vocabularies from files.
@@ -33,6 +34,9 @@ def _byte_letters() -> dict[str, int]:
 
 BYTE_OF_LETTER = _byte_letters()
 LETTER_OF_BYTE = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
+# SentencePiece's spelling of a space, and of a byte.
+SPACE_LETTER = "▁"
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 # For characters that a vocabulary cannot spell: SmolLM2's lacks six control bytes and two planes without letters.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -81,11 +85,14 @@ class Vocabulary:
         tokenizer_without: TokenizerMaker,
         tokens: list[str],
         specials: dict[str, int],
-        texts: set[int],
+        texts: frozenset[int],
         ascii_cut: re.Pattern[str] | None = None,
+        *,
+        is_byte_level: bool = True,
     ) -> None:
-        """`tokens` by id, in GPT-2's alphabet; `texts` are the ids whose token is
-        written as it reads; `ascii_cut` finds the pieces of ASCII text that are encoded each for itself."""
+        """`tokens` by id, spelt in GPT-2's alphabet (`is_byte_level`) or as SentencePiece does; `texts` are the ids
+        whose token is written as it reads; `ascii_cut` finds the pieces of ASCII text that are encoded each for
+        itself."""
         self._tokenizer_without = tokenizer_without
         self._pieces: dict[str, IdArray[int]] = {}
         # Marks are constants of the dialects, so that there are few.
@@ -96,7 +103,8 @@ class Vocabulary:
         self._texts = texts
         self._ascii_cut = None if texts - self._special_ids else ascii_cut
         self._bytes: list[bytes | None] = [None] * len(tokens)
-        self._unspellable = _unspellable(tokens)
+        self._is_byte_level = is_byte_level
+        self._unspellable = _unspellable(tokens, is_byte_level=is_byte_level)
         self.fingerprint = _fingerprint(tokens, self._special_ids)
 
     @cached_property
@@ -122,7 +130,12 @@ class Vocabulary:
             return self
         specials = self._specials | marks
         return Vocabulary(
-            self._tokenizer_without, self._tokens, specials, self._texts, self._ascii_cut
+            self._tokenizer_without,
+            self._tokens,
+            specials,
+            self._texts,
+            self._ascii_cut,
+            is_byte_level=self._is_byte_level,
         )
 
     @property
@@ -219,10 +232,13 @@ class Vocabulary:
 
     def _spell(self, id: int) -> bytes:
         token = self._tokens[id]
+        if id in self._special_ids and id not in self._texts:
+            return b""
+        if not self._is_byte_level:
+            byte = BYTE_TOKEN.fullmatch(token)
+            return bytes.fromhex(byte[1]) if byte else token.replace(SPACE_LETTER, " ").encode()
         if id in self._texts:
             return token.encode()
-        if id in self._special_ids:
-            return b""
         return bytes(BYTE_OF_LETTER[letter] for letter in token)
 
 
@@ -238,10 +254,11 @@ def pieces_of(text: str, cut: re.Pattern[str], slice_chars: int = CUT_CHARS) -> 
     yield from cut.findall(text, at)
 
 
-def _unspellable(tokens: Iterable[str]) -> re.Pattern[str]:
+def _unspellable(tokens: Iterable[str], *, is_byte_level: bool) -> re.Pattern[str]:
     """The characters that need a byte which is not among the tokens, and halves of surrogate pairs."""
     known = set(tokens)
-    missing = {byte for letter, byte in BYTE_OF_LETTER.items() if letter not in known}
+    spelt = LETTER_OF_BYTE if is_byte_level else {byte: f"<0x{byte:02X}>" for byte in range(256)}
+    missing = {byte for byte, token in spelt.items() if token not in known}
     ranges = ["\ud800-\udfff"]
     for byte in sorted(missing - NEVER_IN_UTF8):
         if byte < 0x80:
