@@ -89,7 +89,20 @@ _CUTS: tuple[tuple[tuple[str, ...], str], ...] = (
 CUTS = {name: patterns for patterns, names in _CUTS for name in names.split()}
 # Where a word that is a token stays a token, whatever the merges would make of it.
 WHOLE_WORDS = frozenset(
-    ["tekken", "minicpm5", "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "glm4", "glm5"]
+    [
+        "tekken",
+        "minicpm5",
+        "llama-bpe",
+        "llama3",
+        "llama-v3",
+        "falcon3",
+        "falcon-h1",
+        "pixtral",
+        "midm-2.0",
+        "lfm2",
+        "glm4",
+        "glm5",
+    ]
 )
 # The same cuts for ASCII text, where the classes of Unicode are plain ranges. White space before a digit that stands
 # alone is a piece of its own.

@@ -54,15 +54,17 @@ def vocabulary_from_metadata(head: dict[str, GgufValue], name: str) -> Vocabular
         tokens[id]: id for id, kind in enumerate(kinds) if kind in (UNKNOWN, CONTROL, UNUSED)
     }
     texts = frozenset(id for id, kind in enumerate(kinds) if kind == USER_DEFINED)
-    words = {token: id for id, token in enumerate(tokens) if token not in specials}
 
     def tokenizer_without(special_ids: frozenset[int]) -> Tokenizer:
+        # Special tokens are left out: text cannot become a token that the tokenizer does not have.
+        words = {token: id for id, token in enumerate(tokens) if id not in special_ids}
         if kind == "llama":
             scores = _list_of(float, head, "tokenizer.ggml.scores")
             best_first = sorted(words, key=lambda word: -scores[words[word]])
             merges = merges_of({word: rank for rank, word in enumerate(best_first)})
         else:
-            merges = _pairs(_list_of(str, head, "tokenizer.ggml.merges"))
+            pairs = (merge.split(" ", 1) for merge in _list_of(str, head, "tokenizer.ggml.merges"))
+            merges = [(left, right) for left, right in pairs if left + right in words]
         is_whole = kind == "gpt2" and cut in WHOLE_WORDS
         model = models.BPE(words, merges, ignore_merges=is_whole, byte_fallback=kind != "gpt2")
         tokenizer = Tokenizer(model)
@@ -73,7 +75,6 @@ def vocabulary_from_metadata(head: dict[str, GgufValue], name: str) -> Vocabular
             before = [normalizers.Prepend(SPACE_LETTER)] if has_prefix else []
             replace = normalizers.Replace(" ", SPACE_LETTER)
             tokenizer.normalizer = normalizers.Sequence([*before, replace])
-        # Special tokens are left out: text cannot become a token that the tokenizer does not have.
         plain = sorted(texts - special_ids)
         tokenizer.add_tokens([AddedToken(tokens[id], normalized=False) for id in plain])
         return tokenizer
@@ -82,10 +83,6 @@ def vocabulary_from_metadata(head: dict[str, GgufValue], name: str) -> Vocabular
     return Vocabulary(
         tokenizer_without, tokens, specials, texts, ascii_cut, is_byte_level=kind == "gpt2"
     )
-
-
-def _pairs(merges: list[str]) -> list[tuple[str, str]]:
-    return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
 
 
 def _list_of(kind: type[T], head: dict[str, GgufValue], key: str) -> list[T]:

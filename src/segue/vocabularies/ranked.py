@@ -1,7 +1,7 @@
 """How is a vocabulary made from a list of words by rank?
 
-In: Mistral's `tekken.json` or Kimi's `tiktoken.model`. Out: a `Vocabulary`. Such files have no merges: of all pairs that
-make a word, the pair with the lowest rank of the word is merged first.
+In: Mistral's `tekken.json` or Kimi's `tiktoken.model`. Out: a `Vocabulary`. Such files have no merges: the pair that
+makes the word with the lowest rank is merged first.
 """
 
 from __future__ import annotations
@@ -110,10 +110,11 @@ def ranked_vocabulary(
     words = {token: id for id, token in enumerate(tokens) if id not in others}
 
     def tokenizer_without(special_ids: frozenset[int]) -> Tokenizer:
-        tokenizer = Tokenizer(models.BPE(words, merges_of(words), ignore_merges=True))
+        plain = {tokens[id]: id for id in sorted(texts - special_ids)}
+        model = models.BPE(words | plain, merges_of(words), ignore_merges=True)
+        tokenizer = Tokenizer(model)
         tokenizer.pre_tokenizer = cutter(pattern)
-        plain = sorted(texts - special_ids)
-        tokenizer.add_tokens([AddedToken(tokens[id], normalized=False) for id in plain])
+        tokenizer.add_tokens([AddedToken(token, normalized=False) for token in plain])
         return tokenizer
 
     return Vocabulary(tokenizer_without, tokens, specials, texts)

@@ -1,10 +1,12 @@
 """Which ids are this text, and which bytes is this id?
 
 A `Vocabulary` is BPE with special tokens beside it. Words are spelt in GPT-2's alphabet of bytes, or as SentencePiece
-does: a letter for the space, and a token for each byte of what has no token. `encode` is plain: whatever a user or a tool writes,
-`<|im_end|>` included, becomes ordinary tokens; special ids are only ever put in by a dialect, as a `Mark` or in its
-`Own` words. Special is what the files say is special, and after `protecting` also every other added token that the
-model's chat template writes, as `<tool_call>`. `load.py` makes vocabularies from files.
+does: a letter for the space, and a token for each byte of what has no token.
+
+`encode` is plain: whatever a user or a tool writes, `<|im_end|>` included, becomes ordinary tokens; special ids are
+only ever put in by a dialect, as a `Mark` or in its `Own` words. Special is what the files say is special, and after
+`protecting` also every other added token that the model's chat template writes, as `<tool_call>`. `load.py` makes
+vocabularies from files.
 """
 
 from __future__ import annotations
@@ -111,6 +113,10 @@ class Vocabulary:
     def _tokenizer(self) -> Tokenizer:
         tokenizer = self._tokenizer_without(self._special_ids)
         tokenizer.encode_special_tokens = True
+        typed = tokenizer.encode_batch([*self._specials], add_special_tokens=False)
+        for text, id, spelt in zip(self._specials, self._specials.values(), typed, strict=True):
+            if id in spelt.ids:
+                raise ServerFault(f"In this vocabulary, text that reads {text} becomes a mark.")
         return tokenizer
 
     @cached_property
