@@ -192,9 +192,5 @@ class HttpApp:
 
 
 def _model_card(name: str, model: Model) -> ModelCard:
-    return ModelCard(
-        id=name,
-        created=model.created_at,
-        context_window=model.context_tokens or UNSET,
-        input_modalities=["text", "image"] if model.sees_images else ["text"],
-    )
+    window = model.context_tokens or UNSET
+    return ModelCard(id=name, created=model.created_at, context_window=window)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 from msgspec import Raw, Struct, structs
 
@@ -32,21 +32,6 @@ def id_array(ids: Sequence[int] = ()) -> IdArray[int]:
 NO_IDS = id_array()
 
 
-class PromptImage(NamedTuple):
-    """An image that the model sees: its data URL, the very string of the item, and the digest of that."""
-
-    url: str
-    digest: str
-
-
-class ImageAt(NamedTuple):
-    """An image, and the ids that stand for it."""
-
-    begin: int
-    end: int
-    image: PromptImage
-
-
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """A prompt as a chain of chunks: appending is O(new), and a fork shares everything before it.
@@ -57,8 +42,6 @@ class Tokens:
     before: Tokens | None
     ids: IdArray[int]
     length: int
-    # Where in `ids`.
-    images: tuple[ImageAt, ...] = field(default=(), kw_only=True)
 
     def plus(self, ids: IdArray[int]) -> Tokens:
         """These tokens and then some more."""
@@ -80,19 +63,6 @@ class Tokens:
         for chunk in self.chunks():
             joined.extend(chunk)
         return joined
-
-    def all_images(self) -> list[ImageAt]:
-        """The images from first to last, and where they stand in the whole prompt."""
-        found: list[ImageAt] = []
-        node: Tokens | None = self
-        while node is not None:
-            if node.images:
-                before = node.length - len(node.ids)
-                found[:0] = [
-                    ImageAt(before + at.begin, before + at.end, at.image) for at in node.images
-                ]
-            node = node.before
-        return found
 
 
 NO_TOKENS = Tokens(None, NO_IDS, 0)
@@ -368,8 +338,6 @@ class Scene(Struct, frozen=True):
     recalled: Warm | None = None
     # Whether the engine can be held to a JSON schema; only then may a dialect begin a forced call itself.
     can_constrain: bool = False
-    # Whether the model is shown images; otherwise they are described in words.
-    sees_images: bool = False
     # The effects of the items, those that are given now included.
     effects: Effects = NO_EFFECTS
 

@@ -1,0 +1,114 @@
+"""Which cells of the matrix hold? `python -m tests.models.matrix` tries every family and writes docs/models.md.
+
+With names of families only their rows are made anew. What is wrong with a family is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from segue.errors import ApiError
+from tests.models import assets
+from tests.models.cells import COLUMNS, Absent, Model
+from tests.models.families import BY_NAME, NOT_TRIED, ModelFamily
+from tests.models.judge import Refused
+
+PAGE = assets.ROOT / "docs" / "models.md"
+BETWEEN = re.compile(r"(<!-- matrix -->\n).*?(<!-- end -->)", re.DOTALL)
+HEADER = ("family", "tokenizer", "dialect", *COLUMNS)
+HOLDS, FAILS, ABSENT, UNJUDGED = "yes", "**no**", "–", "?"
+RELATIVES = {
+    "qwen3": "Qwen3", "qwen2_5": "Qwen2.5", "llama3_1": "Llama 3.1", "mistral_nemo": "Mistral Nemo",
+    "deepseek_v3": "DeepSeek V3", "gemma3": "Gemma 3", "command_r_plus": "Command R+",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one cell, and why where it does not hold."""
+
+    mark: str
+    why: str = ""
+
+
+Row = Mapping[str, Result]
+
+
+def tried(model: Model, column: str) -> Result:
+    try:
+        COLUMNS[column](model)
+    except Absent as absent:
+        return Result(ABSENT, str(absent))
+    except Refused as refused:
+        return Result(UNJUDGED, f"the template itself refuses: {refused}")
+    except ApiError as error:
+        return Result(FAILS, f"refused: {error.message}")
+    except Exception as wrong:
+        return Result(FAILS, f"{type(wrong).__name__}: {wrong}")
+    return Result(HOLDS)
+
+
+def row_of(name: str) -> tuple[str, Row]:
+    """The dialect that the server chooses for this family, and every cell."""
+    model = Model(BY_NAME[name])
+    row = {column: tried(model, column) for column in COLUMNS}
+    try:
+        return model.dialect_name, row
+    except Exception:
+        return "–", row
+
+
+def tokenizer_words(family: ModelFamily) -> str:
+    return "own" if family.is_own else f"{RELATIVES[family.tokenizer]}'s"
+
+
+def table(rows: Mapping[str, Mapping[str, str]]) -> str:
+    lines = [
+        "| " + " | ".join(HEADER) + " |",
+        "|" + "---|" * len(HEADER),
+        *("| " + " | ".join(rows[name][column] for column in HEADER) + " |" for name in BY_NAME),
+    ]
+    lines += ["", "Not tried:", ""]
+    lines += [f"- {name}: {why}." for name, why in NOT_TRIED.items()]
+    return "\n".join([*lines, ""])
+
+
+def on_page() -> dict[str, dict[str, str]]:
+    """The cells of the page, by family and column."""
+    found = BETWEEN.search(PAGE.read_text())
+    assert found, f"{PAGE.name} has no place for the matrix"
+    header, _, *rows = [line for line in found[0].splitlines() if line.startswith("|")]
+    columns = [cell.strip() for cell in header.strip("|").split("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
+    return {row[0]: dict(zip(columns, row, strict=True)) for row in cells}
+
+
+def show(name: str, row: Row) -> None:
+    print(f"{name:22}", *(f"{one.mark:7}" for one in row.values()), flush=True)
+    for column, result in row.items():
+        if result.mark in (FAILS, UNJUDGED):
+            print(f"      {column}: {result.why[:600]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="only these families")
+    names = parser.parse_args().names or list(BY_NAME)
+    rows = on_page()
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for name, (dialect, row) in zip(names, pool.map(row_of, names), strict=True):
+            first = (name, tokenizer_words(BY_NAME[name]), dialect)
+            marks = (row[column].mark for column in COLUMNS)
+            rows[name] = dict(zip(HEADER, (*first, *marks), strict=True))
+            show(name, row)
+    page = PAGE.read_text()
+    PAGE.write_text(BETWEEN.sub(lambda found: found[1] + table(rows) + found[2], page))
+
+
+if __name__ == "__main__":
+    main()
