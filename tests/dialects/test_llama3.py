@@ -85,9 +85,12 @@ STORIES: list[tuple[str, list[Heard]]] = [
     (CALL.replace("parameters", "arguments"), [FOUND]),
     ('{"type": "function", ' + CALL[1:], [FOUND]),
     ('{"type": "function", "function": ' + CALL + "}", [FOUND]),
-    ("I look:\n```json\n" + CALL + "\n```", [Heard("message", "I look:"), FOUND]),
-    ("```\n" + CALL + "\n```\nSo.", [FOUND, Heard("message", "So.")]),
     # Not a call: given back as it was.
+    (
+        "I look:\n```json\n" + CALL + "\n```",
+        [Heard("message", "I look:\n```json\n" + CALL + "\n```")],
+    ),
+    ("```\n" + CALL + "\n```", [Heard("message", "```\n" + CALL + "\n```")]),
     (CALL.replace("look", "other"), [Heard("message", CALL.replace("look", "other"))]),
     ('{"answer": 1}', [Heard("message", '{"answer": 1}')]),
     ("{1, 2}", [Heard("message", "{1, 2}")]),

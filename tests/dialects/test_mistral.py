@@ -232,14 +232,17 @@ STORIES: list[tuple[str, list[Heard]]] = [
     ("[TOOL_CALLS]other[ARGS]{}", [Heard("function", "{}", "other")]),
     ('[TOOL_CALLS]look[ARGS]"{\\"q\\": \\"<b>\\"}"', [FOUND]),
     ('[TOOL_CALLS]patch[ARGS]{"input": "a\\nb"}', [Heard("custom", "a\nb", "patch")]),
-    # The older way, and what small models write.
+    # The older way.
     ("[TOOL_CALLS][" + OLD_CALL + ", " + OLD_CALL + "]", [FOUND, FOUND]),
     ("[TOOL_CALLS]" + OLD_CALL, [FOUND]),
     ("[TOOL_CALLS]look" + ARGUMENTS, [FOUND]),
     ("[TOOL_CALLS]other{}", [Heard("message", "other{}")]),
-    (OLD_CALL, [FOUND]),
-    ("Hello\n```json\n" + OLD_CALL + "\n```", [HELLO, FOUND]),
     # Not a call: given back as it was.
+    (OLD_CALL, [Heard("message", OLD_CALL)]),
+    (
+        "Hello\n```json\n" + OLD_CALL + "\n```",
+        [Heard("message", "Hello\n```json\n" + OLD_CALL + "\n```")],
+    ),
     ("[TOOL_CALLS]print(1)", [Heard("message", "print(1)")]),
     ("Hello[TOOL_CALLS]print(1)" + CALL, [HELLO, Heard("message", "print(1)"), FOUND]),
     ("[TOOL_CALLS]" + "Hello" * 60, [Heard("message", "Hello" * 60)]),

@@ -207,7 +207,9 @@ FOUND = Heard("function", '{"q": 1}', "look")
 )
 def test_list_of_calls_behind_a_special_token_is_heard(text: str, expected: list[Heard]) -> None:
     vocabulary = smollm2("[TOOL_CALLS]")
-    dialect = template_dialect(vocabulary, ChatTemplate(CHATML, end="<|im_end|>"))
+    dialect = template_dialect(
+        vocabulary, ChatTemplate(CHATML + "{# [TOOL_CALLS] #}", end="<|im_end|>")
+    )
     ids = encoded_whole(vocabulary, text, ["[TOOL_CALLS]"])
 
     assert heard(read(dialect, OFFERING, [[id] for id in ids])) == expected

@@ -2,7 +2,7 @@
 
 import pytest
 
-from segue.dialects.chatml import SMOLLM2
+from segue.dialects.chatml import PLAIN, SMOLLM2
 from segue.dialects.family import TokenDialect
 from segue.turn.values import Head, Ids, ItemText, Scene
 from segue.vocabularies.vocabulary import Vocabulary
@@ -33,18 +33,24 @@ STORIES: list[tuple[str, list[Heard]]] = [
     (CALL, [FOUND]),
     (f"{CALL}; {CALL}", [FOUND, FOUND]),
     (f"{CALL}\n{CALL}", [FOUND, FOUND]),
-    (f"{CALL}\n\nSo.", [FOUND, parsed("So.")]),
     (CALL.replace("arguments", "parameters"), [FOUND]),
     ('{"type": "function", ' + CALL[1:], [FOUND]),
     ('{"type": "function", "function": ' + CALL + "}", [FOUND]),
     ("<think>\nHm.\n</think>\n\n" + CALL, [Heard("reasoning", "Hm."), FOUND]),
     # In a fence.
     (f"```json\n{CALL}\n```", [FOUND]),
-    (f"I look:\n```json\n{CALL}\n```", [parsed("I look:"), FOUND]),
-    (f"```\n{CALL}\n```\nSo.", [FOUND, parsed("So.")]),
+    (f"```\n{CALL}\n```\n", [FOUND]),
+    (f"```json\n{CALL}\n{CALL}\n```", [FOUND, FOUND]),
     (f"```json\n{CALL}", [FOUND]),
     (f"```json\n{CALL[:-1]}\n```", [FOUND]),
-    # Not calls: given back as they were.
+    # Not calls: given back as they were. Something else is said, too.
+    (f"{CALL}\n\nSo.", [parsed(f"{CALL}\n\nSo.")]),
+    (f"I look:\n```json\n{CALL}\n```", [parsed(f"I look:\n```json\n{CALL}\n```")]),
+    (f"```\n{CALL}\n```\nSo.", [parsed(f"```\n{CALL}\n```\nSo.")]),
+    (
+        f"```json\n{CALL}\n``` is in the README.",
+        [parsed(f"```json\n{CALL}\n``` is in the README.")],
+    ),
     (CALL.replace("look", "other"), [parsed(CALL.replace("look", "other"))]),
     (f"So: {CALL}", [parsed(f"So: {CALL}")]),
     ('{"answer": 1}', [parsed('{"answer": 1}')]),
@@ -72,6 +78,40 @@ def test_json_is_text_where_no_tools_are_offered(
     vocabulary: Vocabulary, dialect: TokenDialect, text: str
 ) -> None:
     assert heard(read(dialect, BARE, [vocabulary.encode(text)])) == [parsed(text)]
+
+
+QUOTED = f"So:\n```\n<tool_call>\n{CALL}\n</tool_call>\n```\n"
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (QUOTED, [parsed(QUOTED)]),
+        (f"{QUOTED}<tool_call>\n{CALL}\n</tool_call>", [parsed(QUOTED.rstrip()), FOUND]),
+        (f"a `b` <tool_call>\n{CALL}\n</tool_call>", [parsed("a `b` "), FOUND]),
+    ],
+)
+def test_call_in_a_fence_is_a_quotation(
+    vocabulary: Vocabulary, dialect: TokenDialect, text: str, expected: list[Heard]
+) -> None:
+    ids = vocabulary.encode(text)
+
+    assert heard(read(dialect, OFFERING, [ids])) == expected
+    assert heard(read(dialect, OFFERING, [[id] for id in ids])) == expected
+
+
+@pytest.mark.parametrize("text", [f"<tool_call>\n{CALL}\n</tool_call>", f"```\n{CALL}\n```"])
+def test_no_mark_makes_a_call_where_no_tools_are_offered(
+    vocabulary: Vocabulary, dialect: TokenDialect, text: str
+) -> None:
+    assert heard(read(dialect, BARE, [vocabulary.encode(text)])) == [parsed(text)]
+
+
+@pytest.mark.parametrize("text", [CALL, f"```json\n{CALL}\n```"])
+def test_family_that_writes_its_marks_is_not_guessed_at(vocabulary: Vocabulary, text: str) -> None:
+    ids = vocabulary.encode(text)
+
+    assert heard(read(TokenDialect(PLAIN, vocabulary), OFFERING, [ids])) == [parsed(text)]
 
 
 def test_object_that_is_no_call_is_not_held_back(

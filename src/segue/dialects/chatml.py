@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from segue.dialects.family import Family, is_from, message_text, system_of
 from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_string, parts_of
 from segue.dialects.warm import NameOf, Writing
 from segue.readers.forced import CallForm
+from segue.readers.formats import HERMES
 from segue.readers.offers import definition_of
-from segue.readers.text_reader import THINK, THOUGHT, TextMarks, TextReader
+from segue.readers.text_reader import TextReader
 from segue.turn.values import NO_IDS, Head, IdArray, Round
 from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item, Reasoning
@@ -30,7 +32,7 @@ START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 BLOCK = Mark(START)
 CALL, CALLED = "<tool_call>", "</tool_call>"
 RESPONSE, RESPONDED = "<tool_response>", "</tool_response>"
-MARKS = TextMarks(CALL, CALLED, is_mended=True)
+THINK, THOUGHT = HERMES.think, HERMES.thought
 # After a block stands a newline of its own.
 BLOCK_END = Mark(END, "\n")
 # A change of this file that changes what kept ids mean needs a new number.
@@ -183,10 +185,13 @@ def _family(
     call_shown: str = CALL_SHOWN,
     *,
     thinks: bool = False,
+    forgets_marks: bool = False,
 ) -> Family:
     """`default_system`: the system text where a request has none; None: then there is no system block. `call_shown`: a
     call as it is shown to the model. `thinks`: the model thinks before it answers, unless its answer begins with
-    an empty thought, and forgets what it thought before the user's last message."""
+    an empty thought, and forgets what it thought before the user's last message. `forgets_marks`: the model often
+    writes the JSON of a call without marks."""
+    format = replace(HERMES, is_mended=True, is_guessed=forgets_marks)
     return Family(
         version=f"{VERSION}-{name}",
         specials=(START, END),
@@ -203,7 +208,7 @@ def _family(
             has_empty_thought=_has_empty_thought,
         ).render,
         write=partial(_write, Mark(END)),
-        reader=partial(TextReader, marks=MARKS),
+        reader=partial(TextReader, format=format),
         call=CallForm(
             named=lambda name: (Own(f"{CALL}\n"), f'{{"name": {dumps(name)}, "arguments":'),
             end=f"}}\n{CALLED}",
@@ -214,10 +219,10 @@ def _family(
     )
 
 
-SMOLLM2 = _family("smollm2", SMOLLM2_SYSTEM)
-QWEN2 = _family("qwen2", QWEN2_SYSTEM)
+SMOLLM2 = _family("smollm2", SMOLLM2_SYSTEM, forgets_marks=True)
+QWEN2 = _family("qwen2", QWEN2_SYSTEM, forgets_marks=True)
 # A slip in the coder models' template, which they were trained on.
-QWEN2_CODER = _family("qwen2-coder", QWEN2_SYSTEM, f"{{{CALL_SHOWN}}}")
+QWEN2_CODER = _family("qwen2-coder", QWEN2_SYSTEM, f"{{{CALL_SHOWN}}}", forgets_marks=True)
 QWEN3 = _family("qwen3", thinks=True)
 # Hermes, and every other model that writes ChatML: no system text of its own.
 PLAIN = _family("plain")

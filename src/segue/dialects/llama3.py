@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
 from segue.dialects.family import Family, is_from, message_text, system_of
 from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_string, parts_of
 from segue.dialects.warm import NameOf, Writing
+from segue.readers import formats
 from segue.readers.forced import CallForm
 from segue.readers.offers import definition_of
-from segue.readers.text_reader import THINK, THOUGHT, TextMarks, TextReader
+from segue.readers.text_reader import TextReader
 from segue.turn.values import Head, IdArray
 from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item
@@ -31,7 +33,8 @@ from segue.wire.tools import Offer
 BEGIN, HEADER, HEADED = "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"
 END, TAG = "<|eot_id|>", "<|python_tag|>"
 OTHER_ENDS = ("<|eom_id|>", "<|end_of_text|>")
-MARKS = TextMarks(signals=(TAG,), is_mended=True)
+CALLS = replace(formats.LLAMA3, is_mended=True)
+THINK, THOUGHT = CALLS.think, CALLS.thought
 AFTER_ROLE, BLOCK_END = Mark(HEADED), Mark(END)
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "llama1"
@@ -145,7 +148,7 @@ LLAMA3 = Family(
     cue=(Mark(HEADER, "assistant"), Mark(HEADED, "\n\n")),
     render=Writing(begin=_begin, given=_given, wrote=_write).render,
     write=_write,
-    reader=partial(TextReader, marks=MARKS),
+    reader=partial(TextReader, format=CALLS),
     call=CallForm(
         named=lambda name: (f'{{"name": {dumps(name)}, "parameters":',),
         end="}",

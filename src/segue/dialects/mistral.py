@@ -35,9 +35,10 @@ from segue.dialects.warm import NameOf, Writing
 from segue.readers.bound import BoundFamily
 from segue.readers.call_json import is_object
 from segue.readers.forced import CallForm
+from segue.readers.formats import MISTRAL_LIST
 from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_in, function_of, offer_in
-from segue.readers.text_reader import TextMarks, TextReader
+from segue.readers.text_reader import TextReader
 from segue.turn import values
 from segue.vocabularies.ranked import TEKKEN
 from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
@@ -55,7 +56,6 @@ AROUND = {
     "think": (THINK, THOUGHT),
 }
 SYSTEM = re.compile(r"\[SYSTEM_PROMPT\](.*)\[/SYSTEM_PROMPT\]", re.DOTALL)
-MARKS = TextMarks(signals=(CALL,))
 # What the family's own files call this format.
 FORMAT = "v13"
 # A change of this file that changes what kept ids mean needs a new number.
@@ -244,7 +244,7 @@ class MistralReader:
 
     def _talk(self, piece: values.Ids) -> None:
         if self._text is None:
-            self._text = TextReader(self._bound, self._scene, MARKS)
+            self._text = TextReader(self._bound, self._scene, MISTRAL_LIST)
         self._pass(self._text.feed(piece))
         self._items.is_over = self._text.is_over
 

@@ -25,10 +25,10 @@ from typing import Any
 from zlib import crc32
 
 from segue.dialects.chatml import (
-    CALL,
-    CALLED,
     JOINS,
     ROLES,
+    THINK,
+    THOUGHT,
     content_of,
     definitions_of,
     tools_content,
@@ -40,8 +40,9 @@ from segue.errors import InvalidRequest, ServerFault
 from segue.readers.bound import BoundFamily
 from segue.readers.call_json import is_object
 from segue.readers.forced import CallForm
+from segue.readers.formats import HERMES, format_of
 from segue.readers.offers import definition_of
-from segue.readers.text_reader import THINK, THOUGHT, TextMarks, TextReader
+from segue.readers.text_reader import TextReader
 from segue.turn.values import NO_IDS, Head, IdArray, Rendered, Round, Scene, Tokens, Warm
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
@@ -60,7 +61,6 @@ ENDS = (
     "<｜end▁of▁sentence｜>",
 )  # fmt: skip
 
-MARKS = TextMarks(CALL, CALLED, signals=("[TOOL_CALLS]", "<|python_tag|>"))
 NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
 
 # How many of the last prompts are looked at; a template that forgets rewrites the last ones.
@@ -99,7 +99,9 @@ def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDia
         cue=(),
         render=prompts.render,
         write=partial(_write, ends[0], is_thinking),
-        reader=partial(TextReader, marks=MARKS, is_thinking=is_thinking),
+        reader=partial(
+            TextReader, format=format_of(template.text) or HERMES, is_thinking=is_thinking
+        ),
         call=CallForm(
             named=lambda name: (f'{{"name": {dumps(name)}, "arguments":',),
             end="}",

@@ -1,7 +1,7 @@
 """How is the JSON of a call read, while the model still writes it?
 
-In: text, cut anywhere. Out: where an object ends (`Braces`), which tool is called, before its arguments (`header_of`)
-or in any order (`whole_call`), and the input of a custom tool as far as it is certain (`InputReader`).
+In: text, cut anywhere. Out: where an object ends (`Braces`), which tool a whole object calls, its keys in any order
+(`whole_call`), and the input of a custom tool as far as it is certain (`InputReader`).
 
 To the model a custom tool is a function with one string: `{"input": "…"}`. Its input is sent while it is written, so
 that a long patch is seen early. Where the JSON is broken nothing is lost: an invalid escape stays as it was written,
@@ -17,17 +17,12 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-HEADER = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
-    re.DOTALL,
-)
-# A name is at most 128 characters; a longer header is read when it is whole.
-HEADER_CHARS_MAX = 1024
 # With which keys an object may begin that is a call without a mark.
 FIRST_KEY = re.compile(r'\{\s*"(\w*)(")?')
 KEYS = ("name", "type", "id", "function", "arguments", "parameters")
-IN_STRING = re.compile(r'[\\"]')
-IN_OBJECT = re.compile(r'["{}<`]')
+# Beside what JSON is made of: what cannot be JSON, special tokens (`marks.py`) everywhere.
+IN_STRING = re.compile(r'[\\"\udc00-\udfff]')
+IN_OBJECT = re.compile(r'["{}<`\udc00-\udfff]')
 
 
 @dataclass(slots=True)
@@ -39,7 +34,7 @@ class Braces:
     is_escaped: bool = False
 
     def end_in(self, text: str, at: int = 0) -> int | None:
-        """After the brace that closes the object, or before a `<` that cannot be JSON; None: not in here."""
+        """After the brace that closes the object, or before what cannot be JSON; None: not in here."""
         if self.is_escaped and at < len(text):
             self.is_escaped = False
             at += 1
@@ -63,12 +58,6 @@ class Braces:
 
 
 # --- which tool is called -------------------------------------------------------------------------
-
-
-def header_of(text: str) -> tuple[str, int] | None:
-    """The name in a call, and where its arguments begin, if they are here and in the usual order."""
-    found = HEADER.match(text) if len(text) <= HEADER_CHARS_MAX else None
-    return None if found is None else (msgspec.json.decode(found[1], type=str), found.end())
 
 
 def may_begin_call(text: str) -> bool:
@@ -117,6 +106,25 @@ def whole_call(text: str) -> CallObject | None:
         return msgspec.json.decode(text, type=_Wrapped).function
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+FENCED = re.compile(r"```(?:json|tool_call)?\s*(.*?)(?:```)?", re.DOTALL)
+
+
+def only_calls(text: str) -> list[CallObject]:
+    """The calls that this text is, in a fence or not; none if there is anything else in it."""
+    fenced = FENCED.fullmatch(text.strip())
+    rest = fenced[1] if fenced else text
+    calls: list[CallObject] = []
+    while rest := rest.lstrip("}; \t\r\n"):
+        end = Braces().end_in(rest) if rest[0] == "{" else 0
+        # A brace too few is a common slip of small models.
+        call = whole_call(rest[:end]) or (whole_call(rest + "}") if end is None else None)
+        if call is None:
+            return []
+        calls.append(call)
+        rest = "" if end is None else rest[end:]
+    return calls
 
 
 # --- the input of a custom tool -------------------------------------------------------------------

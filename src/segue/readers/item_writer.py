@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from segue.readers.bound import BoundFamily
@@ -21,6 +23,7 @@ from segue.wire.items import Logprob, TopLogprob
 
 # The logprob of an impossible token: JSON has no infinity, and clients know this number.
 LOGPROB_MIN = -9999.0
+NOTHING: Mapping[int, None] = MappingProxyType({})
 
 
 def logprob_of(vocabulary: Vocabulary, id: int, logprobs: TokenLogprob) -> Logprob:
@@ -80,8 +83,8 @@ class PendingLogprobs:
 class ItemWriter:
     """The items of one model turn, of which at most one is open. Every sampled id belongs to an item or to the end."""
 
-    def __init__(self, *, is_single: bool) -> None:
-        """`is_single`: the turn is over after the first call."""
+    def __init__(self, *, is_single: bool, hidden: Mapping[int, None] = NOTHING) -> None:
+        """`is_single`: the turn is over after the first call. `hidden`: letters that are no text."""
         self.parsed: list[Parsed] = []
         # Sampled since the last closed item.
         self.ids = array("I")
@@ -95,6 +98,7 @@ class ItemWriter:
         # How many of the ids belong to the open item, if what is held back becomes a call.
         self.held_from = 0
         self._is_single = is_single
+        self._hidden = hidden
         # Reads the arguments of a custom tool.
         self._input: InputReader | None = None
 
@@ -129,6 +133,9 @@ class ItemWriter:
         logprobs: tuple[Logprob, ...] = ()
         if self.pending is not None and self.open is not None and self.open.kind == "message":
             logprobs = self.pending.take_sent(len(text))
+        text = text.translate(self._hidden) if self._hidden else text
+        if not text and not logprobs:
+            return
         last = parsed[-1] if len(parsed) > self.joined_from else None
         if isinstance(last, ItemText):
             parsed[-1] = ItemText(last.text + text, last.logprobs + logprobs)

@@ -1,73 +1,77 @@
 """What did the model say? Reads text with marks in it, as it is sampled.
 
-Inside the model's turn everything is text: `<think>`, then what it says, then each call as JSON between marks. The
-reader finds these marks again, one token after the other:
+Inside the model's turn everything is text: a thought, then what it says, then calls between marks. How a family marks
+them is a `CallFormat` (`formats.py`). The reader finds these marks again, one token after the other:
 
     state       waits for                                    and then
     between     a mark, or a letter                          thinking, heading, or opens a message
-    talking     the mark of a call                           heading
-    thinking    </think>                                     closes, between
-    heading     the name and the `{` of its arguments        opens a call, arguing; else it was text: talking
-    arguing     the `}` of the arguments                     trailing
-    trailing    the `}` of the call                          ending
-    ending      the end mark, or anything else               closes, between
+    talking     the mark of calls                            heading
+    thinking    the end of the thought                       closes, between
+    heading     the name, up to the arguments                opens a call, arguing; else it was text: talking
+    arguing     the end of the arguments (`arguments.py`)    trailing
+    trailing    the `}` of a call that is an object          ending
+    ending      the next call, the end mark, anything else   closes; heading, between
+    guessing    the end of the answer                        calls, or it was text
 
-A call begins with the family's own mark. Where tools are offered, what small models write instead is understood too:
-a fenced block of JSON, and a bare object as the whole answer; those count only if they call a tool that there is.
-A message stays open while heading, since what looks like a call may turn out to be text. Each token gives at
-most one `ItemText` for an item. Text is held back only where it may still be a mark, or newlines before a mark.
+Only the family's own marks make a call, only where tools are offered, and not inside a fence, where a call is quoted.
+Some families forget their marks (`is_guessed`): then an answer that is nothing but the JSON of calls of known tools, in
+a fence or not, is meant as these calls. It is held back up to its end. A message stays open while heading, since what
+looks like a call may turn out to be text. Each token gives at most one `ItemText` for an item. Text is held back only
+where it may still be a mark, or newlines before a mark.
 
-What `tool_choice` forbids is no call but text, as it was written. Where calls may not be parallel, the first call ends
-the model's turn: what follows is not read.
+What `tool_choice` forbids is no call but text, as it was written; a special token has no text. Where calls may not be
+parallel, the first call ends the model's turn: what follows is not read.
 """
 
 from __future__ import annotations
 
+import re
 from codecs import getincrementaldecoder
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
+from segue.readers.arguments import ArgumentsReader, JsonArguments, arguments_reader
 from segue.readers.bound import BoundFamily
-from segue.readers.call_json import Braces, header_of, may_begin_call, whole_call
+from segue.readers.call_json import Braces, may_begin_call, only_calls, whole_call
+from segue.readers.formats import OBJECTS, CallFormat, CallShape
 from segue.readers.item_writer import ItemWriter, feed_tokens, plain_token
-from segue.readers.offers import call_in, forced
+from segue.readers.marks import (
+    HEADER_CHARS_MAX,
+    any_of,
+    header,
+    held_back,
+    is_special,
+    marks_and_fences,
+    spelt_format,
+)
+from segue.readers.offers import call_in, forced, offer_in, parameters_of
 from segue.turn.values import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
 from segue.vocabularies.vocabulary import Own
 
-THINK, THOUGHT = "<think>", "</think>"
-FENCE = "```"
-# What may stand after a fence before the JSON of a call.
-FENCED = ("json", "tool_call")
+BLANKS = " \t\r\n"
+# Around calls in a list, and between calls.
+LISTED = BLANKS + "[,;"
+SLACK = BLANKS + "}]"
+# An answer that may be calls without marks: a fence or none, then objects.
+GUESSED = re.compile(
+    r"\s*(?:`{0,2}|```[a-z_]{0,9}\s*|(?:```(?:json|tool_call)?\s*)?(?P<object>\{.*))", re.DOTALL
+)
 # Between two calls that no mark separates.
 SEPARATOR = ";"
-
-
-@dataclass(frozen=True, slots=True)
-class TextMarks:
-    """How a family marks a call inside its text."""
-
-    # Stand before and after a call. Without them a call is a bare object.
-    call: str = ""
-    called: str = SEPARATOR
-    # Special tokens that stand before a call, or before a list of calls, and are never text. The first that the
-    # vocabulary has is read.
-    signals: tuple[str, ...] = ()
-    # Whether what closes a forced call is ours: the engine writes only the JSON of the call and stops after it.
-    is_mended: bool = False
 
 
 @dataclass(slots=True)
 class _Call:
     """A call that is being read, or what looks like a call."""
 
-    # The mark before it: nothing for a bare object, or after a signal.
+    # The mark before it: nothing for a bare object, or for another call before the end mark.
     mark: str
-    # Whether only a call can follow the mark; it is not certain after a fence, or for a bare object.
+    # Whether only a call can follow the mark; it is not certain for a bare object.
     is_certain: bool
     # What stands between the text before and the mark.
     gap: str = ""
-    is_listed: bool = False
+    shape: CallShape | None = None
+    is_closed: bool = False
     braces: Braces = field(default_factory=Braces)
     # How much of the text the braces have seen.
     scanned: int = 0
@@ -80,32 +84,30 @@ class TextReader:
     """
 
     def __init__(
-        self, bound: BoundFamily, scene: Scene, marks: TextMarks, *, is_thinking: bool = False
+        self, bound: BoundFamily, scene: Scene, format: CallFormat, *, is_thinking: bool = False
     ) -> None:
         """`is_thinking`: the cue has begun a thought already."""
         self._bound = bound
-        self._vocabulary = vocabulary = bound.vocabulary
+        self._vocabulary = bound.vocabulary
         self._scene = scene
-        self._family_marks = marks
+        self._spelt = spelt = spelt_format(format, bound.vocabulary)
+        self._format = spelt.format
         head, effects = scene.head, scene.effects
-        may_call = head.tool_choice != "none"
-        is_free = head.tool_choice == "auto" or not may_call
-        self._mends = (
-            marks.is_mended and not is_free and scene.can_constrain and bool(forced(scene))
-        )
-        # Which marks mean something in this scene.
-        signals = [text for text in marks.signals if vocabulary.has_special(text)]
-        self._signal = vocabulary.special(signals[0]) if signals and may_call else None
+        is_forced = head.tool_choice not in ("auto", "none") and bool(forced(scene))
+        self._mends = format.is_mended and is_forced and scene.can_constrain
+        # Which marks mean something in this scene: without tools, none.
         wanted = effects.format or head.text.format
         is_json = wanted is not None and wanted.type != "text"
-        is_offering = may_call and bool(head.tools.offers or effects.offers)
-        self._is_bare_read = is_offering and (not is_json or scene.can_constrain)
-        self._marks = (
-            *((marks.call,) if marks.call and may_call else ()),
-            *((FENCE,) if is_offering and not is_json else ()),
-        )
+        is_offering = head.tool_choice != "none" and bool(head.tools.offers or effects.offers)
+        is_held = scene.can_constrain and (is_forced or is_json)
+        self._is_bare_read = is_offering and (is_held or (format.is_bare and not is_json))
+        self._is_guessing = is_offering and format.is_guessed and not is_json
+        self._begins = self._format.begins if is_offering else ()
+        self._marks = (*self._begins, *self._format.dropped)
+        # A mark that is a token ends a thought, too.
+        self._thought_ends = (self._format.thought, *filter(is_special, self._begins))
         self._decode = getincrementaldecoder("utf-8")("replace")
-        self._items = ItemWriter(is_single=not head.parallel_tool_calls)
+        self._items = ItemWriter(is_single=not head.parallel_tool_calls, hidden=spelt.hidden)
         # Whether the only call that is allowed is whole.
         self.is_over = False
         self._state: Callable[[str], str | None] = self._thinking if is_thinking else self._between
@@ -115,7 +117,9 @@ class TextReader:
         self._held = ""
         self._fresh = 0
         self._is_after_mark = False
+        self._is_fenced = False
         self._call = _Call("", is_certain=False)
+        self._arguments: ArgumentsReader = JsonArguments()
 
     feed = feed_tokens
 
@@ -130,7 +134,7 @@ class TextReader:
         ids = items.ids
         if self._mends and is_whole_call:
             brace = "}" if self._state == self._trailing else ""
-            end = f"\n{self._family_marks.called}" if self._call.mark else ""
+            end = f"\n{self._format.ends[0]}" if self._call.mark else ""
             ids = ids + self._vocabulary.ids(Own(brace + end))
         ids.append(self._bound.seal[0] if self._stop is None else self._stop)
         parsed.append(TurnClosed(ids + self._bound.seal[1:]))
@@ -145,16 +149,14 @@ class TextReader:
             self._stop = id
             self._is_passing = False
             return
-        if id == self._signal:
-            self._take_signal(id)
-            return
         data = self._vocabulary.bytes_of(id)
         if id not in self._bound.plain_tokens:
             # It can neither begin a mark nor stand before a mark.
-            is_plain = b"<" not in data and b"`" not in data and data[-1:] != b"\n"
+            is_plain = self._spelt.first_bytes.isdisjoint(data) and data[-1:] != b"\n"
             self._bound.plain_tokens[id] = plain_token(data) if is_plain else None
         items.ids.append(id)
-        text = self._decode.decode(data)
+        letter = self._spelt.letters.get(id, "")
+        text = self._decode.decode(data, final=bool(letter)) + letter
         self._fresh = len(text)
         if items.pending is not None:
             items.pending.take(id, logprobs, len(text))
@@ -167,18 +169,6 @@ class TextReader:
             and not self._decode.getstate()[0]
         )
 
-    def _take_signal(self, id: int) -> None:
-        """What went before is whole, and a call follows."""
-        items = self._items
-        items.joined_from = len(items.parsed)
-        self._release()
-        self._close()
-        if items.is_over:
-            return
-        items.ids.append(id)
-        self._call, self._state = _Call("", is_certain=True), self._heading
-        self._is_passing = False
-
     def _read(self, text: str) -> None:
         rest: str | None = self._held + text
         self._held = ""
@@ -189,31 +179,36 @@ class TextReader:
 
     def _between(self, text: str) -> str | None:
         bare = text.lstrip()
-        if bare.startswith(THINK):
-            self._state = self._thinking
-            return bare[len(THINK) :]
+        known = (self._format.think, *self._marks)
+        mark = next(filter(bare.startswith, known), None)
         is_bare = self._is_bare_read and bare.startswith("{")
-        # The mark of a bare object is empty.
-        mark = "" if is_bare else next(filter(bare.startswith, self._marks), None)
-        if mark is None and any(known.startswith(bare) for known in (THINK, *self._marks)):
+        if mark is None and not is_bare and any(other.startswith(bare) for other in known):
             self._held = text
             return None
+        if mark is not None and mark not in self._begins:
+            self._is_after_mark = True
+            self._state = self._thinking if mark == self._format.think else self._between
+            return bare[len(mark) :]
         # Newlines after a mark belong to the mark; at the very beginning they are the model's own.
         own = text.lstrip("\n") if self._is_after_mark else text
-        if mark is not None:
-            is_certain = bool(mark) and mark == self._family_marks.call
-            self._call = _Call(mark, is_certain, gap=own[: len(own) - len(bare)])
+        is_guessing, self._is_guessing = self._is_guessing, False
+        if mark is not None or is_bare:
+            # The mark of a bare object is empty.
+            self._call = _Call(mark or "", bool(mark), gap=own[: len(own) - len(bare)])
             self._state = self._heading
-            return bare[len(mark) :]
+            return bare[len(mark or "") :]
+        if is_guessing and bare[0] in "{`":
+            self._call, self._state = _Call("", is_certain=False), self._guessing
+            return own
         self._items.begin_message(len(own))
+        self._is_fenced = False
         self._state = self._talking
         return own
 
     def _talking(self, text: str) -> str | None:
         items = self._items
-        found = [(at, mark) for mark in self._marks if (at := text.find(mark)) >= 0]
-        at, mark = min(found, default=(len(text), ""))
-        held = len(text) - len(text[:at].rstrip("\n")) if mark else _held_back(text, self._marks)
+        at, mark = self._next_mark(text)
+        held = len(text) - len(text[:at].rstrip("\n")) if mark else self._unsure(text)
         # With which token begins what is not written.
         if held < len(text):
             items.held_from = len(items.ids) - (1 if held >= self._fresh else 0)
@@ -224,57 +219,94 @@ class TextReader:
         if not mark:
             self._held = text[end:]
             return None
-        self._call = _Call(mark, mark == self._family_marks.call, gap=text[end:at])
-        self._state = self._heading
+        if mark in self._begins:
+            self._call = _Call(mark, is_certain=True, gap=text[end:at])
+            self._state = self._heading
+        else:
+            self._close()
         return text[at + len(mark) :]
+
+    def _next_mark(self, text: str) -> tuple[int, str]:
+        """The next mark that is not quoted in a fence, and where it stands; or else nothing, at the end."""
+        if self._marks:
+            for found in marks_and_fences(self._marks).finditer(text):
+                if found[0][0] != "`":
+                    if not self._is_fenced or is_special(found[0]):
+                        return found.start(), found[0]
+                elif found.end() < len(text):
+                    self._is_fenced = not self._is_fenced
+        return len(text), ""
+
+    def _unsure(self, text: str) -> int:
+        """How many characters at the end may belong to a mark, or to a fence."""
+        if not self._marks:
+            return 0
+        return max(held_back(text, self._marks), len(text) - len(text.rstrip("`")))
 
     def _thinking(self, text: str) -> str | None:
         items = self._items
-        at = text.find(THOUGHT)
-        held = _held_back(text, (THOUGHT,)) if at < 0 else len(text) - len(text[:at].rstrip("\n"))
+        found = any_of(self._thought_ends).search(text)
+        at = len(text) if found is None else found.start()
+        held = len(text) - len(text[:at].rstrip("\n"))
+        if found is None:
+            held = held_back(text, self._thought_ends)
         own = text[: len(text) - held]
         if items.open is None and own.strip():
             items.begin(ItemOpened("reasoning"))
             own = own.lstrip("\n")
         if items.open is not None:
             items.write(own)
-        if at < 0:
+        if found is None:
             self._held = text[len(text) - held :] if items.open is not None else text
             return None
-        self._close()
-        return text[at + len(THOUGHT) :]
+        if found[0] == self._format.thought:
+            self._close()
+            return text[found.end() :]
+        # The token of the mark is not part of the thought.
+        self._close(len(items.ids) - 1)
+        return text[at:]
 
     # Calls.
 
     def _heading(self, text: str) -> str | None:
-        bare, call = text.lstrip(), self._call
-        if call.mark == FENCE:
-            bare = _after_word(bare)
-        elif call.is_certain and not call.mark and bare.startswith("["):
-            call.is_listed = True
-            bare = bare[1:].lstrip()
-        if bare[:1] not in ("", "{") or not (call.is_certain or may_begin_call(bare)):
+        call = self._call
+        bare = text.lstrip(LISTED if self._format.is_listed else BLANKS)
+        shapes = self._format.shapes if call.is_certain else OBJECTS
+        headers = [(shape, header(shape.header, shape.ahead)) for shape in shapes]
+        if call.is_certain or may_begin_call(bare):
+            is_short = len(bare) <= HEADER_CHARS_MAX
+            for shape, pattern in headers if is_short else ():
+                if found := pattern.whole.match(bare):
+                    return self._named(shape, found, text)
+            if bare.startswith("{") and any(shape.closing == "}" for shape in shapes):
+                return self._whole_heading(text)
+            if any(pattern.may_begin(bare) for _, pattern in headers):
+                self._held = text
+                return None
+        return self._was_text(text)
+
+    def _named(self, shape: CallShape, found: re.Match[str], text: str) -> str:
+        name = re.sub(shape.noise, "", found["name"]) if shape.noise else found["name"]
+        if not self._begin_call(name):
             return self._was_text(text)
-        header = header_of(bare)
-        if header is not None:
-            if not self._begin_call(header[0]):
-                return self._was_text(text)
-            self._state = self._arguing
-            call.braces = Braces()
-            return bare[header[1] :]
+        self._call.shape = shape
+        offer = offer_in(self._scene, name)
+        self._arguments = arguments_reader(shape, offer and parameters_of(offer))
+        self._state = self._arguing
+        return found.string[found.end() :]
+
+    def _whole_heading(self, text: str) -> str | None:
+        """Another order of keys, arguments that are no object, or no call at all: seen when the object is whole."""
+        call = self._call
         end = call.braces.end_in(text, call.scanned)
         call.scanned = len(text)
         if end is None:
             self._held = text
             return None
-        return self._whole_heading(text, end)
-
-    def _whole_heading(self, text: str, end: int) -> str:
-        """Another order of keys, arguments that are no object, or no call at all."""
-        call = whole_call(text[text.find("{") : end])
-        if call is None or not self._begin_call(call.name):
+        found = whole_call(text[text.find("{") : end])
+        if found is None or not self._begin_call(found.name):
             return self._was_text(text)
-        self._items.write_arguments(call.arguments_text())
+        self._items.write_arguments(found.arguments_text())
         self._items.end_arguments()
         self._state = self._ending
         return text[end:]
@@ -293,21 +325,22 @@ class TextReader:
         before = self._call.gap + self._call.mark
         if items.open is None:
             items.begin_message(len(before) + len(text))
+            self._is_fenced = False
         items.write(before)
         items.held_from = len(items.ids)
         self._state = self._talking
         return text
 
     def _arguing(self, text: str) -> str | None:
-        braces = self._call.braces
-        end = braces.end_in(text)
-        self._items.write_arguments(text[:end])
-        if end is None:
-            return None
-        self._items.end_arguments()
-        self._state = self._trailing if braces.depth == 0 else self._ending
-        self._call.braces = Braces(depth=1)
-        return text[end:]
+        parsed, rest = self._arguments.feed(text)
+        self._items.write_arguments(parsed)
+        if rest is not None:
+            self._items.end_arguments()
+            assert self._call.shape is not None
+            is_object = self._call.shape.closing == "}"
+            self._call.braces = Braces(depth=1)
+            self._state = self._trailing if is_object else self._ending
+        return rest
 
     def _trailing(self, text: str) -> str | None:
         end = self._call.braces.end_in(text)
@@ -317,33 +350,72 @@ class TextReader:
         return text[end:]
 
     def _ending(self, text: str) -> str | None:
+        call, format = self._call, self._format
         # A brace too many is a common slip of small models and means nothing.
-        bare = text.lstrip("} \t\r\n")
-        if self._call.is_listed:
-            return self._ending_in_list(bare)
-        mark = self._call.mark
-        closing = FENCE if mark == FENCE else self._family_marks.called if mark else SEPARATOR
-        if closing.startswith(bare) and bare != closing:
+        bare = text.lstrip(SLACK)
+        closing = "" if call.shape is None or call.is_closed else call.shape.closing.strip("}")
+        if closing and closing != bare and closing.startswith(bare):
             self._held = bare
             return None
-        self._close()
-        return None if self._items.is_over else bare.removeprefix(closing)
-
-    def _ending_in_list(self, bare: str) -> str | None:
-        if not bare:
+        call.is_closed = True
+        bare = bare.removeprefix(closing).lstrip(SLACK)
+        ends = format.ends if call.is_certain else (SEPARATOR,)
+        end = next(filter(bare.startswith, ends), "")
+        if not end and (not bare or any(other.startswith(bare) for other in ends)):
+            self._held = bare
             return None
         self._close()
         if self._items.is_over:
             return None
-        if bare[0] == ",":
-            self._call, self._state = _Call("", is_certain=True, is_listed=True), self._heading
-            return bare[1:]
-        return bare.removeprefix("]")
+        if not end and call.is_certain and self._is_next(bare):
+            self._call, self._state = _Call("", is_certain=True), self._heading
+        return bare[len(end) :]
+
+    def _is_next(self, text: str) -> bool:
+        """Whether another call may begin, before the end mark."""
+        if self._format.is_listed:
+            return text[0] in ",;"
+        headers = (header(shape.header, shape.ahead) for shape in self._format.shapes
+                   if not shape.header.startswith("%"))  # fmt: skip
+        return any(one.may_begin(text) or one.whole.match(text) for one in headers)
+
+    # Calls without marks.
+
+    def _guessing(self, text: str) -> str | None:
+        found, call = GUESSED.fullmatch(text), self._call
+        if found is None or (found["object"] and not may_begin_call(found["object"])):
+            return self._was_text(text)
+        if not call.is_closed:
+            end = call.braces.end_in(text, call.scanned) if found["object"] else None
+            call.is_closed, call.scanned = end is not None, len(text) if end is None else end
+        if call.is_closed and text[call.scanned :].lstrip(SLACK + SEPARATOR)[:1] not in (
+            "",
+            "{",
+            "`",
+        ):
+            return self._was_text(text)
+        self._held = text
+        return None
+
+    def _end_guess(self, text: str) -> None:
+        """The answer is whole: it is nothing but calls of tools that there are, or it is text."""
+        items = self._items
+        calls = only_calls(text)
+        opened = [call_in(self._scene, call.name, is_known=True) for call in calls]
+        if not calls or None in opened:
+            self._read(self._was_text(text))
+            return
+        for call, item in zip(calls, opened, strict=True):
+            if item is not None and not items.is_over:
+                items.begin(item)
+                items.write_arguments(call.arguments_text())
+                items.end_arguments()
+                items.close()
 
     # The end.
 
-    def _close(self) -> None:
-        self._items.close()
+    def _close(self, count: int | None = None) -> None:
+        self._items.close(count)
         self._is_after_mark = True
         self._state = self._between
 
@@ -354,6 +426,9 @@ class TextReader:
         if items.pending is not None:
             items.pending.add(len(rest))
         self._read(rest)
+        if self._state == self._guessing:
+            held, self._held = self._held, ""
+            self._end_guess(held)
         while self._state == self._heading:
             held, self._held = self._held, ""
             if items.open is None and not (self._call.gap + self._call.mark + held).strip():
@@ -362,6 +437,7 @@ class TextReader:
             self._read(self._was_text(held))
         held, self._held = self._held, ""
         if self._state == self._arguing:
+            items.write_arguments("" if is_cut else self._arguments.close())
             items.end_arguments()
         elif held and self._state in (self._between, self._thinking, self._talking):
             self._write_last(held)
@@ -377,24 +453,3 @@ class TextReader:
                 items.begin_message(len(held))
         if items.open is not None:
             items.write(held)
-
-
-@cache
-def _starts(marks: tuple[str, ...]) -> tuple[str, ...]:
-    """All parts with which these marks begin, the longest first. Marks are constants, so that there are few."""
-    starts = {mark[:n] for mark in marks for n in range(1, len(mark))}
-    return tuple(sorted(starts, key=len, reverse=True))
-
-
-def _held_back(text: str, marks: tuple[str, ...]) -> int:
-    """How many characters at the end may still be newlines before a mark, and a part of it."""
-    begun = next((len(start) for start in _starts(marks) if text.endswith(start)), 0)
-    return len(text) - len(text[: len(text) - begun].rstrip("\n"))
-
-
-def _after_word(text: str) -> str:
-    """After the word at a fence, as far as it has come."""
-    for word in FENCED:
-        if text.startswith(word) or word.startswith(text):
-            return text[len(word) :].lstrip()
-    return text

@@ -1,0 +1,359 @@
+"""What are the arguments of a call, while the model still writes them?
+
+In: the text after the header of a call, cut anywhere, in the notation of the format. Out: the same as JSON, as soon as
+it is certain: strings while they are written, other values when they are whole.
+
+A value in tags has no type of its own; the tool's schema says it (`types_of`). What the schema calls a string, or does
+not know, is a string. Everything else is read as JSON, or as Python where it is not; what is neither stays a string.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from segue.readers.call_json import Braces
+from segue.readers.formats import CallShape, Notation, Tags
+from segue.readers.marks import LETTERS, any_of, header, held_back, is_special
+
+# What a template may say of a value that is a string.
+STRINGS = ("true", "string")
+TEXT = frozenset(("string",))
+WORDS = {"True": "true", "False": "false", "None": "null"}
+TOKEN = re.compile(rf"\s+|[{{\[(]|[}}\])]|[,:=]|[^\s{{}}\[\](),:='\"<{LETTERS}]+|.", re.DOTALL)
+PYTHON_ESCAPE = re.compile(
+    r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuU])", re.DOTALL
+)
+PYTHON_ESCAPE_CHARS_MAX = 10
+ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "\n": "",
+}
+
+
+class ArgumentsReader(Protocol):
+    """Reads the arguments of one call."""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """What is certain now, as JSON; and the text after the arguments, or None if they go on."""
+
+    def close(self) -> str:
+        """What is missing in the JSON, if there is no more text."""
+
+
+def arguments_reader(shape: CallShape, schema: object) -> ArgumentsReader:
+    """Reads the arguments of a call of this shape; the schema is the tool's."""
+    match shape.arguments:
+        case Tags() as tags:
+            return TaggedArguments(tags, schema if isinstance(schema, dict) else {})
+        case Notation() as notation:
+            return NotedArguments(notation)
+        case None:
+            return JsonArguments()
+
+
+class JsonArguments:
+    """JSON stays as it was written."""
+
+    def __init__(self) -> None:
+        self._braces = Braces()
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        end = self._braces.end_in(text)
+        return text[:end], None if end is None else text[end:]
+
+    def close(self) -> str:
+        return ""
+
+
+# --- values in tags -------------------------------------------------------------------------------
+
+
+class TaggedArguments:
+    """Every parameter stands in tags of its own."""
+
+    def __init__(self, tags: Tags, schema: Mapping[str, object]) -> None:
+        self._tags = tags
+        self._opening = header(tags.opening)
+        self._ends = (tags.closing, *tags.missed)
+        self._schema = schema
+        self._held = ""
+        self._before = "{"
+        # What a value may be; None between two values.
+        self._types: frozenset[str] | None = None
+        self._value: list[str] = []
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        rest: str | None = self._held + text
+        self._held = ""
+        parsed: list[str] = []
+        while rest is not None:
+            if self._types is None:
+                bare = rest.lstrip()
+                found = self._opening.whole.match(bare)
+                if found is None and self._opening.may_begin(bare):
+                    self._held = rest
+                    break
+                if found is None:
+                    return "".join(parsed) + self._ended(), rest
+                parsed.append(self._begun(found))
+                rest = bare[found.end() :]
+            else:
+                rest = self._more(rest, parsed)
+        return "".join(parsed), None
+
+    def close(self) -> str:
+        if self._types is None:
+            return self._ended()
+        parsed: list[str] = []
+        self._end_value(self._held, parsed)
+        return "".join(parsed) + self._ended()
+
+    def _begun(self, found: re.Match[str]) -> str:
+        said = found.groupdict()
+        key, kind = said["key"].strip(), said.get("type")
+        if kind is None:
+            self._types = types_of(self._schema, key)
+        else:
+            self._types = TEXT if kind in STRINGS else frozenset(("any",))
+        self._value = []
+        before, self._before = self._before, ", "
+        return f"{before}{_quoted(key)}: " + ('"' if self._is_string else "")
+
+    @property
+    def _is_string(self) -> bool:
+        return self._types == TEXT
+
+    def _more(self, text: str, parsed: list[str]) -> str | None:
+        found = any_of(self._ends).search(text)
+        if found is None:
+            end = len(text) - held_back(text, self._ends)
+            self._take(text[:end], parsed)
+            self._held = text[end:]
+            return None
+        self._end_value(text[: found.start()], parsed)
+        # A missing end is not used up.
+        return text[found.end() if found[0] == self._tags.closing else found.start() :]
+
+    def _take(self, text: str, parsed: list[str]) -> None:
+        if not self._value and self._tags.is_wrapped:
+            text = text.removeprefix("\n")
+        if text:
+            self._value.append(text)
+            parsed.append(_quoted(text)[1:-1] if self._is_string else "")
+
+    def _end_value(self, last: str, parsed: list[str]) -> None:
+        if self._tags.is_wrapped:
+            last = last.removesuffix("\n")
+        self._take(last, parsed)
+        assert self._types is not None
+        parsed.append('"' if self._is_string else typed("".join(self._value), self._types))
+        self._types = None
+
+    def _ended(self) -> str:
+        return "{}" if self._before == "{" else "}"
+
+
+def types_of(schema: Mapping[str, object], key: str) -> frozenset[str]:
+    """What the value of this parameter may be, in the words of JSON schema; a string where nothing is said."""
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, dict) else None
+    return frozenset(_types(found, schema, 0)) or TEXT
+
+
+def _types(part: object, schema: Mapping[str, object], depth: int) -> set[str]:
+    # A schema may refer to itself.
+    if not isinstance(part, dict) or depth > 8:
+        return set()
+    types = part.get("type", [])
+    found = {types} if isinstance(types, str) else {each for each in types if isinstance(each, str)}
+    values = [*part.get("enum", []), *([part["const"]] if "const" in part else [])]
+    found.update(map(_type_of, values))
+    for word in ("anyOf", "oneOf", "allOf"):
+        for inner in part.get(word, []):
+            found |= _types(inner, schema, depth + 1)
+    target = part.get("$ref")
+    if isinstance(target, str) and target.startswith("#/"):
+        at: object = schema
+        for step in target[2:].split("/"):
+            at = at.get(step) if isinstance(at, dict) else None
+        found |= _types(at, schema, depth + 1)
+    return found
+
+
+def _type_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def typed(text: str, types: frozenset[str]) -> str:
+    """The JSON of a value that was written as text, if it may be of these types."""
+    bare = text.strip()
+    try:
+        value = msgspec.json.decode(bare)
+    except (msgspec.DecodeError, RecursionError):
+        value, bare = _from_python(bare)
+        if not bare:
+            return _quoted(text)
+    kind = _type_of(value)
+    kinds = {kind, "number"} if kind == "integer" else {kind}
+    is_meant = "string" not in types or bool(kinds & types)
+    return bare if is_meant else _quoted(text)
+
+
+def _from_python(text: str) -> tuple[object, str]:
+    """The value of a Python literal, and its JSON; no JSON: it is none."""
+    try:
+        value = ast.literal_eval(text)
+        return value, msgspec.json.encode(value).decode()
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None, ""
+
+
+def _quoted(text: str) -> str:
+    # A special token inside a value has no text.
+    clean = text if text.isascii() else re.sub(f"[{LETTERS}]", "", text)
+    return msgspec.json.encode(clean).decode()
+
+
+# --- objects that are not JSON --------------------------------------------------------------------
+
+
+class NotedArguments:
+    """An object in another notation: `{k:<|"|>v<|"|>}`, or what stands between the parentheses of a Python call."""
+
+    def __init__(self, notation: Notation) -> None:
+        self._notation = notation
+        self._held = ""
+        # What is open, by its closing letter.
+        self._open: list[str] = []
+        self._is_key = False
+        # The quote of the string that is open.
+        self._quote = ""
+        if notation.is_open:
+            self._open.append("}")
+            self._is_key = True
+        self._before = "{" if notation.is_open else ""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        rest = self._held + text
+        parsed = [self._before]
+        self._held = self._before = ""
+        while rest:
+            if not self._quote and is_special(rest) and rest[0] not in self._notation.quotes:
+                # The end of the call, though something is still open.
+                return "".join(parsed) + self.close(), rest
+            used = self._string(rest, parsed) if self._quote else self._step(rest, parsed)
+            if not used:
+                self._held = rest
+                break
+            rest = rest[used:]
+            if not self._open:
+                return "".join(parsed), rest
+        return "".join(parsed), None
+
+    def close(self) -> str:
+        parsed = [self._before]
+        if self._quote:
+            parsed += [_quoted(self._held)[1:-1], '"']
+        elif self._held:
+            self._word(self._held, parsed)
+        return "".join(parsed) + "".join(reversed(self._open))
+
+    def _step(self, text: str, parsed: list[str]) -> int:
+        """How much of the text was used; nothing: more is needed."""
+        quotes = self._notation.quotes
+        for quote in quotes:
+            if text.startswith(quote):
+                self._quote = quote
+                parsed.append('"')
+                return len(quote)
+            if quote.startswith(text):
+                return 0
+        found = TOKEN.match(text)
+        assert found is not None
+        token = found[0]
+        if token in ("{", "[", "("):
+            self._open.append("}" if token == "{" else "]")
+            self._is_key = token == "{"
+            parsed.append("{" if token == "{" else "[")
+        elif token in ("}", "]", ")"):
+            parsed.append(self._open.pop())
+        elif token == ",":
+            self._is_key = self._open[-1] == "}"
+            parsed.append(", ")
+        elif token in (":", "=") and self._is_key:
+            self._is_key = False
+            parsed.append(": ")
+        elif not token.isspace():
+            if found.end() == len(text):
+                return 0
+            self._word(token, parsed)
+        return len(token)
+
+    def _word(self, word: str, parsed: list[str]) -> None:
+        """A key, a number, or the name of a value; anything else is a string without quotes."""
+        word = WORDS.get(word, word)
+        if self._is_key:
+            parsed.append(_quoted(word))
+            return
+        try:
+            msgspec.json.decode(word)
+        except msgspec.DecodeError:
+            word = _quoted(word)
+        parsed.append(word)
+
+    def _string(self, text: str, parsed: list[str]) -> int:
+        """How much of an open string was used."""
+        quote, has_escapes = self._quote, self._notation.has_escapes
+        found = any_of((quote, "\\") if has_escapes else (quote,)).search(text)
+        if found is None:
+            end = len(text) if len(quote) == 1 else len(text) - held_back(text, (quote,))
+            parsed.append(_quoted(text[:end])[1:-1])
+            return end
+        at = found.start()
+        if at:
+            parsed.append(_quoted(text[:at])[1:-1])
+            return at
+        if found[0] == quote:
+            self._quote = ""
+            parsed.append('"')
+            return len(quote)
+        escape = PYTHON_ESCAPE.match(text)
+        if escape is None and len(text) < PYTHON_ESCAPE_CHARS_MAX:
+            return 0
+        written = "\\" if escape is None else escape[0]
+        parsed.append(_quoted(_meant(written))[1:-1])
+        return len(written)
+
+
+def _meant(escape: str) -> str:
+    """What a Python escape stands for; what is none stays as it was written."""
+    if escape[1:2] in ("x", "u", "U"):
+        letter = int(escape[2:], 16)
+        return escape if 0xD800 <= letter <= 0xDFFF or letter > 0x10FFFF else chr(letter)
+    return ESCAPES.get(escape[1:], escape)

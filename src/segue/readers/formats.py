@@ -1,0 +1,271 @@
+"""How does a model family write a call, and a thought?
+
+A `CallFormat` is a value: the marks around calls, and the shapes that a call between them may have. `FORMATS` has a row
+for every format; `format_of` finds the row of a model by the marks that stand in its chat template.
+
+Patterns are written as they read: `%name%` is the name of the tool, `%key%` of a parameter, `%type%` its type, `%any%`
+something that does not matter, and a space is any white space or none. A mark may be a special token of the vocabulary
+(`marks.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Arguments in tags: every parameter in tags of its own, its value as text."""
+
+    # Before a value.
+    opening: str
+    closing: str
+    # Also end a value, where its own end is missing.
+    missed: tuple[str, ...] = ()
+    # Whether a newline after the first tag and before the last belongs to the tags.
+    is_wrapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """Arguments in an object notation that is not JSON."""
+
+    # Stand around a string.
+    quotes: tuple[str, ...]
+    # Whether a backslash escapes.
+    has_escapes: bool = False
+    # Whether the object is open already, after the header.
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallShape:
+    """One way to write a call."""
+
+    # Stands before the arguments.
+    header: str
+    # One of these follows the header, and is part of the arguments or the end.
+    ahead: tuple[str, ...] = ()
+    # How arguments are written; None: as JSON.
+    arguments: Tags | Notation | None = None
+    # Closes the call after its arguments; `}` with other keys before it.
+    closing: str = ""
+    # A pattern of what in a name is not part of it.
+    noise: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a family marks calls and thoughts."""
+
+    name: str
+    # All of these stand in the chat template of such a model.
+    known_by: tuple[str, ...]
+    # Any of these begins calls, and any of the ends ends them.
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    shapes: tuple[CallShape, ...]
+    # Around a thought.
+    think: str = "<think>"
+    thought: str = "</think>"
+    # Marks that say nothing.
+    dropped: tuple[str, ...] = ()
+    # Whether calls stand in a list.
+    is_listed: bool = False
+    # Whether a call is a bare object, as the beginning of an answer.
+    is_bare: bool = False
+    # Whether an answer that is nothing but the JSON of a call, in a fence or not, is meant as a call: small models
+    # forget the marks.
+    is_guessed: bool = False
+    # Whether what closes a forced call is ours: the engine writes only the JSON of the call and stops after it.
+    is_mended: bool = False
+
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+OBJECT = CallShape('{ "name" : "%name%" , "arguments" : ', ("{",), closing="}")
+PARAMETERS = CallShape('{ "name" : "%name%" , "parameters" : ', ("{",), closing="}")
+OBJECTS = (OBJECT, PARAMETERS)
+FUNCTION = CallShape(
+    "<function=%name%>",
+    arguments=Tags(
+        "<parameter=%key%>",
+        "</parameter>",
+        ("\n<parameter=", "\n</function>"),
+        is_wrapped=True,
+    ),
+    closing="</function>",
+)
+
+
+def _invoke(before: str, attributes: str, after: str = ">") -> CallShape:
+    """`<invoke name="…">` with parameters in it; `before` stands before both words."""
+    return CallShape(
+        f'<{before}invoke name="%name%"%any%{after}',
+        arguments=Tags(
+            f"<{before}parameter name={attributes}{after}",
+            f"</{before}parameter{after}",
+            (f"\n<{before}parameter name=", f"\n</{before}invoke{after}"),
+        ),
+        closing=f"</{before}invoke{after}",
+    )
+
+
+def _keyed(suffix: str = "", separator: str = "") -> CallShape:
+    """A name, and each parameter as `<arg_key>` and `<arg_value>`; `suffix` stands at the end of every tag."""
+    key, value = f"arg_key{suffix}>", f"arg_value{suffix}>"
+    return CallShape(
+        f"%name%{separator} ",
+        (f"<{key}", f"</tool_call{suffix}>"),
+        Tags(f"<{key} %key% </{key} <{value}", f"</{value}"),
+        closing=f"</tool_call{suffix}>",
+    )
+
+
+def _named(before: str, after: str, closing: str = "", noise: str = "") -> CallShape:
+    """A name between marks, then JSON."""
+    return CallShape(f"{before} %name% {after} ", ("{",), closing=closing, noise=noise)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+HERMES = CallFormat("hermes", ("<tool_call>",), ("<tool_call>",), ("</tool_call>",), OBJECTS)
+LLAMA3 = CallFormat(
+    "llama3", ('"parameters": ', "ipython"), ("<|python_tag|>",), (";",), OBJECTS, is_bare=True
+)
+MISTRAL_LIST = CallFormat(
+    "mistral-list", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), (), OBJECTS, is_listed=True
+)
+MISTRAL = replace(
+    MISTRAL_LIST,
+    name="mistral",
+    shapes=(_named("", "[ARGS]"), _named("", "[CALL_ID]%any%[ARGS]"), *OBJECTS),
+    think="[THINK]",
+    thought="[/THINK]",
+)
+XML = CallFormat(
+    "xml", ("<function=", "<parameter="), ("<tool_call>",), ("</tool_call>",), (FUNCTION, *OBJECTS)
+)
+DSML = "｜DSML｜"
+PYTHON = CallFormat(
+    "pythonic",
+    ("<|python_start|>",),
+    ("<|python_start|>",),
+    ("<|python_end|>",),
+    (CallShape("%name%( ", arguments=Notation(("'", '"'), has_escapes=True, is_open=True)),),
+    is_listed=True,
+)
+COMMAND = '{ "tool_call_id" : "%any%" , "tool_name" : "%name%" , "parameters" : '
+
+
+def _list(name: str, begin: str, end: str, *shapes: CallShape) -> CallFormat:
+    """A list of objects between two marks."""
+    return CallFormat(name, (begin,), (begin,), (end,), shapes or OBJECTS, is_listed=True)
+
+
+# The first row of which all marks stand in a template is taken.
+FORMATS: tuple[CallFormat, ...] = (
+    replace(
+        XML,
+        name="seed",
+        known_by=("<seed:tool_call>",),
+        begins=("<seed:tool_call>",),
+        ends=("</seed:tool_call>",),
+        think="<seed:think>",
+        thought="</seed:think>",
+    ),
+    XML,
+    CallFormat(
+        "minimax-m2",
+        ("<minimax:tool_call>",),
+        ("<minimax:tool_call>",),
+        ("</minimax:tool_call>",),
+        (_invoke("", '"%key%"'),),
+    ),
+    CallFormat(
+        "dsml",
+        (DSML, "invoke"),
+        (f"<{DSML}function_calls>", f"<{DSML}tool_calls>"),
+        (f"</{DSML}function_calls>", f"</{DSML}tool_calls>"),
+        (_invoke(DSML, '"%key%" string="%type%"'),),
+    ),
+    CallFormat("glm", ("<arg_key>",), ("<tool_call>",), ("</tool_call>",), (_keyed(),)),
+    CallFormat(
+        "kimi-k2",
+        ("<|tool_calls_section_begin|>",),
+        ("<|tool_calls_section_begin|>",),
+        ("<|tool_calls_section_end|>",),
+        (
+            _named(
+                "<|tool_call_begin|>",
+                "<|tool_call_argument_begin|>",
+                "<|tool_call_end|>",
+                noise=r"^functions\.|:\d+$",
+            ),
+        ),
+    ),
+    CallFormat(
+        "deepseek-v3",
+        ("<｜tool▁calls▁begin｜>",),
+        ("<｜tool▁calls▁begin｜>",),
+        ("<｜tool▁calls▁end｜>",),
+        (
+            _named("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+            _named("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "```json", "```<｜tool▁call▁end｜>"),
+        ),
+    ),
+    CallFormat(
+        "gemma4",
+        ("<|tool_call>", "call:"),
+        ("<|tool_call>",),
+        ("<tool_call|>",),
+        (CallShape("call:%name%", ("{",), Notation(('<|"|>',))),),
+        think="<|channel>thought",
+        thought="<channel|>",
+    ),
+    replace(PYTHON, name="lfm2", known_by=("<|tool_call_start|>",),
+            begins=("<|tool_call_start|>",), ends=("<|tool_call_end|>",)),
+    PYTHON,
+    MISTRAL,
+    _list("command-r", "<|START_ACTION|>", "<|END_ACTION|>", CallShape(COMMAND, ("{",), closing="}")),
+    _list("apertus", "<|tools_prefix|>", "<|tools_suffix|>", CallShape('{ "%name%" : ', ("{",), closing="}")),
+    _list("apriel", "<tool_calls>", "</tool_calls>"),
+    _list("nemotron-v2", "<TOOLCALL>", "</TOOLCALL>"),
+    _list("granite3", "<|tool_call|>", "<|/tool_call|>"),
+    _list("gigachat", "<|function_call|>", "<|message_sep|>"),
+    CallFormat(
+        "solar",
+        ("<|tool_call:begin|>",),
+        ("<|tool_calls|>",),
+        ("<|calls|>",),
+        (
+            _named(
+                "<|tool_call:begin|>%any%<|tool_call:name|>",
+                "<|tool_call:args|>",
+                "<|tool_call:end|>",
+            ),
+        ),
+    ),
+    LLAMA3,
+    HERMES,
+)  # fmt: skip
+
+
+def format_of(template: str) -> CallFormat | None:
+    """How the model with this chat template writes calls; None: its template shows none that is known."""
+    return next((row for row in FORMATS if all(mark in template for mark in row.known_by)), None)
+
+
+# What looks like the mark of a call.
+CALL_MARK = re.compile(
+    r"<[^<>\s'\"{}%]*(?:tool_?call|function_?call|invoke|action)[^<>\s'\"{}%]*>?"
+    r"|\[[A-Z_]*TOOL_CALL[A-Z_]*\]|functools\[|>>>",
+    re.IGNORECASE,
+)
+
+
+def unread_marks(template: str) -> str | None:
+    """A mark of calls in this template that no reader knows."""
+    found = None if format_of(template) else CALL_MARK.search(template)
+    return None if found is None else found[0]
