@@ -51,7 +51,8 @@ from segue.vocabularies.vocabulary import Own
 BLANKS = " \t\r\n"
 # Around calls in a list, and between calls.
 LISTED = BLANKS + "[,;"
-SLACK = BLANKS + "}]"
+# The end of a list. A brace too many is a common slip of small models and means nothing.
+SLACK = re.compile(r"\A[\s}\]]*[}\]]")
 # An answer that may be calls without marks: a fence or none, then objects.
 GUESSED = re.compile(
     r"\s*(?:`{0,2}|```[a-z_]{0,9}\s*|(?:```(?:json|tool_call)?\s*)?(?P<object>\{.*))", re.DOTALL
@@ -103,6 +104,7 @@ class TextReader:
         self._is_bare_read = is_offering and (is_held or (format.is_bare and not is_json))
         self._is_guessing = is_offering and format.is_guessed and not is_json
         self._begins = self._format.begins if is_offering else ()
+        self._skipped = LISTED if format.is_listed else BLANKS
         self._marks = (*self._begins, *self._format.dropped)
         # A mark that is a token ends a thought, too.
         self._thought_ends = (self._format.thought, *filter(is_special, self._begins))
@@ -270,7 +272,7 @@ class TextReader:
 
     def _heading(self, text: str) -> str | None:
         call = self._call
-        bare = text.lstrip(LISTED if self._format.is_listed else BLANKS)
+        bare = text.lstrip(self._skipped)
         shapes = self._format.shapes if call.is_certain else OBJECTS
         headers = [(shape, header(shape.header, shape.ahead)) for shape in shapes]
         if call.is_certain or may_begin_call(bare):
@@ -351,25 +353,27 @@ class TextReader:
 
     def _ending(self, text: str) -> str | None:
         call, format = self._call, self._format
-        # A brace too many is a common slip of small models and means nothing.
-        bare = text.lstrip(SLACK)
+        rest = SLACK.sub("", text)
+        bare = rest.lstrip()
         closing = "" if call.shape is None or call.is_closed else call.shape.closing.strip("}")
-        if closing and closing != bare and closing.startswith(bare):
-            self._held = bare
+        if closing != bare and closing.startswith(bare):
+            self._held = rest
             return None
         call.is_closed = True
-        bare = bare.removeprefix(closing).lstrip(SLACK)
+        if closing and bare.startswith(closing):
+            rest = SLACK.sub("", bare[len(closing) :])
+            bare = rest.lstrip()
         ends = format.ends if call.is_certain else (SEPARATOR,)
         end = next(filter(bare.startswith, ends), "")
         if not end and (not bare or any(other.startswith(bare) for other in ends)):
-            self._held = bare
+            self._held = rest
             return None
         self._close()
         if self._items.is_over:
             return None
         if not end and call.is_certain and self._is_next(bare):
             self._call, self._state = _Call("", is_certain=True), self._heading
-        return bare[len(end) :]
+        return bare[len(end) :] if end else rest
 
     def _is_next(self, text: str) -> bool:
         """Whether another call may begin, before the end mark."""
@@ -388,7 +392,7 @@ class TextReader:
         if not call.is_closed:
             end = call.braces.end_in(text, call.scanned) if found["object"] else None
             call.is_closed, call.scanned = end is not None, len(text) if end is None else end
-        if call.is_closed and text[call.scanned :].lstrip(SLACK + SEPARATOR)[:1] not in (
+        if call.is_closed and text[call.scanned :].lstrip(BLANKS + "};")[:1] not in (
             "",
             "{",
             "`",
@@ -431,7 +435,8 @@ class TextReader:
             self._end_guess(held)
         while self._state == self._heading:
             held, self._held = self._held, ""
-            if items.open is None and not (self._call.gap + self._call.mark + held).strip():
+            shown = (self._call.gap + self._call.mark + held).translate(self._spelt.hidden)
+            if items.open is None and not shown.strip(self._skipped):
                 self._state = self._between
                 break
             self._read(self._was_text(held))
