@@ -27,7 +27,7 @@ from segue.engines.scripted import ScriptedEngine, load_script
 from segue.engines.sglang import SGLANG
 from segue.engines.shared import SharedEngine, sharing
 from segue.engines.token_engine import E, S, TokenCodec, TokenEngine, TokenJson
-from segue.engines.upstream import Upstream
+from segue.engines.upstream import Upstream, shown_address
 from segue.engines.vllm import VLLM
 from segue.engines.weights import add_with_bar, data_folder, find_weights, list_weights
 from segue.errors import Misconfigured
@@ -47,8 +47,6 @@ SCRIPTED_CONTEXT_TOKENS = 1_048_576
 
 # The context of a model inside this process, where the operator has not said: what small machines can hold.
 INSIDE_CONTEXT_TOKENS = 8_192
-# How many requests an engine server is sent at once, where the operator has not said: what such servers take.
-PARALLEL_MAX = 256
 
 Closer = Callable[[], Awaitable[None]]
 
@@ -282,10 +280,11 @@ def _over_http(
     replica: Callable[[Upstream], Engine],
 ) -> Model:
     """A model with one replica for each address."""
-    upstreams = {url: Upstream(url, settings.engine_key or None) for url in settings.engine_url}
+    key = settings.engine_key or None
+    upstreams = {shown_address(url): Upstream(url, key) for url in settings.engine_url}
     served.closers += [upstream.close for upstream in upstreams.values()]
-    replicas = {url: replica(upstream) for url, upstream in upstreams.items()}
-    engine = RoutedEngine(replicas, parallel_max=settings.engine_parallel or PARALLEL_MAX)
+    replicas = {name: replica(upstream) for name, upstream in upstreams.items()}
+    engine = RoutedEngine(replicas, parallel_max=settings.engine_parallel)
     return _model(settings, engine, dialect, settings.context_tokens or None)
 
 

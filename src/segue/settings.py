@@ -284,7 +284,7 @@ HELP = {
         "engine": "inference engine; all but embedded and scripted are servers at engine_url",
         "engine_url": "base URL of an engine server; repeatable, for several replicas",
         "engine_key": "API key sent to the engine server",
-        "engine_parallel": "requests at once for each replica, the rest wait; 0: 256, for a model inside 1",
+        "engine_parallel": "requests at once for each replica, the rest wait; 0: as the engine says or 256, inside 1",
         "context_tokens": "context window in tokens; 0: what the engine says, for a model inside at most 8192",
         "dialect": "chat format: auto (from the model's files), or " + ", ".join(CHAT_FORMATS),
         "tokenizer": "tokenizer.json, its folder, or a GGUF file; none: the embedded model's own",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
+from typing import Any, cast
 
 import pytest
 
 from segue.engines.routes import FairQueue, ReplicaHealth, RoutedEngine
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
-from segue.errors import EngineFailed, InvalidRequest, Unavailable
+from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
 from segue.turn.seams import Engine
 from segue.turn.values import EngineFacts, Finish, Job, Piece
 from tests.contracts.engine import Bench, chatml
@@ -36,7 +37,10 @@ JOB = job(tokens([1]))
 class Pair:
     """Two FAKE replicas, `a` and `b`, and the engine in front of them."""
 
-    def __init__(self, parallel_max: int = 4, all_down_s: float = 0.0) -> None:
+    def __init__(
+        self, parallel_max: int = 4, all_down_s: float = 0.0, names: tuple[str, ...] = ("a", "b")
+    ) -> None:
+        self._names = names
         self._stack = AsyncExitStack()
         self._parallel_max = parallel_max
         self._all_down_s = all_down_s
@@ -51,7 +55,9 @@ class Pair:
             address = await self._stack.enter_async_context(upstream(fake.url))
             engines[name] = TokenEngine(VLLM, address, "fake")
         self.engine = RoutedEngine(
-            engines, parallel_max=self._parallel_max, all_down_s=self._all_down_s
+            {name: engines[name] for name in self._names},
+            parallel_max=self._parallel_max,
+            all_down_s=self._all_down_s,
         )
         return self
 
@@ -90,7 +96,7 @@ async def test_child_goes_where_its_parent_was_served() -> None:
 async def test_first_turn_goes_to_the_replica_with_the_fewest_jobs() -> None:
     async with Pair() as pair:
         pair.a.hold_at = 1
-        first = asyncio.create_task(heard(pair.engine, JOB))
+        first = asyncio.create_task(heard(pair.engine, job(tokens([1]), route="a")))
         await is_held(pair.a)
         assert pair.health("a").running == 1
 
@@ -105,7 +111,82 @@ async def test_first_turn_goes_to_the_replica_with_the_fewest_jobs() -> None:
 async def test_unknown_route_is_a_first_turn() -> None:
     """A replica that was taken out of the settings."""
     async with Pair() as pair:
-        assert route_of(await heard(pair.engine, job(tokens([1]), route="gone"))) == "a"
+        assert route_of(await heard(pair.engine, job(tokens([1]), route="gone"))) in ("a", "b")
+
+
+async def test_chains_spread_over_replicas_that_are_equally_free_and_come_back() -> None:
+    """Each process counts alone: without a route, the chain itself says where it belongs."""
+    async with Pair() as pair:
+        chains = [f"resp_{n}" for n in range(24)]
+        routes = [
+            [route_of(await heard(pair.engine, job(tokens([1]), chain=one))) for one in chains]
+            for _ in range(2)
+        ]
+        assert routes[0] == routes[1]
+        assert 6 <= routes[0].count("a") <= 18
+
+
+async def test_sticky_job_gives_way_to_a_free_replica_when_its_own_has_a_long_queue() -> None:
+    async with Pair(parallel_max=4) as pair:
+        pair.a.hold_at = 1
+        wanted = job(tokens([1]), route="a")
+        jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(6)]
+        await is_held(pair.a)
+        assert pair.health("a") == ReplicaHealth("a", True, 4, 2)
+        assert route_of(await heard(pair.engine, wanted)) == "b"
+        pair.a.gate.set()
+        assert [route_of(await one) for one in jobs] == ["a"] * 6
+
+
+async def test_replica_runs_as_many_jobs_as_it_says(caplog: pytest.LogCaptureFixture) -> None:
+    """An engine that says nothing gets many; one that tells its slots as many; and waiting is logged, once."""
+    async with Pair(parallel_max=0, names=("a",)) as pair:
+        pair.a.hold_at = 1
+        wanted = job(tokens([1]), route="a")
+        jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(20)]
+        await is_held(pair.a)
+        assert pair.health("a") == ReplicaHealth("a", True, 20, 0)
+        # It says so only now, as one does that has come back with other options.
+        engine = pair.engine._replicas["a"].engine
+        cast("Any", engine).facts = EngineFacts(slots=3)
+        with caplog.at_level("INFO"):
+            jobs += [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(2)]
+            await asyncio.sleep(0)
+        assert pair.health("a") == ReplicaHealth("a", True, 20, 2)
+        assert [one.message for one in caplog.records] == [
+            "engine a is full: requests wait, 3 run at a time"
+        ]
+        pair.a.gate.set()
+        await asyncio.gather(*jobs)
+
+
+async def test_new_slots_go_to_jobs_that_wait() -> None:
+    queue = FairQueue(1)
+    await queue.enter("ada", "")
+    waiting = [asyncio.create_task(queue.enter("ada", "")) for _ in range(3)]
+    await asyncio.sleep(0)
+    queue.resize(3)
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0)
+    assert (queue.running, queue.waiting) == (3, 1)
+    queue.leave()
+    await asyncio.wait(waiting)
+
+
+async def test_limit_of_our_key_is_for_whoever_hit_it() -> None:
+    """Another replica is tried; where there is none, the caller reads the endpoint's words; its health is as before."""
+    async with Pair(names=("a",)) as pair:
+        pair.a.limited = "Rate limit reached: 30 requests a minute."
+        with pytest.raises(TooMany, match="30 requests a minute") as raised:
+            await heard(pair.engine, JOB)
+        assert raised.value.wait_s == 7
+        assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
+        pair.a.limited = ""
+        assert ids_of(await heard(pair.engine, JOB)) == [10, 11, 12]
+    async with Pair() as pair:
+        pair.a.limited = "Slow down."
+        assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "b"
+        assert pair.health("a").is_up
 
 
 async def test_job_fails_over_when_the_parents_replica_refuses_connections() -> None:
@@ -226,7 +307,7 @@ async def test_clients_error_is_not_the_replicas() -> None:
 
 
 async def test_replica_gets_only_so_many_jobs_at_a_time() -> None:
-    async with Pair(parallel_max=2) as pair:
+    async with Pair(parallel_max=2, names=("a",)) as pair:
         pair.a.hold_at = 1
         wanted = job(tokens([1]), route="a")
         jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(8)]
@@ -239,7 +320,7 @@ async def test_replica_gets_only_so_many_jobs_at_a_time() -> None:
 
 
 async def test_job_that_leaves_the_queue_gives_its_place_on() -> None:
-    async with Pair(parallel_max=1) as pair:
+    async with Pair(parallel_max=1, names=("a",)) as pair:
         pair.a.hold_at = 1
         wanted = job(tokens([1]), route="a")
         jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(3)]

@@ -14,9 +14,11 @@ from segue.engines.upstream import (
     Upstream,
     error_for_status,
     error_in_stream,
+    shown_address,
+    split_address,
 )
 from segue.engines.vllm import VLLM
-from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable
+from segue.errors import ApiError, EngineFailed, InvalidRequest, TooMany, Unavailable
 from tests.engines.asking import finish_of, heard, ids_of, job, played, tokens, upstream
 from tests.engines.fakes.vllm import FakeVllm
 
@@ -51,7 +53,7 @@ OPENAI_OVERFLOW = (
         (400, b"not JSON", InvalidRequest, "invalid_request"),
         (401, b'{"error":"Unauthorized"}', EngineFailed, "server_error"),
         (404, b"", EngineFailed, "server_error"),
-        (429, b"", Unavailable, "server_is_overloaded"),
+        (429, b"", TooMany, "rate_limit_exceeded"),
         (503, b'{"error":{"message":"Loading model"}}', Unavailable, "server_is_overloaded"),
         (500, b"\xff", EngineFailed, "server_error"),
     ],
@@ -63,6 +65,39 @@ def test_refusal_becomes_our_own_error(
 
     assert isinstance(error, kind)
     assert error.code == code
+
+
+@pytest.mark.parametrize(
+    ("address", "root", "version"),
+    [
+        ("http://h:1", "http://h:1", "/v1"),
+        ("http://h:1/", "http://h:1", "/v1"),
+        ("http://h:1/v1/", "http://h:1", "/v1"),
+        ("https://h/openai/v1", "https://h/openai", "/v1"),
+        ("https://h/api/paas/v4", "https://h/api/paas", "/v4"),
+        ("https://h/api/v3", "https://h/api", "/v3"),
+        ("https://h/v1beta/openai", "https://h", "/v1beta/openai"),
+        ("https://h/v1/openai/", "https://h", "/v1/openai"),
+        ("https://h/openai", "https://h", "/openai"),
+        ("https://h/vllm", "https://h/vllm", "/v1"),
+        ("https://v1/prefix", "https://v1/prefix", "/v1"),
+        ("https://user:secret@v1", "https://user:secret@v1", "/v1"),
+    ],
+)
+def test_address_may_name_its_version(address: str, root: str, version: str) -> None:
+    assert split_address(address) == (root, version)
+
+
+async def test_native_paths_are_below_the_root_and_others_below_the_version() -> None:
+    async with FakeVllm() as fake, upstream(fake.url + "/api/paas/v4") as address:
+        await address.call("GET", "/v1/models")
+        await address.call("GET", "/props")
+        assert fake.paths == ["/api/paas/v4/models", "/api/paas/props"]
+
+
+def test_address_is_shown_without_its_password() -> None:
+    assert shown_address("https://user:secret@h:1/v1") == "https://h:1/v1"
+    assert shown_address("http://h:1") == "http://h:1"
 
 
 def test_overflow_tells_both_figures_where_the_engine_does() -> None:

@@ -75,7 +75,7 @@ class HealthCheck:
         for name, model in self._models.items():
             checks[f"engine:{name}"] = await model.engine.is_ready()
         for row in self.replicas(checks):
-            self._observers.metrics.note_engine(row.name, is_up=row.is_up)
+            self._observers.metrics.note_engine(row.name, is_up=row.is_up, waiting=row.waiting)
         return checks
 
     def replicas(self, checks: Mapping[str, bool]) -> list[ReplicaView]:

@@ -1,9 +1,10 @@
 """Which replica of an engine takes a job?
 
-The replica that served the parent, because it has the prefix cached, as long as it is healthy; else the replica with
-the fewest jobs. Each replica runs a limited number of jobs; the others wait in a queue in front of it that is fair
-between owners, and for each owner between its lanes, so that a hundred jobs of one owner do not delay the one job of
-another.
+The replica that served the parent, because it has the prefix cached, as long as it is healthy and its queue is not
+long while another one is free; else the replica with the fewest jobs. Between equals a hash of the chain decides, so
+that processes which know nothing of each other spread their chains, and find the same replica again. Each replica
+runs a limited number of jobs; the others wait in a queue in front of it that is fair between owners, and for each owner
+between its lanes, so that a hundred jobs of one owner do not delay the one job of another.
 
 A replica that cannot be reached, breaks off, or returns only errors is not used for a while, longer each time:
 
@@ -24,12 +25,13 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from hashlib import blake2b
 
 import msgspec
 from msgspec import Struct
 
 from segue.engines.upstream import EngineLost
-from segue.errors import ApiError, CallerError, EngineFailed, Unavailable
+from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
 from segue.turn.seams import Engine
 from segue.turn.values import EngineFacts, Job, JobStarted, Piece
 
@@ -44,6 +46,10 @@ ALL_DOWN_S = 2.0
 ERRORS_MAX = 3
 # How many replicas may fail with one job: it may be the job that breaks them.
 FAILURES_MAX = 2
+# How many jobs a server is sent at once where neither it nor the operator says: what vLLM and SGLang take.
+PARALLEL_MAX = 256
+# How often it may be logged that jobs wait for one replica.
+WAITING_LOG_S = 60.0
 # Jobs that wait for one replica. At one job a second this is already minutes of waiting.
 WAITING_MAX = 1024
 
@@ -61,15 +67,31 @@ class FairQueue:
     """A limited number of slots; they go round between owners, and for each owner between its lanes."""
 
     def __init__(self, slots: int) -> None:
-        self._slots = slots
+        self.slots = slots
         self.running = 0
         self.waiting = 0
         # By owner, then by lane. The first owner, and its first lane, get the next slot.
         self._owners: dict[str, dict[str, deque[asyncio.Future[None]]]] = {}
 
+    @property
+    def is_free(self) -> bool:
+        return self.running < self.slots
+
+    @property
+    def is_long(self) -> bool:
+        """Whether one that comes now waits about as long as half of the jobs take."""
+        return 2 * self.waiting >= self.slots
+
+    def resize(self, slots: int) -> None:
+        """So many slots from now on; jobs that wait get those that are new."""
+        self.slots = slots
+        while self._owners and self.is_free:
+            self.running += 1
+            self.leave()
+
     async def enter(self, owner: str, lane: str) -> None:
         """Wait for a slot."""
-        if self.running < self._slots:
+        if self.is_free:
             self.running += 1
             return
         if self.waiting >= WAITING_MAX:
@@ -115,11 +137,28 @@ class _Replica:
     def __init__(self, name: str, engine: Engine, slots: int) -> None:
         self.name = name
         self.engine = engine
-        self.queue = FairQueue(slots)
+        # As the operator says; 0: as the engine says.
+        self._slots = slots
+        self.queue = FairQueue(slots or PARALLEL_MAX)
+        self._logged_at = -WAITING_LOG_S
         # In a row, without an answer in between.
         self.failures = 0
         self.errors = 0
         self.down_until = 0.0
+
+    @property
+    def load(self) -> int:
+        return self.queue.running + self.queue.waiting
+
+    async def enter(self, job: Job, now: float) -> None:
+        """Wait for a slot."""
+        slots = self._slots or self.engine.facts.slots or PARALLEL_MAX
+        if slots != self.queue.slots:
+            self.queue.resize(slots)
+        if not self.queue.is_free and now >= self._logged_at + WAITING_LOG_S:
+            self._logged_at = now
+            log.info("engine %s is full: requests wait, %d run at a time", self.name, slots)
+        await self.queue.enter(job.owner, job.lane)
 
     def start_trial(self, now: float) -> None:
         """A job goes to it. Because it has failed before, it gets no other job until it has answered."""
@@ -158,7 +197,7 @@ class RoutedEngine:
         self,
         replicas: Mapping[str, Engine],
         *,
-        parallel_max: int = 64,
+        parallel_max: int = 0,
         all_down_s: float = ALL_DOWN_S,
     ) -> None:
         assert replicas, "at least one replica"
@@ -236,12 +275,13 @@ class RoutedEngine:
                     raise Unavailable("No engine answers. Please retry later.", wait_s=wait_s)
                 await asyncio.sleep(wait_s)
                 continue
-            same = [one for one in up if one.name == job.route]
-            replica = min(same or up, key=lambda one: one.queue.running + one.queue.waiting)
+            replica = _choose(up, job)
             if replica.failures:
                 replica.start_trial(now)
+                # It may come back as another: what it says of itself is asked again.
+                await replica.engine.is_ready()
             failures = replica.failures
-            await replica.queue.enter(job.owner, job.lane)
+            await replica.enter(job, now)
             if replica.failures <= failures:
                 return replica
             # It went down while this job waited for a slot.
@@ -255,8 +295,12 @@ class RoutedEngine:
         if isinstance(error, Unavailable):
             replica.failed(now, reason, error.wait_s)
             return True
-        if isinstance(error, CallerError):
+        if isinstance(error, CallerError | TooMany):
             replica.answered()
+        if isinstance(error, TooMany):
+            # A limit of the key that we have there: nothing is wrong with the replica, and another may have another.
+            failed.add(replica)
+            return self._is_another_up(failed, now)
         if not isinstance(error, EngineFailed):
             return False
         failed.add(replica)
@@ -264,5 +308,21 @@ class RoutedEngine:
             replica.failed(now, reason)
         else:
             replica.returned_error(now, reason)
+        return len(failed) < FAILURES_MAX and self._is_another_up(failed, now)
+
+    def _is_another_up(self, failed: set[_Replica], now: float) -> bool:
         others = [one for one in self._replicas.values() if one not in failed]
-        return len(failed) < FAILURES_MAX and any(now >= one.down_until for one in others)
+        return any(now >= one.down_until for one in others)
+
+
+def _choose(up: list[_Replica], job: Job) -> _Replica:
+    """The replica of the parent, or the one with the fewest jobs; of several such ones the chain's own."""
+
+    def rank(one: _Replica) -> tuple[int, bytes]:
+        return one.load, blake2b(f"{job.chain} {one.name}".encode(), digest_size=8).digest()
+
+    freest = min(up, key=rank)
+    for one in up:
+        if one.name == job.route and not (one.queue.is_long and freest.queue.is_free):
+            return one
+    return freest

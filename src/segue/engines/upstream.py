@@ -13,12 +13,20 @@ import logging
 import re
 from contextlib import closing, suppress
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.client import ConnectionBroken, HttpClient, HttpResponse
-from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable, context_overflow
+from segue.errors import (
+    ApiError,
+    EngineFailed,
+    InvalidRequest,
+    TooMany,
+    Unavailable,
+    context_overflow,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +79,31 @@ class Timeouts(Struct, frozen=True):
 DEFAULT_TIMEOUTS = Timeouts()
 
 
+# An address that ends so names the version itself: `/v1`, `/api/paas/v4`, `/v1beta/openai`.
+_VERSION = re.compile(r"(?:/v\d+\w*)?/openai$|/v\d+\w*$")
+
+
+def split_address(url: str) -> tuple[str, str]:
+    """The root of a server, and the path of its version of OpenAI's API, which is `/v1` where none is given."""
+    url = url.rstrip("/")
+    found = _VERSION.search(urlsplit(url).path)
+    return (url.removesuffix(found[0]), found[0]) if found else (url, "/v1")
+
+
+def shown_address(url: str) -> str:
+    """The address without user and password, for logs and metrics."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
 class Upstream:
     """One engine's address, with its key and its connections."""
 
     def __init__(
         self, url: str, key: str | None = None, timeouts: Timeouts = DEFAULT_TIMEOUTS
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        # Native endpoints are below the root, those of OpenAI's API below the version.
+        self.url, self._version = split_address(url)
         self._timeouts = timeouts
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key:
@@ -99,7 +125,7 @@ class Upstream:
         while True:
             try:
                 async with asyncio.timeout(self._timeouts.first_s):
-                    response = await self._client.send("POST", path, body, self._timeouts.connect_s)
+                    response = await self._send("POST", path, body)
                 break
             except ConnectionBroken as error:
                 if loop.time() > retry_until:
@@ -111,6 +137,11 @@ class Upstream:
             return EventStream(response, self._timeouts)
         raise await _read_refusal(response)
 
+    async def _send(self, method: Literal["GET", "POST"], path: str, body: bytes) -> HttpResponse:
+        if path.startswith("/v1/"):
+            path = self._version + path.removeprefix("/v1")
+        return await self._client.send(method, path, body, self._timeouts.connect_s)
+
     async def call(
         self, method: Literal["GET", "POST"], path: str, body: bytes = b""
     ) -> tuple[int, bytes]:
@@ -119,7 +150,7 @@ class Upstream:
         while True:
             try:
                 async with asyncio.timeout(self._timeouts.probe_s):
-                    response = await self._client.send(method, path, body, self._timeouts.connect_s)
+                    response = await self._send(method, path, body)
                     with closing(response):
                         return response.status, await response.read_whole(ANSWER_BYTES_MAX)
             except OSError as error:
@@ -276,7 +307,10 @@ def error_for_status(status: int, body: bytes, wait_s: float | None = None) -> A
         return EngineFailed("The engine does not accept the server's key.")
     if status == 404:
         return EngineFailed("The engine does not know this model or this kind of request.")
-    if status in (408, 425, 429, 502, 503, 504):
+    if status == 429:
+        words = message or "The engine takes no more requests of this server now."
+        return TooMany(words, wait_s=wait_s)
+    if status in (408, 425, 502, 503, 504):
         return Unavailable("The engine cannot take this request now.", wait_s=wait_s)
     return EngineFailed("The engine had an error.")
 

@@ -59,6 +59,7 @@ WATCHED = {
     "segue_workers": "Worker processes counted in this page",
     "segue_connections": "Open WebSocket connections",
     "segue_state_bytes": "Bytes of history and caches in memory",
+    "segue_engine_waiting": "Requests that wait for an engine replica",
     "segue_unread_bytes": "Bytes sent to WebSocket clients that they have not read yet",
     "segue_ledger_backlog": "Ended turns whose usage is not written to the store yet",
 }
@@ -81,6 +82,8 @@ class Metrics:
             name, about, ("stage",), registry=self.registry, buckets=BUCKETS
         )
         self._engine_up = self._gauge("segue_engine_up", "1 if the replica answers", ("replica",))
+        name = "segue_engine_waiting"
+        self._engine_waiting = self._gauge(name, WATCHED[name], ("replica",))
         self._limits = self._gauge("segue_limit", "Configured limits", ("setting",))
         self.watch("segue_workers", lambda: 1)
 
@@ -116,9 +119,11 @@ class Metrics:
         if code == "previous_response_not_found":
             self._lookups.labels("missing").inc()
 
-    def note_engine(self, replica: str, *, is_up: bool) -> None:
-        """Whether an engine replica answered its last health check."""
+    def note_engine(self, replica: str, *, is_up: bool, waiting: int | None) -> None:
+        """Whether an engine replica answered its last health check, and how many jobs wait for it."""
         self._engine_up.labels(replica).set(is_up)
+        if waiting is not None:
+            self._engine_waiting.labels(replica).set(waiting)
 
     def write(self) -> bytes:
         """The page that Prometheus reads."""

@@ -378,6 +378,8 @@ class TurnLoop:
         wanted = next((one for one in limits if one is not None), None)
         wanted = wanted if wanted is None or room is None else min(wanted, room)
         is_answer = plan.generates or tokens_max is not None
+        route = past.warm.route if past is not None and past.warm is not None else None
+        parent = plan.resolved.parent if route is None else None
         return Job(
             prompt=composed.prompt if is_answer else rendered.context,
             scene=composed.scene,
@@ -387,7 +389,8 @@ class TurnLoop:
             schema=rendered.schema,
             owner=plan.owner,
             lane=plan.lane,
-            route=past.warm.route if past is not None and past.warm is not None else None,
+            route=route,
+            chain=plan.id if parent is None else parent.lineage()[0].id,
             model_turns=plan.resolved.model_turns + sum(one.did_sample for one in self.rounds),
         )
 

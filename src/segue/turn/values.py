@@ -434,6 +434,8 @@ class Job(Struct, frozen=True):
     lane: str = ""
     # The replica that served the parent, as long as it is healthy.
     route: str | None = None
+    # The same for all turns of a chain that has no route yet: it chooses between replicas that are equally free.
+    chain: str = ""
     # How often the model has spoken before in this history.
     model_turns: int = 0
 

@@ -32,6 +32,8 @@ class Fake:
     break_at: int | None = None
     fault_at: int | None = None
     is_healthy: bool = True
+    # It takes no jobs, in these words.
+    limited: str = ""
     requests: list[Body] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     connections: set[object] = field(default_factory=set)
@@ -87,6 +89,10 @@ class Fake:
         self.connections.add(request.transport)
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return self.refusal(401, "Unauthorized")
+        if self.limited and request.method == "POST":
+            refused = self.refusal(429, self.limited)
+            refused.headers["retry-after"] = "7"
+            return refused
         self.running += 1
         self.running_max = max(self.running_max, self.running)
         try:
