@@ -59,10 +59,11 @@ WATCHED = {
     "segue_workers": "Worker processes counted in this page",
     "segue_connections": "Open WebSocket connections",
     "segue_state_bytes": "Bytes of history and caches in memory",
-    "segue_engine_waiting": "Requests that wait for an engine replica",
     "segue_unread_bytes": "Bytes sent to WebSocket clients that they have not read yet",
     "segue_ledger_backlog": "Ended turns whose usage is not written to the store yet",
 }
+ENGINE_WAITING = "segue_engine_waiting"
+SUMMED = {*WATCHED, ENGINE_WAITING}
 
 
 class Metrics:
@@ -82,8 +83,8 @@ class Metrics:
             name, about, ("stage",), registry=self.registry, buckets=BUCKETS
         )
         self._engine_up = self._gauge("segue_engine_up", "1 if the replica answers", ("replica",))
-        name = "segue_engine_waiting"
-        self._engine_waiting = self._gauge(name, WATCHED[name], ("replica",))
+        about = "Requests that wait for an engine replica"
+        self._engine_waiting = self._gauge(ENGINE_WAITING, about, ("replica",))
         self._limits = self._gauge("segue_limit", "Configured limits", ("setting",))
         self.watch("segue_workers", lambda: 1)
 
@@ -144,7 +145,7 @@ class _Together(Collector):
             name = family.name
             families.setdefault(name, Metric(name, family.documentation, family.type))
             known = values.setdefault(name, {})
-            join = add if family.type != "gauge" or name in WATCHED else max
+            join = add if family.type != "gauge" or name in SUMMED else max
             for sample in family.samples:
                 key = (sample.name, tuple(sample.labels.items()))
                 known[key] = join(known[key], sample.value) if key in known else sample.value
