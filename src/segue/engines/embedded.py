@@ -443,7 +443,7 @@ def tell_memory(
     cache_bytes = token_bytes(head) * context_tokens * parallel
     needed = weights_bytes + cache_bytes
     log.info(
-        "loading %s: about %s of memory (weights %s, context %s for %d x %s tokens)",
+        "loading %s: at least %s of memory (weights %s, context %s for %d x %s tokens)",
         name,
         _shown(needed),
         _shown(weights_bytes),
