@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from segue.dialects.messages import MessagesDialect
-from segue.errors import InvalidRequest
+from segue.errors import InvalidRequest, NotFound
 from segue.process.render_cache import RenderCache
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.plan import Caller, Model, Plan, Resources, Tally
-from segue.turn.prepare import prepare
+from segue.turn.prepare import REFERENCES_MAX, prepare
 from segue.wire.codec import decode_create, decode_item
 from tests.contracts.turns import OWNER, make_turn
 from tests.turn.test_loop import ListEngine, OpenSeals
@@ -50,3 +50,26 @@ async def test_trigger_alone_has_nothing_to_compact(compacts: str | None) -> Non
 
     with pytest.raises(InvalidRequest, match="nothing to compact"):
         await planned(caller, Tally(), compacts, input=[{"type": "compaction_trigger"}])
+
+
+async def test_stored_turn_cannot_name_items_of_an_unstored_one() -> None:
+    said = {"type": "message", "id": "msg_said", "role": "user", "content": "Only in memory."}
+    parent = make_turn(
+        "resp_old", given=[decode_item(json.dumps(said).encode(), "input[0]")], is_stored=False
+    )
+    caller = Caller(OWNER, MemoryTurns(10_000_000), known=parent)
+    fields = {
+        "previous_response_id": "resp_old",
+        "input": [{"type": "item_reference", "id": "msg_said"}],
+    }
+
+    plan = await planned(caller, Tally(), **fields)
+    assert plan.resolved.given[0].value.id == "msg_said"
+    with pytest.raises(NotFound, match="Item with id 'msg_said' not found"):
+        await planned(caller, Tally(), **fields, store=True)
+
+
+async def test_too_many_references_are_refused() -> None:
+    given = [{"type": "item_reference", "id": "msg_said"}] * (REFERENCES_MAX + 1)
+    with pytest.raises(InvalidRequest, match="Too many item references"):
+        await planned(Caller(OWNER, MemoryTurns(10_000_000)), Tally(), input=given)

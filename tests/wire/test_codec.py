@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
 from segue.errors import InvalidRequest
+from segue.wire import codec
 from segue.wire.codec import (
     SKIM_BYTES_MAX,
     decode_create,
@@ -372,3 +373,13 @@ def test_wrong_value_is_not_repeated_without_end(body: dict[str, Any]) -> None:
     told = refusal(decode_create, json.dumps(body).encode())
     assert told is not None
     assert f"'{'x' * 128}'" in told.message
+
+
+@pytest.mark.parametrize("escape", [b'\\"', b"\\\\", b"\\\n"])
+def test_open_string_in_a_frame_is_one_token(escape: bytes) -> None:
+    """Else every quote in it would be tried as the beginning of a string, and one frame would hold the loop."""
+    frame = b'{"a":"' + escape * 20_000
+    assert len(list(codec._TOKEN.finditer(frame, 0, codec.SKIM_BYTES_MAX))) <= 8
+    assert decode_envelope(b'{"type":"x","a":"' + escape * 10_000 + b'","b":' + b"[" * 5_000)[
+        0
+    ] in ("x", None)

@@ -7,9 +7,8 @@ the history is not walked again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from msgspec.structs import replace
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 from segue.turn.values import NO_EFFECTS, Effects, Turn
 from segue.wire.items import (
@@ -19,36 +18,63 @@ from segue.wire.items import (
     McpListTools,
     ToolSearchOutput,
 )
-from segue.wire.tools import Offer, ToolDefinition, carried_of, deferred_of, name_of, offers_of
+from segue.wire.tools import carried_of, deferred_of, name_of, offers_of
+
+T = TypeVar("T")
+
+EFFECTIVE = (AdditionalTools, ToolSearchOutput, McpListTools, ConfigurationUpdate)
 
 
 def apply_effects(before: Effects, items: Iterable[Item]) -> Effects:
-    """What holds after these items."""
-    effects = before
+    """What holds after these items. Of two tools with the same name the newer counts."""
+    items = [item for item in items if isinstance(item.value, EFFECTIVE)]
+    if not items:
+        return before
+    effort, format = before.effort, before.format
+    offers = _Named(before.offers, lambda offer: offer.qualified_name)
+    deferred = _Named(before.deferred, lambda offer: offer.qualified_name)
+    carried = _Named(before.carried, name_of)
+    listed = _Named(before.listed, lambda one: one.server_label)
     for item in items:
         match item.value:
             case AdditionalTools(tools=tools):
-                effects = replace(
-                    effects,
-                    offers=_with(effects.offers, offers_of(tools)),
-                    deferred=_with(effects.deferred, deferred_of(tools)),
-                    carried=_carried(effects.carried, carried_of(tools)),
-                )
+                offers.add(offers_of(tools))
+                deferred.add(deferred_of(tools))
+                carried.add(carried_of(tools))
             case ToolSearchOutput(tools=tools):
-                loaded = offers_of(tools, is_loaded=True)
-                effects = replace(effects, offers=_with(effects.offers, loaded))
-            case McpListTools(server_label=label, tools=[_, *_]) as listed:
-                others = (one for one in effects.listed if one.server_label != label)
-                effects = replace(effects, listed=(*others, listed))
+                offers.add(offers_of(tools, is_loaded=True))
+            case McpListTools(tools=[_, *_]) as one:
+                listed.add((one,))
             case ConfigurationUpdate(reasoning=reasoning, text=text):
-                effects = replace(
-                    effects,
-                    effort=(reasoning and reasoning.effort) or effects.effort,
-                    format=(text and text.format) or effects.format,
-                )
+                effort = (reasoning and reasoning.effort) or effort
+                format = (text and text.format) or format
             case _:
                 pass
-    return effects
+    return Effects(
+        offers=offers.all(),
+        deferred=deferred.all(),
+        carried=carried.all(),
+        listed=listed.all(),
+        effort=effort,
+        format=format,
+    )
+
+
+class _Named(Generic[T]):
+    """Values by name, the newest last; of two with the same name only the newer."""
+
+    def __init__(self, old: tuple[T, ...], name: Callable[[T], str]) -> None:
+        self._name = name
+        self._by_name = {name(one): one for one in old}
+
+    def add(self, new: Iterable[T]) -> None:
+        for one in new:
+            name = self._name(one)
+            self._by_name.pop(name, None)
+            self._by_name[name] = one
+
+    def all(self) -> tuple[T, ...]:
+        return tuple(self._by_name.values())
 
 
 def effects_of(turn: Turn) -> Effects:
@@ -57,16 +83,3 @@ def effects_of(turn: Turn) -> Effects:
         return turn.effects
     rounds = [one for node in turn.lineage() for one in node.rounds]
     return apply_effects(NO_EFFECTS, (item for one in rounds for item in (*one.given, *one.wrote)))
-
-
-def _carried(
-    old: Sequence[ToolDefinition], new: Sequence[ToolDefinition]
-) -> tuple[ToolDefinition, ...]:
-    names = {name_of(one) for one in new}
-    return (*(one for one in old if name_of(one) not in names), *new)
-
-
-def _with(old: Sequence[Offer], new: Sequence[Offer]) -> tuple[Offer, ...]:
-    """All of them; of two with the same name the newer."""
-    names = {offer.qualified_name for offer in new}
-    return (*(offer for offer in old if offer.qualified_name not in names), *new)

@@ -43,6 +43,8 @@ from segue.wire.requests import Create
 SLICE_BYTES = 64 * 1024
 # Items that stand for something else: references, what we have sealed, calls that our own tools have answered.
 INDIRECT = (ItemReference, Reasoning, Compaction, CompactionSummary, McpCall, WebSearchCall)
+# Clients name some of the items of a conversation, at most all of a long one.
+REFERENCES_MAX = 4_096
 # An input of a million items is refused before its items are looked at.
 ITEMS_MAX = 100_000
 
@@ -83,7 +85,11 @@ async def prepare(
         kinds = {type(item.value) for item in given}
         if not kinds.isdisjoint(INDIRECT):
             unsealed = unseal(
-                await resolve_references(given, parent, caller), caller.owner, resources.seals
+                await resolve_references(
+                    given, parent, caller, is_stored=create.store is not False
+                ),
+                caller.owner,
+                resources.seals,
             )
             given, earlier = with_outputs(unsealed.given), unsealed.earlier
             # A reference may stand for an item with files.
@@ -123,35 +129,48 @@ def _has_media(items: Sequence[Item]) -> bool:
 
 
 async def resolve_references(
-    given: tuple[Item, ...], parent: Turn | None, caller: Caller
+    given: tuple[Item, ...], parent: Turn | None, caller: Caller, *, is_stored: bool
 ) -> tuple[Item, ...]:
-    """The items with every reference replaced by what it names: in the history, or in a turn that is kept."""
-    if not any(isinstance(item.value, ItemReference) for item in given):
+    """The items with every reference replaced by what it names: in the history, or in a turn that is kept.
+
+    A turn that is stored may not name items of an unstored turn: they would reach the disk with it.
+    """
+    count = sum(isinstance(item.value, ItemReference) for item in given)
+    if not count:
         return given
-    known = {
-        item.value.id: item
-        for turn in (parent.lineage() if parent else ())
-        for one in turn.rounds
-        for item in (*one.given, *one.wrote)
-        if item.value.id
-    }
-    followed: list[Item] = []
+    if count > REFERENCES_MAX:
+        raise InvalidRequest(
+            f"Too many item references: {count}, at most {REFERENCES_MAX}.", param="input"
+        )
+    known: dict[str, Item] = {}
+    for turn in parent.lineage() if parent else ():
+        if turn.is_stored or not is_stored:
+            items = (item for one in turn.rounds for item in (*one.given, *one.wrote))
+            known |= {item.value.id: item for item in items if item.value.id}
+            await asyncio.sleep(0)
+    searched: set[str] = set()
+    resolved: list[Item] = []
     for index, item in enumerate(given):
         if isinstance(item.value, ItemReference):
             name = item.value.id or ""
-            item = known.get(name) or await _kept_item(name, caller) or _lost(name, index)
-        followed.append(item)
-    return tuple(followed)
+            turn_id = turn_of(name)
+            if name not in known and turn_id and turn_id not in searched:
+                searched.add(turn_id)
+                found = await caller.turns.read(caller.owner, turn_id)
+                if found is not None and (found.is_stored or not is_stored):
+                    for id, kept in _items_of(found).items():
+                        known.setdefault(id, kept)
+                await asyncio.sleep(0)
+            item = known.get(name) or _lost(name, index)
+        resolved.append(item)
+    return tuple(resolved)
 
 
-async def _kept_item(item_id: str, caller: Caller) -> Item | None:
-    turn_id = turn_of(item_id)
-    turn = await caller.turns.read(caller.owner, turn_id) if turn_id else None
-    if turn is None:
-        return None
-    written = [item for one in turn.rounds for item in (*one.wrote, *one.given)]
-    given = {given_id(turn.id, index): item for index, item in enumerate(turn.given)}
-    return given.get(item_id) or next((one for one in written if one.value.id == item_id), None)
+def _items_of(turn: Turn) -> dict[str, Item]:
+    """The items of a turn by their ids; those that came without an id have one by their place."""
+    items = [item for one in turn.rounds for item in (*one.given, *one.wrote)]
+    named = {item.value.id: item for item in items if item.value.id}
+    return named | {given_id(turn.id, index): item for index, item in enumerate(turn.given)}
 
 
 def _lost(item_id: str, index: int) -> Item:

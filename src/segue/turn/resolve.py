@@ -12,7 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from segue.errors import InvalidRequest, cut_name, parent_not_found
-from segue.turn.effects import apply_effects, effects_of
+from segue.turn.effects import EFFECTIVE, apply_effects, effects_of
 from segue.turn.plan import Resolved
 from segue.turn.values import NO_EFFECTS, Effects, Head, Round, Turn
 from segue.wire.codec import check_schema, decode_tools
@@ -52,9 +52,8 @@ from segue.wire.web import with_web
 UNSUPPORTED = ("prompt",)
 # The least that a history may be compacted at (docs/protocol.md 2).
 THRESHOLD_MIN = 1_000
-# Items that bring tools; items that change something for all that follows; items with more to check than their fields.
+# Items that bring tools; items with more to check than their fields.
 BRINGING = (AdditionalTools, ToolSearchOutput)
-EFFECTIVE = (*BRINGING, McpListTools, ConfigurationUpdate)
 CHECKED = (ConfigurationUpdate, CompactionTrigger)
 # Definitions of tools that this server runs itself.
 HOSTED_TOOLS = (McpTool, WebSearchTool, ToolSearchTool)

@@ -51,7 +51,8 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`\Z")
 _LONG_VALUE = re.compile(rf"'([^']{{{NAME_CHARS_MAX}}})[^']+'")
 # How far a frame that is too deep to decode is skimmed for its lane: some milliseconds of work.
 SKIM_BYTES_MAX = 64 * 1024
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}:,]')
+# A string that is still open at the end matches too: otherwise each quote in it would be tried as a beginning.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[][{}:,]', re.DOTALL)
 
 
 class Peek(Struct, frozen=True):

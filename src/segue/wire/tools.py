@@ -439,21 +439,37 @@ def allowed_offers(choice: str | ToolChoiceName, offers: Sequence[Offer]) -> tup
 
 def chosen_offers(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) -> tuple[Offer, ...]:
     """The tools that these choices mean, by name or by type."""
-    wanted = list(choices)
-    return tuple(offer for offer in offers if any(_is_meant(one, offer) for one in wanted))
+    is_meant = _Meant(choices)
+    return tuple(filter(is_meant, offers))
 
 
-def _is_meant(choice: ToolChoiceName, offer: Offer) -> bool:
-    """A choice without a namespace means any."""
-    if choice.type == "mcp":
-        is_there = offer.builtin == "mcp" and offer.namespace == choice.server_label
-        return is_there and choice.name in (None, offer.tool.name)
-    kind = "web_search" if choice.type.startswith("web_search") else choice.type
-    if kind in BUILTINS or offer.builtin is not None:
-        return kind == offer.builtin
-    if choice.name == offer.qualified_name:
-        return True
-    return offer.tool.name == choice.name and choice.namespace in (None, offer.namespace)
+class _Meant:
+    """Whether any of these choices means a tool; a choice without a namespace means any."""
+
+    def __init__(self, choices: Iterable[ToolChoiceName]) -> None:
+        self._kinds: set[str] = set()
+        # Servers of tools and their names; None: all of the server.
+        self._remote: set[tuple[str | None, str | None]] = set()
+        self._names: set[str | None] = set()
+        self._in_namespaces: set[tuple[str | None, str | None]] = set()
+        for one in choices:
+            kind = "web_search" if one.type.startswith("web_search") else one.type
+            if kind == "mcp":
+                self._remote.add((one.server_label, one.name))
+            elif kind in BUILTINS:
+                self._kinds.add(kind)
+            else:
+                self._names.add(one.name)
+                self._in_namespaces.add((one.namespace, one.name))
+
+    def __call__(self, offer: Offer) -> bool:
+        name, namespace = offer.tool.name, offer.namespace
+        if offer.builtin is not None:
+            is_remote = not self._remote.isdisjoint({(namespace, None), (namespace, name)})
+            return offer.builtin in self._kinds or (offer.builtin == "mcp" and is_remote)
+        if offer.qualified_name in self._names:
+            return True
+        return not self._in_namespaces.isdisjoint({(None, name), (namespace, name)})
 
 
 def has_grammar(offer: Offer) -> bool:
