@@ -24,8 +24,8 @@ from rich.progress import Progress
 
 from segue.dialects.chatml import SMOLLM2
 from segue.dialects.family import TokenDialect
-from segue.engines.embedded import EmbeddedEngine
-from segue.engines.weights import find_weights
+from segue.inside.embedded import EmbeddedEngine
+from segue.inside.weights import find_weights
 from segue.turn.values import Head, Ids, Job, Sampling, Scene
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary

@@ -30,7 +30,7 @@ from segue.dialects.family import TokenDialect
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.template import template_dialect
-from segue.engines.weights import find_weights
+from segue.inside.weights import find_weights
 from segue.turn.commit import warm_after
 from segue.turn.seams import Dialect
 from segue.turn.values import (

@@ -19,18 +19,18 @@ from msgspec import structs
 from segue.dialects.choose import dialect_for
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
-from segue.engines.embedded import EmbeddedEngine, available_bytes, tell_memory
 from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.routes import RoutedEngine
 from segue.engines.scripted import ScriptedEngine, load_script
 from segue.engines.sglang import SGLANG
-from segue.engines.shared import SharedEngine, sharing
 from segue.engines.token_engine import E, S, TokenCodec, TokenEngine, TokenJson
 from segue.engines.upstream import Upstream, shown_address
 from segue.engines.vllm import VLLM
-from segue.engines.weights import add_with_bar, data_folder, find_weights, list_weights
 from segue.errors import Misconfigured
+from segue.inside.embedded import EmbeddedEngine, available_bytes, tell_memory
+from segue.inside.shared import SharedEngine, sharing
+from segue.inside.weights import add_with_bar, data_folder, find_weights, list_weights
 from segue.settings import EngineName, ModelSettings, Settings
 from segue.turn.plan import Guards, Model
 from segue.turn.seams import Dialect, Engine, Guard

@@ -17,14 +17,11 @@ import msgspec
 from hypothesis import strategies as st
 
 from segue.dialects.parts import MODEL_TURN, parts_of
-from segue.engines.weights import find_weights
+from segue.inside.weights import find_weights
 from segue.process.render_cache import is_cut
 from segue.turn.commit import warm_after
-from segue.turn.effects import apply_effects
 from segue.turn.seams import Dialect
 from segue.turn.values import (
-    NO_EFFECTS,
-    Effects,
     Head,
     IdArray,
     Ids,
@@ -44,6 +41,7 @@ from segue.turn.values import (
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import CONTROL, USER_DEFINED, vocabulary_from_metadata
 from segue.vocabularies.vocabulary import Vocabulary
+from segue.wire.effects import NO_EFFECTS, Effects, apply_effects
 from segue.wire.items import Item, ItemValue
 from segue.wire.response import Response
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of

@@ -17,7 +17,7 @@ import msgspec
 
 from segue.dialects.chatml import SMOLLM2
 from segue.dialects.family import TokenDialect
-from segue.engines.weights import find_weights
+from segue.inside.weights import find_weights
 from segue.turn.seams import Dialect, Engine
 from segue.turn.values import Finish, Head, Ids, Job, JobStarted, Piece, Sampling, Scene
 from segue.vocabularies.load import vocabulary_from_gguf

@@ -12,7 +12,7 @@ from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import MISTRAL
 from segue.dialects.template import template_dialect
-from segue.engines.weights import find_weights
+from segue.inside.weights import find_weights
 from segue.turn.values import Delta, Deltas, Head, Scene
 from segue.vocabularies.chat_template import ChatTemplate
 from segue.vocabularies.gguf import read_gguf

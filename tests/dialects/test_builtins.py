@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from segue.dialects.messages import MessagesDialect
-from segue.turn.effects import apply_effects
-from segue.turn.values import NO_EFFECTS, Delta, Deltas, Head, Scene
+from segue.turn.values import Delta, Deltas, Head, Scene
 from segue.wire.codec import decode_item, decode_tools
+from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import Item
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import Tools

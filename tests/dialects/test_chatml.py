@@ -13,12 +13,12 @@ from hypothesis import assume, given, settings
 
 from segue.dialects.chatml import SMOLLM2, SMOLLM2_SYSTEM
 from segue.dialects.family import TokenDialect
-from segue.engines.weights import find_weights
-from segue.turn.effects import apply_effects
-from segue.turn.values import NO_EFFECTS, Head, Ids, ItemClosed, ItemText, Parsed, Scene
+from segue.inside.weights import find_weights
+from segue.turn.values import Head, Ids, ItemClosed, ItemText, Parsed, Scene
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
+from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import CustomToolCall, FunctionCall, Item, Message, Reasoning
 from tests.contracts.dialect import (
     BARE,

@@ -13,8 +13,8 @@ from segue.dialects.family import Family
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import MISTRAL
-from segue.engines.weights import find_weights
 from segue.errors import Misconfigured, ServerFault
+from segue.inside.weights import find_weights
 from segue.settings import DIALECTS
 from segue.turn.seams import Dialect
 from segue.turn.values import Head, Scene

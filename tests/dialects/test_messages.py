@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed
 from segue.turn.commit import warm_after
-from segue.turn.effects import apply_effects
 from segue.turn.values import (
-    NO_EFFECTS,
     NO_IDS,
     Delta,
     Deltas,
@@ -34,6 +32,7 @@ from segue.turn.values import (
     TurnClosed,
     Warm,
 )
+from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import Item
 from segue.wire.response import Response
 from tests.contracts.dialect import (

@@ -31,7 +31,7 @@ class Listener:
 @contextmanager
 def llama_server(slots: int = 2) -> Iterator[Listener]:
     """A server that is ready; ended by its own process at the end."""
-    from segue.engines.weights import find_weights
+    from segue.inside.weights import find_weights
 
     model = find_weights("smollm2")
     with socket.socket() as probe:

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import ChatEngine, _ThinkMarks
 from segue.errors import EngineFailed, InvalidRequest, ServerFault, Unavailable
-from segue.turn.effects import apply_effects
 from segue.turn.values import (
-    NO_EFFECTS,
     Delta,
     Deltas,
     Finish,
@@ -34,6 +32,7 @@ from segue.turn.values import (
     Scene,
 )
 from segue.wire.codec import decode_item
+from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segue.engines.hidden_tokens import HiddenTokens
-from segue.engines.weights import find_weights
+from segue.inside.weights import find_weights
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
 

@@ -28,6 +28,7 @@ ROOMS = {
     "readers": "3: what did the model say, and how is it made to say it?",
     "dialects": "3: how does this model family write and read?",
     "engines": "3: who produces tokens?",
+    "inside": "3: how does a model run in this process?",
     "stores": "3: what is remembered? One class for one backend.",
     "tools": "3: what may the server do for the model?",
     "guards": "3: is it allowed?",

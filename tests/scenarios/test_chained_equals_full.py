@@ -26,8 +26,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from segue.engines.weights import find_weights
 from segue.errors import EngineFailed
+from segue.inside.weights import find_weights
 from segue.turn.resolve import count_model_turns
 from segue.turn.values import (
     Head,

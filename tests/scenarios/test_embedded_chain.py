@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from segue.engines.weights import find_weights
+from segue.inside.weights import find_weights
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
 from tests.support import ServedProcess, Wire, metric, served_process, wire

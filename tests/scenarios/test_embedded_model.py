@@ -18,9 +18,9 @@ from msgspec import Raw, structs
 
 from segue.dialects.chatml import SMOLLM2
 from segue.dialects.family import TokenDialect
-from segue.engines.embedded import EmbeddedEngine
 from segue.engines.scripted import Script, ScriptedCall, ScriptedEngine, ScriptedTurn
-from segue.engines.weights import find_weights
+from segue.inside.embedded import EmbeddedEngine
+from segue.inside.weights import find_weights
 from segue.tools.index import build
 from segue.turn.plan import Model
 from segue.turn.values import Finish, Ids, Job, Piece, Tokens, id_array

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from segue.engines.weights import find_weights
+from segue.inside.weights import find_weights
 from tests.contracts.dialect import smollm2
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.engines.fakes.vllm import FakeVllm

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from segue.engines.weights import find_weights
 from segue.errors import ServerFault
+from segue.inside.weights import find_weights
 from segue.vocabularies.cuts import ASCII_CUTS
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary, pieces_of

@@ -37,7 +37,6 @@ from segue.errors import ApiError, CallerError, ServerFault
 from segue.turn.values import (
     Delta,
     Deltas,
-    Effects,
     EngineFacts,
     Finish,
     Job,
@@ -48,6 +47,7 @@ from segue.turn.values import (
     Scene,
     template_values,
 )
+from segue.wire.effects import Effects
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, Offer, Tools, chosen_offers, forced_offers, plain_name

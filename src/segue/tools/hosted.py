@@ -22,13 +22,13 @@ from segue.errors import InvalidRequest
 from segue.tools.cite import cite
 from segue.tools.inputs import ReadPdf, ReadUrl, attach, read_pdfs
 from segue.tools.tool_search import answer
-from segue.turn.effects import apply_effects
 from segue.turn.plan import Plan, Span
 from segue.turn.resolve import still_listed
 from segue.turn.running import Running
 from segue.turn.seams import Tool
 from segue.turn.values import HostedCall, Round, Scene, Source, ToolResult
 from segue.wire.codec import as_item, definitions_in, encode
+from segue.wire.effects import apply_effects
 from segue.wire.items import (
     Item,
     McpApprovalRequest,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from segue.turn.effects import apply_effects
 from segue.turn.plan import Plan, Resolved
 from segue.turn.values import Head, Owner, Rendered, Round, Tokens, Turn, UsageEntry, Warm
+from segue.wire.effects import apply_effects
 from segue.wire.items import Call, Item
 from segue.wire.kinds import call_of, is_hosted_result
 from segue.wire.response import ENDED, NO_USAGE, Response

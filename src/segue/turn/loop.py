@@ -37,7 +37,6 @@ from segue.turn.compact import (
 )
 from segue.turn.compose import Composed, compose, fitting, measure, remember, set_scene
 from segue.turn.decide import Again, Await, End, decide
-from segue.turn.effects import apply_effects
 from segue.turn.filters import StopStrings, Summary
 from segue.turn.plan import Plan, Resources, Span
 from segue.turn.resolve import pair_calls
@@ -56,6 +55,7 @@ from segue.turn.values import (
     Tokens,
     Warm,
 )
+from segue.wire.effects import apply_effects
 from segue.wire.items import (
     Call,
     HostedOutput,

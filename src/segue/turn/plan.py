@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from segue.turn.compact import CompactionKind
 from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
-from segue.turn.values import Conversation, Effects, Head, Owner, Round, Sampling, Turn
+from segue.turn.values import Conversation, Head, Owner, Round, Sampling, Turn
+from segue.wire.effects import Effects
 from segue.wire.items import Call, InputFile, Item
 from segue.wire.requests import Create
 from segue.wire.response import Response

@@ -12,10 +12,10 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from segue.errors import InvalidRequest, cut_name, parent_not_found
-from segue.turn.effects import EFFECTIVE, apply_effects, effects_of
 from segue.turn.plan import Resolved
-from segue.turn.values import NO_EFFECTS, Effects, Head, Round, Turn
+from segue.turn.values import Head, Round, Turn
 from segue.wire.codec import check_schema, decode_tools
+from segue.wire.effects import EFFECTIVE, NO_EFFECTS, Effects, apply_effects
 from segue.wire.items import (
     AdditionalTools,
     Call,
@@ -136,6 +136,14 @@ def _with_hosted(
         check_servers(tools)
     tools = with_listed(tools, still_listed(tools, effects, parent))
     return with_web(tools, is_on=has_web)
+
+
+def effects_of(turn: Turn) -> Effects:
+    """The effects of this history, counted again for a turn that comes from a store."""
+    if turn.effects is not None:
+        return turn.effects
+    rounds = [one for node in turn.lineage() for one in node.rounds]
+    return apply_effects(NO_EFFECTS, (item for one in rounds for item in (*one.given, *one.wrote)))
 
 
 def still_listed(tools: Tools, effects: Effects, parent: Turn | None) -> list[McpListTools]:

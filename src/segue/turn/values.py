@@ -15,10 +15,11 @@ from msgspec import Raw, Struct, structs
 
 from segue.errors import ApiError
 from segue.limits import KeyLimits
+from segue.wire.effects import NO_EFFECTS, Effects
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.response import Response
-from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, ToolDefinition, Tools
+from segue.wire.tools import NO_TOOLS, CallKind, Execution, Offer, Tools
 
 Owner = str
 IdArray = array  # of typecode "I": four bytes a token
@@ -110,23 +111,6 @@ class Head(Struct, frozen=True):
     parallel_tool_calls: bool = True
     text: TextConfig = TextConfig()
     reasoning: ReasoningConfig = ReasoningConfig()
-
-
-class Effects(Struct, frozen=True):
-    """The effects of the items of a history on what follows them: tools, and settings that override the head's."""
-
-    offers: tuple[Offer, ...] = ()
-    # Tools that a search can find.
-    deferred: tuple[Offer, ...] = ()
-    effort: Effort | None = None
-    format: TextFormat | None = None
-    # What remote servers have listed: of each label the newest.
-    listed: tuple[McpListTools, ...] = ()
-    # Hosted tools from items, which hold as if the request had listed them; without their secrets.
-    carried: tuple[ToolDefinition, ...] = ()
-
-
-NO_EFFECTS = Effects()
 
 
 class Sampling(Struct, frozen=True):

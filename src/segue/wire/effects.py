@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from segue.turn.values import NO_EFFECTS, Effects, Turn
+from msgspec import Struct
+
 from segue.wire.items import (
     AdditionalTools,
     ConfigurationUpdate,
@@ -18,11 +19,36 @@ from segue.wire.items import (
     McpListTools,
     ToolSearchOutput,
 )
-from segue.wire.tools import carried_of, deferred_of, name_of, offers_of
+from segue.wire.requests import Effort, TextFormat
+from segue.wire.tools import (
+    Offer,
+    ToolDefinition,
+    carried_of,
+    deferred_of,
+    name_of,
+    offers_of,
+)
 
 T = TypeVar("T")
 
 EFFECTIVE = (AdditionalTools, ToolSearchOutput, McpListTools, ConfigurationUpdate)
+
+
+class Effects(Struct, frozen=True):
+    """The effects of the items of a history on what follows them: tools, and settings that override the head's."""
+
+    offers: tuple[Offer, ...] = ()
+    # Tools that a search can find.
+    deferred: tuple[Offer, ...] = ()
+    effort: Effort | None = None
+    format: TextFormat | None = None
+    # What remote servers have listed: of each label the newest.
+    listed: tuple[McpListTools, ...] = ()
+    # Hosted tools from items, which hold as if the request had listed them; without their secrets.
+    carried: tuple[ToolDefinition, ...] = ()
+
+
+NO_EFFECTS = Effects()
 
 
 def apply_effects(before: Effects, items: Iterable[Item]) -> Effects:
@@ -75,11 +101,3 @@ class _Named(Generic[T]):
 
     def all(self) -> tuple[T, ...]:
         return tuple(self._by_name.values())
-
-
-def effects_of(turn: Turn) -> Effects:
-    """The effects of this history, counted again for a turn that comes from a store."""
-    if turn.effects is not None:
-        return turn.effects
-    rounds = [one for node in turn.lineage() for one in node.rounds]
-    return apply_effects(NO_EFFECTS, (item for one in rounds for item in (*one.given, *one.wrote)))

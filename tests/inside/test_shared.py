@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from segue.engines.shared import SharedEngine, sharing
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Unavailable, context_overflow
+from segue.inside.shared import SharedEngine, sharing
 from segue.turn.values import (
     EngineFacts,
     Finish,

@@ -25,10 +25,10 @@ import jsonschema
 import msgspec
 import pytest
 
-from segue.engines import embedded
-from segue.engines.embedded import EmbeddedEngine, check_cpu, tell_memory, token_bytes
-from segue.engines.weights import find_weights
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Misconfigured, Unavailable
+from segue.inside import embedded
+from segue.inside.embedded import EmbeddedEngine, check_cpu, tell_memory, token_bytes
+from segue.inside.weights import find_weights
 from segue.turn.values import (
     NO_TOKENS,
     Finish,

@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from segue.engines.weights import (
+from segue.errors import Misconfigured
+from segue.inside.weights import (
     KNOWN,
     Weights,
     add_weights,
@@ -21,7 +22,6 @@ from segue.engines.weights import (
     find_weights,
     list_weights,
 )
-from segue.errors import Misconfigured
 
 PIECES = (b"GGUF" + b"a" * 3_000, b"b" * 2_000)
 
