@@ -216,7 +216,7 @@ def _metavar(field: msgspec.structs.FieldInfo) -> str:
     """What may stand after a flag: the choices, the unit, or the last word of its name."""
     if choices := choices_of(field):
         return "|".join(choices)
-    if field.type is bool:
+    if field.type in (bool, bool | None):
         return "true|false"
     word = field.name.removesuffix("_max").removesuffix("_per_s").split("_")[-1]
     return {"s": "SECONDS", "cert": "FILE", "keys": "FILE", "template": "FILE"}.get(

@@ -260,7 +260,7 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
 
 def _chat(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     _check_addresses(settings)
-    dialect = MessagesDialect(sees_images=settings.sees_images)
+    dialect = MessagesDialect(sees_images=bool(settings.sees_images))
 
     def replica(upstream: Upstream) -> Engine:
         return ChatEngine(upstream, settings.name, dialect, settings.template_values)
@@ -360,6 +360,11 @@ def _trained_tokens(head: Mapping[str, GgufValue]) -> int:
 def _model(
     settings: ModelSettings, engine: Engine, dialect: Dialect, context_tokens: int | None
 ) -> Model:
+    if settings.sees_images and not dialect.takes_images:
+        raise Misconfigured(
+            f"sees_images: the chat template of '{settings.name}' has no place for images. Name another "
+            "--template or --tokenizer, or leave this setting out."
+        )
     return Model(
         name=settings.name,
         engine=engine,
@@ -368,6 +373,7 @@ def _model(
         sampling=Sampling(temperature=settings.temperature, top_p=settings.top_p),
         output_tokens_max=settings.output_tokens_max,
         reasoning=settings.reasoning,
-        unseen="seen" if settings.sees_images else settings.unseen,
+        unseen=settings.unseen,
+        sees=settings.sees_images,
         created_at=int(time.time()),
     )

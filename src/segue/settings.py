@@ -92,7 +92,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     output_tokens_max: Amount | None = None
     unseen: Literal["tell", "refuse"] = "tell"
-    sees_images: bool = False
+    sees_images: bool | None = None
     reasoning: Literal["text", "summary", "hidden"] = "text"
     guard: tuple[str, ...] = ()
 
@@ -296,7 +296,7 @@ HELP = {
         "top_p": "default nucleus sampling probability; none: the engine's own, for smollm2 0.9",
         "output_tokens_max": "default output limit in tokens; none: what fits, for smollm2 1024",
         "unseen": "images and audio for a text-only model: tell (describe in words) or refuse",
-        "sees_images": "pass images on to a chat engine",
+        "sees_images": "whether the model sees images; none: as its engine says",
         "reasoning": "how clients see the model's reasoning",
         "guard": "guard for input and output: rules, classifier, moderation, MODULE:NAME; repeatable",
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,14 @@ def test_larger_model_takes_back_what_a_small_one_needed() -> None:
     assert tomllib.loads(with_provider(with_provider(OWN, SMALL), LARGE)) == tomllib.loads(
         with_provider(OWN, LARGE)
     )
+
+
+def test_codex_offers_no_view_of_images_to_a_model_that_sees_none() -> None:
+    text_only = with_provider(OWN, replace(LARGE, sees_images=False))
+    assert tomllib.loads(text_only)["features"] == {"view_image": False}
+    sees = replace(LARGE, sees_images=True)
+    assert with_provider(text_only, sees).rstrip() == with_provider(OWN, sees).rstrip()
+    assert with_provider(OWN, sees) == with_provider(OWN, LARGE)
 
 
 keys = st.text("abcdefgh_", min_size=1, max_size=8)

@@ -115,7 +115,7 @@ async def test_small_vllm_takes_jobs_without_a_limit_and_with_a_large_one(
         engine = TokenEngine(VLLM, address, "fake")
         for limit in (None, 10_000, 70):
             assert ids_of(await heard(engine, job(LONG, limit))) == [7, 8, 9]
-        jobs = [body for body in fake.requests if body]
+        jobs = [body for body in fake.requests if "model" in body]
         # It refuses once, when it had not been asked.
         assert len(jobs) == (3 if lists_models else 4)
         assert engine.facts.context_tokens == 100
@@ -131,7 +131,10 @@ async def test_sglang_has_room_for_its_drafts(drafts: int) -> None:
         assert ids_of(await heard(engine, job(LONG, 10_000))) == [7, 8, 9]
         assert len(fake.requests) == 2
         assert engine.facts == EngineFacts(
-            context_tokens=100, reserved_tokens=drafts + 1, models=("default",)
+            context_tokens=100,
+            reserved_tokens=drafts + 1,
+            models=("default",),
+            sees_images=False,
         )
 
 

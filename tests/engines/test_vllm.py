@@ -46,7 +46,7 @@ async def test_job_goes_the_way_that_is_offered_and_asks_once(is_scaled_out: boo
         for _ in range(2):
             assert ids_of(await heard(engine, job(tokens([1, 3], [4])))) == [7, 8, 9]
         way = PATHS[is_scaled_out]
-        asked = ["/v1/models", "/inference/v1/generate", "/version"]
+        asked = ["/v1/models", "/tokenize", "/inference/v1/generate", "/version"]
         assert fake.paths == [*asked, way, way]
         sent = fake.requests[-1]
         assert (sent["token_ids"] if is_scaled_out else sent["prompt"]) == [1, 3, 4]

@@ -41,7 +41,9 @@ async def test_models_are_listed_and_found_by_name() -> None:
         listed = await fetch(served, "GET", "/v1/models")
         assert listed.json["object"] == "list"
         (card,) = listed.json["data"]
-        assert card.keys() == {"id", "object", "created", "owned_by", "context_window"}
+        ours = {"context_window", "input_modalities"}
+        assert card.keys() == {"id", "object", "created", "owned_by", *ours}
+        assert card["input_modalities"] == ["text"]
         assert (card["id"], card["object"]) == (MODEL, "model")
         assert (await fetch(served, "GET", f"/v1/models/{MODEL}")).json == card
         # Codex asks so with other kinds of keys; it gets the one list that there is.

@@ -46,6 +46,7 @@ BEYOND_THE_CLIENT = {
     "status",
     "retry_after",
     "context_window",
+    "input_modalities",
 }
 EMPTY_LIST = {"object": "list", "first_id": "a", "last_id": "b", "has_more": False}
 REFUSED: list[dict[str, Any]] = [

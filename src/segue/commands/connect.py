@@ -38,8 +38,8 @@ BACKUPS_MAX = 1_000
 PROVIDER = "segue"
 # Codex's own prompt and tools are about 9,000 tokens, before the conversation begins.
 SMALL_TOKENS = 24_000
-# The comment on lines that are written for a small model, and removed for a larger one.
-MARK = "# for a small model"
+# The comments on lines that are written for a small or text-only model, and removed for another one.
+SMALL_MARK, TEXT_MARK = MARKS = ("# for a small model", "# for a model that sees no images")
 SMALL_PROMPT = "segue-small-model.md"
 SMALL_PROMPT_TEXT = (
     "You are a coding agent in a terminal. Use the tools where they help. Answer in few words.\n"
@@ -61,6 +61,8 @@ class ModelEndpoint:
     key_env: str | None = None
     # The context window, if the server reports it.
     context_tokens: int | None = None
+    # Whether the model sees images, if the server reports it.
+    sees_images: bool | None = None
 
     @property
     def is_small(self) -> bool:
@@ -108,6 +110,7 @@ def base_url_of(url: str) -> str:
 class _Model(msgspec.Struct):
     id: str
     context_window: int | None = None
+    input_modalities: list[str] | None = None
 
 
 class _Models(msgspec.Struct):
@@ -125,8 +128,9 @@ def find_endpoint(base_url: str, model: str | None, key_env: str | None = None) 
     if model is None and not served:
         raise Misconfigured(f"model: the server at {base_url} lists no model.")
     name = model or served[0].id
-    contexts = {listed.id: listed.context_window for listed in served}
-    return ModelEndpoint(base_url, name, key_env, contexts.get(name))
+    card = next((listed for listed in served if listed.id == name), _Model(name))
+    sees_images = None if card.input_modalities is None else "image" in card.input_modalities
+    return ModelEndpoint(base_url, name, key_env, card.context_window, sees_images)
 
 
 def _served(base_url: str) -> list[_Model]:
@@ -162,7 +166,8 @@ class _Row(NamedTuple):
     table: tuple[str, ...]
     key: str
     value: CodexValue | None
-    is_for_small: bool = False
+    # For which models only.
+    mark: str = ""
 
 
 def _rows(endpoint: ModelEndpoint) -> list[_Row]:
@@ -171,17 +176,18 @@ def _rows(endpoint: ModelEndpoint) -> list[_Row]:
         _Row((), "model", endpoint.model),
         _Row((), "model_context_window", endpoint.context_tokens),
         _Row((), "model_provider", PROVIDER),
-        _Row((), "model_instructions_file", SMALL_PROMPT, is_for_small=True),
-        _Row((), "web_search", "disabled", is_for_small=True),
+        _Row((), "model_instructions_file", SMALL_PROMPT, SMALL_MARK),
+        _Row((), "web_search", "disabled", SMALL_MARK),
         _Row(provider, "name", PROVIDER),
         _Row(provider, "base_url", endpoint.base_url),
         _Row(provider, "wire_api", "responses"),
         _Row(provider, "supports_websockets", True),
         _Row(provider, "env_key", endpoint.key_env),
-        *(_Row(("features",), name, False, is_for_small=True) for name in SMALL_FEATURES),
+        *(_Row(("features",), name, False, SMALL_MARK) for name in SMALL_FEATURES),
+        _Row(("features",), "view_image", False, TEXT_MARK),
     ]
-    needed = (row for row in rows if endpoint.is_small or not row.is_for_small)
-    return [row for row in needed if row.value is not None]
+    marks = {"": True, SMALL_MARK: endpoint.is_small, TEXT_MARK: endpoint.sees_images is False}
+    return [row for row in rows if marks[row.mark] and row.value is not None]
 
 
 def codex_block(endpoint: ModelEndpoint) -> str:
@@ -194,7 +200,7 @@ def with_provider(text: str, endpoint: ModelEndpoint) -> str:
     rows = _rows(endpoint)
     try:
         document = tomlkit.parse(text if text.endswith("\n") or not text else text + "\n")
-        _drop_marked(document, {row.key for row in rows if row.is_for_small})
+        _drop_marked(document, {row.key for row in rows if row.mark})
         for row in rows:
             _set(_table(document, row), row)
         changed = tomlkit.dumps(document)
@@ -217,24 +223,24 @@ def _set(table: TomlTable, row: _Row) -> None:
         trivia = _item(table, row.key).trivia
         trivia.indent = "".join(f"# {part}\n" for part in line.splitlines())
         trivia.comment_ws = trivia.comment = ""
-    if row.is_for_small:
-        _mark(_item(table, row.key))
+    if row.mark:
+        _mark(_item(table, row.key), row.mark)
 
 
 def _drop_marked(document: TOMLDocument, wanted: set[str]) -> None:
-    """Remove what a small model needed and this one does not."""
+    """Remove what another model needed and this one does not."""
     features = document.get("features")
     for table in (features, document) if isinstance(features, Table) else (document,):
         for key in list(table):
             item = table.item(key)
-            is_marked = isinstance(item, Item) and item.trivia.comment == MARK
+            is_marked = isinstance(item, Item) and item.trivia.comment in MARKS
             is_full = isinstance(item, Table) and len(item) > 0
             if is_marked and key not in wanted and not is_full:
                 del table[key]
 
 
-def _mark(item: Item) -> None:
-    item.trivia.comment_ws, item.trivia.comment = "  ", MARK
+def _mark(item: Item, mark: str) -> None:
+    item.trivia.comment_ws, item.trivia.comment = "  ", mark
 
 
 def _item(table: TomlTable, key: str) -> Item:
@@ -252,8 +258,8 @@ def _table(document: TOMLDocument, row: _Row) -> TomlTable:
             raise _unsafe()
         if name not in table:
             table[name] = fresh = tomlkit.table(is_super_table=name != row.table[-1])
-            if row.is_for_small:
-                _mark(fresh)
+            if row.mark:
+                _mark(fresh, row.mark)
         table = table[name]
     if not isinstance(table, TOMLDocument | Table):
         raise _unsafe()

@@ -67,6 +67,8 @@ class Family:
     is_known_by_tokens: bool = False
     # Whether a model's files, where it has no template, are of the format that is written here.
     is_format_known: Callable[[Path], bool] = lambda path: True
+    # Whether images can be written for a model that sees them.
+    takes_images: bool = False
     # The family with the default system text of this prompt, which the model's own template has written.
     with_prompt: Callable[[str], Family] | None = None
 
@@ -90,6 +92,7 @@ class TokenDialect:
         )
         self.fingerprint = self._bound.fingerprint
         self.stops = self._bound.stops
+        self.takes_images = family.takes_images
 
     def render(self, scene: Scene) -> Rendered:
         """The prompt, and where the answer is forced, its beginning and the schema of what follows."""

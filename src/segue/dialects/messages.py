@@ -93,6 +93,10 @@ class MessagesDialect:
         # None: the endpoint ends the model's turn itself.
         self.stops: frozenset[int] = frozenset()
 
+    @property
+    def takes_images(self) -> bool:
+        return self.form.sees_images
+
     def render(self, scene: values.Scene) -> values.Rendered:
         """The messages. Their counts are in bytes, as the length of the prompt is."""
         return self.render_as(scene, self.form)
@@ -265,10 +269,8 @@ def _shown(pictures: Sequence[wire.InputImage]) -> JsonObject:
 
 
 def _is_shown(part: object) -> TypeGuard[wire.InputImage]:
-    """Whether the picture itself is here. An address is not handed on: the engine would follow it, in the operator's
-    network, for the author of the request (docs/hazards.md T10)."""
-    url = part.image_url if isinstance(part, wire.InputImage) else None
-    return isinstance(url, str) and url.startswith("data:")
+    """Whether the picture itself is here."""
+    return isinstance(part, wire.InputImage) and part.data_url is not None
 
 
 def _image(part: wire.InputImage) -> JsonObject:

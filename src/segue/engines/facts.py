@@ -10,9 +10,12 @@ import msgspec
 from msgspec import Struct, structs
 
 from segue.engines.upstream import UNREADABLE, ContextRefused, Upstream
-from segue.turn.values import EngineFacts, Job
+from segue.turn.values import EngineFacts, Job, Tokens
 
 MODELS = "/v1/models"
+# What a screenshot takes, in place of its placeholder: no server says it before it has read the image. Half of what is
+# left for the answer is kept free for images at most.
+IMAGE_TOKENS = 2_048
 
 
 class _Architecture(Struct, frozen=True):
@@ -137,6 +140,8 @@ def fitted(job: Job, facts: EngineFacts) -> Job:
     if facts.context_tokens is None or job.output_tokens_max == 0:
         return job
     room = max(1, facts.context_tokens - facts.reserved_tokens - job.prompt.length)
+    images = len(job.prompt.all_images()) if isinstance(job.prompt, Tokens) else 0
+    room -= min(images * IMAGE_TOKENS, room // 2)
     if job.output_tokens_max is not None and job.output_tokens_max <= room:
         return job
     return structs.replace(job, output_tokens_max=room)

@@ -26,6 +26,13 @@ class TokenVocabulary(Protocol):
     def bytes_of(self, id: int) -> bytes:
         """The exact bytes of a token, perhaps a part of a character."""
 
+    @property
+    def specials(self) -> frozenset[str]:
+        """All special tokens by their text."""
+
+    def special(self, text: str) -> int:
+        """The id of a special token."""
+
     def encode(self, text: str) -> Sequence[int]:
         """The ids with which the vocabulary itself would write this text."""
 
@@ -34,17 +41,17 @@ class HiddenTokens:
     """Finds tokens by their bytes."""
 
     def __init__(self, vocabulary: TokenVocabulary) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         # Only a token that is not text by itself can be hidden. They are few: SmolLM2 has about 400.
         pieces = ((vocabulary.bytes_of(id), id) for id in range(vocabulary.size))
         self._parts = {piece: id for piece, id in pieces if not _is_text(piece)}
 
     def find(self, text: str, count: int, last: int) -> list[int]:
         """The `count` ids that made this text, the last of which is given."""
-        encoded = list(self._vocabulary.encode(text))
+        encoded = list(self.vocabulary.encode(text))
         if len(encoded) == count and encoded[-1] == last:
             return encoded
-        whole, end = text.encode(), self._vocabulary.bytes_of(last)
+        whole, end = text.encode(), self.vocabulary.bytes_of(last)
         if count <= HIDDEN_MAX and whole.endswith(end):
             hidden = self._split(whole[: len(whole) - len(end)], count - 1)
             if hidden is not None:

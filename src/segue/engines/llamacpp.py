@@ -9,22 +9,30 @@ grammar that begins with `%llguidance` that way, in the dialect that OpenAI's ow
 that was built without it ends its process when it gets such a grammar, so it is asked first: a server that has it
 shows a JSON schema back as such a grammar. And a grammar that cannot be read is ignored without an error, so each
 grammar is tried first.
+
+A prompt with images goes as text, because the server takes images no other way: it makes the ids again, from the same
+text. What it puts around an image is its own, so that a marker stands for the whole placeholder.
 """
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Sequence
+from itertools import groupby
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.engines.hidden_tokens import TokenVocabulary
 from segue.engines.token_engine import (
     SamplingFields,
     TokenAnswer,
     TokenCodec,
     TokenLikelihood,
     TokenRequest,
+    images_of,
 )
 from segue.engines.upstream import UNREADABLE, Upstream, unreadable
 from segue.errors import EngineFailed, InvalidRequest
@@ -32,7 +40,7 @@ from segue.turn.values import EngineFacts, Grammar, Job, Sampling, TokenLogprob,
 
 PATH = "/completion"
 # The last event would otherwise repeat the whole prompt as text.
-LAST_FIELDS = ["stop", "stop_type", "tokens", "timings"]
+LAST_FIELDS = ["stop", "stop_type", "tokens", "tokens_evaluated", "timings"]
 # As many seeds as llama.cpp has: one more would mean a random one.
 SAMPLING = SamplingFields(seed_values=2**32 - 1)
 # A bias that makes a token certain: more than any model's logits differ.
@@ -42,6 +50,7 @@ GRAMMARS_MAX = 1_000
 
 GRAMMARS = frozenset({"lark", "regex"})
 LLGUIDANCE = "%llguidance"
+ZERO_WIDTH_SPACE = "\u200b"
 # What may not stand in a terminal as it is. A backslash keeps what follows it.
 IN_REGEX = re.compile(r"(\\.)|([/\n\r])", re.DOTALL)
 ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
@@ -60,6 +69,8 @@ class _Event(Struct, frozen=True):
     tokens: list[int] = []
     # How many by now; of a character that took several tokens only the last one is shown.
     tokens_predicted: int = 0
+    # How many tokens the prompt has.
+    tokens_evaluated: int | None = None
     stop: bool = False
     stop_type: str = ""
     timings: _Timings = _Timings()
@@ -123,6 +134,7 @@ def _read(event: _Event, answer: TokenAnswer) -> None:
         answer.is_over = True
         answer.reason = "stop" if event.stop_type in ("eos", "word") else "length"
         answer.cached_tokens = event.timings.cache_n
+        answer.input_tokens = event.tokens_evaluated
     ids = _ids(event, answer)
     answer.count = event.tokens_predicted or answer.count
     if not ids:
@@ -161,14 +173,22 @@ def _logprobs(event: _Event, count: int, job: Job) -> Sequence[TokenLogprob | No
 class KnownGrammars(Struct):
     """What was found out about one server."""
 
+    # What stands for an image in a text, and the ids that the server itself puts before every text.
+    marker: str = ""
+    added_ids: list[int] = []
+
     has_llguidance: bool | None = None
     # Whether the server follows it.
     followed: dict[Grammar, bool] = {}
 
 
 async def _prepare(upstream: Upstream, job: Job, known: KnownGrammars | None) -> KnownGrammars:
-    """Find out whether this server follows the grammar of the job."""
+    """Find out whether this server follows the grammar of the job, and how it wants images."""
     known = known or KnownGrammars()
+    if images_of(job):
+        # Asked each time: a server that was started again has another one.
+        known.marker = (await _read_props(upstream)).media_marker
+        known.added_ids = await _added_ids(upstream)
     grammar = job.schema
     if not isinstance(grammar, Grammar) or job.output_tokens_max == 0:
         return known
@@ -264,17 +284,23 @@ class _Props(Struct, frozen=True):
     total_slots: int | None = None
     model_alias: str = ""
     modalities: _Modalities = _Modalities()
+    # Older servers have no other one.
+    media_marker: str = "<__media__>"
 
 
 _props = msgspec.json.Decoder(_Props)
 
 
-async def _facts(upstream: Upstream, model: str) -> EngineFacts:
+async def _read_props(upstream: Upstream) -> _Props:
     status, body = await upstream.call("GET", "/props")
     try:
-        props = _props.decode(body if status == 200 else b"{}")
+        return _props.decode(body if status == 200 else b"{}")
     except UNREADABLE:
-        props = _Props()
+        return _Props()
+
+
+async def _facts(upstream: Upstream, model: str) -> EngineFacts:
+    props = await _read_props(upstream)
     slot = props.default_generation_settings
     return EngineFacts(
         context_tokens=slot.n_ctx or None,
@@ -285,4 +311,61 @@ async def _facts(upstream: Upstream, model: str) -> EngineFacts:
     )
 
 
-LLAMACPP = TokenCodec(_prepare, _request, _event, _read, GRAMMARS, hides_tokens=True, facts=_facts)
+# --- images -------------------------------------------------------------------------------------------
+
+
+async def _added_ids(upstream: Upstream) -> list[int]:
+    body = msgspec.json.encode({"content": "", "add_special": True})
+    status, answer = await upstream.call("POST", "/tokenize", body)
+    try:
+        return _probe.decode(answer if status == 200 else b"{}").tokens
+    except UNREADABLE:
+        return []
+
+
+def image_prompt(prompt: Tokens, vocabulary: TokenVocabulary, known: KnownGrammars) -> object:
+    """A prompt with images: a text, with a marker in place of each placeholder, and the images."""
+    ids, images = prompt.flat().tolist(), prompt.all_images()
+    added = known.added_ids
+    begins = [len(added) if ids[: len(added)] == added else 0, *(at.end for at in images)]
+    ends = [*(at.begin for at in images), len(ids)]
+    parts = (ids[begin:end] for begin, end in zip(begins, ends, strict=True))
+    return {
+        "prompt_string": known.marker.join(_text(part, vocabulary, known) for part in parts),
+        "multimodal_data": [_base64(at.url) for at in images],
+    }
+
+
+def _text(ids: Sequence[int], vocabulary: TokenVocabulary, known: KnownGrammars) -> str:
+    """The text of these ids. The server reads special tokens and markers in it, so that text which only looks like
+    one is broken up."""
+    names = {vocabulary.special(name): name for name in vocabulary.specials}
+    longest_first = sorted((known.marker, *vocabulary.specials), key=len, reverse=True)
+    spelt = re.compile("|".join(map(re.escape, longest_first)))
+    texts: list[str] = []
+    for name, run in groupby(ids, names.get):
+        if name is not None:
+            texts.extend(name for _ in run)
+            continue
+        plain = b"".join(map(vocabulary.bytes_of, run)).decode(errors="replace")
+        texts.append(spelt.sub(lambda found: found[0][0] + ZERO_WIDTH_SPACE + found[0][1:], plain))
+    return "".join(texts)
+
+
+def _base64(url: str) -> str:
+    """The data of a data URL."""
+    kind, _, data = url.partition(",")
+    is_encoded = kind.endswith(";base64")
+    return data if is_encoded else b64encode(unquote_to_bytes(data)).decode()
+
+
+LLAMACPP = TokenCodec(
+    _prepare,
+    _request,
+    _event,
+    _read,
+    GRAMMARS,
+    hides_tokens=True,
+    image_prompt=image_prompt,
+    facts=_facts,
+)

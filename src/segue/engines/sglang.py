@@ -18,6 +18,7 @@ from segue.engines.token_engine import (
     TokenAnswer,
     TokenCodec,
     TokenRequest,
+    images_of,
     no_preparation,
     token_logprob,
 )
@@ -47,6 +48,7 @@ class _Meta(Struct, frozen=True):
     finish_reason: _Reason | None = None
     completion_tokens: int = 0
     cached_tokens: int = 0
+    prompt_tokens: int | None = None
     # As many as there are ids: all so far, or only the new ones.
     output_token_logprobs: list[_Likelihood] = []
     output_top_logprobs: list[list[_Likelihood] | None] | None = None
@@ -76,6 +78,8 @@ def _request(job: Job, model: str, known: None) -> TokenRequest:
         settings["json_schema"] = job.schema.decode()
     id = {"rid": new_id("req")}
     fields: dict[str, object] = {**id, "stream": True, "sampling_params": settings}
+    if images := images_of(job):
+        fields["image_data"] = [at.url for at in images]
     if sampling.wants_logprobs:
         fields |= {"return_logprob": True, "top_logprobs_num": sampling.top_logprobs}
     return TokenRequest(PATH, "input_ids", fields, abort=(ABORT, msgspec.json.encode(id)))
@@ -84,6 +88,7 @@ def _request(job: Job, model: str, known: None) -> TokenRequest:
 def _read(event: _Event, answer: TokenAnswer) -> None:
     meta = event.meta_info
     answer.start(meta.cached_tokens)
+    answer.input_tokens = meta.prompt_tokens
     count = meta.completion_tokens - answer.count
     if count > 0:
         # The new ids are the last ones of the list, whether it holds all or only the new ones.

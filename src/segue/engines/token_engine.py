@@ -24,7 +24,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.facts import fitted, learned, listed_facts
-from segue.engines.hidden_tokens import HiddenTokens
+from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
 from segue.engines.upstream import (
     UNREADABLE,
     ContextRefused,
@@ -38,6 +38,7 @@ from segue.turn.values import (
     EngineFacts,
     Finish,
     Ids,
+    ImageAt,
     Job,
     JobStarted,
     Piece,
@@ -81,7 +82,7 @@ E = TypeVar("E", bound=TokenEvent)
 class TokenCodec(Struct, Generic[S, E], frozen=True):
     """How one kind of server is asked for tokens, and how its events are read."""
 
-    # Called while nothing is known about the server, and for each job with a schema or a grammar.
+    # Called while nothing is known about the server, and for each job with a schema, a grammar or images.
     prepare: Callable[[Upstream, Job, S | None], Awaitable[S]]
     # The string is the name under which the server knows the model.
     request: Callable[[Job, str, S], TokenRequest]
@@ -93,6 +94,8 @@ class TokenCodec(Struct, Generic[S, E], frozen=True):
     health_path: str = "/health"
     # Whether only the last token of a character is sent, so that the others must be found (`HiddenTokens`).
     hides_tokens: bool = False
+    # The prompt with images, for a server that does not take them beside the ids of their placeholders.
+    image_prompt: Callable[[Tokens, TokenVocabulary, S], object] | None = None
     # What the server says of itself, and of the model that it knows under this name.
     facts: Callable[[Upstream, str], Awaitable[EngineFacts]] = listed_facts
 
@@ -115,6 +118,8 @@ class TokenAnswer:
     last_id: int | None = None
     started: JobStarted | None = None
     cached_tokens: int = 0
+    # How many tokens the prompt has, images included.
+    input_tokens: int | None = None
     reason: Literal["stop", "length"] | None = None
     # The server still reads the prompt: the first token may take as long as before.
     is_reading_prompt: bool = False
@@ -207,7 +212,8 @@ class TokenEngine(Generic[S, E]):
             if answer.reason is None:
                 raise stream.broke_off()
             is_stop = answer.reason == "stop" or answer.last_id in job.stops
-            yield Finish("stop" if is_stop else "length", answer.cached_tokens)
+            given = answer.input_tokens if images_of(job) else None
+            yield Finish("stop" if is_stop else "length", answer.cached_tokens, given)
         except ContextRefused as error:
             news = learned(self.facts, error)
             if news is None or answer.last_id is not None:
@@ -233,15 +239,21 @@ class TokenEngine(Generic[S, E]):
         """What the request depends on: the server's context, and what it offers."""
         if not self._has_told:
             await self._ask()
-        if self._known is None or job.schema is not None:
+        if self._known is None or job.schema is not None or images_of(job):
             self._known = await self._codec.prepare(self._upstream, job, self._known)
         return self._known
 
     async def _send(self, job: Job, request: TokenRequest) -> EventStream:
         assert isinstance(job.prompt, Tokens), "this engine takes tokens"
-        ids = self._token_json.text(job.prompt)
+        write = self._codec.image_prompt
+        if write is not None and self._hidden_tokens is not None and images_of(job):
+            assert self._known is not None, "the server was asked"
+            written = write(job.prompt, self._hidden_tokens.vocabulary, self._known)
+            prompt = msgspec.json.encode(written)
+        else:
+            prompt = b"[%b]" % self._token_json.text(job.prompt)
         rest = msgspec.json.encode(request.fields)[1:]
-        body = b'{"%b":[%b],%b' % (request.prompt_field.encode(), ids, rest)
+        body = b'{"%b":%b,%b' % (request.prompt_field.encode(), prompt, rest)
         return await self._upstream.stream(request.path, body)
 
     def _read(
@@ -314,6 +326,11 @@ class TokenJson:
         cached = self._cached.pop(key, None)
         if cached is not None:
             self.bytes -= len(cached[1])
+
+
+def images_of(job: Job) -> list[ImageAt]:
+    """The images in a prompt of ids."""
+    return job.prompt.all_images() if isinstance(job.prompt, Tokens) else []
 
 
 # --- what requests have in common -------------------------------------------------------------------

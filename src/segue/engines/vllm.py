@@ -4,13 +4,17 @@ It has two endpoints. `/inference/v1/generate` takes and sends only ids and is u
 (`--enable-scale-out`); else `/v1/completions` with a prompt of ids and `return_token_ids`, which repeats the prompt in
 its first event. Which endpoint it has, and what a constraint is called there, is asked once. Closing the connection
 aborts the request.
+
+Images stand beside the ids (`content_parts` of `/inference/v1/generate`, since 0.32): the server finds the placeholders
+among the ids and puts the tokens of each image in their place.
 """
 
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.engines.facts import listed_facts
 from segue.engines.token_engine import (
     SamplingFields,
     TokenAnswer,
@@ -18,14 +22,21 @@ from segue.engines.token_engine import (
     TokenLikelihood,
     TokenRequest,
     id_in,
+    images_of,
     token_logprob,
 )
 from segue.engines.upstream import Upstream
-from segue.errors import EngineFailed
-from segue.turn.values import Grammar, Job, Sampling, TokenLogprob
+from segue.errors import EngineFailed, InvalidRequest
+from segue.turn.values import EngineFacts, Grammar, Job, Sampling, TokenLogprob
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
+TOKENIZE = "/tokenize"
+# White, 32 by 32.
+SMALL_IMAGE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAJklEQVR42u3NMQ0AAAwDoPo33arYsQQMkB6LQ"
+    "CAQCAQCgUAg+BIMi1X0ptsIcT0AAAAASUVORK5CYII="
+)
 SAMPLING = SamplingFields(top_p_min=1e-6)
 # Where nobody knows the context: without a limit it would write 16 tokens; when it refuses this one, it names its own.
 UNSAID_TOKENS = 2**31 - 1
@@ -38,6 +49,7 @@ class _Details(Struct, frozen=True):
 
 
 class _Usage(Struct, frozen=True):
+    prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
@@ -74,6 +86,8 @@ class VllmOffer(Struct, frozen=True):
 
     has_generate: bool
     has_structured: bool
+    # Whether images may stand beside the ids.
+    takes_images: bool = False
 
 
 _event = msgspec.json.Decoder(_Event)
@@ -81,16 +95,21 @@ _version = msgspec.json.Decoder(_Version)
 
 
 async def _prepare(upstream: Upstream, job: Job, known: VllmOffer | None) -> VllmOffer:
-    """An empty request is refused with 400 or 422 where the endpoint exists, with 403 or 404 where it does not."""
-    if known is not None:
-        return known
-    status, _ = await upstream.call("POST", GENERATE, b"{}")
+    return known or await _offer(upstream)
+
+
+async def _offer(upstream: Upstream) -> VllmOffer:
+    """A bad request is refused with 400 or 422 where the endpoint exists, with 403 or 404 where it does not."""
+    status, refusal = await upstream.call("POST", GENERATE, b'{"content_parts": 0}')
     _, body = await upstream.call("GET", "/version")
     try:
         version = _version.decode(body).version
     except msgspec.MsgspecError:
         version = ""
-    return VllmOffer(status in (400, 422), _numbers(version) >= STRUCTURED_SINCE)
+    has_generate = status in (400, 422)
+    # A field that is not known is ignored.
+    takes_images = has_generate and b"valid list" in refusal
+    return VllmOffer(has_generate, _numbers(version) >= STRUCTURED_SINCE, takes_images)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -120,6 +139,14 @@ def _request(job: Job, model: str, offer: VllmOffer) -> TokenRequest:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if images := images_of(job):
+        if not offer.takes_images:
+            raise InvalidRequest(
+                "The engine takes no images: it must be vLLM 0.32 or newer with --enable-scale-out.",
+                code="unsupported_value",
+                param="input",
+            )
+        fields["content_parts"] = [{"type": "image_url", "url": at.url} for at in images]
     if offer.has_generate:
         fields["sampling_params"] = settings | {"detokenize": False}
         return TokenRequest(GENERATE, "token_ids", fields)
@@ -142,6 +169,8 @@ def _constraint(schema: bytes | Grammar, offer: VllmOffer) -> dict[str, object]:
 
 
 def _read(event: _Event, answer: TokenAnswer) -> None:
+    if event.usage:
+        answer.input_tokens = event.usage.prompt_tokens
     if event.usage and event.usage.prompt_tokens_details:
         answer.cached_tokens = event.usage.prompt_tokens_details.cached_tokens or 0
     for choice in event.choices:
@@ -170,4 +199,16 @@ def _logprobs(logprobs: _Logprobs, sampling: Sampling) -> list[TokenLogprob | No
     return [token_logprob(logprob, top, sampling) for logprob, top in sampled]
 
 
-VLLM = TokenCodec(_prepare, _request, _event, _read, grammars=frozenset({"lark", "regex"}))
+async def _facts(upstream: Upstream, model: str) -> EngineFacts:
+    """The list of models does not say who sees: a server whose model sees counts the tokens of an image."""
+    facts = await listed_facts(upstream, model)
+    image = {"type": "image_url", "image_url": {"url": SMALL_IMAGE}}
+    asked = {"model": model, "messages": [{"role": "user", "content": [image]}]}
+    status, _ = await upstream.call("POST", TOKENIZE, msgspec.json.encode(asked))
+    sees_images = status == 200 and (await _offer(upstream)).takes_images
+    return structs.replace(facts, sees_images=sees_images)
+
+
+VLLM = TokenCodec(
+    _prepare, _request, _event, _read, grammars=frozenset({"lark", "regex"}), facts=_facts
+)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Literal, assert_never
 
-from segue.turn.values import Messages, Owner, Prompt, Resent, Warm
+from segue.turn.values import Messages, Owner, Prompt, Resent, Tokens, Warm
 from segue.wire.items import AdditionalTools, Item, ItemValue, Reasoning
 from segue.wire.kinds import shown_as
 
@@ -99,7 +99,10 @@ class RenderCache:
 def _measure(warm: Warm) -> int:
     head = warm.head
     text = 2 * len(head.tools.echo) + len(head.instructions or "")
-    return ENTRY_BYTES + text + warm.prompt.length * _width(warm.prompt)
+    prompt = warm.prompt
+    images = prompt.all_images() if isinstance(prompt, Tokens) else ()
+    text += sum(len(at.url) for at in images)
+    return ENTRY_BYTES + text + prompt.length * _width(prompt)
 
 
 def is_cut(given: Sequence[Item], count: int) -> bool:

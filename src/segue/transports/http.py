@@ -192,5 +192,9 @@ class HttpApp:
 
 
 def _model_card(name: str, model: Model) -> ModelCard:
-    window = model.context_tokens or UNSET
-    return ModelCard(id=name, created=model.created_at, context_window=window)
+    return ModelCard(
+        id=name,
+        created=model.created_at,
+        context_window=model.context_tokens or UNSET,
+        input_modalities=["text", "image"] if model.sees_images else ["text"],
+    )

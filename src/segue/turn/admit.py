@@ -144,12 +144,12 @@ def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
 
 def check_unseen(given: Sequence[Item], model: Model, tally: Tally) -> None:
     """Nothing is half-understood in silence: what cannot be seen is counted, or refused if the operator says so."""
-    if model.unseen == "seen":
-        return
+    sees_images = model.sees_images
     for index, item in enumerate(given):
-        if (count := count_media(item.value)) and model.unseen == "refuse":
+        if (count := count_media(item.value, sees_images)) and model.unseen == "refuse":
+            limit = "only pictures, as data URLs" if sees_images else "neither pictures nor sound"
             raise InvalidRequest(
-                f"The model '{cut_name(model.name)}' can take in neither pictures nor sound.",
+                f"The model '{cut_name(model.name)}' can take in {limit}.",
                 code="unsupported_value",
                 param=f"input[{index}]",
             )

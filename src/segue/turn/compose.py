@@ -18,6 +18,7 @@ from segue.turn.seams import PromptCache
 from segue.turn.values import (
     Head,
     IdArray,
+    ImageAt,
     Past,
     Prompt,
     Rendered,
@@ -79,6 +80,7 @@ def set_scene(plan: Plan, cache: PromptCache) -> Scene:
         root_at=plan.root_at,
         recalled=recalled,
         can_constrain=plan.model.engine.can_constrain,
+        sees_images=plan.model.sees_images,
         effects=resolved.effects,
     )
 
@@ -119,8 +121,9 @@ def fitting(plan: Plan, composed: Composed) -> Composed:
 
 def measure(plan: Plan, item: Item) -> int:
     """How much of a prompt this item is: in tokens, or in bytes where only the endpoint knows those. Slow work."""
-    render = plan.model.dialect.render
-    lengths = [render(Scene(NO_HEAD, None, given)).context.length for given in ((), (item,))]
+    render, sees = plan.model.dialect.render, plan.model.sees_images
+    scenes = [Scene(NO_HEAD, None, given, sees_images=sees) for given in ((), (item,))]
+    lengths = [render(scene).context.length for scene in scenes]
     return lengths[1] - lengths[0]
 
 
@@ -162,8 +165,10 @@ def _check_rendering(plan: Plan, scene: Scene, rendered: Rendered) -> None:
         raise ServerFault("A warm prompt differs from a cold one. Please report this.")
 
 
-def _flat(prompt: Prompt) -> IdArray[int] | bytes:
-    return prompt.flat() if isinstance(prompt, Tokens) else b",".join(prompt.chunks())
+def _flat(prompt: Prompt) -> tuple[IdArray[int], list[ImageAt]] | bytes:
+    if isinstance(prompt, Tokens):
+        return prompt.flat(), prompt.all_images()
+    return b",".join(prompt.chunks())
 
 
 def _unrendered_bytes(scene: Scene, fingerprint: str) -> int:

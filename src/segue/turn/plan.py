@@ -63,7 +63,9 @@ class Model:
     reasoning: ReasoningView = "text"
     created_at: int = 0
     # What becomes of images and audio that the model cannot take: described in words, or refused.
-    unseen: Literal["tell", "refuse", "seen"] = "tell"
+    unseen: Literal["tell", "refuse"] = "tell"
+    # Whether the model sees images, by the operator's word; None: as the engine says.
+    sees: bool | None = None
     # Whether every prompt is rendered cold as well and compared.
     checks_rendering: bool = False
     guards: Guards = NO_GUARDS
@@ -72,6 +74,12 @@ class Model:
     def context_tokens(self) -> int | None:
         """How long prompt and answer may be together; None: nobody says."""
         return self.context_tokens_set or self.engine.facts.context_tokens
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether the model is shown images: the dialect can write them, and the operator or the engine says so."""
+        sees = self.engine.facts.sees_images if self.sees is None else self.sees
+        return self.dialect.takes_images and bool(sees)
 
 
 Models = Mapping[str, Model]

@@ -15,7 +15,7 @@ from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, parent_not_foun
 from segue.ids import given_id, turn_of
 from segue.turn.admit import admit
 from segue.turn.compact import Compacted, CompactionKind, from_bytes, stand_in, summary_message
-from segue.turn.plan import Caller, Plan, Resources, Span, Tally
+from segue.turn.plan import Caller, Model, Plan, Resources, Span, Tally
 from segue.turn.resolve import resolve
 from segue.turn.seams import Seals
 from segue.turn.values import Owner, Round, Turn
@@ -98,6 +98,8 @@ async def prepare(
         resolved = resolve(create, given, parent, earlier, has_web=has_web, has_media=has_media)
         if resolved.is_hosted and resources.hosted is not None:
             resources.hosted.check(resolved.head.tools, caller.may)
+        if has_media:
+            await _ask_whether_it_sees(resources.models.get(resolved.model))
         plan = admit(
             resolved, resources, caller, turn_id, tally, compacts=compacts, has_media=has_media
         )
@@ -111,6 +113,12 @@ async def prepare(
         Span("resolve", validated, perf_counter()),
     )
     return plan
+
+
+async def _ask_whether_it_sees(model: Model | None) -> None:
+    """An engine that could not be asked yet, because it started later than we, is asked before an image is lost."""
+    if model is not None and model.sees is None and model.engine.facts.sees_images is None:
+        await model.engine.is_ready()
 
 
 def _has_media(items: Sequence[Item]) -> bool:

@@ -331,6 +331,10 @@ class Dialect(Protocol):
     def stops(self) -> frozenset[int]:
         """Ids that end the model's turn."""
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether images can be written for a model that sees them."""
+
     def render(self, scene: Scene) -> Rendered:
         """The prompt. What is warm in `scene.past` saves work and never changes a token."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from msgspec import Raw, Struct, structs
 
@@ -33,6 +33,14 @@ def id_array(ids: Sequence[int] = ()) -> IdArray[int]:
 NO_IDS = id_array()
 
 
+class ImageAt(NamedTuple):
+    """An image, and the ids that stand for it. `url` is a data URL, the very string of the item."""
+
+    begin: int
+    end: int
+    url: str
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """A prompt as a chain of chunks: appending is O(new), and a fork shares everything before it.
@@ -43,6 +51,8 @@ class Tokens:
     before: Tokens | None
     ids: IdArray[int]
     length: int
+    # Where in `ids`.
+    images: tuple[ImageAt, ...] = field(default=(), kw_only=True)
 
     def plus(self, ids: IdArray[int]) -> Tokens:
         """These tokens and then some more."""
@@ -64,6 +74,17 @@ class Tokens:
         for chunk in self.chunks():
             joined.extend(chunk)
         return joined
+
+    def all_images(self) -> list[ImageAt]:
+        """The images from first to last, and where they stand in the whole prompt."""
+        found: list[ImageAt] = []
+        node: Tokens | None = self
+        while node is not None:
+            if node.images:
+                before = node.length - len(node.ids)
+                found[:0] = [ImageAt(before + a, before + b, url) for a, b, url in node.images]
+            node = node.before
+        return found
 
 
 NO_TOKENS = Tokens(None, NO_IDS, 0)
@@ -322,6 +343,8 @@ class Scene(Struct, frozen=True):
     recalled: Warm | None = None
     # Whether the engine can be held to a JSON schema; only then may a dialect begin a forced call itself.
     can_constrain: bool = False
+    # Whether the model is shown images; otherwise they are described in words.
+    sees_images: bool = False
     # The effects of the items, those that are given now included.
     effects: Effects = NO_EFFECTS
 

@@ -31,6 +31,13 @@ class InputImage(_Part, tag="input_image", frozen=True, kw_only=True):
     file_id: MaybeText = UNSET
     detail: MaybeText = UNSET
 
+    @property
+    def data_url(self) -> str | None:
+        """The picture itself. An address is not handed to an engine, which would follow it, in the operator's network,
+        for the author of the request (docs/hazards.md T10)."""
+        url = self.image_url
+        return url if isinstance(url, str) and url.startswith("data:") else None
+
 
 class InputFile(_Part, tag="input_file", frozen=True, kw_only=True):
     file_id: MaybeText = UNSET
@@ -425,9 +432,13 @@ class Required(Struct, frozen=True, kw_only=True, omit_defaults=True):
     approval_request_id: str | UnsetType = UNSET
 
 
-def count_media(value: ItemValue) -> int:
-    """How many pictures and sounds this item carries."""
+def count_media(value: ItemValue, sees_images: bool = False) -> int:
+    """How many pictures and sounds this item carries that a model cannot take in."""
     parts = value.content if isinstance(value, Message) else getattr(value, "output", None)
     if not isinstance(parts, list):
         return 0
-    return sum(isinstance(part, InputImage | InputAudio) for part in parts)
+    return sum(
+        isinstance(part, InputAudio)
+        or (isinstance(part, InputImage) and not (sees_images and part.data_url))
+        for part in parts
+    )

@@ -121,6 +121,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     owned_by: str = "segue"
     # What it takes in, in tokens: ours. Left out where nobody says.
     context_window: int | UnsetType = UNSET
+    # What it takes in, besides what is described to it in words: ours, by OpenRouter's and Codex's name.
+    input_modalities: list[Literal["text", "image"]]
 
 
 class ModelList(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,8 @@ class FakeSglang(Fake):
     interval: int = 1
     # How many tokens it speculates ahead.
     drafts: int = 0
+    # The id that stands for an image, if the model sees.
+    image_id: int | None = None
     aborted: list[str] = field(default_factory=list)
 
     def routes(self) -> list[web.RouteDef]:
@@ -29,6 +31,7 @@ class FakeSglang(Fake):
             web.post("/abort_request", self._abort),
             web.get("/v1/models", self._models),
             web.get("/get_server_info", self._server_info),
+            web.get("/get_model_info", self._model_info),
         ]
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -41,6 +44,9 @@ class FakeSglang(Fake):
             {"speculative_algorithm": "EAGLE" if self.drafts else None, **said}
         )
 
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"has_image_understanding": self.image_id is not None})
+
     async def _abort(self, request: web.Request) -> web.Response:
         body = await self.body_of(request)
         self.aborted.append(cast(str, body["rid"]))
@@ -52,6 +58,12 @@ class FakeSglang(Fake):
         prompt = cast("list[int]", body["input_ids"])
         sampling = cast(Body, body["sampling_params"])
         assert sampling.get("json_schema") is None or isinstance(sampling["json_schema"], str)
+        images = cast("list[str]", body.get("image_data", []))
+        if prompt.count(self.image_id or -1) != len(images):
+            error = {
+                "message": "prompt has 0 image placeholder token(s) but 1 image(s) were provided"
+            }
+            return web.json_response({"error": error}, status=400)
         if len(prompt) >= self.context_tokens:
             message = (
                 f"The input ({len(prompt)} tokens) is longer than the model's context length "
@@ -86,7 +98,8 @@ class FakeSglang(Fake):
             meta = {
                 "id": body["rid"],
                 "finish_reason": finish,
-                "prompt_tokens": len(prompt),
+                # Each image takes 66 tokens in place of its placeholder.
+                "prompt_tokens": len(prompt) + 65 * len(images),
                 "completion_tokens": count,
                 "cached_tokens": cached,
                 "weight_version": "default",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -23,6 +24,8 @@ class FakeVllm(Fake):
     gives_ids: bool = True
     # One behind a gateway that hides everything but the endpoint itself.
     lists_models: bool = True
+    # The id that stands for an image, if the model sees.
+    image_id: int | None = None
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -30,6 +33,7 @@ class FakeVllm(Fake):
             web.post("/inference/v1/generate", self._generate),
             web.get("/version", self._version),
             web.get("/v1/models", self._models),
+            web.post("/tokenize", self._tokenize),
         ]
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -37,6 +41,15 @@ class FakeVllm(Fake):
         if not self.lists_models:
             return self.refusal(404, "Not Found")
         return web.json_response({"object": "list", "data": [card]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        """As recorded: of a chat with an image the tokens are counted, if the model sees."""
+        body = json.loads(await request.read())
+        (part,) = body["messages"][0]["content"]
+        assert part["image_url"]["url"].startswith("data:image/png;base64,")
+        if self.image_id is None:
+            return self.refusal(400, f"{self.model} is not a multimodal model")
+        return web.json_response({"count": 66, "max_model_len": 1, "tokens": [self.image_id] * 66})
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": self.version})
@@ -89,9 +102,16 @@ class FakeVllm(Fake):
         body = await self.body_of(request)
         if not self.is_scaled_out:
             return self.refusal(403, "Forbidden")
+        parts = body.get("content_parts", [])
+        if not isinstance(parts, list):
+            return self.refusal(
+                400, "'loc': 'body.content_parts', 'msg': 'Input should be a valid list'"
+            )
         if "token_ids" not in body or "sampling_params" not in body:
             return web.json_response({"detail": [{"type": "missing"}]}, status=422)
         prompt = cast("list[int]", body["token_ids"])
+        if prompt.count(self.image_id or -1) != len(parts):
+            return self.refusal(400, "Failed to apply prompt replacement for mm_items['image'][0]")
         sampling = cast(Body, body["sampling_params"])
         refused = self._refuse(prompt, sampling)
         if refused is not None:
@@ -110,7 +130,8 @@ class FakeVllm(Fake):
                 said = {"token_id": id, "logprob": logprob(id), "rank": 2, "top_logprobs": top}
                 choice["logprobs"] = {"content": [said]}
             await response.write(event({"request_id": "1", "choices": [choice]}))
-        usage = _usage(prompt, ids, cached)
+        # Each image takes 66 tokens in place of its placeholder.
+        usage = _usage([*prompt, *[0] * 65 * len(parts)], ids, cached)
         await response.write(event({"request_id": "1", "choices": [], "usage": usage}))
         await response.write(DONE)
         self.remember([*prompt, *ids])
