@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.readers.bound import BoundFamily
-from segue.readers.formats import FORMATS, format_of
+from segue.readers.formats import FORMATS, format_of, unread_marks
 from segue.readers.text_reader import TextReader
 from segue.turn.values import Head, Ids, ItemText, Parsed, Scene
 from segue.vocabularies.vocabulary import Vocabulary
@@ -91,7 +91,7 @@ def called(found: list[Heard]) -> list[tuple[str, object]]:
 
 
 def test_every_format_has_a_writer() -> None:
-    assert [row.name for row in FORMATS] == list(WRITTEN)
+    assert {row.name for row in FORMATS} == WRITTEN.keys()
 
 
 @pytest.mark.parametrize("name, is_special", list(product(WRITTEN, (True, False))))
@@ -241,7 +241,55 @@ def test_any_arguments_are_read_back(name: str, arguments: dict[str, object]) ->
 # --- which format ---------------------------------------------------------------------------------
 
 
-def test_table_knows_the_models_own_templates() -> None:
-    known = {name: row.name for name in template_names() if (row := format_of(template(name)))}
+# Every template of the collection; "-": it shows no calls, or none that are read.
+EXPECTED = {
+    "apertus": "Apertus-8B-Instruct",
+    "apriel": "Apriel-1.6-15b-Thinker-fixed MiniMax-M1 unsloth-Apriel-1.5",
+    "command-r": "Cohere2MoE CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+    "deepseek-v3": "deepseek-ai-DeepSeek-R1-Distill-Llama-8B deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"
+    " deepseek-ai-DeepSeek-V3.1 llama-cpp-deepseek-r1",
+    "dsml": "deepseek-ai-DeepSeek-V3.2 deepseek-ai-DeepSeek-V4 deepseek-ai-DeepSeek-V4-Flash-0731",
+    "functionary": "meetkai-functionary-medium-v3.1",
+    "gemma4": "google-gemma-4-31B-it google-gemma-4-31B-it-interleaved",
+    "gigachat3": "GigaChat3-10B-A1.8B",
+    "gigachat3.1": "GigaChat3.1-10B-A1.8B",
+    "glm": "GLM-4.6 GLM-4.7-Flash Spark2.5 inclusionai-ling-3.0-flash poolside-Laguna-S-2.1"
+    " poolside-Laguna-XS-2.1 poolside-Laguna-XS.2",
+    "granite3": "ibm-granite-granite-3.3-2B-Instruct",
+    "hermes": "Bielik-11B-v3.0-Instruct MiMo-VL NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use"
+    " NousResearch-Hermes-3-Llama-3.1-8B-tool_use Qwen-QwQ-32B Qwen-Qwen2.5-7B-Instruct Qwen-Qwen3-0.6B"
+    " Reka-Edge ibm-granite-granite-4.0 ibm-granite-granite-4.1",
+    "hy3": "tencent-Hy3",
+    "kimi-k2": "Kimi-K2-Instruct Kimi-K2-Thinking moonshotai-Kimi-K2",
+    "kimi-k3": "Kimi-K3",
+    "lfm2": "LFM2-8B-A1B LFM2.5-8B-A1B LFM2.5-Instruct",
+    "llama3": "meta-llama-Llama-3.1-8B-Instruct meta-llama-Llama-3.2-3B-Instruct"
+    " meta-llama-Llama-3.3-70B-Instruct",
+    "minimax-m2": "MiniMax-M2",
+    "mistral": "Mistral-Small-3.2-24B-Instruct-2506 mistralai-Ministral-3-14B-Reasoning-2512"
+    " mistralai-Mistral-Nemo-Instruct-2407 unsloth-mistral-Devstral-Small-2507",
+    "nemotron-v2": "NVIDIA-Nemotron-Nano-v2",
+    "seed": "ByteDance-Seed-OSS",
+    "solar": "upstage-Solar-Open-100B",
+    "xml": "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 Qwen3-Coder Qwen3.5-4B StepFun3.5-Flash",
+    "-": "HuggingFaceTB-SmolLM3-3B google-gemma-2-2b-it llama-cpp-rwkv-world microsoft-Phi-3.5-mini-instruct"
+    " openai-gpt-oss-120b CohereForAI-c4ai-command-r-plus-tool_use MiniMax-M3"
+    " fireworks-ai-llama-3-firefunction-v2 meetkai-functionary-medium-v3.2 muse-glimmer openbmb-MiniCPM5-1B",
+}
+UNREAD = {
+    "CohereForAI-c4ai-command-r-plus-tool_use", "MiniMax-M3", "fireworks-ai-llama-3-firefunction-v2",
+    "meetkai-functionary-medium-v3.2", "muse-glimmer", "openbmb-MiniCPM5-1B",
+}  # fmt: skip
 
-    assert known["Qwen3.5-4B"] == known["Qwen3-Coder"] == known["StepFun3.5-Flash"] == "xml"
+
+def test_table_knows_the_models_own_templates() -> None:
+    found: dict[str, set[str]] = {}
+    for name in template_names():
+        row = format_of(template(name))
+        found.setdefault(row.name if row else "-", set()).add(name)
+
+    assert found == {name: set(models.split()) for name, models in EXPECTED.items()}
+
+
+def test_calls_that_nobody_reads_are_noticed_in_a_template() -> None:
+    assert {name for name in template_names() if unread_marks(template(name))} == UNREAD

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from segue.readers.formats import FORMATS, CallFormat
 
+HY = ":opensource"
 Arguments = Mapping[str, object]
 Call = tuple[str, Arguments]
 
@@ -65,6 +66,23 @@ def keyed(name: str, arguments: Arguments) -> str:
     return f"<tool_call>{name}\n{each}</tool_call>"
 
 
+def hunyuan(name: str, arguments: Arguments) -> str:
+    each = "".join(
+        f"<arg_key{HY}>{k}</arg_key{HY}>\n<arg_value{HY}>{text(v)}</arg_value{HY}>\n"
+        for k, v in arguments.items()
+    )
+    return f"<tool_call{HY}>{name}<tool_sep{HY}>\n{each}</tool_call{HY}>"
+
+
+def kimi(name: str, arguments: Arguments) -> str:
+    each = "".join(
+        f'<|open|>argument key="{k}" type="{"string" if isinstance(v, str) else "number"}"<|sep|>'
+        f"{text(v)}<|close|>argument<|sep|>"
+        for k, v in arguments.items()
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{each}<|close|>call<|sep|>'
+
+
 def gemma(value: object) -> str:
     match value:
         case str():
@@ -98,6 +116,13 @@ WRITTEN: dict[str, Written] = {
         specials=("｜DSML｜",),
     ),
     "glm": Written(keyed, between="\n", specials=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>")),
+    "hy3": Written(
+        hunyuan, f"<tool_calls{HY}>\n", "\n", f"\n</tool_calls{HY}>",
+        specials=(f"<tool_calls{HY}>", f"<arg_key{HY}>"),
+    ),
+    "kimi-k3": Written(
+        kimi, "<|open|>tools<|sep|>", end="<|close|>tools<|sep|>", specials=("<|open|>", "<|close|>", "<|sep|>")
+    ),
     "kimi-k2": Written(
         lambda name, arguments: (
             f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{dumps(arguments)}<|tool_call_end|>"
@@ -145,7 +170,12 @@ WRITTEN: dict[str, Written] = {
     "apriel": Written(named, "<tool_calls>[", ", ", "]</tool_calls>"),
     "nemotron-v2": Written(named, "<TOOLCALL>[", ", ", "]</TOOLCALL>"),
     "granite3": Written(named, "<|tool_call|>[", ", ", "]", specials=("<|tool_call|>",)),
-    "gigachat": Written(named, "<|function_call|>", "<|function_call|>", specials=("<|function_call|>",)),
+    "gigachat3.1": Written(named, "<|function_call|>", "<|function_call|>", specials=("<|function_call|>",)),
+    "gigachat3": Written(
+        named, "function call<|role_sep|>\n", "<|message_sep|>function call<|role_sep|>\n",
+        specials=("<|role_sep|>",),
+    ),
+    "functionary": Written(lambda name, arguments: f"<function={name}>{dumps(arguments)}</function>"),
     "solar": Written(
         lambda name, arguments: (
             f"<|tool_call:begin|>abc<|tool_call:name|>{name}<|tool_call:args|>{dumps(arguments)}<|tool_call:end|>"

@@ -112,14 +112,14 @@ def _invoke(before: str, attributes: str, after: str = ">") -> CallShape:
     )
 
 
-def _keyed(suffix: str = "", separator: str = "") -> CallShape:
+def _keyed(suffix: str = "", before: str = "", after: str = "", closing: str = "") -> CallShape:
     """A name, and each parameter as `<arg_key>` and `<arg_value>`; `suffix` stands at the end of every tag."""
     key, value = f"arg_key{suffix}>", f"arg_value{suffix}>"
     return CallShape(
-        f"%name%{separator} ",
+        f"{before}%name%{after} ",
         (f"<{key}", f"</tool_call{suffix}>"),
         Tags(f"<{key} %key% </{key} <{value}", f"</{value}"),
-        closing=f"</tool_call{suffix}>",
+        closing,
     )
 
 
@@ -147,7 +147,7 @@ MISTRAL = replace(
 XML = CallFormat(
     "xml", ("<function=", "<parameter="), ("<tool_call>",), ("</tool_call>",), (FUNCTION, *OBJECTS)
 )
-DSML = "｜DSML｜"
+DSML, HUNYUAN = "｜DSML｜", ":opensource"
 PYTHON = CallFormat(
     "pythonic",
     ("<|python_start|>",),
@@ -192,6 +192,44 @@ FORMATS: tuple[CallFormat, ...] = (
     ),
     CallFormat("glm", ("<arg_key>",), ("<tool_call>",), ("</tool_call>",), (_keyed(),)),
     CallFormat(
+        "hy3",
+        ("<arg_key{}>", HUNYUAN),
+        (f"<tool_calls{HUNYUAN}>",),
+        (f"</tool_calls{HUNYUAN}>",),
+        (
+            _keyed(
+                HUNYUAN,
+                f"<tool_call{HUNYUAN}> ",
+                f" <tool_sep{HUNYUAN}>",
+                f"</tool_call{HUNYUAN}>",
+            ),
+        ),
+        think=f"<think{HUNYUAN}>",
+        thought=f"</think{HUNYUAN}>",
+    ),
+    CallFormat(
+        "kimi-k3",
+        ("<|open|>", "<|close|>", "argument"),
+        ("<|open|>tools<|sep|>",),
+        ("<|close|>tools<|sep|>",),
+        (
+            CallShape(
+                '<|open|>call tool="%name%"%any%<|sep|>',
+                arguments=Tags(
+                    '<|open|>argument key="%key%" type="%type%"<|sep|>', "<|close|>argument<|sep|>"
+                ),
+                closing="<|close|>call<|sep|>",
+            ),
+        ),
+        think="<|open|>think<|sep|>",
+        thought="<|close|>think<|sep|>",
+        dropped=(
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|close|>message<|sep|>",
+        ),
+    ),
+    CallFormat(
         "kimi-k2",
         ("<|tool_calls_section_begin|>",),
         ("<|tool_calls_section_begin|>",),
@@ -224,7 +262,7 @@ FORMATS: tuple[CallFormat, ...] = (
         think="<|channel>thought",
         thought="<channel|>",
     ),
-    replace(PYTHON, name="lfm2", known_by=("<|tool_call_start|>",),
+    replace(PYTHON, name="lfm2", known_by=("List of tools: ",),
             begins=("<|tool_call_start|>",), ends=("<|tool_call_end|>",)),
     PYTHON,
     MISTRAL,
@@ -233,7 +271,21 @@ FORMATS: tuple[CallFormat, ...] = (
     _list("apriel", "<tool_calls>", "</tool_calls>"),
     _list("nemotron-v2", "<TOOLCALL>", "</TOOLCALL>"),
     _list("granite3", "<|tool_call|>", "<|/tool_call|>"),
-    _list("gigachat", "<|function_call|>", "<|message_sep|>"),
+    _list("gigachat3.1", "<|function_call|>", "<|message_sep|>"),
+    CallFormat(
+        "gigachat3",
+        ("<|message_sep|>", "function call"),
+        ("function call<|role_sep|>",),
+        ("<|message_sep|>",),
+        OBJECTS,
+    ),
+    CallFormat(
+        "functionary",
+        ("<function=", "</function>"),
+        ("<function=",),
+        ("</function>",),
+        (CallShape("%name%> ", ("{",)),),
+    ),
     CallFormat(
         "solar",
         ("<|tool_call:begin|>",),
@@ -252,20 +304,28 @@ FORMATS: tuple[CallFormat, ...] = (
 )  # fmt: skip
 
 
+# The mark of a format that no reader knows, though other marks in its templates are known.
+OTHER = "]<]minimax[>["
+
+
 def format_of(template: str) -> CallFormat | None:
     """How the model with this chat template writes calls; None: its template shows none that is known."""
+    if OTHER in template:
+        return None
     return next((row for row in FORMATS if all(mark in template for mark in row.known_by)), None)
 
 
 # What looks like the mark of a call.
 CALL_MARK = re.compile(
     r"<[^<>\s'\"{}%]*(?:tool_?call|function_?call|invoke|action)[^<>\s'\"{}%]*>?"
-    r"|\[[A-Z_]*TOOL_CALL[A-Z_]*\]|functools\[|>>>",
+    r"|\[[A-Z_]*TOOL_CALL[A-Z_]*\]|functools\[|>>>|<function name=|Action:",
     re.IGNORECASE,
 )
 
 
 def unread_marks(template: str) -> str | None:
     """A mark of calls in this template that no reader knows."""
-    found = None if format_of(template) else CALL_MARK.search(template)
-    return None if found is None else found[0]
+    if format_of(template) is not None:
+        return None
+    found = CALL_MARK.search(template)
+    return OTHER if OTHER in template else found and found[0]
