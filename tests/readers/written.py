@@ -118,7 +118,10 @@ WRITTEN: dict[str, Written] = {
     "glm": Written(keyed, between="\n", specials=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>")),
     "hy3": Written(
         hunyuan, f"<tool_calls{HY}>\n", "\n", f"\n</tool_calls{HY}>",
-        specials=(f"<tool_calls{HY}>", f"<arg_key{HY}>"),
+        specials=tuple(
+            f"<{slash}{tag}{HY}>" for slash in ("", "/")
+            for tag in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
+        ),
     ),
     "kimi-k3": Written(
         kimi, "<|open|>tools<|sep|>", end="<|close|>tools<|sep|>", specials=("<|open|>", "<|close|>", "<|sep|>")
@@ -140,7 +143,10 @@ WRITTEN: dict[str, Written] = {
         ),
         "<｜tool▁calls▁begin｜>",
         end="<｜tool▁calls▁end｜>",
-        specials=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+        specials=(
+            "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+        ),
     ),
     "gemma4": Written(
         lambda name, arguments: f"<|tool_call>call:{name}{gemma(arguments)}<tool_call|>",
