@@ -63,7 +63,7 @@ class RecordingEngine:
         fault, after = self.fault, self.fault_after
         self.fault = None
         ids: list[int] = []
-        if job.output_tokens_max:
+        if job.output_tokens_max != 0:
             self.jobs.append(job)
             self.sampled.append(ids)
         else:

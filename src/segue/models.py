@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import structs
 
 from segue.dialects.choose import dialect_for
-from segue.dialects.messages import MessagesDialect
+from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.llamacpp import LLAMACPP
@@ -260,12 +260,15 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
 
 def _chat(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
     _check_addresses(settings)
-    dialect = MessagesDialect(sees_images=bool(settings.sees_images))
+    dialect = MessagesDialect()
+    engines: list[ChatEngine[MessageForm]] = []
 
     def replica(upstream: Upstream) -> Engine:
-        return ChatEngine(upstream, settings.name, dialect, settings.template_values)
+        engines.append(ChatEngine(upstream, settings.name, dialect, settings.template_values))
+        return engines[-1]
 
-    return _over_http(settings, served, dialect, replica)
+    model = _over_http(settings, served, dialect, replica)
+    return replace(model, count_tokens=engines[0].count_tokens)
 
 
 def _check_addresses(settings: ModelSettings) -> None:

@@ -61,9 +61,12 @@ def written(rendered: Rendered) -> list[dict[str, object]]:
 
 
 def messages_of(
-    *items: Item, head: Head = HEADS[0], dialect: MessagesDialect = DIALECT
+    *items: Item,
+    head: Head = HEADS[0],
+    dialect: MessagesDialect = DIALECT,
+    sees_images: bool = False,
 ) -> list[dict[str, object]]:
-    return written(dialect.render(Scene(head, None, items)))
+    return written(dialect.render(Scene(head, None, items, sees_images=sees_images)))
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -230,15 +233,14 @@ def test_picture_is_told_in_words_to_a_model_that_cannot_see() -> None:
 
 
 def test_picture_is_handed_on_to_a_model_that_sees() -> None:
-    seeing = MessagesDialect(sees_images=True)
-    content = cast("list[dict[str, object]]", messages_of(PICTURE, dialect=seeing)[0]["content"])
+    content = cast("list[dict[str, object]]", messages_of(PICTURE, sees_images=True)[0]["content"])
     assert content[0] == {"type": "text", "text": "Look:"}
     assert content[1] == {
         "type": "image_url",
         "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"},
     }
     assert "a.pdf" in str(content[2]["text"])
-    assert messages_of(message("user", "Hi"), dialect=seeing)[0]["content"] == "Hi"
+    assert messages_of(message("user", "Hi"), sees_images=True)[0]["content"] == "Hi"
 
 
 def test_picture_from_a_tool_is_shown_behind_all_outputs() -> None:
@@ -250,7 +252,7 @@ def test_picture_from_a_tool_is_shown_behind_all_outputs() -> None:
         item("function_call_output", call_id="b", output="plain"),
         message("user", "Well?"),
     )
-    seen = messages_of(*items, dialect=MessagesDialect(sees_images=True))
+    seen = messages_of(*items, sees_images=True)
     assert [one["role"] for one in seen] == ["tool", "tool", "user", "user"]
     assert seen[0]["content"] == "See\n[image: shown after the outputs]\nthere."
     content = cast("list[dict[str, object]]", seen[2]["content"])
@@ -265,7 +267,7 @@ def test_address_of_a_picture_is_not_handed_on() -> None:
     parts = [{"type": "input_image", "image_url": "http://169.254.169.254/a.png"}]
     output = item("function_call_output", call_id="a", output=parts)
     asked = item("message", role="user", content=parts)
-    seen = messages_of(output, asked, dialect=MessagesDialect(sees_images=True))
+    seen = messages_of(output, asked, sees_images=True)
     assert [one["role"] for one in seen] == ["tool", "user"]
     for one in seen:
         assert (

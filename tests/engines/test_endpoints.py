@@ -3,6 +3,7 @@ habits of a real one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
+from segue.turn.plan import Caller, Tally
+from segue.wire.codec import decode_create
 from tests.engines.asking import upstream
 from tests.engines.fakes import endpoints
 from tests.engines.fakes.endpoints import PROFILES, THOUGHT, FakeEndpoint, Profile
-from tests.pipeline import Stage
+from tests.pipeline import OWNER, Stage
 from tests.scenarios.test_upstream_engines import output, staged
 
 TOOLS = [
@@ -40,13 +43,12 @@ async def fake(profile: Profile) -> AsyncIterator[FakeEndpoint]:
 
 @pytest.fixture
 async def stage(fake: FakeEndpoint) -> AsyncIterator[Stage]:
-    dialect = MessagesDialect()
-    async with (
-        upstream(fake.url) as address,
-        staged(ChatEngine(address, "m", dialect), dialect) as found,
-    ):
-        assert await found.engine.is_ready()
-        yield found
+    async with upstream(fake.url) as address:
+        dialect = MessagesDialect()
+        engine = ChatEngine(address, "m", dialect)
+        async with staged(engine, dialect, count_tokens=engine.count_tokens) as found:
+            assert await found.engine.is_ready()
+            yield found
 
 
 async def ask(stage: Stage, **fields: Any) -> dict[str, Any]:
@@ -223,3 +225,71 @@ async def test_effort_that_an_endpoint_does_not_know(
         assert sent == effort
     else:
         assert sent == ("high" if effort == "xhigh" else "low")
+
+
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+
+
+async def test_pictures_are_seen_where_the_endpoint_says_so(
+    stage: Stage, fake: FakeEndpoint
+) -> None:
+    content = [{"type": "input_text", "text": "What is this?"}, PICTURE]
+    await ask(stage, input=[{"role": "user", "content": content}])
+    sent: Any = fake.requests[-1]["messages"]
+    is_sent = "AAAA" in str(sent)
+    assert is_sent == bool(stage.engine.facts.sees_images)
+    assert is_sent or "cannot see" in sent[-1]["content"]
+
+
+async def test_picture_that_is_refused_after_all_is_told_in_words() -> None:
+    """A name may promise what the endpoint does not hold."""
+
+    def blind(messages: list[dict[str, object]]) -> endpoints.Refusal | None:
+        hint = "image input is not supported - hint: you may need to provide the mmproj"
+        is_shown = "image_url" in str(messages)
+        return endpoints.openai_error(hint, 500, code=500) if is_shown else None
+
+    profile = Profile("plain", about={"id": "gemma-3"}, order=blind)
+    async with FakeEndpoint(profile=profile) as fake, upstream(fake.url) as address:
+        dialect = MessagesDialect()
+        engine = ChatEngine(address, "gemma-3", dialect)
+        async with staged(engine, dialect) as stage:
+            assert await engine.is_ready()
+            for count in (2, 3):
+                await ask(stage, input=[{"role": "user", "content": [PICTURE]}])
+                assert len(fake.requests) == count
+
+
+async def count(stage: Stage, **fields: Any) -> int:
+    """As `POST /v1/responses/input_tokens` has it."""
+    create = decode_create(json.dumps({"model": "m", **fields}).encode())
+    plan = await stage.runner.prepare(create, Caller(OWNER, stage.store), Tally())
+    try:
+        return await stage.runner.count_tokens(plan)
+    finally:
+        stage.runner.give_up(plan)
+
+
+async def test_tokens_are_counted(stage: Stage, profile: Profile, fake: FakeEndpoint) -> None:
+    """By the endpoint where it can, and then exactly; else from what it counted last, and an estimate of the rest."""
+    words = "Bees fly far. " * 100
+    counted = await count(stage, input=words)
+    exact = profile.name in ("vllm", "llama_server")
+    assert counted == 4321 if exact else 300 < counted < 500
+    first = await ask(stage, input=words)
+    used = first["usage"]["input_tokens"]
+    more = await count(stage, input=words, previous_response_id=first["id"])
+    assert more == 4321 if exact else used + 300 < more < used + 600
+
+
+async def test_history_over_the_threshold_is_compacted(stage: Stage, fake: FakeEndpoint) -> None:
+    first = await ask(stage, input="Bees fly far. " * 500)
+    before = len(fake.requests)
+    second = await ask(
+        stage,
+        input="And?",
+        previous_response_id=first["id"],
+        context_management=[{"type": "compaction", "compact_threshold": 1_200}],
+    )
+    assert second["output"][0]["type"] == "compaction"
+    assert len(fake.requests) >= before + 2

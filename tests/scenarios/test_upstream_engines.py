@@ -30,10 +30,10 @@ CONTEXT_TOKENS = 10_000
 
 
 @asynccontextmanager
-async def staged(engine: Engine, dialect: Dialect) -> AsyncIterator[Stage]:
+async def staged(engine: Engine, dialect: Dialect, **fields: Any) -> AsyncIterator[Stage]:
     """A process that serves this engine, without a disk."""
     recording = RecordingEngine(engine)
-    model = Model("m", recording, dialect, CONTEXT_TOKENS)
+    model = Model("m", recording, dialect, CONTEXT_TOKENS, **fields)
     store = MemoryStore(BUDGET)
     records = Records(
         Afterwards(store.ledger, []),

@@ -37,6 +37,10 @@ VERSION = "messages4"
 # Gemini's own word for a call whose signature is not known: it must stand where the signature would.
 UNSIGNED = {"google": {"thought_signature": "skip_thought_signature_validator"}}
 
+# Of text, code and JSON as agents send them, about; the endpoint's own count replaces it after each turn.
+BYTES_PER_TOKEN = 3.5
+PICTURE_TOKENS = 1_000
+
 
 class MessageForm(Struct, frozen=True):
     """How one endpoint wants its messages."""
@@ -50,7 +54,7 @@ class MessageForm(Struct, frozen=True):
     # Whether every call needs a signature.
     signs_calls: bool = False
     # Whether pictures are sent; otherwise they are described in words.
-    sees_images: bool = False
+    sees_images: bool = True
 
 
 def _roles(**changed: object) -> Callable[[MessageForm], MessageForm]:
@@ -80,6 +84,10 @@ CHANGES: tuple[tuple[str, Callable[[MessageForm], MessageForm]], ...] = (
         r"alternat|unexpected role '?(user|tool|assistant)|consecutive (user|assistant)",
         _roles(alternates=True),
     ),
+    (
+        r"(image|vision|multimodal).{0,60}not (support|available)|support.{0,20} (image|vision)",
+        lambda form: structs.replace(form, sees_images=False),
+    ),
     (r"no user (query|message)|at least one user|contents? (is|are) not", _roles(needs_user=True)),
 )
 
@@ -87,19 +95,24 @@ CHANGES: tuple[tuple[str, Callable[[MessageForm], MessageForm]], ...] = (
 class MessagesDialect:
     """A `Dialect` for chat endpoints. `form` is how messages are written from now on."""
 
-    def __init__(self, *, sees_images: bool = False) -> None:
-        self.form = MessageForm(sees_images=sees_images)
+    takes_images = True
+
+    def __init__(self) -> None:
+        self.form = MessageForm()
         self.fingerprint = VERSION
         # None: the endpoint ends the model's turn itself.
         self.stops: frozenset[int] = frozenset()
 
-    @property
-    def takes_images(self) -> bool:
-        return self.form.sees_images
-
     def render(self, scene: values.Scene) -> values.Rendered:
         """The messages. Their counts are in bytes, as the length of the prompt is."""
-        return self.render_as(scene, self.form)
+        return self.render_as(scene, self.form_for(scene))
+
+    def form_for(self, scene: values.Scene) -> MessageForm:
+        """The form in which this scene is written."""
+        form = self.form
+        if scene.sees_images or not form.sees_images:
+            return form
+        return structs.replace(form, sees_images=False)
 
     def render_as(self, scene: values.Scene, form: MessageForm) -> values.Rendered:
         """The messages in this form."""
@@ -114,7 +127,11 @@ class MessagesDialect:
         is_begun = warm is not None or any(one["role"] != "system" for one in messages)
         placed = place(messages, form.roles, is_beginning=warm is None)
         context = warm or values.NO_MESSAGES
-        context = context.plus(b",".join(map(_encode, placed)), form if is_begun else None)
+        tokens = sum(map(_tokens, placed))
+        if warm is None:
+            tokens += _estimate(len(scene.head.tools.raw))
+        row = b",".join(map(_encode, placed))
+        context = context.plus(row, form if is_begun else None, tokens)
         reused = 0 if warm is None else warm.length
         return values.Rendered(context, values.NO_IDS, context.length - reused, reused)
 
@@ -248,6 +265,20 @@ def _content(item: wire.Item, part: Part, form: MessageForm) -> str | list[JsonO
         else {"type": "text", "text": words_of(inner)}
         for inner in content
     ]
+
+
+def _estimate(size: int) -> int:
+    return int(size / BYTES_PER_TOKEN)
+
+
+def _tokens(message: JsonObject) -> int:
+    """About how many tokens a message is. A picture has as many as one of a usual size."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return _estimate(len(_encode(message)))
+    pictures = [part for part in content if part["type"] == "image_url"]
+    texts = [part for part in content if part["type"] != "image_url"]
+    return len(pictures) * PICTURE_TOKENS + _estimate(len(_encode({**message, "content": texts})))
 
 
 def _message(role: str, text: str) -> JsonObject:

@@ -45,11 +45,10 @@ from segue.turn.values import (
     Rendered,
     Sampling,
     Scene,
-    template_values,
 )
 from segue.wire.effects import Effects
 from segue.wire.items import Logprob, TopLogprob
-from segue.wire.requests import TextFormat, ToolChoiceName
+from segue.wire.requests import TextFormat, ToolChoiceName, template_values
 from segue.wire.tools import CustomTool, Offer, Tools, chosen_offers, forced_offers, plain_name
 
 log = logging.getLogger(__name__)
@@ -171,7 +170,16 @@ class _Event(Struct, frozen=True):
     error: Raw = NULL
 
 
+class _Tokenized(Struct, frozen=True):
+    """vLLM's count, and what llama-server says in two steps."""
+
+    count: int | None = None
+    prompt: str = ""
+    tokens: list[int] = []
+
+
 _event = msgspec.json.Decoder(_Event)
+_tokenized = msgspec.json.Decoder(_Tokenized)
 
 
 F = TypeVar("F")
@@ -181,6 +189,9 @@ class MessageWriter(Protocol[F]):
     """Who writes the messages, in a form that the endpoint takes."""
 
     form: F
+
+    def form_for(self, scene: Scene) -> F:
+        """The form in which this scene is written by now."""
 
     def render_as(self, scene: Scene, form: F) -> Rendered: ...
 
@@ -275,7 +286,8 @@ class ChatEngine(Generic[F]):
     async def _send(self, job: Job) -> EventStream:
         """The answer to this job, if need be without what the endpoint refuses. What has helped is remembered."""
         assert isinstance(job.prompt, Messages), "this engine takes messages"
-        left_out, form, prompt = self._left_out, self._writer.form, job.prompt
+        left_out, prompt = self._left_out, job.prompt
+        form = known = self._writer.form_for(job.scene)
         while True:
             settings = self._settings(job, left_out)
             body = self._body(job.scene, prompt, settings)
@@ -297,21 +309,40 @@ class ChatEngine(Generic[F]):
                     raise
                 form = form if changed is None else changed
                 prompt = self._rendered(job.scene, form)
-        self._learn(left_out, form)
+        for name in sorted(left_out - self._left_out):
+            log.warning("engine %s refuses %s: left out from now on", self._upstream.url, name)
+        self._left_out |= left_out
+        if form != known:
+            log.warning("engine %s: messages are now written as %s", self._upstream.url, form)
+            self._writer.form = form
         return stream
+
+    async def count_tokens(self, scene: Scene) -> int | None:
+        """How many tokens the messages are; None where the endpoint has no tokenizer for them."""
+        if not self._is_own:
+            return None
+        prompt = self._rendered(scene, self._writer.form_for(scene))
+        body = self._body(scene, prompt, {"model": self._model, "add_generation_prompt": True})
+        counted = await self._ask("/tokenize", body)
+        if counted.count is None:
+            # llama-server.
+            text = (await self._ask("/apply-template", body)).prompt
+            plain = {"content": text, "add_special": True, "parse_special": True}
+            counted = await self._ask("/tokenize", msgspec.json.encode(plain))
+            return len(counted.tokens) or None
+        return counted.count
+
+    async def _ask(self, path: str, body: bytes) -> _Tokenized:
+        status, answer = await self._upstream.call("POST", path, body)
+        try:
+            return _tokenized.decode(answer) if status == 200 else _Tokenized()
+        except UNREADABLE:
+            return _Tokenized()
 
     def _rendered(self, scene: Scene, form: F) -> Messages:
         prompt = self._writer.render_as(scene, form).prompt
         assert isinstance(prompt, Messages)
         return prompt
-
-    def _learn(self, left_out: frozenset[str], form: F) -> None:
-        for name in sorted(left_out - self._left_out):
-            log.warning("engine %s refuses %s: left out from now on", self._upstream.url, name)
-        self._left_out |= left_out
-        if form != self._writer.form:
-            log.warning("engine %s: messages are now written as %s", self._upstream.url, form)
-            self._writer.form = form
 
     def _settings(self, job: Job, left_out: frozenset[str]) -> dict[str, object]:
         """Everything but messages and tools; nothing that this endpoint is known to refuse."""

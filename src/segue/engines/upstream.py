@@ -290,9 +290,9 @@ def error_for_status(status: int, body: bytes, wait_s: float | None = None) -> A
     fault = _fault(body)
     message = fault.message[:MESSAGE_CHARS_MAX]
     log.warning("engine answered with status %d (%s)", status, fault.type or fault.code)
-    # llama.cpp's server answers so where the model's chat template refuses messages.
-    is_template = status == 500 and "jinja" in message.lower()
-    if status in (400, 413, 422) or is_template:
+    # So llama.cpp's server refuses messages that the model's chat template does not take, and pictures.
+    is_refusal = status == 500 and re.search(r"jinja|is not supported", message, re.IGNORECASE)
+    if status in (400, 413, 422) or is_refusal:
         if fault.n_prompt_tokens is not None and fault.n_ctx is not None:
             words = context_overflow(fault.n_prompt_tokens, fault.n_ctx).message
             return ContextRefused(words, fault.n_ctx)

@@ -11,7 +11,7 @@ from time import perf_counter
 
 from msgspec import structs
 
-from segue.errors import InvalidRequest, ServerFault, context_overflow
+from segue.errors import ServerFault, context_overflow
 from segue.turn.compact import truncate
 from segue.turn.plan import Plan, Span
 from segue.turn.seams import PromptCache
@@ -46,7 +46,7 @@ class Composed:
 
     rendered: Rendered
     scene: Scene
-    # What the engine is to continue, and how many tokens that is, where we can know.
+    # What the engine is to continue, and how many tokens that is; of messages, about how many.
     prompt: Prompt
     length: int
     is_truncated: bool = False
@@ -112,8 +112,8 @@ async def compose(plan: Plan, scene: Scene, *, may_truncate: bool) -> Composed:
 
 
 def fitting(plan: Plan, composed: Composed) -> Composed:
-    """The same prompt, or the error that it is too long."""
-    tokens_max = plan.model.context_tokens
+    """The same prompt, or the error that it is too long; of messages the endpoint says that."""
+    tokens_max = plan.model.context_tokens if isinstance(composed.prompt, Tokens) else None
     if tokens_max is not None and composed.length >= tokens_max:
         raise context_overflow(composed.length, tokens_max)
     return composed
@@ -128,16 +128,11 @@ def measure(plan: Plan, item: Item) -> int:
 
 
 async def count(plan: Plan, cache: PromptCache) -> int:
-    """How many tokens the engine would be given."""
+    """How many tokens the engine would be given; about how many, where only the endpoint knows and does not say."""
     may_truncate = plan.resolved.create.truncation == "auto"
     composed = await compose(plan, set_scene(plan, cache), may_truncate=may_truncate)
-    if not isinstance(composed.rendered.context, Tokens):
-        raise InvalidRequest(
-            "Only the endpoint of this model knows how many tokens this would be.",
-            code="unsupported_value",
-            param="model",
-        )
-    return composed.length
+    counted = plan.model.count_tokens and await plan.model.count_tokens(composed.scene)
+    return counted or composed.length
 
 
 async def _render(plan: Plan, scene: Scene) -> Composed:
@@ -148,8 +143,8 @@ async def _render(plan: Plan, scene: Scene) -> Composed:
     if plan.model.checks_rendering:
         _check_rendering(plan, scene, rendered)
     prompt = rendered.prompt
-    if not isinstance(prompt, Tokens):  # Messages count in bytes.
-        return Composed(rendered, scene, prompt, 0)
+    if not isinstance(prompt, Tokens):  # The dialect counts bytes.
+        return Composed(rendered, scene, prompt, prompt.tokens)
     plan.tally.tokens_tokenized += rendered.tokens_tokenized
     plan.tally.tokens_reused += rendered.tokens_reused
     return Composed(rendered, scene, prompt, prompt.length)

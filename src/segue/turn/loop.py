@@ -290,7 +290,7 @@ class TurnLoop:
         return warm_after(
             last.fingerprint,
             self.plan.resolved.head,
-            composed.rendered,
+            composed.rendered.counted(self.finish.input_tokens if self.finish else None),
             last,
             self.started.route,
         )
@@ -373,7 +373,7 @@ class TurnLoop:
         past = composed.scene.past
         tokens = plan.model.context_tokens
         # Of messages only the endpoint knows how long they are.
-        room = tokens - composed.length if tokens and composed.length else None
+        room = tokens - composed.length if tokens and isinstance(composed.prompt, Tokens) else None
         limits = (tokens_max, self._tokens_left(), plan.model.output_tokens_max, room)
         wanted = next((one for one in limits if one is not None), None)
         wanted = wanted if wanted is None or room is None else min(wanted, room)

@@ -6,7 +6,7 @@ and is read after its end; everything else is never changed in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from segue.turn.compact import CompactionKind
 from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
-from segue.turn.values import Conversation, Head, Owner, Round, Sampling, Turn
+from segue.turn.values import Conversation, Head, Owner, Round, Sampling, Scene, Turn
 from segue.wire.effects import Effects
 from segue.wire.items import Call, InputFile, Item
 from segue.wire.requests import Create
@@ -69,6 +69,8 @@ class Model:
     # Whether every prompt is rendered cold as well and compared.
     checks_rendering: bool = False
     guards: Guards = NO_GUARDS
+    # Asks the endpoint how many tokens messages are; None where it does not say.
+    count_tokens: Callable[[Scene], Awaitable[int | None]] | None = None
 
     @property
     def context_tokens(self) -> int | None:

@@ -7,8 +7,8 @@ Everything here is a value that is never changed in place, so that turns share t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from msgspec import Raw, Struct, structs
@@ -96,14 +96,17 @@ class Messages:
 
     before: Messages | None
     data: bytes
-    # In bytes: how many tokens these are only the engine knows.
+    # In bytes.
     length: int
     # How they were written; others can follow only if they are written alike. None: none can.
     form: object = None
+    # About how many tokens these are: what the endpoint has counted, and an estimate of what came since.
+    tokens: int = 0
 
-    def plus(self, data: bytes, form: object = None) -> Messages:
+    def plus(self, data: bytes, form: object = None, tokens: int = 0) -> Messages:
         """These messages and then some more, already joined by commas."""
-        return Messages(self, data, self.length + len(data), form) if data else self
+        tokens += self.tokens
+        return Messages(self, data, self.length + len(data), form, tokens) if data else self
 
     def chunks(self) -> list[bytes]:
         """The chunks from first to last."""
@@ -391,18 +394,6 @@ class Scene(Struct, frozen=True):
         yield from since_fresh([*(one for link in past for one in link.rounds), *self.rounds])
 
 
-def template_values(operator: Mapping[str, object], effort: Effort | None) -> dict[str, object]:
-    """What a chat template is told besides the conversation: the operator's values, over which a client's effort wins.
-
-    Models have three names for it; a template ignores the names that it does not know.
-    """
-    if effort is None:
-        return dict(operator)
-    is_thinking = effort != "none"
-    told = {"enable_thinking": is_thinking, "thinking": is_thinking, "reasoning_effort": effort}
-    return {**operator, **told}
-
-
 class Rendered(Struct, frozen=True):
     """A prompt: the context, then the cue that makes the model speak, then the words that we put into its mouth.
 
@@ -416,6 +407,12 @@ class Rendered(Struct, frozen=True):
     tokens_reused: int
     lead: IdArray[int] = NO_IDS
     schema: bytes | Grammar | None = None
+
+    def counted(self, tokens: int | None) -> Rendered:
+        """The same with the endpoint's own count of its tokens, where messages have one."""
+        if not tokens or not isinstance(self.context, Messages):
+            return self
+        return structs.replace(self, context=replace(self.context, tokens=tokens))
 
     @property
     def prompt(self) -> Prompt:

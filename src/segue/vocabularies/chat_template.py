@@ -17,9 +17,8 @@ from types import MappingProxyType
 import msgspec
 
 from segue.errors import InvalidRequest, ServerFault
-from segue.turn.values import template_values
 from segue.vocabularies.gguf import read_gguf
-from segue.wire.requests import Effort
+from segue.wire.requests import Effort, template_values
 
 # A conversation as chat templates take it.
 Chat = list[dict[str, object]]

@@ -182,6 +182,8 @@ LLAMA_SERVER = Profile(
             "default_generation_settings": {"n_ctx": 16_384},
             "modalities": {"vision": False, "audio": False},
         },
+        "/apply-template": {"prompt": "..."},
+        "/tokenize": {"tokens": [7] * 4321},
     },
 )
 VLLM = Profile(
@@ -189,6 +191,7 @@ VLLM = Profile(
     thoughts="reasoning",
     order=beginning_only,
     about={"id": "m", "object": "model", "owned_by": "vllm", "max_model_len": 32_768},
+    pages={"/tokenize": {"count": 4321, "max_model_len": 32_768, "tokens": [], "token_strs": None}},
 )
 GROQ = Profile(
     "groq",
