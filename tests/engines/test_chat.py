@@ -489,6 +489,20 @@ async def test_chat_template_is_told_what_operator_and_client_have_set(
     assert fake.requests[0].get("chat_template_kwargs") == wanted
 
 
+async def test_effort_is_left_out_for_a_model_that_does_not_think() -> None:
+    class Thoughtless(FakeChat):
+        async def _completions(self, request: web.Request) -> web.StreamResponse:
+            has_effort = "reasoning_effort" in json.loads(await request.read())
+            self.refuses = (400, '"gpt" does not support thinking') if has_effort else None
+            return await super()._completions(request)
+
+    async with Thoughtless(events=[end()]) as fake, upstream(fake.url) as address:
+        engine = ChatEngine(address, "gpt", MessagesDialect())
+        for effort in ("minimal", "high"):
+            await heard(engine, job(Head(reasoning=ReasoningConfig(effort=effort))))  # type: ignore[arg-type]
+    assert [one.get("reasoning_effort") for one in fake.requests] == ["minimal", None, None]
+
+
 async def test_limit_that_does_not_fit_is_left_to_the_endpoint() -> None:
     class Full(FakeChat):
         async def _completions(self, request: web.Request) -> web.StreamResponse:

@@ -244,12 +244,13 @@ class ChatEngine(Generic[F]):
         """What the list of models says; where it says too little, other pages are asked, and then the model's name."""
         facts = facts_in(listed, self._model)
         for page in self._pages if facts.context_tokens is None else ():
-            request = msgspec.json.encode({"model": self._model}) if page[0] == "POST" else b""
-            status, body = await self._upstream.call(*page, request)
-            if status != 200:
+            method, path = page
+            asked = msgspec.json.encode({"model": self._model}) if method == "POST" else b""
+            body = await self._page(method, path, asked)
+            if body:
+                facts = more_facts(facts, body, self._model)
+            else:
                 self._pages = tuple(one for one in self._pages if one != page)
-                continue
-            facts = more_facts(facts, body, self._model)
         if facts.sees_images is None and SEEING.search(self._model):
             return structs.replace(facts, sees_images=True)
         return facts
@@ -323,21 +324,28 @@ class ChatEngine(Generic[F]):
             return None
         prompt = self._rendered(scene, self._writer.form_for(scene))
         body = self._body(scene, prompt, {"model": self._model, "add_generation_prompt": True})
-        counted = await self._ask("/tokenize", body)
+        counted = await self._tokenize("/tokenize", body)
         if counted.count is None:
             # llama-server.
-            text = (await self._ask("/apply-template", body)).prompt
+            text = (await self._tokenize("/apply-template", body)).prompt
             plain = {"content": text, "add_special": True, "parse_special": True}
-            counted = await self._ask("/tokenize", msgspec.json.encode(plain))
+            counted = await self._tokenize("/tokenize", msgspec.json.encode(plain))
             return len(counted.tokens) or None
         return counted.count
 
-    async def _ask(self, path: str, body: bytes) -> _Tokenized:
-        status, answer = await self._upstream.call("POST", path, body)
+    async def _tokenize(self, path: str, body: bytes) -> _Tokenized:
         try:
-            return _tokenized.decode(answer) if status == 200 else _Tokenized()
+            return _tokenized.decode(await self._page("POST", path, body))
         except UNREADABLE:
             return _Tokenized()
+
+    async def _page(self, method: Literal["GET", "POST"], path: str, body: bytes) -> bytes:
+        """What the endpoint has there; nothing, if it has nothing or cannot be asked."""
+        try:
+            status, answer = await self._upstream.call(method, path, body)
+        except ApiError:
+            return b""
+        return answer if status == 200 else b""
 
     def _rendered(self, scene: Scene, form: F) -> Messages:
         prompt = self._writer.render_as(scene, form).prompt
