@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import ChatEngine, _ThinkMarks
-from segue.errors import EngineFailed, InvalidRequest, ServerFault, Unavailable
+from segue.errors import EngineFailed, InvalidRequest, ServerFault, TooMany
 from segue.turn.values import (
     Delta,
     Deltas,
@@ -417,7 +417,7 @@ async def test_answer_that_breaks_off_is_a_failure(events: list[dict[str, object
     [
         (400, "maximum context length is 10 tokens", InvalidRequest, "context_length_exceeded"),
         (400, "image input is not supported", InvalidRequest, "invalid_request"),
-        (429, "slow down", Unavailable, "server_is_overloaded"),
+        (429, "slow down", TooMany, "rate_limit_exceeded"),
         (500, "oops", EngineFailed, "server_error"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -293,3 +294,17 @@ async def test_history_over_the_threshold_is_compacted(stage: Stage, fake: FakeE
     )
     assert second["output"][0]["type"] == "compaction"
     assert len(fake.requests) >= before + 2
+
+
+@pytest.mark.parametrize("kind", [endpoints.VLLM, endpoints.LLAMA_SERVER], ids=lambda one: one.name)
+@pytest.mark.parametrize("loses", [False, True])
+async def test_template_that_loses_a_later_system_message_is_found_out(
+    kind: Profile, loses: bool
+) -> None:
+    """MiniMax, SmolLM3 and others: what a template drops is said as a user's message, though nothing is refused."""
+    profile = replace(kind, order=lambda messages: None, loses_later_system=loses)
+    async with FakeEndpoint(profile=profile) as fake, upstream(fake.url) as address:
+        dialect = MessagesDialect()
+        assert await ChatEngine(address, "m", dialect).is_ready()
+        assert fake.requests == []
+    assert dialect.form.roles.system == ("first" if loses else "anywhere")

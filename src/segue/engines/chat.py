@@ -82,6 +82,13 @@ OWN = re.compile(rb'"owned_by": ?"(vllm|sglang|llamacpp)"')
 PAGES: tuple[tuple[Literal["GET", "POST"], str], ...] = (
     ("GET", "/props"), ("GET", "/api/ps"), ("POST", "/api/show"), ("GET", "/api/v0/models"),
 )  # fmt: skip
+# A conversation with a system message in the middle, which a chat template may lose, and the words for that.
+MARK = "xyzzy"
+PROBE = [
+    {"role": role, "content": text}
+    for role, text in (("system", "a"), ("user", "b"), ("system", MARK), ("user", "c"))
+]
+LOST = "System message not at the beginning."
 # Names of models that see pictures, where the endpoint does not say.
 SEEING = re.compile(
     r"(\b|\d)vl\b|vision|llava|pixtral|omni|gpt-(4o|4\.1|5)|gemini|claude|gemma-?[34]|llama-?4"
@@ -176,6 +183,7 @@ class _Tokenized(Struct, frozen=True):
     count: int | None = None
     prompt: str = ""
     tokens: list[int] = []
+    token_strs: list[str] | None = None
 
 
 _event = msgspec.json.Decoder(_Event)
@@ -225,6 +233,7 @@ class ChatEngine(Generic[F]):
         # Whether it is one of `OWN`, and which of `PAGES` it has.
         self._is_own = False
         self._pages = PAGES
+        self._is_probed = False
         # What this endpoint refuses: names of fields, or `name=value`.
         self._left_out: frozenset[str] = frozenset()
         self._tools: tuple[Tools, Effects, bytes] | None = None
@@ -236,6 +245,7 @@ class ChatEngine(Generic[F]):
             if status == 200:
                 self._is_own = OWN.search(body) is not None
                 self.facts = await self._facts(body)
+                await self._probe()
         except ApiError:
             return False
         return status == 200
@@ -254,6 +264,20 @@ class ChatEngine(Generic[F]):
         if facts.sees_images is None and SEEING.search(self._model):
             return structs.replace(facts, sees_images=True)
         return facts
+
+    async def _probe(self) -> None:
+        """Some chat templates lose a system message in the middle without a word: own servers show what they write."""
+        if not self._is_own or self._is_probed:
+            return
+        asked = msgspec.json.encode({"messages": PROBE, "return_token_strs": True})
+        for path in ("/apply-template", "/tokenize"):
+            written = await self._tokenize(path, asked)
+            text = written.prompt or "".join(written.token_strs or ())
+            if text:
+                self._is_probed = True
+                lost = self._writer.otherwise(self._writer.form, LOST)
+                if MARK not in text and lost is not None:
+                    self._writer.form = lost
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         is_warm_up = job.output_tokens_max == 0

@@ -103,6 +103,8 @@ class Profile:
     # Whether every call must come back signed.
     signs: bool = False
     counts_unasked: bool = False
+    # Whether its template writes system messages only at the beginning, and loses others.
+    loses_later_system: bool = False
     # The entry of its list of models, and what else it answers, by path.
     about: Body = field(default_factory=dict)
     pages: dict[str, Body] = field(default_factory=dict)
@@ -271,7 +273,16 @@ class FakeEndpoint(Fake):
         return web.json_response({"object": "list", "data": [self.profile.about]})
 
     async def _page(self, request: web.Request) -> web.Response:
-        return web.json_response(self.profile.pages[request.path])
+        page = self.profile.pages[request.path]
+        if "prompt" in page or "token_strs" in page:
+            messages: Any = (await request.json())["messages"]
+            shown = [one["content"] for n, one in enumerate(messages) if self._shows(n, one)]
+            is_text = "prompt" in page
+            page = {**page, **({"prompt": " ".join(shown)} if is_text else {"token_strs": shown})}
+        return web.json_response(page)
+
+    def _shows(self, n: int, message: Body) -> bool:
+        return n == 0 or message["role"] != "system" or not self.profile.loses_later_system
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body: Any = await self.body_of(request)
