@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
+import jsonschema
 import msgspec
 
 from segue.dialects.choose import dialect_for
@@ -26,11 +27,13 @@ from segue.turn.values import (
     Parsed,
     Round,
     Scene,
+    Tokens,
     Turn,
     TurnClosed,
 )
 from segue.vocabularies.load import vocabulary_from_file
 from segue.wire.items import Item
+from segue.wire.requests import ToolChoiceName
 from segue.wire.response import Response
 from segue.wire.tools import FunctionTool, Tools
 from tests.contracts.dialect import flat, item, message, read, reasoning, tools_of
@@ -97,6 +100,8 @@ class Model:
     """A family as the server has it, and its judge."""
 
     family: ModelFamily
+    # Whether a prompt had other white space than the template writes around an answer.
+    is_trimmed: bool = False
 
     @cached_property
     def judge(self) -> Judge:
@@ -190,7 +195,12 @@ class Talk:
         return self.prompt
 
     def expected(self) -> str:
-        return self.model.judge.write(self.chat, self.tools)
+        expected = self.model.judge.write(self.chat, self.tools)
+        if self.model.family.declares_otherwise:
+            for said in self.chat:
+                if said["role"] == "tool":
+                    expected = expected.replace(json.dumps(said["content"]), said["content"])
+        return expected
 
     def check(self) -> None:
         """The prompt is what the template writes, run cold; the first one to the id."""
@@ -205,8 +215,10 @@ class Talk:
         elif self.past is None and found != wanted:
             raise AssertionError(f"{differing(shown, canonical)}; {found[-20:]} for {wanted[-20:]}")
         # An empty thought that was sampled stays where it is: the template cannot know of it.
-        if EMPTY_THOUGHT.sub("", shown) != EMPTY_THOUGHT.sub("", canonical):
+        shown, canonical = (EMPTY_THOUGHT.sub("", text) for text in (shown, canonical))
+        if "".join(shown.split()) != "".join(canonical.split()):
             raise AssertionError(differing(shown, canonical))
+        self.model.is_trimmed = self.model.is_trimmed or shown != canonical
 
     def answer(
         self, words: str = "", thought: str = "", calls: Sequence[Called] = (), then: str = "user"
@@ -334,7 +346,7 @@ UNICODE = Called(
     "search",
     {
         "filter": {"kind": "größe"},
-        "text": 'Grüße, 漢字 und 😀: "quoted", it\'s 1 < 2 & 3 > 2\nsecond line\\n',
+        "text": 'Grüße, 漢字 und 😀: "quoted", 1 < 2 & 3 > 2\nsecond line of C:\\data',
     },
 )
 LONG = Called(
@@ -487,39 +499,25 @@ def thoughts(model: Model) -> None:
 
 def codex(model: Model) -> None:
     """Codex's messages: a warm-up with instructions and a developer message, then that message and two of a user; one
-    more developer message later. Nothing is refused, and every text is there once, in its order (some templates
-    themselves put all system messages first)."""
+    more developer message later. Nothing is refused, and every text is there once. Where system messages go is
+    the template's own; among themselves they keep their order, and so do the others."""
     head = Head(instructions="You are Codex.", tools=tools())
     developer, context = "Mind the sandbox.", "<environment>folder</environment>"
     first = message("developer", developer)
     model.dialect.render(Scene(head, None, (first,), root_at=ROOT_AT))
     given = (first, message("user", context), message("user", "Fix the bug."))
-    _ordered(
-        model,
-        Scene(head, None, given, root_at=ROOT_AT),
-        "You are Codex.",
-        developer,
-        context,
-        "Fix the bug.",
-    )
+    scene = Scene(head, None, given, root_at=ROOT_AT)
+    _ordered(model, scene, "You are Codex.", developer)
+    _ordered(model, scene, context, "Fix the bug.")
     later = (
         *given,
         message("assistant", "Done."),
         message("developer", "Be quick."),
         message("user", "Next."),
     )
-    _ordered(
-        model, Scene(head, None, later, root_at=ROOT_AT),
-        "You are Codex.", developer, context, "Fix the bug.", "Done.", "Next.",
-    )  # fmt: skip
-    _ordered(
-        model,
-        Scene(head, None, later, root_at=ROOT_AT),
-        "You are Codex.",
-        developer,
-        "Be quick.",
-        "Next.",
-    )
+    scene = Scene(head, None, later, root_at=ROOT_AT)
+    _ordered(model, scene, "You are Codex.", developer, "Be quick.")
+    _ordered(model, scene, context, "Fix the bug.", "Done.", "Next.")
 
 
 def _ordered(model: Model, scene: Scene, *texts: str) -> None:
@@ -528,6 +526,61 @@ def _ordered(model: Model, scene: Scene, *texts: str) -> None:
         assert prompt.count(text) == 1, f"{text!r} is {prompt.count(text)} times in the prompt"
     places = [prompt.index(text) for text in texts]
     assert places == sorted(places), f"another order: {prompt!r}"
+
+
+def forced(model: Model) -> None:
+    """A call that must be made, of one tool or of any: what the engine is held to is read as that call."""
+    if not model.takes_tools:
+        raise Absent("its template has no words for calls")
+    for choice in ("required", ToolChoiceName(type="function", name=ONE.name)):
+        head = Head(tools=tools(), tool_choice=choice)
+        scene = Scene(head, None, (message("user", FIRST),), root_at=ROOT_AT, can_constrain=True)
+        rendered = model.dialect.render(scene)
+        assert isinstance(rendered.schema, bytes), f"nothing holds the engine to a call: {choice}"
+        written = [*rendered.lead, *model.judge.ids(_following(rendered.schema))]
+        parsed = read(model.dialect, scene, [[id] for id in [*written, min(model.dialect.stops)]])
+        found = [(opened.name, _loaded(text)) for opened, text in heard(parsed)]
+        said = model.judge.shown(written)
+        assert found == [(ONE.name, ONE.arguments)], f"{said!r} is read as {found}"
+
+
+def _following(schema: bytes) -> str:
+    """The call in JSON, in the form that this schema asks for."""
+    known = json.loads(schema)
+    calls = [{"name": ONE.name, key: ONE.arguments} for key in ("arguments", "parameters")]
+    for value in (ONE.arguments, *calls, *([call] for call in calls)):
+        try:
+            jsonschema.validate(value, known)
+        except jsonschema.ValidationError:
+            continue
+        return json.dumps(value)
+    raise AssertionError(f"no call follows this schema: {schema.decode()}")
+
+
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
+
+
+def images(model: Model) -> None:
+    """A picture stands in the prompt as the template writes it, and goes to the engine beside it."""
+    words = {"type": "text", "text": FIRST}
+    try:
+        plain = model.judge.write([{"role": "user", "content": [words]}])
+        seen = model.judge.write([{"role": "user", "content": [words, {"type": "image"}]}])
+    except Refused as refused:
+        raise Absent(f"its template takes no images: {refused}") from refused
+    if seen == plain or "{'type'" in seen:
+        raise Absent("its template takes no images")
+    parts = [{"type": "input_text", "text": FIRST}, {"type": "input_image", "image_url": PICTURE}]
+    given = (item("message", role="user", content=parts),)
+    prompt = model.dialect.render(
+        Scene(Head(), None, given, root_at=ROOT_AT, sees_images=True)
+    ).prompt
+    assert isinstance(prompt, Tokens)
+    shown = model.judge.shown(prompt.flat())
+    assert shown == seen, differing(shown, seen)
+    assert [at.url for at in prompt.all_images()] == [PICTURE], (
+        "the picture is not beside the prompt"
+    )
 
 
 Cell = Callable[[Model], None]
@@ -542,4 +595,6 @@ COLUMNS: dict[str, Cell] = {
     "turn 5": turn_5,
     "thoughts": thoughts,
     "Codex": codex,
+    "forced": forced,
+    "images": images,
 }

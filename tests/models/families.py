@@ -68,7 +68,7 @@ class ModelFamily:
     texts: tuple[str, ...] = ()
     # What the template is told, where its own default is not to think.
     values: Mapping[str, Any] = field(default_factory=dict)
-    # Whether tools are declared as the makers' own package does, not as the template does.
+    # Whether tools and their outputs are written as the makers' own package does, not as the template does.
     declares_otherwise: bool = False
     # Whether `make test` tries it.
     is_quick: bool = False

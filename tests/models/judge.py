@@ -8,7 +8,7 @@ its cue and its end is what was sampled.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -108,15 +108,22 @@ class Judge:
         if self.writes_calls:
             called = self._answer("", "Hm.", calls)
             spoken.append(self.write([*chat, called], [PROBE], is_cued=False))
-        return cued.rstrip().endswith(THINK) or any(
-            one.startswith(cued) and "Hm." in one for one in spoken
-        )
+        return self.begins_thought or any(one.startswith(cued) and "Hm." in one for one in spoken)
+
+    @cached_property
+    def begins_thought(self) -> bool:
+        """Whether the cue begins one."""
+        return self.write([{"role": "user", "content": "Hi"}], [PROBE]).rstrip().endswith(THINK)
 
     def answer(
         self, words: str = "", thought: str = "", calls: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:
-        """An answer as the template expects it."""
-        return self._answer(words, thought if self.is_thinking else "", calls)
+        """An answer as the template expects it. A model whose cue begins a thought has one in each answer."""
+        if not self.is_thinking:
+            thought = ""
+        elif not thought and self.begins_thought:
+            thought = "Hm."
+        return self._answer(words, thought, calls)
 
     def _answer(
         self, words: str, thought: str, calls: Sequence[dict[str, Any]] = ()
@@ -147,44 +154,37 @@ class Judge:
     @cached_property
     def writes_calls(self) -> bool:
         """Whether the template has words for a call at all."""
-        ways = (*self._ways(as_text=False), *self._ways(as_text=True))
-        return bool(ways)
+        return bool(self._ways(as_text=False) or self._ways(as_text=True))
 
     @cached_property
     def _wants_text(self) -> bool:
         """Whether the template joins the arguments as text, rather than writing an object."""
-        return not any(True for _ in self._ways(as_text=False))
+        return not self._ways(as_text=False)
 
     @cached_property
     def _no_words(self) -> dict[str, Any]:
-        return next(self._ways(as_text=self._wants_text), NO_WORDS[0])
+        return next(iter(self._ways(as_text=self._wants_text)), NO_WORDS[0])
 
-    def _ways(self, *, as_text: bool) -> Iterator[dict[str, Any]]:
+    def _ways(self, *, as_text: bool) -> list[dict[str, Any]]:
+        """How an answer without words may be given, that which writes least first."""
         arguments: Any = {"mark": "value"}
-        if as_text:
-            arguments = json.dumps(arguments)
-        call = {
-            "type": "function",
-            "id": "abcdefghi",
-            "function": {"name": "probe", "arguments": arguments},
+        function = {"name": "probe", "arguments": json.dumps(arguments) if as_text else arguments}
+        called = {
+            "role": "assistant",
+            "tool_calls": [{"type": "function", "id": "abcdefghi", "function": function}],
         }
+        found: list[tuple[int, dict[str, Any]]] = []
         for words in NO_WORDS:
-            chat: Chat = [
-                {"role": "user", "content": "Hi"},
-                {"role": "assistant", "tool_calls": [call], **words},
-            ]
             try:
-                said = self.write(chat, [PROBE], is_cued=False)
+                said = self.write(
+                    [{"role": "user", "content": "Hi"}, {**called, **words}], [PROBE], is_cued=False
+                )
             except Refused:
                 continue
             said = said.partition("Hi")[2]
-            if (
-                "value" in said
-                and "{'mark'" not in said
-                and '\\"mark' not in said
-                and "None" not in said
-            ):
-                yield words
+            if "value" in said and not any(sign in said for sign in ("{'mark'", '\\"mark', "None")):
+                found.append((len(said), words))
+        return [words for _, words in sorted(found, key=lambda one: one[0])]
 
     def sampled(self, chat: Chat, answer: dict[str, Any], following: Chat, tools: object) -> str:
         """What the model says after the cue of this conversation to give this answer, with the token that ends it."""

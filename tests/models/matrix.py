@@ -36,6 +36,7 @@ class Result:
     why: str = ""
 
 
+TRIMMED = Result("yes, but white space")
 Row = Mapping[str, Result]
 
 
@@ -57,10 +58,16 @@ def row_of(name: str) -> tuple[str, Row]:
     """The dialect that the server chooses for this family, and every cell."""
     model = Model(BY_NAME[name])
     row = {column: tried(model, column) for column in COLUMNS}
+    if model.is_trimmed:
+        row = {column: TRIMMED if is_turn(column, one) else one for column, one in row.items()}
     try:
         return model.dialect_name, row
     except Exception:
         return "–", row
+
+
+def is_turn(column: str, result: Result) -> bool:
+    return column in ("turn 2", "turn 5", "thoughts") and result.mark == HOLDS
 
 
 def tokenizer_words(family: ModelFamily) -> str:
@@ -71,7 +78,10 @@ def table(rows: Mapping[str, Mapping[str, str]]) -> str:
     lines = [
         "| " + " | ".join(HEADER) + " |",
         "|" + "---|" * len(HEADER),
-        *("| " + " | ".join(rows[name][column] for column in HEADER) + " |" for name in BY_NAME),
+        *(
+            "| " + " | ".join(rows.get(name, {}).get(column, UNJUDGED) for column in HEADER) + " |"
+            for name in BY_NAME
+        ),
     ]
     lines += ["", "Not tried:", ""]
     lines += [f"- {name}: {why}." for name, why in NOT_TRIED.items()]
