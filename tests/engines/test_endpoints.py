@@ -104,6 +104,7 @@ async def test_what_an_endpoint_says_of_its_model(stage: Stage, profile: Profile
         "mistral": (131_072, None),
         "openrouter": (200_000, True),
         "gemini": (None, None),
+        "deepseek": (None, None),
     }
     facts = stage.engine.facts
     assert (facts.context_tokens, facts.sees_images) == wanted[profile.name]
@@ -161,6 +162,7 @@ async def test_second_turn_with_thoughts(
         "lm_studio": {"content": f"<think>\n{THOUGHT}\n</think>\n\n"},
         "llama_server": {"reasoning_content": THOUGHT},
         "vllm": {"reasoning": THOUGHT},
+        "deepseek": {"reasoning_content": THOUGHT},
         "cerebras": {"reasoning": THOUGHT},
         "mistral": {
             "content": [{"type": "thinking", "thinking": [{"type": "text", "text": THOUGHT}]}]
@@ -169,6 +171,14 @@ async def test_second_turn_with_thoughts(
     }.get(profile.name, {})
     wanted = {"role": "assistant", "content": None, **back}
     assert {name: value for name, value in sent[1].items() if name != "tool_calls"} == wanted
+
+
+async def test_history_that_is_resent_without_thoughts(stage: Stage) -> None:
+    """From a client that keeps neither thoughts nor what a provider has signed."""
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    asked = {"role": "user", "content": "How is the weather?"}
+    response = await ask(stage, input=[asked, call, *output(call, "18 C")], tools=TOOLS)
+    assert text_of(response) == "It is 18 C."
 
 
 async def test_instructions_and_developers_in_the_order_of_codex(

@@ -51,6 +51,8 @@ class MessageForm(Struct, frozen=True):
     # Where they were refused.
     refused: tuple[str, ...] = ()
     roles: RoleRule = RoleRule()
+    # Whether every model turn needs thoughts, be they blank.
+    needs_thoughts: bool = False
     # Whether every call needs a signature.
     signs_calls: bool = False
     # Whether pictures are sent; otherwise they are described in words.
@@ -70,6 +72,10 @@ def _first(form: MessageForm) -> MessageForm:
 
 # What endpoints say of messages that they do not take, and what to write instead.
 CHANGES: tuple[tuple[str, Callable[[MessageForm], MessageForm]], ...] = (
+    (
+        r"reasoning_content.{0,60}(missing|passed back|required)|missing.{0,40}reasoning_content",
+        lambda form: structs.replace(form, reasoning="reasoning_content", needs_thoughts=True),
+    ),
     (r"thought_?signature", lambda form: structs.replace(form, signs_calls=True)),
     (
         r"system (role|message|prompt|instruction)s? (is |are )?not (supported|allowed|enabled)",
@@ -145,6 +151,11 @@ class MessagesDialect:
         if name is not None and name != "content" and re.search(rf"\b{name}\b", refusal):
             return structs.replace(form, reasoning=None, refused=(*form.refused, name))
         return None
+
+    def adopt(self, form: MessageForm, scene: values.Scene) -> None:
+        """Write in this form from now on; it was found for a scene that may have had no place for pictures."""
+        sees_images = form.sees_images or not scene.sees_images
+        self.form = structs.replace(form, sees_images=self.form.sees_images and sees_images)
 
     def hear(self, name: str) -> None:
         """The endpoint sends its thoughts under this name: so they go back."""
@@ -316,8 +327,9 @@ def _assistant(parts: Sequence[Part], form: MessageForm) -> JsonObject:
     text = "".join(part.text for part in parts if part.kind == "talk")
     calls = [_call(part) for part in parts if part.kind == "call"]
     message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
-    if thoughts := "\n\n".join(part.text for part in parts if part.kind == "think"):
-        message.update(_thoughts(thoughts, text, form))
+    thoughts = "\n\n".join(part.text for part in parts if part.kind == "think")
+    if thoughts or form.needs_thoughts:
+        message.update(_thoughts(thoughts or " ", text, form))
     if calls:
         message["tool_calls"] = calls
         if form.signs_calls:

@@ -206,6 +206,9 @@ class MessageWriter(Protocol[F]):
     def otherwise(self, form: F, refusal: str) -> F | None:
         """The form to write in instead, if the refusal is about the messages."""
 
+    def adopt(self, form: F, scene: Scene) -> None:
+        """Write in the form that was found for this scene."""
+
     def hear(self, name: str) -> None:
         """Thoughts come under this name."""
 
@@ -261,9 +264,13 @@ class ChatEngine(Generic[F]):
                 facts = more_facts(facts, body, self._model)
             else:
                 self._pages = tuple(one for one in self._pages if one != page)
-        if facts.sees_images is None and SEEING.search(self._model):
-            return structs.replace(facts, sees_images=True)
-        return facts
+        sees = facts.sees_images
+        return structs.replace(
+            facts,
+            # Or as it was learned from a refusal.
+            context_tokens=facts.context_tokens or self.facts.context_tokens,
+            sees_images=True if sees is None and SEEING.search(self._model) else sees,
+        )
 
     async def _probe(self) -> None:
         """Some chat templates lose a system message in the middle without a word: own servers show what they write."""
@@ -339,7 +346,7 @@ class ChatEngine(Generic[F]):
         self._left_out |= left_out
         if form != known:
             log.warning("engine %s: messages are now written as %s", self._upstream.url, form)
-            self._writer.form = form
+            self._writer.adopt(form, job.scene)
         return stream
 
     async def count_tokens(self, scene: Scene) -> int | None:

@@ -113,8 +113,12 @@ def more_facts(facts: EngineFacts, body: bytes, model: str) -> EngineFacts:
     except UNREADABLE:
         return facts
     more = facts_in(body, model)
-    loaded = {one.model: one.context_length for one in about.models}
-    length = about.default_generation_settings.n_ctx or loaded.get(model) or more.context_tokens
+    loaded = {one.model.removesuffix(":latest"): one.context_length for one in about.models}
+    length = (
+        about.default_generation_settings.n_ctx
+        or loaded.get(model.removesuffix(":latest"))
+        or more.context_tokens
+    )
     sees = more.sees_images
     if about.modalities is not None:
         sees = about.modalities.get("vision", False)

@@ -141,6 +141,22 @@ def taking_turns(messages: list[Body]) -> Refusal | None:
     return None
 
 
+def with_thoughts(messages: list[Body]) -> Refusal | None:
+    """DeepSeek's API, and Kimi's."""
+    for one in messages:
+        if one.get("tool_calls") and not one.get("reasoning_content"):
+            return openai_error(
+                "The `reasoning_content` in the thinking mode must be passed back to the API."
+            )
+    return None
+
+
+DEEPSEEK = Profile(
+    "deepseek",
+    thoughts="reasoning_content",
+    order=with_thoughts,
+    about={"id": "m", "object": "model", "owned_by": "deepseek"},
+)
 OLLAMA = Profile(
     "ollama",
     thoughts="reasoning",
@@ -150,7 +166,7 @@ OLLAMA = Profile(
     counts_unasked=False,
     about={"id": "m", "object": "model", "owned_by": "library"},
     pages={
-        "/api/ps": {"models": [{"name": "m", "model": "m", "context_length": 8_192}]},
+        "/api/ps": {"models": [{"name": "m:latest", "model": "m:latest", "context_length": 8_192}]},
         "/api/show": {
             "capabilities": ["completion", "tools", "thinking", "vision"],
             "model_info": {"general.architecture": "q", "q.context_length": 262_144},
@@ -251,7 +267,7 @@ GEMINI = Profile(
     about={"id": "models/m", "object": "model", "owned_by": "google"},
 )
 PROFILES = (
-    OLLAMA, LM_STUDIO, LLAMA_SERVER, VLLM, GROQ, CEREBRAS, MISTRAL, OPENROUTER, GEMINI,
+    OLLAMA, LM_STUDIO, LLAMA_SERVER, VLLM, GROQ, CEREBRAS, MISTRAL, OPENROUTER, GEMINI, DEEPSEEK,
 )  # fmt: skip
 
 
