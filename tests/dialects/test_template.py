@@ -47,6 +47,11 @@ def simple(template: str = CHATML) -> TokenDialect:
     return template_dialect(smollm2(), ChatTemplate(template, end="<|im_end|>"))
 
 
+def bare(text: str) -> str:
+    """Without white space: templates trim it."""
+    return "".join(text.split())
+
+
 @pytest.mark.parametrize("is_chain", [False, True])
 def test_prompt_is_what_the_template_writes(is_chain: bool) -> None:
     """The same ids for items that a client sends; in a chain the same text, where what was sampled is kept."""
@@ -57,6 +62,10 @@ def test_prompt_is_what_the_template_writes(is_chain: bool) -> None:
     for _ in range(50 if is_chain else 200):
         talk, rounds = conversation(rng)
         head, more = head_of(rng, talk)
+        thoughts = [str(said.get("reasoning_content", "-")) for said in talk]
+        if is_chain and not all(text == "" or text.strip() for text in thoughts):
+            # What says nothing is no item.
+            continue
         if not is_chain:
             items = [item for given, wrote in rounds for item in (*given, *wrote)]
             expected = from_template(text, messages=talk, **more)
@@ -70,10 +79,9 @@ def test_prompt_is_what_the_template_writes(is_chain: bool) -> None:
         scene = Scene(head, past, tuple(rounds[-1][0]))
         prompt = flat(dialect.render(scene).prompt)
         assert flat(dialect.render(cold(scene)).prompt) == prompt
-        # What was sampled stays as it was, thoughts included.
-        sampled = [shown(vocabulary, dialect.write(wrote), SPECIALS) for _, wrote in rounds[:-1]]
-        found = shown(vocabulary, prompt, SPECIALS)
-        assert all(text in found for text in sampled)
+        # Thoughts are left out as the template leaves them out.
+        expected = from_template(text, messages=talk, **more)
+        assert bare(shown(vocabulary, prompt, SPECIALS)) == bare(expected)
 
 
 def test_other_template_with_other_marks_and_a_date() -> None:
@@ -141,12 +149,12 @@ def test_cue_that_begins_a_thought_is_read_on() -> None:
 
 
 def test_conversation_that_the_template_refuses_is_refused_in_its_words() -> None:
-    refusal = "{% if m.role == 'system' %}{{ raise_exception('No system here') }}{% endif %}"
+    refusal = "{% if 'forbidden' in m.content %}{{ raise_exception('Not here') }}{% endif %}"
     template = CHATML.replace("{% endfor %}", refusal + "{% endfor %}")
     dialect = simple(template)
 
-    with pytest.raises(InvalidRequest, match="No system here"):
-        dialect.render(Scene(Head(instructions="Be brief."), None, ()))
+    with pytest.raises(InvalidRequest, match="Not here"):
+        dialect.render(Scene(Head(), None, (message("user", "forbidden"),)))
 
 
 def test_template_that_cannot_be_read_is_said_at_the_start() -> None:
@@ -177,9 +185,8 @@ def test_template_that_wants_to_see_calls_is_shown_them() -> None:
     dialect = simple(strict)
     head = Head(tools=TOOLS)
     first = Scene(head, None, (message("user", "Hi"),))
-    second = Scene(
-        head, turn_after(dialect, first, dialect.write([call("look", "{}")])), (output("1"),)
-    )
+    called = smollm2().encode('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>')
+    second = Scene(head, turn_after(dialect, first, called), (output("1"),))
     third = turn_after(dialect, second, dialect.write([message("assistant", "So.")]))
     scene = Scene(head, third, (message("user", "And?"),))
 

@@ -61,6 +61,8 @@ class Family:
     marks: tuple[str, ...] = ()
     # Skips or ends the model's thought, before every forced answer.
     without_thought: tuple[Chunk, ...] = ()
+    # Whether the cue leaves the model thinking, or free to think; if not, there is nothing to skip.
+    is_thinking: Callable[[Scene], bool] = lambda scene: True
     # Whether the thought is also skipped where the effort is "none".
     is_thought_optional: bool = False
     # Whether the special tokens alone decide, so that the model's template is not compared.
@@ -71,6 +73,10 @@ class Family:
     takes_images: bool = False
     # The family with the default system text of this prompt, which the model's own template has written.
     with_prompt: Callable[[str], Family] | None = None
+
+    def thought_skipped(self, scene: Scene) -> tuple[Chunk, ...]:
+        """What skips or ends the model's thought in this scene."""
+        return self.without_thought if self.is_thinking(scene) else ()
 
 
 class TokenDialect:
@@ -104,7 +110,7 @@ class TokenDialect:
         if not is_free or head.text.format is not None or scene.effects.format is not None:
             chunks, schema = lead_of(family.call, scene)
         if schema is not None or (family.is_thought_optional and scene.effort == "none"):
-            chunks = family.without_thought + chunks
+            chunks = family.thought_skipped(scene) + chunks
         if not chunks and schema is None:
             return rendered
         return replace(rendered, lead=self._bound.vocabulary.ids(*chunks), schema=schema)
@@ -118,7 +124,8 @@ class TokenDialect:
         found = None if is_free else grammar_offer(scene)
         if found is None:
             return family.reader(bound, scene)
-        lead = bound.vocabulary.ids(*family.without_thought, *lead_of(family.call, scene)[0])
+        skipped = family.thought_skipped(scene)
+        lead = bound.vocabulary.ids(*skipped, *lead_of(family.call, scene)[0])
         closing = bound.vocabulary.ids(Own(UNQUOTE + family.call.end))
         return GrammarReader(bound, found[0], len(lead), closing)
 

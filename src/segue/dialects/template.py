@@ -1,72 +1,77 @@
 """How does a model write that brings nothing but its chat template? As the template says.
 
 The template (Jinja, from a tokenizer folder or a GGUF) is run in a sandbox over the whole conversation, once each time.
-Its text is cut at the special tokens that it contains, and the pieces are encoded one by one. A prompt that was kept
-knows the digest of its text: if the new text begins with that text, its tokens are taken, and only what is after them
-is cut and tokenized. So everything is rendered, and only what is new is tokenized.
+Its text is the text of the prompt. It is cut at the special tokens that it contains, and the pieces are encoded one by
+one. A prompt that was kept knows the digest of its text: if the new text begins with that text, its tokens are taken,
+and only what is after them is cut and tokenized. So everything is rendered, and only what is new is tokenized.
 
-Two tricks keep promises that a template cannot know of. Text of users and tools is shielded before it goes in: a letter
-that is in no text breaks every special token in it, and is taken out again when the piece is encoded. And what the
-model has sampled goes in as a placeholder, for which its kept ids stand in the end.
-
-What a template has no place for (tools, calls, outputs, reasoning) is written into the text, as Hermes models have it.
+What the model sampled is looked for in the text, answer by answer, where the template begins an answer. Where the
+template has it as it was sampled, white space aside, the kept ids stand for it: then the prompt goes on from what the
+engine has seen. They also stand where the template only spells the same items otherwise. Where the template leaves
+something out, as most do with thoughts once the user speaks again, its text is encoded, from there on.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from itertools import accumulate, takewhile
+from os.path import commonprefix
 from zlib import crc32
 
-from segue.dialects.chatml import (
-    JOINS,
-    ROLES,
-    THINK,
-    THOUGHT,
-    content_of,
-    definitions_of,
-    tools_content,
-)
+from segue.dialects.chatml import THINK, content_of
+from segue.dialects.conversation import Conversation, Said
 from segue.dialects.family import Family, TokenDialect
-from segue.dialects.parts import Part, blocks_of, dumps, parts_of
+from segue.dialects.parts import dumps, parts_of
+from segue.dialects.shield import PLACE, SHIELD, Shield, mended
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
 from segue.readers.bound import BoundFamily
-from segue.readers.call_json import is_object
 from segue.readers.forced import CallForm
 from segue.readers.formats import HERMES, format_of
-from segue.readers.offers import definition_of
 from segue.readers.text_reader import TextReader
-from segue.turn.values import NO_IDS, Head, IdArray, Rendered, Round, Scene, Tokens, Warm
+from segue.turn.values import NO_IDS, IdArray, Rendered, Round, Scene, Tokens, Warm
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
-from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
+from segue.vocabularies.vocabulary import Mark, Own, Vocabulary
 from segue.wire.items import Item
+from segue.wire.requests import Effort
 
 # A change of this file that changes what kept ids mean needs a new number.
-VERSION = "template1"
-# Noncharacters: Unicode promises that no text has them; where a text does, they are escaped.
-SHIELD, KEPT_BEFORE, KEPT_AFTER, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-OURS = re.compile("[\ufdd0-\ufdd3]")
-ESCAPED = re.compile("\ufdd3([0-3])")
+VERSION = "template2"
 # Ends of a turn in the families that we know of; those that a vocabulary has are its stops.
 ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>", "</s>",
     "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>",
     "<｜end▁of▁sentence｜>",
 )  # fmt: skip
+# GLM has no end: what the next speaker begins with ends a turn.
+NEXT_SPEAKERS = ("<|user|>", "<|observation|>")
 
-NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
-
-# How many of the last prompts are looked at; a template that forgets rewrites the last ones.
-KEPT_PROMPTS_MAX = 4
+# The efforts with which an answer may have begun otherwise than it would now.
+EFFORTS: tuple[Effort | None, ...] = (None, "none", "high")
 # No special token is longer.
 SPECIAL_CHARS_MAX = 256
+IGNORED = re.compile(f"[\\s{SHIELD}]+")
+SOLID = re.compile(f"[^\\s{SHIELD}]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """How far the answers of a conversation were looked for."""
+
+    # How many steps (`_Step`) were taken, and what tells them from others.
+    steps: int = 0
+    trail: int = 0
+    # Up to where answers were found in the text, how many are after that which were not found, and how many outputs of
+    # tools are before the next.
+    at: int = 0
+    missed: int = 0
+    outputs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,50 +81,65 @@ class TemplatePrompt(Tokens):
 
     chars: int
     digest: bytes
+    walk: _Walk
 
 
-NO_PROMPT = TemplatePrompt(None, NO_IDS, 0, 0, blake2b(digest_size=16).digest())
+NO_PROMPT = TemplatePrompt(None, NO_IDS, 0, 0, blake2b(digest_size=16).digest(), _Walk())
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Messages that follow each other: what was given, or what the model said in one round."""
+
+    # How many of them are the model's, and how many are outputs of tools.
+    answers: int
+    outputs: int = 0
+    # What was sampled for them, where it was kept; the messages as they are told.
+    kept: Round | None = None
+    said: Sequence[dict[str, object]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cue:
+    """How an answer begins, after a user or after a tool."""
+
+    # The whole small conversation, up to where the model speaks.
+    whole: str
+    # What the template adds to make the model speak; None if that cannot be told apart.
+    text: str | None
+    # What stands right before an answer, from a special token on.
+    anchor: str
+    # The beginning of that, which is the same before every answer.
+    begin: str
 
 
 def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
     """The dialect of a model that has nothing but this template."""
-    vocabulary = vocabulary.protecting(template.text)
-    ends = [end for end in dict.fromkeys((template.end, *ENDS)) if vocabulary.has_special(end)]
+    vocabulary = vocabulary.protecting(template.text + template.plain)
+    prompts = _TemplatePrompts(vocabulary, template)
+    ends = prompts.ends
     if not ends:
         raise ServerFault("Nothing in this vocabulary ends a turn: model and dialect do not fit.")
     digest = blake2b(template.text.encode(), digest_size=6).hexdigest()
-    prompts = _TemplatePrompts(vocabulary, template)
-    is_thinking = prompts.is_thinking
     family = Family(
         version=f"{VERSION}-{digest}",
         specials=(),
-        stops=tuple(ends),
+        stops=ends,
         seal=(Mark(ends[0]),),
         # The template writes its own.
         cue=(),
         render=prompts.render,
-        write=partial(_write, ends[0], is_thinking),
-        reader=partial(
-            TextReader, format=format_of(template.text) or HERMES, is_thinking=is_thinking
-        ),
+        write=prompts.write,
+        reader=prompts.reader,
         call=CallForm(
             named=lambda name: (f'{{"name": {dumps(name)}, "arguments":',),
             end="}",
             is_always_object=True,
         ),
-        without_thought=(Own(f"\n{THOUGHT}\n\n"),) if is_thinking else (),
+        without_thought=(Own(f"\n{prompts.format.thought}\n\n"),),
+        is_thinking=lambda scene: prompts.is_thinking(scene.effort),
     )
     return TokenDialect(family, vocabulary)
-
-
-def _write(
-    end: str, is_thinking: bool, vocabulary: Vocabulary, items: Sequence[Item]
-) -> IdArray[int]:
-    chunks = content_of(parts_of(items))
-    if is_thinking:
-        has_begun = chunks[:1] == [Own(f"{THINK}\n")]
-        chunks = chunks[1:] if has_begun else [Own(f"{THOUGHT}\n\n"), *chunks]
-    return vocabulary.ids(*chunks, Mark(end))
 
 
 class _TemplatePrompts:
@@ -127,213 +147,327 @@ class _TemplatePrompts:
 
     def __init__(self, vocabulary: Vocabulary, template: ChatTemplate) -> None:
         self._vocabulary = vocabulary
-        self._template = template.text
         self._runner = TemplateRunner(template)
+        self.format = format_of(template.text) or HERMES
         names = sorted(vocabulary.specials, key=len, reverse=True)
         either = "|".join(map(re.escape, names))
-        self._special = re.compile(either)
-        self._cut = re.compile(f"({either}|{KEPT_BEFORE}[0-9]+[.][0-9]+{KEPT_AFTER})")
-        self._first_letters = frozenset(name[0] for name in names)
+        self._special = re.compile(f"({either})")
         self._special_end = re.compile(f"(?:{either})\\Z")
-        probe: Chat = [{"role": "user", "content": "Hello"}]
-        cued = self._runner.run(probe, None, 0, is_cued=True)
-        self._cue = self._usual_cue(probe, cued)
-        # Whether the cue begins a thought.
-        self.is_thinking = cued.rstrip().endswith(THINK)
+        self._name_of = {vocabulary.special(name): name.encode() for name in names}
+        self._conversation = Conversation(self._runner, template.text, Shield(names))
+        self._known_cues: dict[Effort | None, tuple[_Cue, ...]] = {}
+        if not self._cues(None):
+            # In its own words: why the smallest conversation is refused.
+            self._runner.run(QUESTION, None, 0, is_cued=True)
+        begins = {cue.begin for effort in EFFORTS for cue in self._cues(effort)} - {""}
+        longest_first = sorted(begins, key=len, reverse=True)
+        self._begin = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self.ends = self._ends(template)
+
+    def _ends(self, template: ChatTemplate) -> tuple[str, ...]:
+        """What ends a turn: what the template writes after an answer, what the model's files say, what we know."""
+        named = [self._name_of[id].decode() for id in template.ends if id in self._name_of]
+        glm = NEXT_SPEAKERS if all(end in template.text for end in NEXT_SPEAKERS) else ()
+        known = (*self._written_ends(), template.end, *named, *glm, *ENDS)
+        return tuple(end for end in dict.fromkeys(known) if self._vocabulary.has_special(end))
+
+    def _written_ends(self) -> list[str]:
+        chat: Chat = [*QUESTION, {"role": "assistant", "content": PLACE}]
+        try:
+            after = self._runner.run(chat, None, 0, is_cued=False).partition(PLACE)[2]
+        except InvalidRequest:
+            return []
+        return self._special.findall(after)[:1]
+
+    def is_thinking(self, effort: Effort | None) -> bool:
+        """Whether the cue begins a thought."""
+        return any(cue.whole.rstrip().endswith(self.format.think) for cue in self._cues(effort)[:1])
+
+    def reader(self, bound: BoundFamily, scene: Scene) -> TextReader:
+        is_thinking = self.is_thinking(scene.effort)
+        return TextReader(bound, scene, format=self.format, is_thinking=is_thinking)
+
+    def write(self, vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
+        written = self._answer(None, self._conversation.wrote(items, {}))
+        if written is not None:
+            return self._encode(written) + vocabulary.ids(Mark(self.ends[0]))
+        chunks = content_of(parts_of(items))
+        if self.is_thinking(None):
+            has_begun = chunks[:1] == [Own(f"{THINK}\n")]
+            chunks = chunks[1:] if has_begun else [Own(f"{self.format.thought}\n\n"), *chunks]
+        return vocabulary.ids(*chunks, Mark(self.ends[0]))
 
     def render(self, bound: BoundFamily, scene: Scene) -> Rendered:
-        context, cue = self._texts(bound, scene)
-        kept = [round for round in scene.history() if _is_kept(bound, round)]
-        base, digest = self._base(bound, scene, context)
-        rest = context[base.chars :]
-        new, tokenized = self._encode(bound, rest, kept)
+        rounds = self._conversation.rounds(scene)
+        chat, tools = self._conversation.chat(scene, rounds)
+        context, cue = self._texts(scene, chat, tools)
+        steps = _steps(bound, scene, rounds)
+        trails = _trails(steps)
+        base, digest = self._base(bound, scene, context, trails)
+        new, tokenized, walk = self._continued(bound, context, base, steps, trails)
         prompt = base
-        if rest:
-            digest.update(_bytes(rest))
+        if base.chars < len(context) or base.walk != walk:
+            digest.update(_bytes(context[base.chars :]))
             length = base.length + len(new)
-            prompt = TemplatePrompt(base, new, length, len(context), digest.digest())
-        reused = prompt.length - tokenized
-        cue_ids, _ = self._encode(bound, cue, kept)
-        return Rendered(prompt, cue_ids, tokenized, reused)
-
-    def _usual_cue(self, probe: Chat, cued: str) -> str | None:
-        """What the template puts after a conversation; None if that depends, or if it wants more than a question."""
-        try:
-            bare = self._runner.run(probe, None, 0, is_cued=False)
-        except InvalidRequest:
-            return None
-        return cued.removeprefix(bare) if cued.startswith(bare) else None
+            prompt = TemplatePrompt(base, new, length, len(context), digest.digest(), walk)
+        return Rendered(prompt, self._encode(cue), tokenized, prompt.length - tokenized)
 
     # --- text ---
 
-    def _texts(self, bound: BoundFamily, scene: Scene) -> tuple[str, str]:
+    def _texts(self, scene: Scene, chat: Chat, tools: object) -> tuple[str, str]:
         """The conversation without its cue, and the cue.
 
-        A template that counts on seeing calls may refuse a placeholder; then everything is written again.
+        Mostly the cue is a known one. Where it is not, the template is run without it; where the two then grow
+        together, that piece is the cue's.
         """
+        run = partial(self._runner.run, tools=tools, root_at=scene.root_at, effort=scene.effort)
         try:
-            return self._texts_of(scene, *self._chat(bound, scene, is_keeping=True))
+            cued = run(chat, is_cued=True)
         except InvalidRequest:
-            return self._texts_of(scene, *self._chat(bound, scene, is_keeping=False))
-
-    def _texts_of(self, scene: Scene, chat: Chat, tools: object) -> tuple[str, str]:
-        """Mostly the cue is what it always is. Where it is not, the template is run without it; where the two then grow
-        together, that piece is the cue's."""
-        effort = scene.effort
-        cued = self._runner.run(chat, tools, scene.root_at, is_cued=True, effort=effort)
+            if any(message["role"] == "user" for message in chat):
+                raise
+            return self._texts_without_user(run, chat)
         if not chat:
             return "", cued
-        cue = self._cue
-        if cue is not None and cued.endswith(cue):
-            context = cued[: len(cued) - len(cue)]
-            if not cue or self._is_cut_at(context, cue):
-                return context, cue
-        bare = self._runner.run(chat, tools, scene.root_at, is_cued=False, effort=effort)
-        same = 0
-        for piece, other in zip(self._split(bare), self._split(cued), strict=False):
-            if piece != other:
-                break
-            same += len(piece)
+        for cue in self._cues(scene.effort):
+            if cue.text is not None and cued.endswith(cue.text):
+                context = cued[: len(cued) - len(cue.text)]
+                if not cue.text or self._is_cut_at(context, cue.text):
+                    return context, cue.text
+        bare = run(chat, is_cued=False)
+        same = len(self._common(bare, cued))
         return cued[:same], cued[same:]
+
+    def _texts_without_user(self, run: _Run, chat: Chat) -> tuple[str, str]:
+        """A template may refuse to begin without a question. Then the context is all that it writes before one, as a
+        warm-up needs it, and the cue has an empty question."""
+        before = run([*chat, {"role": "user", "content": PLACE}], is_cued=True).partition(PLACE)[0]
+        marks = [found.start() for found in self._special.finditer(before)]
+        context = before[: marks[-1]] if marks else ""
+        cued = run([*chat, {"role": "user", "content": ""}], is_cued=True)
+        same = len(self._common(context, cued))
+        return cued[:same], cued[same:]
+
+    def _common(self, text: str, other: str) -> str:
+        """The pieces with which both texts begin."""
+        pairs = zip(self._split(text), self._split(other), strict=False)
+        return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def _without_half_mark(self, same: str, whole: str) -> str:
+        for found in self._special.finditer(whole, max(0, len(same) - SPECIAL_CHARS_MAX)):
+            if found.start() < len(same) < found.end():
+                return whole[: found.start()]
+        return same
 
     def _is_cut_at(self, before: str, after: str) -> bool:
         """Whether a piece ends between these two texts."""
         tail = max(0, len(before) - SPECIAL_CHARS_MAX)
-        is_ended = before.endswith(KEPT_AFTER) or self._special_end.search(before, tail)
-        return bool(is_ended or self._cut.match(after))
+        return bool(self._special_end.search(before, tail) or self._special.match(after))
 
     def _split(self, text: str) -> list[str]:
-        """Special tokens, placeholders, and the text between them."""
-        return [part for part in self._cut.split(text) if part]
+        """Special tokens, and the text between them."""
+        return [part for part in self._special.split(text) if part]
 
-    def _encode(
-        self, bound: BoundFamily, text: str, kept: Sequence[Round]
-    ) -> tuple[IdArray[int], int]:
-        """The ids of this text, and how many of them had to be made."""
+    def _encode(self, text: str) -> IdArray[int]:
+        ids = array("I")
+        for n, part in enumerate(self._special.split(text)):
+            ids.extend(self._vocabulary.ids(Mark(part) if n % 2 else mended(part)))
+        return ids
+
+    def _decode(self, ids: IdArray[int]) -> str:
+        spell = self._vocabulary.bytes_of
+        spelt = b"".join(self._name_of.get(id) or spell(id) for id in ids)
+        return spelt.decode(errors="replace")
+
+    # --- how answers begin ---
+
+    def _cues(self, effort: Effort | None) -> tuple[_Cue, ...]:
+        """How an answer begins after a user and after a tool, with this effort."""
+        found = self._known_cues.get(effort)
+        if found is None:
+            made = (self._cue(chat, effort) for chat in (QUESTION, self._conversation.looked()))
+            found = self._known_cues[effort] = tuple(cue for cue in made if cue is not None)
+        return found
+
+    def _cue(self, chat: Chat, effort: Effort | None) -> _Cue | None:
+        run = partial(self._runner.run, tools=None, root_at=0, effort=effort)
+        answer = {"role": "assistant", "content": "Hello"}
+        try:
+            whole = run(chat, is_cued=True)
+            bare = run(chat, is_cued=False)
+        except InvalidRequest:
+            return None
+        text = whole.removeprefix(bare) if whole.startswith(bare) else None
+        same = whole
+        for later in ([answer], [answer, *QUESTION], self._conversation.looked()[1:]):
+            try:
+                same = commonprefix([same, run([*chat, *later], is_cued=False)])
+            except InvalidRequest:
+                continue
+        same = self._without_half_mark(same, whole)
+        at = len(whole) - len(text or "")
+        if not self._special.search(same, at):
+            marks = [found.start() for found in self._special.finditer(same)]
+            at = marks[-1] if marks else len(same)
+        return _Cue(whole, text, whole[at:], same[at:])
+
+    def _answer(self, effort: Effort | None, said: Sequence[dict[str, object]]) -> str | None:
+        """What the template writes for these messages of the model after a question, up to the end of the turn; None if
+        it does not begin with the cue of this effort."""
+        cue, *_ = self._cues(effort) or (None,)
+        if cue is None:
+            return None
+        try:
+            written = self._runner.run([*QUESTION, *said], None, 0, is_cued=False, effort=effort)
+        except InvalidRequest:
+            return None
+        if not written.startswith(cue.whole):
+            return None
+        text = written[len(cue.whole) :].rstrip()
+        return next((text.removesuffix(end) for end in self.ends if text.endswith(end)), text)
+
+    # --- what was sampled ---
+
+    def _continued(
+        self,
+        bound: BoundFamily,
+        context: str,
+        base: TemplatePrompt,
+        steps: Sequence[_Step],
+        trails: Sequence[int],
+    ) -> tuple[IdArray[int], int, _Walk]:
+        """The ids of what is after the base, how many of them had to be made, and how far it went."""
         ids = array("I")
         made = 0
-        for part in self._split(text):
-            if part.startswith(KEPT_BEFORE):
-                ids.extend(_sampled(bound, kept[int(part[1:].partition(".")[0])]))
+        done = base.chars
+        at, missed, outputs = base.walk.at, base.walk.missed, base.walk.outputs
+        begins = [found.start() for found in self._begin.finditer(context, at)]
+        for step in steps[base.walk.steps :]:
+            first = bisect_left(begins, at) + missed
+            sampled, found = NO_IDS, None
+            if step.kept is not None:
+                sampled = _sampled(bound, step.kept)
+                window = begins[first : first + 1 + outputs]
+                found = self._place_of(context, window, sampled, step.said)
+            if found is None or found[0] < done:
+                missed += step.answers
+            else:
+                text = self._encode(context[done : found[0]])
+                made += len(text)
+                ids += text + sampled
+                done = at = found[1]
+                missed = 0
+            outputs = step.outputs
+        text = self._encode(context[done:])
+        walk = _Walk(len(steps), trails[-1], at, missed, outputs)
+        return ids + text, made + len(text), walk
+
+    def _place_of(
+        self,
+        context: str,
+        begins: Sequence[int],
+        sampled: IdArray[int],
+        said: Sequence[dict[str, object]],
+    ) -> tuple[int, int] | None:
+        """Where in the text this answer stands: as it was sampled, or else spelt otherwise."""
+        if not begins:
+            return None
+        text = self._decode(sampled)
+        cues = [(effort, cue) for effort in EFFORTS for cue in self._cues(effort)]
+        anchors = sorted({cue.anchor for _, cue in cues}, key=len, reverse=True)
+        for begin in begins:
+            for anchor in anchors:
+                start = begin + len(anchor)
+                if context.startswith(anchor, begin):
+                    end = _end_of(text, context, start)
+                    if end is not None:
+                        return start, end
+        thinking = (self.format.think, self.format.thought)
+        is_thinking = any(mark in anchor for mark in thinking for anchor in anchors)
+        for effort in EFFORTS:
+            written = self._answer(effort, said)
+            if written is None or (is_thinking and not _has_alike(thinking, written, text)):
                 continue
-            text = ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), part.replace(SHIELD, ""))
-            new = self._vocabulary.ids(Mark(part) if self._special.fullmatch(part) else text)
-            ids.extend(new)
-            made += len(new)
-        return ids, made
+            for begin in begins:
+                for cue in self._cues(effort):
+                    start = begin + len(cue.anchor)
+                    if context.startswith(cue.anchor + written, begin):
+                        return start, start + len(written)
+        return None
 
     def _base(
-        self, bound: BoundFamily, scene: Scene, context: str
+        self, bound: BoundFamily, scene: Scene, context: str, trails: Sequence[int]
     ) -> tuple[TemplatePrompt, blake2b]:
         """The longest kept prompt with whose text this prompt begins, and the digest to go on with."""
-        for written in _kept_prompts(bound, scene):
-            before, after = context[: written.chars], context[written.chars :]
-            is_cut = not after or self._is_cut_at(before, after)
-            if len(before) != written.chars or not is_cut:
-                continue
-            digest = blake2b(_bytes(before), digest_size=16)
-            if digest.digest() == written.digest:
-                return written, digest
-        return NO_PROMPT, blake2b(digest_size=16)
-
-    # --- the conversation as chat messages ---
-
-    def _chat(self, bound: BoundFamily, scene: Scene, *, is_keeping: bool) -> tuple[Chat, object]:
-        chat: Chat = []
-        count = 0
-        for round in (*scene.history(), Round(scene.given)):
-            chat.extend(self._messages(round.given))
-            if is_keeping and _is_kept(bound, round):
-                placeholder = f"{KEPT_BEFORE}{count}.{_check(round)}{KEPT_AFTER}"
-                chat.append({"role": "assistant", "content": placeholder})
-                count += 1
-            elif round.did_sample:
-                chat.extend(self._messages(round.wrote) or [{"role": "assistant", "content": ""}])
-        return self._with_head(scene.head, chat)
-
-    def _with_head(self, head: Head, chat: Chat) -> tuple[Chat, object]:
-        if head.instructions is not None:
-            chat.insert(0, self._message("system", head.instructions))
-        offers = head.tools.offers
-        if not offers:
-            return chat, None
-        if "tools" in self._template:
-            return chat, [
-                json.loads(self._shielded(dumps(definition_of(offer)))) for offer in offers
-            ]
-        text = self._joined(tools_content(offers))
-        if chat and chat[0]["role"] == "system":
-            text = f"{chat[0]['content']}\n\n{text}"
-            chat = chat[1:]
-        return [{"role": "system", "content": text}, *chat], None
-
-    def _messages(self, items: Sequence[Item]) -> Chat:
-        groups = blocks_of(items, JOINS, definitions_of)
-        return [message for group in groups for message in self._group(group)]
-
-    def _group(self, parts: Sequence[Part]) -> Chat:
-        match parts[0].kind:
-            case "response" if "tool" in self._template:
-                return [
-                    self._message("tool", part.text) | {"tool_call_id": self._call_id(part)}
-                    for part in parts
-                ]
-            case "think" | "talk" | "call":
-                return [self._assistant(parts)]
-            case kind:
-                content = self._joined(content_of(parts))
-                return [{"role": ROLES.get(kind, kind), "content": content}]
-
-    def _message(self, role: str, text: str) -> dict[str, object]:
-        return {"role": role, "content": self._shielded(text)}
-
-    def _assistant(self, parts: Sequence[Part]) -> dict[str, object]:
-        """One message of the model. What the template has no field for stays in the text."""
-        message: dict[str, object] = {"role": "assistant"}
-        if "reasoning_content" in self._template:
-            thoughts = [part.text for part in parts if part.kind == "think"]
-            parts = [part for part in parts if part.kind != "think"]
-            message["reasoning_content"] = self._shielded("\n\n".join(thoughts))
-        if "tool_calls" in self._template:
-            calls = [self._call(part) for part in parts if part.kind == "call"]
-            parts = [part for part in parts if part.kind != "call"]
-            if calls:
-                message["tool_calls"] = calls
-        message["content"] = self._joined(content_of(parts))
-        return message
-
-    def _call(self, part: Part) -> dict[str, object]:
-        text = self._shielded(part.text)
-        arguments: Any = json.loads(text) if is_object(text.strip()) else text
-        function = {"name": self._shielded(part.name), "arguments": arguments}
-        return {"type": "function", "id": self._call_id(part), "function": function}
-
-    def _call_id(self, part: Part) -> str:
-        """The id of a call; Mistral's templates want nine letters."""
-        if NINE_LETTERS.search(self._template) is None:
-            return self._shielded(part.call_id)
-        return blake2b(part.call_id.encode(), digest_size=6).hexdigest()[:9]
-
-    def _joined(self, chunks: Sequence[Chunk]) -> str:
-        """These chunks as one text, in which only our own words have marks."""
-        texts = (
-            chunk.text if isinstance(chunk, Own | Mark) else self._shielded(chunk)
-            for chunk in chunks
-        )
-        return "".join(texts)
-
-    def _shielded(self, text: str) -> str:
-        """The same text with every special token in it broken, and with letters escaped that mean something here."""
-        clean = text
-        if not text.isascii():
-            clean = OURS.sub(lambda found: f"{ESCAPE}{ord(found[0]) - 0xFDD0}", text)
-        if not any(letter in clean for letter in self._first_letters):
-            return clean
-        return self._special.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
+        digest = blake2b(digest_size=16)
+        base, base_digest = NO_PROMPT, digest.copy()
+        done = 0
+        for node in reversed([*_kept_prompts(bound, scene)]):
+            if node.chars > len(context):
+                break
+            digest.update(_bytes(context[done : node.chars]))
+            done = node.chars
+            if digest.digest() != node.digest:
+                break
+            walk = node.walk
+            is_same = walk.steps < len(trails) and trails[walk.steps] == walk.trail
+            is_end = done == len(context)
+            if is_same and (
+                is_end or self._is_cut_at(context[:done], context[done : done + SPECIAL_CHARS_MAX])
+            ):
+                base, base_digest = node, digest.copy()
+        return base, base_digest
 
 
-def _is_kept(bound: BoundFamily, round: Round) -> bool:
-    return round.did_sample and round.fingerprint == bound.fingerprint
+QUESTION: Chat = [{"role": "user", "content": "Hi"}]
+_Run = Callable[..., str]
+
+
+def _end_of(text: str, context: str, start: int) -> int | None:
+    """Where this text ends in the context, if it stands there, white space aside."""
+    if context.startswith(text, start):
+        return start + len(text)
+    solid = IGNORED.sub("", text)
+    part = context[start : start + 2 * len(text) + SPECIAL_CHARS_MAX]
+    if not IGNORED.sub("", part).startswith(solid):
+        return None
+    left, end = len(solid), 0
+    for found in SOLID.finditer(part):
+        if left <= 0:
+            break
+        end = min(found.end(), found.start() + left)
+        left -= len(found[0])
+    if text[-1:].isspace():
+        # Not twice.
+        end += len(part[end:]) - len(part[end:].lstrip())
+    return start + end
+
+
+def _has_alike(marks: Sequence[str], text: str, other: str) -> bool:
+    return all(mended(text).count(mark) == other.count(mark) for mark in marks)
+
+
+def _steps(bound: BoundFamily, scene: Scene, rounds: Sequence[Said]) -> list[_Step]:
+    """The messages of these rounds, and which of them were sampled."""
+    steps = []
+    for said, round in zip(rounds, (*scene.history(), Round(scene.given)), strict=True):
+        roles = [message["role"] for message in said.given]
+        steps.append(_Step(roles.count("assistant"), roles.count("tool")))
+        is_kept = round.did_sample and round.fingerprint == bound.fingerprint
+        steps.append(_Step(len(said.wrote), 0, round if is_kept else None, said.wrote))
+    return steps[:-1]
+
+
+def _trails(steps: Sequence[_Step]) -> list[int]:
+    """What tells the steps up to each from others, so that equal texts with equal trails are equal tokens."""
+
+    def plus(trail: int, step: _Step) -> int:
+        trail = crc32(bytes((step.answers & 255, step.outputs & 255)), trail)
+        for ids in (*step.kept.ids, step.kept.tail) if step.kept is not None else ():
+            trail = crc32(ids, trail)
+        return trail
+
+    return [*accumulate(steps, plus, initial=0)]
 
 
 def _sampled(bound: BoundFamily, round: Round) -> IdArray[int]:
@@ -342,30 +476,23 @@ def _sampled(bound: BoundFamily, round: Round) -> IdArray[int]:
     return ids[:-1] if ids and ids[-1] in bound.stops else ids
 
 
-def _kept_prompts(bound: BoundFamily, scene: Scene) -> list[TemplatePrompt]:
-    """The prompts of the last turns, before the model's answers; or the recalled prompt."""
-    found: list[TemplatePrompt] = []
+def _kept_prompts(bound: BoundFamily, scene: Scene) -> Iterator[TemplatePrompt]:
+    """The prompts that were kept, the longest first: of the last turn that has one, or the recalled prompt."""
     turn = scene.past
-    while turn is not None and len(found) < KEPT_PROMPTS_MAX:
-        found.extend(_kept_prompt(bound, turn.warm))
+    while turn is not None and _kept_prompt(bound, turn.warm) is None:
         turn = turn.parent
-    return found or _kept_prompt(bound, scene.recalled)
+    node: Tokens | None = _kept_prompt(bound, turn.warm if turn is not None else scene.recalled)
+    while isinstance(node, TemplatePrompt):
+        yield node
+        node = node.before
 
 
-def _kept_prompt(bound: BoundFamily, warm: Warm | None) -> list[TemplatePrompt]:
+def _kept_prompt(bound: BoundFamily, warm: Warm | None) -> TemplatePrompt | None:
     if warm is None or warm.fingerprint != bound.fingerprint:
-        return []
+        return None
     prompt = warm.prompt
     nodes = (prompt, prompt.before) if isinstance(prompt, Tokens) else ()
-    return [node for node in nodes if isinstance(node, TemplatePrompt)][:1]
-
-
-def _check(round: Round) -> int:
-    """What tells the kept ids of a round from those of others, so that equal texts are equal tokens."""
-    found = 0
-    for ids in (*round.ids, round.tail):
-        found = crc32(ids, found)
-    return found
+    return next((node for node in nodes if isinstance(node, TemplatePrompt)), None)
 
 
 def _bytes(text: str) -> bytes:

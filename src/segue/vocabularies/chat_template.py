@@ -7,12 +7,14 @@ conversation as the template writes it. Templates (Jinja) are run in a sandbox.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +24,9 @@ from segue.wire.requests import Effort, template_values
 
 # A conversation as chat templates take it.
 Chat = list[dict[str, object]]
+T = TypeVar("T")
+# Around what the model writes: some templates mark it for training.
+GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 NO_VALUES: Mapping[str, object] = MappingProxyType({})
 
 
@@ -32,6 +37,10 @@ class ChatTemplate:
     text: str
     begin: str = ""
     end: str = ""
+    # Another template, for conversations without tools.
+    plain: str = ""
+    # The ids with which the model ends its turn, by its other files.
+    ends: tuple[int, ...] = ()
     # What it is told besides the conversation, whatever a request says.
     values: Mapping[str, object] = field(default_factory=dict)
 
@@ -46,43 +55,65 @@ class _Config(msgspec.Struct):
     eos_token: str | _Token | None = None
 
 
+class _Generation(msgspec.Struct):
+    """What is read of `generation_config.json`."""
+
+    eos_token_id: int | list[int] | None = None
+
+
 def template_in(
     path: Path, text: str = "", values: Mapping[str, object] = NO_VALUES
 ) -> ChatTemplate | None:
     """The chat template of a model, or this text in its place; None if there is neither."""
     found = _template_in_gguf(path) if path.suffix == ".gguf" else _template_in_folder(path)
-    found = replace(found, text=text or found.text, values=values)
+    if text:
+        found = replace(found, text=text, plain="")
+    found = replace(found, values=values)
     return found if found.text else None
 
 
 def _template_in_gguf(path: Path) -> ChatTemplate:
     head = read_gguf(path)
-    text = head.get("tokenizer.chat_template")
+    plain, tools = (head.get(f"tokenizer.chat_template{name}") for name in ("", ".tool_use"))
     tokens = head.get("tokenizer.ggml.tokens")
+    ids = [head.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")]
 
-    def named(key: str) -> str:
-        id = head.get(f"tokenizer.ggml.{key}_token_id")
+    def named(id: object) -> str:
         found = tokens[id] if isinstance(tokens, list) and isinstance(id, int) else ""
         return found if isinstance(found, str) else ""
 
-    return ChatTemplate(text if isinstance(text, str) else "", named("bos"), named("eos"))
+    usual = plain if isinstance(plain, str) else ""
+    text = tools if isinstance(tools, str) else usual
+    ends = tuple(id for id in ids[1:] if isinstance(id, int))
+    return ChatTemplate(text, named(ids[0]), named(ids[1]), usual, ends)
 
 
 def _template_in_folder(path: Path) -> ChatTemplate:
     folder = path if path.is_dir() else path.parent
-    file, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    own = folder / "chat_template.jinja"
+    config = _decoded(folder / "tokenizer_config.json", _Config)
+    ended = _decoded(folder / "generation_config.json", _Generation).eos_token_id
     try:
-        config = _Config()
-        if file.is_file():
-            config = msgspec.json.decode(file.read_bytes(), type=_Config)
         text = own.read_text() if own.is_file() else config.chat_template
     except (OSError, ValueError) as wrong:
-        raise ServerFault(f"{file.name} cannot be read: {wrong}") from wrong
+        raise ServerFault(f"{own.name} cannot be read: {wrong}") from wrong
+    plain = ""
     if isinstance(text, list):
-        # Several templates by name; the template that knows tools can do more.
+        # Several templates by name: one for conversations with tools, one for all others.
         named = {entry.get("name", ""): entry.get("template", "") for entry in text}
-        text = named.get("tool_use") or named.get("default")
-    return ChatTemplate(text or "", _text(config.bos_token), _text(config.eos_token))
+        plain = named.get("default", "")
+        text = named.get("tool_use") or plain
+    begin, end = _text(config.bos_token), _text(config.eos_token)
+    ends = ended if isinstance(ended, list) else [] if ended is None else [ended]
+    return ChatTemplate(text or "", begin, end, plain, tuple(ends))
+
+
+def _decoded(file: Path, kind: type[T]) -> T:
+    """What a file says; nothing if there is no such file."""
+    try:
+        return msgspec.json.decode(file.read_bytes() if file.is_file() else b"{}", type=kind)
+    except (OSError, ValueError) as wrong:
+        raise ServerFault(f"{file.name} cannot be read: {wrong}") from wrong
 
 
 def _text(token: str | _Token | None) -> str:
@@ -102,15 +133,19 @@ class TemplateRunner:
             raise ServerFault(
                 "To run this model's chat template, `pip install jinja2`."
             ) from missing
-        environment = sandbox.ImmutableSandboxedEnvironment(
+        # Templates may build lists of their own; what they are given is made anew for every run.
+        environment = sandbox.SandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
         self._names = {"bos_token": template.begin, "eos_token": template.end}
         self._values = template.values
+        self._told: dict[Effort | None, dict[str, object]] = {}
         try:
-            self._run = environment.from_string(template.text).render
+            self._run = environment.from_string(_without_generation(template.text)).render
+            plain = _without_generation(template.plain)
+            self._run_plain = environment.from_string(plain).render if plain else self._run
         except Exception as wrong:
             raise ServerFault(f"The model's chat template cannot be read: {wrong}") from wrong
 
@@ -124,25 +159,57 @@ class TemplateRunner:
         effort: Effort | None = None,
     ) -> str:
         """The conversation as text. A template may refuse it, for example where roles do not alternate."""
+        told = self._told.get(effort)
+        if told is None:
+            told = self._told[effort] = self._accepted(template_values(self._values, effort))
         told = {
-            **template_values(self._values, effort),
+            **told,
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": is_cued,
             "strftime_now": datetime.fromtimestamp(root_at, UTC).strftime,
-            **self._names,
         }
+        is_plain = not tools and not any("tool_calls" in one for one in messages)
+        return self._written(self._run_plain if is_plain else self._run, told)
+
+    def _accepted(self, told: dict[str, object]) -> dict[str, object]:
+        """These values; without the effort where the template refuses it: some know two or three."""
+        probe: Chat = [{"role": "user", "content": "Hi"}]
         try:
-            found: str = self._run(told)
+            self._written(self._run_plain, {**told, "messages": probe})
+        except InvalidRequest:
+            return {name: value for name, value in told.items() if name != "reasoning_effort"}
+        return told
+
+    def _written(self, run: Callable[[Mapping[str, object]], str], told: dict[str, object]) -> str:
+        try:
+            return run({**told, **self._names})
         except Exception as wrong:
             raise InvalidRequest(
                 f"The model's chat template refuses this conversation: {wrong}", param="input"
             ) from wrong
-        return found
 
 
-def _tojson(value: object, indent: int | None = None, **_: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _without_generation(text: str) -> str:
+    """The template with a block of the language itself where it marks what the model writes."""
+    return GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", text)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=list,
+    )
 
 
 def _refuse(why: str) -> str:

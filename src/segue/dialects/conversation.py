@@ -1,0 +1,349 @@
+"""How does a conversation look to a chat template?
+
+In: items. Out: chat messages as this template takes them. What it takes is tried once, with marked texts: where system
+messages may stand, who may speak after whom, in which field it wants thoughts, and how calls and outputs are given.
+What it has no place for is written into the text, as Hermes models have it. Nothing is lost in silence, and nothing is
+refused that can be said in another way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import NamedTuple
+
+from segue.dialects.chatml import JOINS, ROLES, content_of, definitions_of, tools_content
+from segue.dialects.parts import Part, blocks_of, dumps, parts_of
+from segue.dialects.roles import RoleRule, place
+from segue.dialects.shield import Shield
+from segue.errors import InvalidRequest
+from segue.readers.call_json import is_object
+from segue.readers.offers import definition_of
+from segue.turn.values import Round, Scene
+from segue.vocabularies.chat_template import Chat, TemplateRunner
+from segue.wire.items import Item
+from segue.wire.kinds import answer_of, call_of
+from segue.wire.requests import Effort
+
+# The fields in which templates look for what the model thought.
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+# Thoughts may be shown only where the model is to think.
+EFFORTS: tuple[Effort | None, ...] = (None, "high")
+# Of a model turn of any order.
+ANY_ORDER = JOINS | {("talk", "talk"), ("call", "talk"), ("talk", "think"), ("call", "think")}
+NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a template takes."""
+
+    rule: RoleRule
+    # The field for thoughts; None: they stand in the text.
+    thoughts: str | None = None
+    # Whether there is a field for calls; if not, they stand in the text.
+    has_calls: bool = False
+    # Arguments as JSON text, not as an object; an object also where they are none; several calls in a message.
+    is_text: bool = False
+    is_object: bool = False
+    is_parallel: bool = True
+    # The content of a message that has nothing but calls.
+    nothing: str | None = ""
+    # Whether the outputs of tools have a role of their own.
+    has_outputs: bool = False
+
+
+class Said(NamedTuple):
+    """One round as chat messages: what was given, and what the model wrote."""
+
+    given: Chat
+    wrote: Chat
+
+
+class Conversation:
+    """Writes items as messages for one template."""
+
+    def __init__(self, runner: TemplateRunner, template: str, shield: Shield) -> None:
+        self._shield = shield
+        self._has_tools = "tools" in template
+        self._has_short_ids = NINE_LETTERS.search(template) is not None
+        self.taken = _Probe(runner, template).taken()
+
+    def rounds(self, scene: Scene) -> list[Said]:
+        """Every round that the model still sees, and then what is given now."""
+        rounds = [*scene.history(), Round(scene.given)]
+        answered = {
+            answer.call_id
+            for round in rounds
+            for item in round.given
+            if (answer := answer_of(item.value)) is not None
+        }
+        names: dict[str, str] = {}
+        return [
+            Said(
+                self._messages(_whole(round.given, answered), names),
+                self.wrote(_whole(round.wrote, answered), names) if round.did_sample else [],
+            )
+            for round in rounds
+        ]
+
+    def chat(self, scene: Scene, rounds: Sequence[Said]) -> tuple[Chat, object]:
+        """The whole conversation with its head, in an order that the template takes; and the tools."""
+        chat = [message for said in rounds for message in (*said.given, *said.wrote)]
+        head, tools = scene.head, None
+        if head.tools.offers and self._has_tools:
+            tools = [self._shield.value(definition_of(offer)) for offer in head.tools.offers]
+        elif head.tools.offers:
+            told = self._shield.joined(tools_content(head.tools.offers))
+            leads = bool(chat) and head.instructions is None and chat[0]["role"] == "system"
+            chat.insert(1 if leads else 0, {"role": "system", "content": told})
+        if head.instructions is not None:
+            chat.insert(0, self._message("system", head.instructions))
+        return [*self._split(place(chat, self.taken.rule))], tools
+
+    def wrote(self, items: Sequence[Item], names: dict[str, str]) -> Chat:
+        """What the model wrote in one go, as one message."""
+        parts = parts_of(items)
+        _remember(names, parts)
+        if all(part.kind in ("think", "talk", "call") for part in parts):
+            return [self._assistant(parts)]
+        return self._messages(items, names)
+
+    def looked(self) -> Chat:
+        """A small conversation with a call and its output."""
+        call = Part("call", '{"q": "x"}', "look", "call")
+        output = Part("response", "1", call_id="call")
+        if self.taken.has_outputs:
+            answer = self._output(output, "look")
+        else:
+            answer = {"role": "user", "content": self._shield.joined(content_of([output]))}
+        return [{"role": "user", "content": "Hi"}, self._assistant([call]), answer]
+
+    def _messages(self, items: Sequence[Item], names: dict[str, str]) -> Chat:
+        chat: Chat = []
+        for parts in blocks_of(items, JOINS, definitions_of):
+            match parts[0].kind:
+                case "response" if self.taken.has_outputs:
+                    chat += [self._output(part, names.get(part.call_id, "")) for part in parts]
+                case "think" | "talk" | "call":
+                    _remember(names, parts)
+                    chat.append(self._assistant(parts))
+                case kind:
+                    content = self._shield.joined(content_of(parts))
+                    chat.append({"role": ROLES.get(kind, kind), "content": content})
+        return chat
+
+    def _message(self, role: str, text: str) -> dict[str, object]:
+        return {"role": role, "content": self._shield.text(text)}
+
+    def _output(self, part: Part, name: str) -> dict[str, object]:
+        named = {"name": self._shield.text(name)} if name else {}
+        return {**self._message("tool", part.text), "tool_call_id": self._call_id(part), **named}
+
+    def _assistant(self, parts: Sequence[Part]) -> dict[str, object]:
+        """One message of the model. What the template has no field for stays in the text."""
+        taken = self.taken
+        message: dict[str, object] = {"role": "assistant"}
+        if taken.thoughts is not None:
+            thoughts = [part.text for part in parts if part.kind == "think"]
+            parts = [part for part in parts if part.kind != "think"]
+            message[taken.thoughts] = self._shield.text("\n\n".join(thoughts))
+        calls = [self._call(part) for part in parts if part.kind == "call" and taken.has_calls]
+        if calls:
+            parts = [part for part in parts if part.kind != "call"]
+            message["tool_calls"] = calls
+        content = self._shield.joined(content_of(parts))
+        message["content"] = content if content or not calls else taken.nothing
+        return message
+
+    def _call(self, part: Part) -> dict[str, object]:
+        arguments: object = part.text
+        if not self.taken.is_text:
+            if is_object(part.text.strip()):
+                arguments = json.loads(part.text)
+            elif self.taken.is_object:
+                arguments = {"input": part.text}
+        function = {"name": part.name, "arguments": arguments}
+        return {
+            "type": "function",
+            "id": self._call_id(part),
+            "function": self._shield.value(function),
+        }
+
+    def _call_id(self, part: Part) -> str:
+        """The id of a call; Mistral's templates want nine letters."""
+        if not self._has_short_ids:
+            return self._shield.text(part.call_id)
+        return blake2b(part.call_id.encode(), digest_size=6).hexdigest()[:9]
+
+    def _split(self, chat: Chat) -> Iterator[dict[str, object]]:
+        """Where a message may have one call only: each call in its own, and its output after it."""
+        if self.taken.is_parallel:
+            yield from chat
+            return
+        waiting: dict[object, dict[str, object]] = {}
+        for message in chat:
+            calls = message.get("tool_calls")
+            if message.get("tool_call_id") in waiting:
+                yield waiting.pop(message["tool_call_id"])
+            elif waiting:
+                yield from waiting.values()
+                waiting = {}
+            if not isinstance(calls, list) or len(calls) < 2:
+                yield message
+                continue
+            waiting = {
+                call["id"]: {**(message if n == 0 else EMPTY), "tool_calls": [call]}
+                for n, call in enumerate(calls)
+            }
+        yield from waiting.values()
+
+
+EMPTY: dict[str, object] = {"role": "assistant", "content": ""}
+
+
+def _remember(names: dict[str, str], parts: Sequence[Part]) -> None:
+    names.update({part.call_id: part.name for part in parts if part.kind == "call"})
+
+
+def _whole(items: Sequence[Item], answered: set[str | None]) -> Sequence[Item]:
+    """Without calls that were cut off and so were never answered: their arguments are broken."""
+
+    def is_broken(item: Item) -> bool:
+        if getattr(item.value, "status", None) != "incomplete":
+            return False
+        call = call_of(item.value)
+        return call is not None and call.call_id not in answered
+
+    return [item for item in items if not is_broken(item)]
+
+
+# --- what does this template take? ----------------------------------------------------------------
+
+
+def _said(role: str, text: str) -> dict[str, object]:
+    return {"role": role, "content": text}
+
+
+def _called(arguments: object, nothing: str | None, *ids: str) -> dict[str, object]:
+    calls = [
+        {"type": "function", "id": id, "function": {"name": f"tool_{id}", "arguments": arguments}}
+        for id in ids
+    ]
+    return {"role": "assistant", "content": nothing, "tool_calls": calls}
+
+
+def _answered(id: str) -> dict[str, object]:
+    return {"role": "tool", "tool_call_id": id, "name": f"tool_{id}", "content": f"output {id}"}
+
+
+ONE, TWO = "callnum01", "callnum02"
+ARGUMENTS = {"q": "argument-47"}
+TOOL = {
+    "name": "look",
+    "description": "Looks.",
+    "parameters": {
+        "type": "object",
+        "properties": {"q": {"type": "string", "description": "What"}},
+        "required": ["q"],
+    },
+}
+TOOLS = [{"type": "function", "function": TOOL}]
+ASKED = _said("user", "question-47")
+
+
+class _Probe:
+    """Tries small conversations with marked texts."""
+
+    def __init__(self, runner: TemplateRunner, template: str) -> None:
+        self._runner = runner
+        self._template = template
+
+    def taken(self) -> Taken:
+        taken = Taken(rule=self._rule())
+        if "tool_calls" in self._template:
+            taken = self._with_calls(taken)
+        call = (
+            _called(ARGUMENTS, taken.nothing, ONE) if taken.has_calls else _said("assistant", "a")
+        )
+        if taken.is_text:
+            call = _called(dumps(ARGUMENTS), taken.nothing, ONE)
+        has_role = "tool" in self._template
+        has_outputs = has_role and self._takes([ASKED, call, _answered(ONE)], f"output {ONE}")
+        fields = (field for field in THOUGHT_FIELDS if self._shows_thoughts(field, call))
+        taken = replace(taken, has_outputs=has_outputs, thoughts=next(fields, None))
+        if has_outputs:
+            goes_on = [ASKED, call, _answered(ONE), _said("user", "another-47")]
+            alternates = taken.rule.alternates or not self._takes(
+                goes_on, "question-47", "another-47"
+            )
+            rule = RoleRule(system=taken.rule.system, alternates=alternates)
+            taken = replace(taken, rule=rule)
+        return taken
+
+    def _rule(self) -> RoleRule:
+        first, later = _said("system", "instruction-47"), _said("system", "correction-47")
+        answer, again = _said("assistant", "answer-47"), _said("user", "another-47")
+        is_alternating = not self._takes([ASKED, again], "question-47", "another-47")
+        if not self._takes([first, ASKED], "instruction-47", "question-47"):
+            return RoleRule(system="never", alternates=is_alternating)
+        middle = [first, ASKED, answer, later, again]
+        marks = ("instruction-47", "question-47", "answer-47", "correction-47", "another-47")
+        is_anywhere = self._takes(middle, *marks) and self._takes(
+            [first, ASKED, later], "instruction-47", "question-47", "correction-47"
+        )
+        return RoleRule(system="anywhere" if is_anywhere else "first", alternates=is_alternating)
+
+    def _with_calls(self, taken: Taken) -> Taken:
+        ways: list[tuple[bool, str | None]] = [(False, ""), (False, None), (True, ""), (True, None)]
+        for is_text, nothing in ways:
+            arguments: object = dumps(ARGUMENTS) if is_text else ARGUMENTS
+            chat = [ASKED, _called(arguments, nothing, ONE), _answered(ONE)]
+            if self._takes(chat, f"tool_{ONE}", "argument-47", tools=TOOLS, is_ordered=False):
+                break
+        else:
+            return taken
+        both = [ASKED, _called(arguments, nothing, ONE, TWO), _answered(ONE), _answered(TWO)]
+        names = (f"tool_{ONE}", f"tool_{TWO}", f"output {ONE}", f"output {TWO}")
+        bare = [ASKED, _called("argument-47", nothing, ONE), _answered(ONE)]
+        return replace(
+            taken,
+            has_calls=True,
+            is_text=is_text,
+            nothing=nothing,
+            is_object=not self._takes(bare, "argument-47", tools=TOOLS),
+            is_parallel=self._takes(both, *names, tools=TOOLS, is_ordered=False),
+        )
+
+    def _shows_thoughts(self, field: str, call: dict[str, object]) -> bool:
+        thinking = {field: "thought-47"}
+        answer = [ASKED, {**_said("assistant", "answer-47"), **thinking}]
+        calling = [ASKED, {**call, **thinking}, _answered(ONE)]
+        return field in self._template and any(
+            self._takes(chat, "thought-47", tools=tools, effort=effort)
+            for effort in EFFORTS
+            for chat, tools in ((answer, None), (calling, TOOLS))
+        )
+
+    def _takes(
+        self,
+        chat: Chat,
+        *marks: str,
+        tools: object = None,
+        effort: Effort | None = None,
+        is_ordered: bool = True,
+    ) -> bool:
+        """Whether the template writes all these texts, in this order."""
+        try:
+            text = self._runner.run(chat, tools, 0, is_cued=True, effort=effort)
+        except InvalidRequest:
+            return False
+        at = 0
+        for mark in marks:
+            at = text.find(mark, at if is_ordered else 0)
+            if at < 0:
+                return False
+        return True

@@ -1,0 +1,58 @@
+"""How is the text of users and tools kept from being more than text, inside a chat template?
+
+A template joins its own marks and foreign text into one string. So every mark in foreign text is broken before it goes
+in, by a letter that is in no text, and that letter is taken out again before the text is encoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from segue.vocabularies.vocabulary import Chunk, Mark, Own
+
+# Noncharacters: Unicode promises that no text has them; where a text does, they are escaped.
+SHIELD, PLACE, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2"
+OURS = re.compile("[\ufdd0-\ufdd2]")
+ESCAPED = re.compile(f"{ESCAPE}([0-2])")
+
+
+class Shield:
+    """Breaks and mends these marks."""
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        longest_first = sorted(marks, key=len, reverse=True)
+        self._mark = re.compile("|".join(map(re.escape, longest_first)))
+        self._first_letters = frozenset(mark[0] for mark in longest_first)
+
+    def text(self, text: str) -> str:
+        """The same text with every mark in it broken, and with letters escaped that mean something here."""
+        clean = text
+        if not text.isascii():
+            clean = OURS.sub(lambda found: f"{ESCAPE}{ord(found[0]) - 0xFDD0}", text)
+        if not any(letter in clean for letter in self._first_letters):
+            return clean
+        return self._mark.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
+
+    def value(self, value: object) -> object:
+        """A JSON value with every text in it shielded, keys included."""
+        match value:
+            case str():
+                return self.text(value)
+            case list():
+                return [self.value(one) for one in value]
+            case dict():
+                return {self.text(name): self.value(one) for name, one in value.items()}
+            case _:
+                return value
+
+    def joined(self, chunks: Sequence[Chunk]) -> str:
+        """These chunks as one text, in which only our own words have marks."""
+        return "".join(
+            chunk.text if isinstance(chunk, Own | Mark) else self.text(chunk) for chunk in chunks
+        )
+
+
+def mended(text: str) -> str:
+    """The text as it was before it was shielded."""
+    return ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), text.replace(SHIELD, ""))
