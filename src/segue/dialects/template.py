@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, takewhile
-from os.path import commonprefix
 from zlib import crc32
 
 from segue.dialects.chatml import THINK, content_of
-from segue.dialects.conversation import Conversation, Said
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.parts import dumps, parts_of
 from segue.dialects.shield import PLACE, SHIELD, Shield, mended
+from segue.dialects.template_messages import Said, TemplateMessages
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
 from segue.readers.bound import BoundFamily
@@ -154,7 +153,7 @@ class _TemplatePrompts:
         self._special = re.compile(f"({either})")
         self._special_end = re.compile(f"(?:{either})\\Z")
         self._name_of = {vocabulary.special(name): name.encode() for name in names}
-        self._conversation = Conversation(self._runner, template.text, Shield(names))
+        self._messages = TemplateMessages(self._runner, template.text, Shield(names))
         self._known_cues: dict[Effort | None, tuple[_Cue, ...]] = {}
         if not self._cues(None):
             # In its own words: why the smallest conversation is refused.
@@ -177,7 +176,7 @@ class _TemplatePrompts:
             after = self._runner.run(chat, None, 0, is_cued=False).partition(PLACE)[2]
         except InvalidRequest:
             return []
-        return self._special.findall(after)[:1]
+        return self._special.findall(after)[-1:]
 
     def is_thinking(self, effort: Effort | None) -> bool:
         """Whether the cue begins a thought."""
@@ -188,7 +187,7 @@ class _TemplatePrompts:
         return TextReader(bound, scene, format=self.format, is_thinking=is_thinking)
 
     def write(self, vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
-        written = self._answer(None, self._conversation.wrote(items, {}))
+        written = self._answer(None, self._messages.wrote(items, {}))
         if written is not None:
             return self._encode(written) + vocabulary.ids(Mark(self.ends[0]))
         chunks = content_of(parts_of(items))
@@ -198,8 +197,8 @@ class _TemplatePrompts:
         return vocabulary.ids(*chunks, Mark(self.ends[0]))
 
     def render(self, bound: BoundFamily, scene: Scene) -> Rendered:
-        rounds = self._conversation.rounds(scene)
-        chat, tools = self._conversation.chat(scene, rounds)
+        rounds = self._messages.rounds(scene)
+        chat, tools = self._messages.chat(scene, rounds)
         context, cue = self._texts(scene, chat, tools)
         steps = _steps(bound, scene, rounds)
         trails = _trails(steps)
@@ -285,7 +284,7 @@ class _TemplatePrompts:
         """How an answer begins after a user and after a tool, with this effort."""
         found = self._known_cues.get(effort)
         if found is None:
-            made = (self._cue(chat, effort) for chat in (QUESTION, self._conversation.looked()))
+            made = (self._cue(chat, effort) for chat in (QUESTION, self._messages.looked()))
             found = self._known_cues[effort] = tuple(cue for cue in made if cue is not None)
         return found
 
@@ -299,9 +298,9 @@ class _TemplatePrompts:
             return None
         text = whole.removeprefix(bare) if whole.startswith(bare) else None
         same = whole
-        for later in ([answer], [answer, *QUESTION], self._conversation.looked()[1:]):
+        for later in ([answer], [answer, *QUESTION], self._messages.looked()[1:]):
             try:
-                same = commonprefix([same, run([*chat, *later], is_cued=False)])
+                same = _same(same, run([*chat, *later], is_cued=False))
             except InvalidRequest:
                 continue
         same = self._without_half_mark(same, whole)
@@ -323,8 +322,11 @@ class _TemplatePrompts:
             return None
         if not written.startswith(cue.whole):
             return None
-        text = written[len(cue.whole) :].rstrip()
-        return next((text.removesuffix(end) for end in self.ends if text.endswith(end)), text)
+        text = written[len(cue.whole) :]
+        while text.rstrip().endswith(self.ends):
+            end = next(end for end in self.ends if text.rstrip().endswith(end))
+            text = text.rstrip().removesuffix(end)
+        return text
 
     # --- what was sampled ---
 
@@ -421,6 +423,12 @@ class _TemplatePrompts:
 
 QUESTION: Chat = [{"role": "user", "content": "Hi"}]
 _Run = Callable[..., str]
+
+
+def _same(text: str, other: str) -> str:
+    """The letters with which both begin."""
+    pairs = zip(text, other, strict=False)
+    return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _end_of(text: str, context: str, start: int) -> int | None:

@@ -148,6 +148,10 @@ class TemplateRunner:
             self._run_plain = environment.from_string(plain).render if plain else self._run
         except Exception as wrong:
             raise ServerFault(f"The model's chat template cannot be read: {wrong}") from wrong
+        # Some count on a list.
+        self._no_tools: list[object] | None = None
+        if not self._is_taken({}):
+            self._no_tools = []
 
     def run(
         self,
@@ -165,7 +169,7 @@ class TemplateRunner:
         told = {
             **told,
             "messages": messages,
-            "tools": tools,
+            "tools": tools or self._no_tools,
             "add_generation_prompt": is_cued,
             "strftime_now": datetime.fromtimestamp(root_at, UTC).strftime,
         }
@@ -174,12 +178,18 @@ class TemplateRunner:
 
     def _accepted(self, told: dict[str, object]) -> dict[str, object]:
         """These values; without the effort where the template refuses it: some know two or three."""
+        if self._is_taken(told):
+            return told
+        return {name: value for name, value in told.items() if name != "reasoning_effort"}
+
+    def _is_taken(self, told: dict[str, object]) -> bool:
         probe: Chat = [{"role": "user", "content": "Hi"}]
+        told = {**told, "messages": probe, "tools": self._no_tools}
         try:
-            self._written(self._run_plain, {**told, "messages": probe})
+            self._written(self._run_plain, told)
         except InvalidRequest:
-            return {name: value for name, value in told.items() if name != "reasoning_effort"}
-        return told
+            return False
+        return True
 
     def _written(self, run: Callable[[Mapping[str, object]], str], told: dict[str, object]) -> str:
         try:

@@ -63,7 +63,7 @@ class Said(NamedTuple):
     wrote: Chat
 
 
-class Conversation:
+class TemplateMessages:
     """Writes items as messages for one template."""
 
     def __init__(self, runner: TemplateRunner, template: str, shield: Shield) -> None:
