@@ -7,6 +7,7 @@ implementation is one literal dictionary here (`BUILDERS`, `GUARDS`); nothing re
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 from msgspec import structs
 
 from segue.dialects.choose import dialect_for
+from segue.dialects.family import TokenDialect
 from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.hidden_tokens import HiddenTokens
@@ -39,6 +41,8 @@ from segue.vocabularies.gguf import GgufValue, read_gguf
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.files import text_of_file
+
+LOG = logging.getLogger(__name__)
 
 SMALL_MODEL = "smollm2"
 
@@ -344,7 +348,19 @@ def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dia
         template = Path(settings.template).read_text() if settings.template else ""
     except (OSError, UnicodeDecodeError) as error:
         raise Misconfigured(f"template: {settings.template} cannot be read: {error}.") from None
-    return dialect_for(settings.dialect, path, vocabulary, template, settings.template_values)
+    dialect = dialect_for(settings.dialect, path, vocabulary, template, settings.template_values)
+    if (mark := unread_call_mark(dialect)) is not None:
+        LOG.warning("model %s: %s; %s", settings.name, UNREAD.format(mark), UNREAD_ADVICE)
+    return dialect
+
+
+UNREAD = "calls are marked with {}, which Segue does not read: they come back as text"
+UNREAD_ADVICE = "use --engine chat, or name another --dialect or --template"
+
+
+def unread_call_mark(dialect: Dialect) -> str | None:
+    """A mark of calls in the model's template that nobody reads."""
+    return dialect.unread if isinstance(dialect, TokenDialect) else None
 
 
 def load_vocabulary(path: Path) -> Vocabulary:

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from segue import __version__
 from segue.errors import ApiError, Misconfigured
-from segue.models import build_models
+from segue.models import UNREAD, UNREAD_ADVICE, build_models, unread_call_mark
 from segue.server import listen
 from segue.settings import ModelSettings, Settings
 from segue.storage import open_store
@@ -188,6 +188,8 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
         built = served.models[model.name]
         dialect = built.dialect.fingerprint.partition("-")[0].rstrip("0123456789")
         yield Check(name, True, f"dialect {dialect}")
+        if (mark := unread_call_mark(built.dialect)) is not None:
+            yield Check(name, False, UNREAD.format(mark), UNREAD_ADVICE)
         try:
             async with asyncio.timeout(ENGINE_S_MAX):
                 is_up = await built.engine.is_ready()

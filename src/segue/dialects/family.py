@@ -59,6 +59,8 @@ class Family:
     call: CallForm
     # What else it marks its words with: special too, where the vocabulary has it as a token.
     marks: tuple[str, ...] = ()
+    # A mark of calls in the model's template that no reader knows.
+    unread: str | None = None
     # Skips or ends the model's thought, before every forced answer.
     without_thought: tuple[Chunk, ...] = ()
     # Whether the cue leaves the model thinking, or free to think; if not, there is nothing to skip.
@@ -98,6 +100,7 @@ class TokenDialect:
         )
         self.fingerprint = self._bound.fingerprint
         self.stops = self._bound.stops
+        self.unread = family.unread
         self.takes_images = family.takes_images
 
     def render(self, scene: Scene) -> Rendered:

@@ -32,7 +32,7 @@ from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
 from segue.readers.bound import BoundFamily
 from segue.readers.forced import CallForm
-from segue.readers.formats import HERMES, format_of
+from segue.readers.formats import HERMES, format_of, unread_marks
 from segue.readers.text_reader import TextReader
 from segue.turn.values import NO_IDS, IdArray, Rendered, Round, Scene, Tokens, Warm
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
@@ -135,6 +135,7 @@ def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDia
             end="}",
             is_always_object=True,
         ),
+        unread=unread_marks(template.text),
         without_thought=(Own(f"\n{prompts.format.thought}\n\n"),),
         is_thinking=lambda scene: prompts.is_thinking(scene.effort),
     )

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
 
-from segue.dialects.chatml import JOINS, ROLES, content_of, definitions_of, tools_content
+from segue.dialects.chatml import (
+    JOINS,
+    ROLES,
+    THINK,
+    THOUGHT,
+    content_of,
+    definitions_of,
+    tools_content,
+)
 from segue.dialects.parts import Part, blocks_of, dumps, parts_of
 from segue.dialects.roles import RoleRule, place
 from segue.dialects.shield import Shield
@@ -34,6 +42,7 @@ THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 EFFORTS: tuple[Effort | None, ...] = (None, "high")
 # Of a model turn of any order.
 ANY_ORDER = JOINS | {("talk", "talk"), ("call", "talk"), ("talk", "think"), ("call", "think")}
+SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
 
 
@@ -42,8 +51,9 @@ class Taken:
     """What a template takes."""
 
     rule: RoleRule
-    # The field for thoughts; None: they stand in the text.
+    # The field for thoughts; None: they stand in the text, or nowhere if the template drops them there.
     thoughts: str | None = None
+    is_dropping: bool = False
     # Whether there is a field for calls; if not, they stand in the text.
     has_calls: bool = False
     # Arguments as JSON text, not as an object; an object also where they are none; several calls in a message.
@@ -151,6 +161,8 @@ class TemplateMessages:
             thoughts = [part.text for part in parts if part.kind == "think"]
             parts = [part for part in parts if part.kind != "think"]
             message[taken.thoughts] = self._shield.text("\n\n".join(thoughts))
+        elif taken.is_dropping:
+            parts = [part for part in parts if part.kind != "think"]
         calls = [self._call(part) for part in parts if part.kind == "call" and taken.has_calls]
         if calls:
             parts = [part for part in parts if part.kind != "call"]
@@ -175,7 +187,7 @@ class TemplateMessages:
 
     def _call_id(self, part: Part) -> str:
         """The id of a call; Mistral's templates want nine letters."""
-        if not self._has_short_ids:
+        if not self._has_short_ids or SHORT_ID.fullmatch(part.call_id):
             return self._shield.text(part.call_id)
         return blake2b(part.call_id.encode(), digest_size=6).hexdigest()[:9]
 
@@ -275,6 +287,9 @@ class _Probe:
         has_outputs = has_role and self._takes([ASKED, call, _answered(ONE)], f"output {ONE}")
         fields = (field for field in THOUGHT_FIELDS if self._shows_thoughts(field, call))
         taken = replace(taken, has_outputs=has_outputs, thoughts=next(fields, None))
+        if taken.thoughts is None:
+            text = f"{THINK}\nthought-47\n{THOUGHT}\n\n"
+            taken = replace(taken, is_dropping=not self._shows("content", text, call))
         if has_outputs:
             goes_on = [ASKED, call, _answered(ONE), _said("user", "another-47")]
             alternates = taken.rule.alternates or not self._takes(
@@ -288,7 +303,9 @@ class _Probe:
         first, later = _said("system", "instruction-47"), _said("system", "correction-47")
         answer, again = _said("assistant", "answer-47"), _said("user", "another-47")
         is_alternating = not self._takes([ASKED, again], "question-47", "another-47")
-        if not self._takes([first, ASKED], "instruction-47", "question-47"):
+        goes_on = [first, ASKED, answer, again]
+        if not self._takes(goes_on, "instruction-47", "question-47", "answer-47", "another-47"):
+            # Refused, lost, or moved to the end, where it is lost as soon as a tool answers.
             return RoleRule(system="never", alternates=is_alternating)
         middle = [first, ASKED, answer, later, again]
         marks = ("instruction-47", "question-47", "answer-47", "correction-47", "another-47")
@@ -319,10 +336,13 @@ class _Probe:
         )
 
     def _shows_thoughts(self, field: str, call: dict[str, object]) -> bool:
-        thinking = {field: "thought-47"}
-        answer = [ASKED, {**_said("assistant", "answer-47"), **thinking}]
-        calling = [ASKED, {**call, **thinking}, _answered(ONE)]
-        return field in self._template and any(
+        return field in self._template and self._shows(field, "thought-47", call)
+
+    def _shows(self, field: str, text: str, call: dict[str, object]) -> bool:
+        """Whether a thought is shown that stands in this field, of an answer or of a call."""
+        answer = [ASKED, {**_said("assistant", "answer-47"), field: text}]
+        calling = [ASKED, {**call, field: text}, _answered(ONE)]
+        return any(
             self._takes(chat, "thought-47", tools=tools, effort=effort)
             for effort in EFFORTS
             for chat, tools in ((answer, None), (calling, TOOLS))

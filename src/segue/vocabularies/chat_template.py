@@ -171,7 +171,7 @@ class TemplateRunner:
             "messages": messages,
             "tools": tools or self._no_tools,
             "add_generation_prompt": is_cued,
-            "strftime_now": datetime.fromtimestamp(root_at, UTC).strftime,
+            "strftime_now": _clock_at(root_at),
         }
         is_plain = not tools and not any("tool_calls" in one for one in messages)
         return self._written(self._run_plain if is_plain else self._run, told)
@@ -184,7 +184,13 @@ class TemplateRunner:
 
     def _is_taken(self, told: dict[str, object]) -> bool:
         probe: Chat = [{"role": "user", "content": "Hi"}]
-        told = {**told, "messages": probe, "tools": self._no_tools}
+        told = {
+            **told,
+            "messages": probe,
+            "tools": self._no_tools,
+            "add_generation_prompt": True,
+            "strftime_now": _clock_at(0),
+        }
         try:
             self._written(self._run_plain, told)
         except InvalidRequest:
@@ -198,6 +204,10 @@ class TemplateRunner:
             raise InvalidRequest(
                 f"The model's chat template refuses this conversation: {wrong}", param="input"
             ) from wrong
+
+
+def _clock_at(seconds: int) -> Callable[[str], str]:
+    return datetime.fromtimestamp(seconds, UTC).strftime
 
 
 def _without_generation(text: str) -> str:
