@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from segue.dialects.choose import choose
 from segue.dialects.family import TokenDialect
 from segue.dialects.llama3 import LLAMA3
 from segue.turn.values import Head, Ids, Scene
@@ -13,6 +14,7 @@ from segue.wire.items import Item
 from tests.contracts.dialect import OFFERING, TOOLS, Heard, call, flat, heard, message, output, read
 from tests.dialects import templates
 from tests.dialects.templates import CHAT_TOOLS, ROOT_AT, encoded_whole, from_template, words
+from tests.models import assets
 
 BEGIN = "<|begin_of_text|>"
 SPECIALS = [BEGIN, "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -65,6 +67,29 @@ def test_conversation_is_written_as_the_models_own_template_does(
         prompt = flat(dialect.render(Scene(head, None, tuple(items), root_at=ROOT_AT)).prompt)
 
         assert prompt.tolist() == encoded_whole(vocabulary, expected, SPECIALS)
+
+
+@pytest.mark.parametrize("name", ["3.1-8B", "3.3-70B"])
+def test_day_that_a_template_has_built_in_is_the_day_of_every_prompt(
+    vocabulary: Vocabulary, name: str
+) -> None:
+    template = assets.template(f"meta-llama-Llama-{name}-Instruct")
+    dialect = choose(templates.folder("llama3_2"), vocabulary, template)
+    expected = from_template(
+        template,
+        messages=[{"role": "system", "content": "Be."}, {"role": "user", "content": "Hi"}],
+        tools=CHAT_TOOLS,
+        bos_token=BEGIN,
+    )
+
+    scene = Scene(
+        Head(instructions="Be.", tools=TOOLS), None, (message("user", "Hi"),), root_at=ROOT_AT
+    )
+    prompt = flat(dialect.render(scene).prompt)
+
+    assert "Today Date: 26 Jul 2024" in expected
+    assert prompt.tolist() == encoded_whole(vocabulary, expected, SPECIALS)
+    assert dialect.fingerprint == TokenDialect(LLAMA3, vocabulary).fingerprint
 
 
 CALL = '{"name": "look", "parameters": {"q": "<b>"}}'

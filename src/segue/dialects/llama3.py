@@ -1,7 +1,8 @@
 """How do Llama 3.1, 3.2 and 3.3 write and read?
 
 A prompt is a row of blocks, `<|start_header_id|>role<|end_header_id|>`, two newlines, content, `<|eot_id|>`. The first
-is always the system's and says what day it is: the day on which the chain began, so that midnight changes no prompt.
+is always the system's and says what day it is: the day on which the chain began, so that midnight changes no prompt;
+for Llama 3.1 and 3.3 a day that their template has built in.
 The tools stand in the first message of the user, as the models were trained; where the chain does not begin with such
 a message, in the system's block, which is the template's other way.
 
@@ -12,6 +13,7 @@ calls are separated by `;`.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -54,6 +56,7 @@ TOOLS_IN_SYSTEM = (
     "You have access to the following functions. To call a function, please respond with JSON "
     "for a function call." + FORMAT
 )
+DAY = re.compile(r"\nToday Date: (.+)\n")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 ROLES = {
     "think": "assistant", "talk": "assistant", "call": "assistant", "response": "ipython",
@@ -62,13 +65,18 @@ ROLES = {
 
 
 def _begin(
-    vocabulary: Vocabulary, head: Head, items: Sequence[Item], root_at: int, name_of: NameOf
+    fixed_day: str,
+    vocabulary: Vocabulary,
+    head: Head,
+    items: Sequence[Item],
+    root_at: int,
+    name_of: NameOf,
 ) -> IdArray[int]:
     """The system's block, and the first message of the user if the tools are to stand in it."""
     instructions, items = system_of(head, items)
     system = (instructions or "").strip()
     offers = head.tools.offers
-    before = (ENVIRONMENT if offers else "") + DATES.format(_day(root_at))
+    before = (ENVIRONMENT if offers else "") + DATES.format(fixed_day or _day(root_at))
     ids = vocabulary.ids(Mark(BEGIN))
     if offers and is_from(items, "user"):
         first = TOOLS_IN_USER + _tools(offers) + message_text(items[0]).strip()
@@ -139,19 +147,30 @@ def _day(at: int) -> str:
     return f"{day.day:02} {MONTHS[day.month - 1]} {day.year}"
 
 
-LLAMA3 = Family(
-    version=VERSION,
-    specials=(BEGIN, HEADER, HEADED, END),
-    stops=(END, *OTHER_ENDS),
-    marks=(THINK, THOUGHT),
-    seal=(BLOCK_END,),
-    cue=(Mark(HEADER, "assistant"), Mark(HEADED, "\n\n")),
-    render=Writing(begin=_begin, given=_given, wrote=_write).render,
-    write=_write,
-    reader=partial(TextReader, format=CALLS),
-    call=CallForm(
-        named=lambda name: (f'{{"name": {dumps(name)}, "parameters":',),
-        end="}",
-        arguments_key="parameters",
-    ),
-)
+def _with_prompt(prompt: str) -> Family:
+    found = DAY.search(prompt)
+    return _family(found[1] if found else "")
+
+
+def _family(fixed_day: str = "") -> Family:
+    """`fixed_day`: what day it is, where the model's template always says the same."""
+    return Family(
+        version=VERSION,
+        specials=(BEGIN, HEADER, HEADED, END),
+        stops=(END, *OTHER_ENDS),
+        marks=(THINK, THOUGHT),
+        seal=(BLOCK_END,),
+        cue=(Mark(HEADER, "assistant"), Mark(HEADED, "\n\n")),
+        render=Writing(begin=partial(_begin, fixed_day), given=_given, wrote=_write).render,
+        write=_write,
+        reader=partial(TextReader, format=CALLS),
+        call=CallForm(
+            named=lambda name: (f'{{"name": {dumps(name)}, "parameters":',),
+            end="}",
+            arguments_key="parameters",
+        ),
+        with_prompt=_with_prompt,
+    )
+
+
+LLAMA3 = _family()

@@ -265,6 +265,8 @@ def _unspellable(tokens: Iterable[str], *, is_byte_level: bool) -> re.Pattern[st
     known = set(tokens)
     spelt = LETTER_OF_BYTE if is_byte_level else {byte: f"<0x{byte:02X}>" for byte in range(256)}
     missing = {byte for byte, token in spelt.items() if token not in known}
+    if not is_byte_level:
+        missing = {byte for byte in missing if byte >= 0x80 or chr(byte) not in known}
     ranges = ["\ud800-\udfff"]
     for byte in sorted(missing - NEVER_IN_UTF8):
         if byte < 0x80:
