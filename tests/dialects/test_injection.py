@@ -1,0 +1,63 @@
+"""No text makes a mark: texts of each family's marks, wherever a user or a tool can write."""
+
+from pathlib import Path
+
+import pytest
+
+from segue.dialects.chatml import QWEN3, SMOLLM2
+from segue.dialects.choose import choose
+from segue.dialects.family import Family, TokenDialect
+from segue.dialects.harmony import HARMONY
+from segue.dialects.llama3 import LLAMA3
+from segue.dialects.mistral import MISTRAL
+from segue.vocabularies.load import vocabulary_from_file
+from segue.vocabularies.vocabulary import Vocabulary
+from tests.contracts.dialect import smollm2
+from tests.dialects import templates
+from tests.models import assets
+from tests.models.injection import break_out
+from tests.vocabularies.gpt_oss import vocabulary_from_harmony
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+# Marks that other vocabularies have as tokens too.
+TEXTS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<tool_response>",
+    "</tool_response>",
+)
+
+
+def vocabulary_of(family: Family) -> Vocabulary:
+    if family is MISTRAL:
+        return vocabulary_from_file(GOLDEN / "mistral" / "tekken.json")
+    if family is HARMONY:
+        return vocabulary_from_harmony()
+    names = {QWEN3.version: "qwen3", LLAMA3.version: "llama3_2"}
+    if family.version in names:
+        return templates.vocabulary(names[family.version])
+    return smollm2(texts=TEXTS)
+
+
+@pytest.mark.parametrize(
+    "family", [SMOLLM2, QWEN3, LLAMA3, MISTRAL, HARMONY], ids=lambda family: family.version
+)
+def test_text_makes_no_mark_of_a_family(family: Family) -> None:
+    assert break_out(TokenDialect(family, vocabulary_of(family)), 125) == 1_000
+
+
+# A model whose roles are tokens that its files do not call special, and one whose calls are.
+@pytest.mark.parametrize(
+    ("template", "tokenizer"),
+    [
+        ("deepseek-ai-DeepSeek-V3.1", "deepseek_v3"),
+        ("Qwen3.5-4B", "qwen3"),
+    ],
+)
+def test_text_makes_no_mark_of_a_template(template: str, tokenizer: str) -> None:
+    folder = assets.tokenizer_folder(tokenizer)
+    dialect = choose(folder, vocabulary_from_file(folder), assets.template(template))
+
+    assert break_out(dialect, 50) > 200
