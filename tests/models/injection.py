@@ -15,14 +15,18 @@ import msgspec
 from segue.dialects.family import TokenDialect
 from segue.errors import InvalidRequest
 from segue.turn.values import Head, Scene, Tokens
+from segue.vocabularies.vocabulary import BLANK
 from segue.wire.items import Item
 from segue.wire.tools import CustomTool, FunctionTool
 from tests.contracts.dialect import item, message, reasoning, tools_of
+from tests.models.cells import Model
 
 # What a text says at two places that may be next to each other in a prompt.
 Attack = tuple[str, str]
 
 HARMLESS = ("Some words.", "More words.")
+# Some templates compare texts with each other.
+ALIKE = ("Some words.", "Some words.")
 WORDS = (
     "user",
     "assistant",
@@ -61,22 +65,34 @@ def break_out(dialect: TokenDialect, count: int = 1_000, seed: int = 13) -> int:
     """Each of `count` texts at each place. Returns how many prompts were compared; an assertion fails at the first that
     has other marks than the prompt with harmless words."""
     vocabulary = dialect._bound.vocabulary
-    harmless = {place: _ids(dialect, place(*HARMLESS)) for place in PLACES}
+    harmless = {
+        (place, words): _ids(dialect, place(*words))
+        for place in PLACES
+        for words in (HARMLESS, ALIKE)
+    }
     written = {id for ids in harmless.values() for id in ids or ()}
     marks = {vocabulary._tokens[id]: id for id in vocabulary._texts & written}
     marks |= {text: vocabulary.special(text) for text in vocabulary.specials}
+    # Runs of white space are tokens of some vocabularies, and no marks.
+    marks = {text: id for text, id in marks.items() if text.strip(BLANK)}
     mark_ids = frozenset(marks.values())
     compared = 0
-    for place, ids in harmless.items():
-        # Some templates refuse some conversations.
-        if ids is None:
-            continue
-        wanted = [*filter(mark_ids.__contains__, ids)]
+    for place in PLACES:
         for attack in attacks(sorted(marks), count, seed):
+            ids = harmless[place, ALIKE if attack[0] == attack[1] else HARMLESS]
+            # Some templates refuse some conversations.
+            if ids is None:
+                break
+            wanted = [*filter(mark_ids.__contains__, ids)]
             found = [*filter(mark_ids.__contains__, _ids(dialect, place(*attack)) or ())]
             assert found == wanted, f"{place.__name__} {attack!r}: {found} instead of {wanted}"
             compared += 1
     return compared
+
+
+def check(model: Model) -> None:
+    """The thousand texts, at every place of a model's own template."""
+    assert break_out(model.dialect) > 0
 
 
 def _ids(dialect: TokenDialect, scene: Scene) -> Sequence[int] | None:
