@@ -9,6 +9,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 MINUTE_S = 60.0
+# More than clocks of several machines differ by.
+CLOCKS_DIFFER_S = 30.0
 # So that a bucket that should hold a whole request does.
 CRUMB = 1e-6
 
@@ -84,12 +86,14 @@ def share_out(
 def _filled(limits: KeyLimits, level: Level | None, now: float) -> Level:
     if level is None:
         return Level(float(limits.requests_per_min), float(limits.tokens_per_min), now)
-    # A clock that was put back does not empty anything.
+    # A clock that was put back does not empty anything, and one that ran ahead does not keep it empty. Clocks of
+    # several machines differ a little: then the latest counts, so that nothing is filled twice.
     minutes = max(0.0, now - level.at) / MINUTE_S
+    is_put_back = level.at - now > CLOCKS_DIFFER_S
     return Level(
         min(float(limits.requests_per_min), level.requests + minutes * limits.requests_per_min),
         min(float(limits.tokens_per_min), level.tokens + minutes * limits.tokens_per_min),
-        max(now, level.at),
+        now if is_put_back else max(now, level.at),
     )
 
 

@@ -67,6 +67,21 @@ async def test_client_comes_back_for_a_background_response(tmp_path: Path, store
             assert await follow(served, first["id"], after) == events[after + 1 :]
 
 
+async def test_client_that_has_more_events_than_the_log_gets_a_terminal_event(
+    tmp_path: Path,
+) -> None:
+    """As after a crash, when the log is behind what a client has had."""
+    where = f"sqlite:///{tmp_path}/s.db"
+    async with scripted(tmp_path, store=where) as served:
+        first = (await post(served, background=True)).json
+        events = await follow(served, first["id"])
+    async with scripted(tmp_path, store=where) as served:
+        after = len(events) + 7
+        (last,) = await follow(served, first["id"], after)
+        assert (last["type"], last["sequence_number"]) == ("response.completed", after + 1)
+        assert last["response"] == events[-1]["response"]
+
+
 async def test_background_response_is_streamed_and_survives_its_reader(tmp_path: Path) -> None:
     async with scripted(tmp_path, tps=300) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
@@ -254,3 +269,11 @@ async def test_input_tokens_are_those_of_the_response(tmp_path: Path) -> None:
             "object": "response.input_tokens",
             "input_tokens": first["usage"]["input_tokens"],
         }
+
+
+async def test_header_with_a_long_key_is_refused(tmp_path: Path) -> None:
+    """Cut short, two keys would be one."""
+    async with scripted(tmp_path) as served:
+        refused = await post(served, {"idempotency-key": "k" * 256})
+        assert (refused.status, refused.json["error"]["param"]) == (400, "Idempotency-Key")
+        assert (await post(served, {"idempotency-key": "k" * 255})).status == 200

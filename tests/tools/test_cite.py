@@ -70,7 +70,9 @@ def test_places_are_always_inside_the_text_and_in_order(text: str) -> None:
     assert [one.start_index for one in found] == sorted(one.start_index for one in found)
 
 
-@pytest.mark.parametrize("piece", ["[", "[x](", "https://", "`", "```", "[1", "http://(", "[1, "])
+@pytest.mark.parametrize(
+    "piece", ["[", "[x](", "https://", "`", "```", "[1", "http://(", "[1, ", "http://a.b)"]
+)
 def test_odd_texts_take_no_time(piece: str) -> None:
     began = time.process_time()
     cite(piece * 50_000, [A])
@@ -79,3 +81,9 @@ def test_odd_texts_take_no_time(piece: str) -> None:
 
 def test_citations_are_bounded() -> None:
     assert len(cite("[1]" * 5_000, [A])) == CITATIONS_MAX
+
+
+def test_brackets_behind_an_address_take_no_time() -> None:
+    began = time.process_time()
+    assert [one.end_index for one in cite(f"{A.url}{')' * 80_000}", [A])] == [len(A.url)]
+    assert time.process_time() - began < 1

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Raw
 
 from segue.builders.tools import build_fetcher, build_web
-from segue.errors import Unavailable
+from segue.errors import InvalidRequest, Unavailable
 from segue.settings import load_settings
 from segue.tools.cite import cite
 from segue.tools.html import Link, Page
@@ -225,6 +225,8 @@ def test_places_are_told_once_and_not_endlessly() -> None:
     assert told.startswith("2000 found")
     assert told.count("\n\n") <= MATCHES_MAX
     assert "does not contain" in matches_text(PAGE, "snow (")
+    with pytest.raises(InvalidRequest, match="1 to 32 words"):
+        matches_text(PAGE, "a " * 33)
 
 
 @pytest.mark.parametrize(

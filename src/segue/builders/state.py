@@ -87,12 +87,14 @@ class Eraser:
 
     async def erase(self, owner: Owner, turn_id: str) -> bool:
         """Delete a turn; False if there is none."""
-        is_erased = await self._store.turns.delete(owner, turn_id)
+        if not await self._store.turns.delete(owner, turn_id):
+            # What was not there is in no cache: nobody is told, whatever ids a client makes up.
+            return False
         await self._forget(owner, turn_id)
         if self._peers is not None:
             # Sooner than the store would tell them.
             await self._peers.send("erased", msgspec.msgpack.encode((owner, turn_id)))
-        return is_erased
+        return True
 
     async def forget(self, owner: Owner, turn_id: str) -> None:
         """Drop a turn that is no longer in the store from the caches of this process."""

@@ -29,8 +29,8 @@ from segue.turn.assemble import Assembler
 from segue.turn.running import EventSink, Running, Subscriber
 from segue.turn.seams import Bus, EventLog, Turns
 from segue.turn.values import Cancel, Notice, Owner
-from segue.wire.codec import encode, encode_event, encode_response
-from segue.wire.events import Completed, Event, Failed, Incomplete
+from segue.wire.codec import encode, terminal_event
+from segue.wire.events import Event
 from segue.wire.response import ENDED, Response
 
 log = logging.getLogger(__name__)
@@ -341,7 +341,7 @@ class RemoteTurns:
                     remote.take(written)
                 elif turn is None or turn.response.status in ENDED:
                     response = remote.response if turn is None else turn.response
-                    remote.take([_terminal_event(response, remote.last + 1)])
+                    remote.take([terminal_event(response, remote.last + 1)])
             await asyncio.sleep(LOOK_S)
 
     def _forget_worker(self, worker: str) -> None:
@@ -398,11 +398,3 @@ class RemoteTurns:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _terminal_event(response: Response, number: int) -> Event:
-    """A terminal event for a response whose own one is lost."""
-    if response.status not in ENDED:
-        response = msgspec.structs.replace(response, status="failed")
-    kind = {"completed": Completed, "failed": Failed}.get(response.status, Incomplete)
-    return encode_event(kind(sequence_number=number, response=encode_response(response)))

@@ -15,8 +15,8 @@ from typing import Protocol
 from segue.turn.running import Running, Subscriber
 from segue.turn.seams import EventLog, Turns
 from segue.turn.values import Owner
-from segue.wire.codec import encode
-from segue.wire.response import ENDED
+from segue.wire.codec import encode, terminal_event
+from segue.wire.response import ENDED, Response
 
 # Events of ended turns that a repeat may still ask for, where no log has them.
 ENDED_BYTES_MAX = 16 * 1024 * 1024
@@ -93,10 +93,18 @@ class TurnRegistry:
 
     # --- following again ---
 
-    async def follow(self, owner: Owner, turn_id: str, subscriber: Subscriber, after: int) -> bool:
+    async def follow(
+        self,
+        owner: Owner,
+        turn_id: str,
+        subscriber: Subscriber,
+        after: int,
+        ended: Response | None = None,
+    ) -> bool:
         """Send a turn's events after this number: those in the log, and those still to come.
 
-        False if some of them are not there any more, or never were.
+        False if some of them are not there any more, or never were. `ended`: the response, if it is over. When a
+        process dies, its clients may have had more events than the log: they get the terminal event all the same.
         """
         running = self.find(owner, turn_id) or self._find_ended(owner, turn_id)
         if running is not None and running.attach(subscriber, after=after):
@@ -116,6 +124,9 @@ class TurnRegistry:
             return bool(logged) and running.attach_after(subscriber, logged)
         if logged and not logged[-1].is_terminal:
             return False
+        if not logged and ended is not None and ended.status in ENDED:
+            last = await self._log.read_after(owner, turn_id, after - 1) or []
+            logged = [] if last and last[-1].is_terminal else [terminal_event(ended, after + 1)]
         if logged:
             subscriber.deliver(logged)
         return True

@@ -221,7 +221,7 @@ class SqliteDatabase:
     def _run(self) -> None:
         while (group := self._gather()) is not None:
             outcomes = self._commit(group) if group else []
-            if any(write.is_erasing for write in group):
+            if any(write.is_erasing and result for write, result, _ in outcomes):
                 self._must_scrub = True
             if self._must_scrub:
                 self._must_scrub = not _scrub(self._writer)

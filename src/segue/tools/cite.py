@@ -58,6 +58,9 @@ def _plain(url: str) -> str:
 
 def _trimmed(url: str) -> str:
     """A URL in a sentence, without what belongs to the sentence."""
-    while url and (url[-1] in _TRAIL or (url[-1] == ")" and url.count(")") > url.count("("))):
-        url = url[:-1]
-    return url
+    unopened = url.count(")") - url.count("(")
+    end = len(url)
+    while end and (url[end - 1] in _TRAIL or (url[end - 1] == ")" and unopened > 0)):
+        end -= 1
+        unopened -= url[end] == ")"
+    return url[:end]

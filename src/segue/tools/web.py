@@ -10,6 +10,7 @@ an output for the model and a failed item; the turn goes on.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections import OrderedDict
@@ -42,6 +43,8 @@ from segue.wire.web import (
 CACHE_BYTES_MAX = 32 * 1024 * 1024
 CACHE_S_MAX = 600.0
 # Matches that are shown of one page, and how much text around each.
+# Longer patterns are no search for words.
+PATTERN_WORDS_MAX = 32
 MATCHES_MAX = 20
 AROUND_CHARS = 200
 
@@ -105,7 +108,8 @@ class WebTool:
                 case OpenPageAction():
                     text = page_text(page, size.page_chars)
                 case FindInPageAction():
-                    text = matches_text(page, action.pattern)
+                    # A page is long, and every place in it is tried.
+                    text = await asyncio.to_thread(matches_text, page, action.pattern)
                 case _:
                     assert_never(action)
         except ApiError as error:
@@ -211,8 +215,8 @@ def page_text(page: Page, chars_max: int) -> str:
 def matches_text(page: Page, pattern: str) -> str:
     """Where the words of a pattern stand in a page, with the text around them. Case and white space do not count."""
     words = pattern.split()
-    if not words:
-        raise InvalidRequest("find_in_page needs a pattern.")
+    if not 0 < len(words) <= PATTERN_WORDS_MAX:
+        raise InvalidRequest(f"find_in_page needs a pattern of 1 to {PATTERN_WORDS_MAX} words.")
     wanted = re.compile(r"\s+".join(map(re.escape, words)), re.IGNORECASE)
     shown_texts: list[str] = []
     count = shown_to = 0

@@ -23,7 +23,7 @@ from segue.turn.running import Running
 from segue.turn.values import Cancel, Owner, Turn
 from segue.wire.codec import decode_create, decode_traceparent, encode
 from segue.wire.requests import Create
-from segue.wire.response import ENDED, CompactionWindow, Deleted, InputTokens
+from segue.wire.response import ENDED, CompactionWindow, Deleted, InputTokens, Response
 
 # As long as `idempotency_key` in a body may be.
 KEY_CHARS_MAX = 255
@@ -46,8 +46,11 @@ class ResponseRoutes:
                 message = f"'{name}' belongs to WebSocket mode."
                 raise InvalidRequest(message, code="unsupported_parameter", param=name)
         key = exchange.header(b"idempotency-key")
+        if key and len(key) > KEY_CHARS_MAX:
+            message = f"'Idempotency-Key' may have at most {KEY_CHARS_MAX} characters."
+            raise InvalidRequest(message, code="invalid_value", param="Idempotency-Key")
         if key:
-            create = structs.replace(create, idempotency_key=key[:KEY_CHARS_MAX])
+            create = structs.replace(create, idempotency_key=key)
         if create.stream:
             await self._stream(exchange, create, tally)
         else:
@@ -157,10 +160,11 @@ class ResponseRoutes:
         if not re.fullmatch("-1|[0-9]{1,15}", after):
             raise InvalidRequest("'starting_after' must be a number.", param="starting_after")
         turn_id = exchange.arguments["id"]
+        ended: Response | None = None
         if await self._reach(exchange) is None:
-            await self._read(exchange.owner, turn_id)
+            ended = (await self._read(exchange.owner, turn_id)).response
         subscriber = SseSubscriber(self._services.limits.outbox_bytes_max)
-        if not await self._runner.follow(exchange.owner, turn_id, subscriber, int(after)):
+        if not await self._runner.follow(exchange.owner, turn_id, subscriber, int(after), ended):
             message = "The events of this response are not kept, or not that far back."
             raise InvalidRequest(message, code="unsupported_value", param="stream")
         running = self._running(exchange)

@@ -7,7 +7,7 @@ held for the create that continues the turn; the session knows which one that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET, Raw
@@ -23,7 +23,7 @@ from segue.errors import (
 )
 from segue.ids import new_id
 from segue.session.lanes import Lane
-from segue.turn.assemble import Assembler, steer_failed
+from segue.turn.assemble import Assembler, EndedResponse, steer_failed
 from segue.turn.plan import Tally
 from segue.turn.running import Running
 from segue.turn.values import Steer
@@ -39,7 +39,7 @@ STEERS_MAX = 16
 
 SendToLane = Callable[[Sequence[Event], Lane], None]
 # The last turns of a connection by id, for steers that come too late.
-EndedTurns = dict[str, tuple[Assembler, Lane]]
+EndedTurns = dict[str, tuple[EndedResponse, Lane]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Steering:
 
     __slots__ = ("_ended", "_send", "_waiting")
 
-    def __init__(self, send: SendToLane, ended: Mapping[str, tuple[Assembler, Lane]]) -> None:
+    def __init__(self, send: SendToLane, ended: EndedTurns) -> None:
         self._send = send
         self._ended = ended
         # Ids of steers of this connection that wait for their response to end.
@@ -101,7 +101,7 @@ class Steering:
     def _check(self, running: Running | None, target: str) -> Running:
         """The turn of a steer, if it can still be steered."""
         if running is None and target in self._ended:
-            status = self._ended[target][0].response.status
+            status = self._ended[target][0].status
             message = f"Response with id '{target}' is {status}."
             if status == "completed":
                 raise Conflict(message, code="response_already_completed")
@@ -121,8 +121,8 @@ class Steering:
         if running is not None:
             running.publish([running.assembler.fail(error, given)])
         elif target in self._ended:
-            assembler, lane = self._ended[target]
-            self._send([assembler.fail(error, given)], lane)
+            response, lane = self._ended[target]
+            self._send([response.fail(error, given)], lane)
         else:
             ref = SteerRef(previous_response_id=target[:ID_CHARS_MAX], input=given)
             self._send([steer_failed(ref, error)], None)

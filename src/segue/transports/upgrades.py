@@ -98,9 +98,10 @@ class Upgrades:
                 session.dismiss()
 
     async def erase(self, owner: Owner, turn_id: str) -> None:
-        """Make every connection forget a deleted turn."""
+        """Make every connection of its owner forget a deleted turn."""
         for session in tuple(self.sessions):
-            await session.erase(owner, turn_id)
+            if session.owner == owner:
+                await session.erase(owner, turn_id)
         await self.lost.erase(owner, turn_id)
 
     def leave_idle(self) -> None:

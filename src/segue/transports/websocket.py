@@ -342,7 +342,7 @@ class SocketSession:
         self.subscribers.pop(ticket, None)
         self._appends.pop(ticket, None)
         self._turn_count += 1
-        self._ended[running.id] = (running.assembler, ticket.lane)
+        self._ended[running.id] = (running.assembler.ended(), ticket.lane)
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
         if self._steering is not None:

@@ -20,7 +20,7 @@ is done when the tool is. So it is with an item that no model wrote, from `begin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -216,6 +216,10 @@ class Assembler:
             input=given,
         )
         return steer_failed(ref, error, next(self._numbers))
+
+    def ended(self) -> EndedResponse:
+        """What is kept when the response has ended: not the response itself."""
+        return EndedResponse(self.response.id, self.response.status, self._numbers)
 
     def wait_for(self, required: Sequence[Required]) -> Event:
         """A rollout waits for these outputs of its client; the response goes on."""
@@ -503,6 +507,22 @@ def _done(text: TextEvents, draft: Draft, **at: Unpack[Where]) -> Numbered:
 def _delta(events: TextEvents, item_id: str, index: int) -> DeltaTemplate:
     place: dict[str, str | int | list[Raw]] = {"item_id": item_id, "output_index": index}
     return DeltaTemplate(str(events.delta.__struct_config__.tag), {**place, **events.place})
+
+
+class EndedResponse:
+    """What is kept of a response that has ended, for steers that come too late."""
+
+    __slots__ = ("_id", "_numbers", "status")
+
+    def __init__(self, id: str, status: str, numbers: Iterator[int]) -> None:
+        self._id = id
+        self.status = status
+        self._numbers = numbers
+
+    def fail(self, error: ApiError, given: Raw) -> Event:
+        """A steer is refused."""
+        ref = SteerRef(previous_response_id=self._id, input=given)
+        return steer_failed(ref, error, next(self._numbers))
 
 
 def steer_failed(ref: SteerRef, error: ApiError, number: int = 0) -> Event:

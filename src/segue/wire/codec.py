@@ -17,10 +17,19 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest
 from segue.wire import items, requests, tools
-from segue.wire.events import ErrorBody, ErrorDetail, ErrorEvent, Event, Numbered
+from segue.wire.events import (
+    Completed,
+    ErrorBody,
+    ErrorDetail,
+    ErrorEvent,
+    Event,
+    Failed,
+    Incomplete,
+    Numbered,
+)
 from segue.wire.items import Item, ItemValue, Message
 from segue.wire.requests import Create
-from segue.wire.response import ItemList, Response
+from segue.wire.response import ENDED, ItemList, Response
 from segue.wire.tools import McpTool, ToolDefinition, Tools
 
 T = TypeVar("T")
@@ -568,3 +577,11 @@ def _without_null_type(raw: bytes) -> bytes:
         return raw
     del fields["type"]
     return encode(fields)
+
+
+def terminal_event(response: Response, number: int) -> Event:
+    """A terminal event for a response whose own one is lost."""
+    if response.status not in ENDED:
+        response = msgspec.structs.replace(response, status="failed")
+    kind = {"completed": Completed, "failed": Failed}.get(response.status, Incomplete)
+    return encode_event(kind(sequence_number=number, response=encode_response(response)))
