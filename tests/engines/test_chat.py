@@ -372,7 +372,7 @@ def test_thoughts_in_the_text_are_found_wherever_it_is_cut(
 
 async def test_refusal_for_another_reason_teaches_nothing() -> None:
     """Whoever asks decides what stands in a refusal that repeats the request: it counts only if the change helps."""
-    fake = FakeChat(events=[end()], refuses=(400, "seed, verbosity: must alternate, I say"))
+    fake = FakeChat(events=[end()], refuses=(400, "seed, verbosity, stop: must alternate, I say"))
     async with fake, upstream(fake.url) as address:
         dialect = MessagesDialect()
         engine = ChatEngine(address, "gpt", dialect)
@@ -563,6 +563,20 @@ async def test_real_endpoint_is_warm_after_a_warm_up(engine: ChatEngine[MessageF
     warm_up = finish_of(await heard(engine, job(head, 0)))
     assert warm_up.input_tokens is not None
     assert finish_of(await heard(engine, job(head, 2))).cached_tokens == warm_up.input_tokens - 1
+
+
+async def test_real_endpoint_counts_before_as_it_counts_afterwards(
+    engine: ChatEngine[MessageForm],
+) -> None:
+    assert await engine.is_ready()
+    tools = tools_of(FunctionTool(name="get_weather", parameters=msgspec.Raw(SCHEMA)))
+    for head in (Head(instructions="You know much about bees."), Head(tools=tools)):
+        wanted = job(head, 1)
+        counted = await engine.count_tokens(wanted.scene)
+        assert counted == finish_of(await heard(engine, wanted)).input_tokens
+    assert engine.facts.context_tokens == CONTEXT_TOKENS
+    assert engine.facts.sees_images is False
+    assert engine._writer.form.roles.system == "anywhere"
 
 
 async def test_real_endpoint_calls_a_tool(engine: ChatEngine[MessageForm]) -> None:

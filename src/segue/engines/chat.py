@@ -74,6 +74,8 @@ OPTIONAL: Mapping[str, str] = {
     "top_logprobs": r"top_logprobs",
     "logprobs": r"logprobs",
     "seed": r"seed",
+    # Read here as well.
+    "stop": r"stop",
 }
 # Servers for a machine of one's own, by the name that they give themselves: they keep the prompts that they have read,
 # and take values for the chat template.
@@ -357,7 +359,7 @@ class ChatEngine(Generic[F]):
         body = self._body(scene, prompt, {"model": self._model, "add_generation_prompt": True})
         counted = await self._tokenize("/tokenize", body)
         if counted.count is None:
-            # llama-server.
+            # llama-server writes the text first.
             text = (await self._tokenize("/apply-template", body)).prompt
             plain = {"content": text, "add_special": True, "parse_special": True}
             counted = await self._tokenize("/tokenize", msgspec.json.encode(plain))
