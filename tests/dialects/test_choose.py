@@ -12,7 +12,7 @@ from segue.dialects.choose import choose, dialect_for
 from segue.dialects.family import Family
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
-from segue.dialects.mistral import MISTRAL
+from segue.dialects.mistral import AROUND, MISTRAL
 from segue.errors import Misconfigured, ServerFault
 from segue.inside.weights import find_weights
 from segue.settings import DIALECTS
@@ -83,7 +83,7 @@ MISTRAL_TEMPLATE = (
     "{%- endfor %}{{- eos_token }}{%- endif %}"
     "{%- endfor %}"
 )
-SYSTEM = "[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT]"
+SYSTEM = "[SYSTEM_PROMPT]Be [THINK]kind[/THINK].[/SYSTEM_PROMPT]"
 
 
 def mistral_in(path: Path, template: str | None = None) -> Path:
@@ -111,9 +111,9 @@ def test_mistral_says_what_its_template_says_where_nobody_instructs_it(tmp_path:
     dialect = choose(path, vocabulary)
 
     assert is_written_by(dialect, MISTRAL)
-    for head, system in ((Head(), "Be kind."), (Head(instructions="So."), "So.")):
+    for head, system in ((Head(), "Be [THINK]kind[/THINK]."), (Head(instructions="So."), "So.")):
         prompt = flat(dialect.render(Scene(head, None, (message("user", "Hi"),))).prompt)
-        marks = ["<s>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]"]
+        marks = ["<s>", *(mark for kind in ("system", "user", "think") for mark in AROUND[kind])]
         expected = f"<s>[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT][INST]Hi[/INST]"
         assert prompt.tolist() == templates.encoded_whole(vocabulary, expected, marks)
 

@@ -41,7 +41,7 @@ from segue.readers.offers import call_in, function_of, offer_in
 from segue.readers.text_reader import TextReader
 from segue.turn import values
 from segue.vocabularies.ranked import TEKKEN
-from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
+from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item
 from segue.wire.tools import Offer
 
@@ -81,9 +81,10 @@ def _begin(
     ids = vocabulary.ids(Mark(BEGIN))
     others = (n for n in range(len(items)) if not is_from(items[n:], "system", "developer"))
     count = next(others, len(items))
-    system = head.instructions or ("" if count else default_system)
-    if system:
-        ids.extend(vocabulary.ids(*_block("system", system)))
+    if head.instructions:
+        ids.extend(vocabulary.ids(*_block("system", head.instructions)))
+    elif default_system and not count:
+        ids.extend(vocabulary.ids(*_block("system", Own(default_system))))
     ids.extend(_given(vocabulary, items[:count], name_of))
     if head.tools.offers:
         ids.extend(vocabulary.ids(*_block("tools", _tools(head.tools.offers))))
@@ -128,7 +129,7 @@ def _called(name: str) -> tuple[Chunk, ...]:
     return Mark(CALL), name, Mark(ARGS)
 
 
-def _block(kind: str, text: str) -> tuple[Chunk, ...]:
+def _block(kind: str, text: Chunk) -> tuple[Chunk, ...]:
     before, after = AROUND[kind]
     return Mark(before), text, Mark(after)
 
