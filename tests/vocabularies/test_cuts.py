@@ -5,6 +5,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from segue.vocabularies.cuts import CUTS, cutter
 from segue.vocabularies.gguf import GgufValue
 from segue.vocabularies.load import CONTROL, vocabulary_from_file, vocabulary_from_metadata
 from segue.vocabularies.vocabulary import BYTE_OF_LETTER, Vocabulary
@@ -74,6 +77,22 @@ def test_mistral_is_cut_as_its_own_file_says() -> None:
 
     assert [text for text in texts() if ours.encode(text) != theirs.encode(text)] == []
     assert ours.fingerprint == theirs.fingerprint
+
+
+@pytest.mark.parametrize(
+    "patterns", sorted(set(CUTS.values())), ids=lambda patterns: patterns[0][:20]
+)
+def test_every_cut_keeps_every_letter(patterns: tuple[str, ...]) -> None:
+    cut = cutter(*patterns)
+    for text in texts()[:200]:
+        words = [word for word, _ in cut.pre_tokenize_str(text)]
+        assert bytes(BYTE_OF_LETTER[letter] for letter in "".join(words)).decode() == text
+
+
+def test_numbers_are_cut_from_the_right() -> None:
+    words = [word for word, _ in cutter(*CUTS["superbpe"]).pre_tokenize_str("a1234567b12")]
+
+    assert words == ["a", "1", "234", "567", "b", "12"]
 
 
 def _letters(data: bytes) -> str:
