@@ -21,6 +21,7 @@ from segue.dialects.choose import dialect_for
 from segue.dialects.family import TokenDialect
 from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import ChatEngine
+from segue.engines.facts import tokenized
 from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.routes import RoutedEngine
@@ -51,6 +52,9 @@ SCRIPTED_CONTEXT_TOKENS = 1_048_576
 
 # The context of a model inside this process, where the operator has not said: what small machines can hold.
 INSIDE_CONTEXT_TOKENS = 8_192
+
+# A text that vocabularies cut in different ways.
+PROBE = "Zwei Enten: 12,345.67 €\n\n\tdef quack(self):  # 鴨 🦆"
 
 Closer = Callable[[], Awaitable[None]]
 
@@ -341,6 +345,19 @@ def list_models() -> list[str]:
 def _vocabulary(settings: ModelSettings, path: Path) -> Vocabulary:
     vocabulary = load_vocabulary(path)
     return vocabulary if settings.piece_cache else vocabulary.without_pieces()
+
+
+async def has_same_vocabulary(settings: ModelSettings) -> bool | None:
+    """Whether the engine makes the same ids of a text as we do; None where it cannot be asked."""
+    if not settings.tokenizer or not settings.engine_url:
+        return None
+    vocabulary = load_vocabulary(Path(settings.tokenizer))
+    upstream = Upstream(settings.engine_url[0], settings.engine_key or None)
+    try:
+        ids = await tokenized(upstream, settings.name, PROBE)
+    finally:
+        await upstream.close()
+    return None if ids is None else ids == vocabulary.ids(PROBE).tolist()
 
 
 def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dialect:

@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from segue.commands.doctor import Check, examine
-from segue.settings import load_settings
+from segue.commands.doctor import Check, compare, examine
+from segue.inside.weights import find_weights
+from segue.settings import ModelSettings, load_settings
+from segue.turn.values import EngineFacts
+from segue.vocabularies.load import vocabulary_from_gguf
 from tests.engines.fakes.chat import FakeChat
+from tests.engines.fakes.vllm import FakeVllm
 from tests.support import served_process
 
 
@@ -78,3 +82,34 @@ def test_exit_status_says_whether_all_is_well(tmp_path: Path) -> None:
 
     assert status("--engine", "scripted") == 0
     assert status("--engine", "scripted", "--script", "nowhere.json") == 1
+
+
+async def test_settings_are_compared_with_what_the_engine_says() -> None:
+    """Each difference is named, with what to do about it."""
+    tokenizer = str(find_weights("smollm2"))
+    words = vocabulary_from_gguf(Path(tokenizer))
+    fake = FakeVllm(context_tokens=32_768, tokenize=lambda text: words.ids(text).tolist())
+    async with fake:
+        vllm = {"engine": "vllm", "engine_url": [fake.url], "tokenizer": tokenizer}
+        well = await checks(**vllm, model=["fake"])
+        assert [check for check in well.values() if not check.is_ok] == []
+        assert well["context"].found == "32,768 tokens"
+        assert "same ids" in well["vocabulary"].found
+
+        odd = await checks(**vllm, model=["other"], context_tokens=131_072)
+        assert not odd["context"].is_ok
+        assert "32768" in odd["context"].advice
+        assert not odd["name"].is_ok
+        assert "--model fake" in odd["name"].advice
+
+        fake.tokenize = lambda text: [1, 2, 3]
+        other = (await checks(**vllm, model=["fake"]))["vocabulary"]
+        assert not other.is_ok
+        assert "--tokenizer" in other.advice
+
+
+def test_more_jobs_than_slots_are_named() -> None:
+    model = ModelSettings(name="m", engine="llamacpp", engine_parallel=8)
+    (_, parallel) = compare(model, EngineFacts(context_tokens=4_096, slots=4))
+    assert not parallel.is_ok
+    assert "4 slots" in parallel.found

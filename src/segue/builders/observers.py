@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
 from segue.process.afterwards import Afterwards
 from segue.turn.plan import Model, Models
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,12 @@ class HealthCheck:
     async def meet_engines(self) -> None:
         """Ask every engine about itself. One that does not answer is asked again with its first job."""
         await asyncio.gather(*(model.engine.is_ready() for model in self._models.values()))
+        for name, model in self._models.items():
+            chosen, said = model.context_tokens_set or 0, model.engine.facts.context_tokens
+            if said is not None and chosen > said:
+                log.warning(
+                    "model %s: context_tokens is %d, the engine takes %d", name, chosen, said
+                )
 
     async def check(self) -> dict[str, bool]:
         """Ask the store and every engine now."""

@@ -15,7 +15,7 @@ import shutil
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +25,17 @@ from rich.console import Console
 
 from segue import __version__
 from segue.errors import ApiError, Misconfigured
-from segue.models import UNREAD, UNREAD_ADVICE, build_models, unread_call_mark
+from segue.models import (
+    UNREAD,
+    UNREAD_ADVICE,
+    build_models,
+    has_same_vocabulary,
+    unread_call_mark,
+)
 from segue.server import listen
 from segue.settings import ModelSettings, Settings
 from segue.storage import open_store
+from segue.turn.values import EngineFacts
 
 ABOUT = "check engine, tokenizer, store and port, with advice for each problem"
 # Timeout of an engine's health check; clients would not wait longer either.
@@ -36,6 +43,11 @@ ENGINE_S_MAX = 10.0
 ASK_S_MAX = 3.0
 # Weights are hundreds of megabytes, and a store that cannot grow fails requests.
 DISK_BYTES_MIN = 1024**3
+
+
+# Engines that are asked for a model by its name, and how many names of theirs are shown.
+NAMED = ("vllm", "chat")
+NAMES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +211,44 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
         where = ", ".join(model.engine_url) or "in this process"
         found = f"{where}: {'answers' if is_up else 'does not answer'}"
         yield Check(f"engine {model.engine}", is_up, found, _advice(model))
+        if is_up and model.engine_url:
+            for check in compare(model, built.engine.facts):
+                yield check
+            yield await check_vocabulary(model)
+
+
+def compare(model: ModelSettings, facts: EngineFacts) -> Iterator[Check]:
+    """Whether the settings fit what the engine says of itself."""
+    chosen, said = model.context_tokens, facts.context_tokens
+    if said is not None and chosen > said:
+        found = f"--context-tokens {chosen}, but the engine takes {said}"
+        yield Check("context", False, found, f"leave --context-tokens away, or at most {said}")
+    elif tokens := chosen or said:
+        yield Check(
+            "context", True, f"{tokens:,} tokens" + f" of {said:,}" * (said not in (None, tokens))
+        )
+    else:
+        yield Check("context", True, "not said by the engine, which decides how much it writes")
+    if model.engine in NAMED and facts.models and model.name not in facts.models:
+        names = ", ".join(facts.models[:NAMES_MAX])
+        advice = f"serve it under the engine's name: --model {facts.models[0]}"
+        yield Check("name", False, f"the engine does not know {model.name}, it has {names}", advice)
+    if facts.slots is not None and model.engine_parallel > facts.slots:
+        found = f"--engine-parallel {model.engine_parallel}, but the engine has {facts.slots} slots"
+        yield Check("parallel", False, found, "leave --engine-parallel away, or give it more slots")
+
+
+async def check_vocabulary(model: ModelSettings) -> Check:
+    """Whether ids mean the same to the engine."""
+    try:
+        is_same = await has_same_vocabulary(model)
+    except ApiError:
+        is_same = None
+    if is_same is None:
+        return Check("vocabulary", True, "not compared: the engine does not tell its own")
+    found = "the engine makes the same ids" if is_same else "the engine makes other ids of a text"
+    advice = "--tokenizer must be the files of the very model that the engine serves"
+    return Check("vocabulary", is_same, found, advice)
 
 
 def _alone(settings: Settings, model: ModelSettings) -> Settings:

@@ -131,6 +131,21 @@ def more_facts(facts: EngineFacts, body: bytes, model: str) -> EngineFacts:
     )
 
 
+class _Tokenized(Struct, frozen=True):
+    tokens: list[int] | None = None
+
+
+async def tokenized(upstream: Upstream, model: str, text: str) -> list[int] | None:
+    """The ids that a server makes of this text; None if it does not tell. One request has the names of all servers."""
+    fields = {"model": model, "prompt": text, "content": text}
+    plain = {"add_special_tokens": False, "add_special": False, "parse_special": False}
+    status, body = await upstream.call("POST", "/tokenize", msgspec.json.encode(fields | plain))
+    try:
+        return msgspec.json.decode(body, type=_Tokenized).tokens if status == 200 else None
+    except UNREADABLE:
+        return None
+
+
 def learned(facts: EngineFacts, refusal: ContextRefused) -> EngineFacts | None:
     """The facts with the context that a refusal names; None where that is no news, so that asking again is no use."""
     tokens, known = refusal.context_tokens, facts.context_tokens

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,6 +26,7 @@ class FakeVllm(Fake):
     lists_models: bool = True
     # The id that stands for an image, if the model sees.
     image_id: int | None = None
+    tokenize: Callable[[str], list[int]] = lambda text: list(text.encode())
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -45,6 +46,8 @@ class FakeVllm(Fake):
     async def _tokenize(self, request: web.Request) -> web.Response:
         """As recorded: of a chat with an image the tokens are counted, if the model sees."""
         body = json.loads(await request.read())
+        if "prompt" in body:
+            return web.json_response({"tokens": self.tokenize(body["prompt"])})
         (part,) = body["messages"][0]["content"]
         assert part["image_url"]["url"].startswith("data:image/png;base64,")
         if self.image_id is None:
