@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from segue.engines.token_engine import TokenEngine
-from segue.engines.vllm import VLLM
+from segue.engines.vllm import RENDER, VLLM
 from segue.errors import EngineFailed, InvalidRequest
 from segue.turn.values import Finish, Grammar, Sampling, TokenLogprob
 from tests.contracts.engine import Bench, chatml
@@ -46,11 +48,22 @@ async def test_job_goes_the_way_that_is_offered_and_asks_once(is_scaled_out: boo
         for _ in range(2):
             assert ids_of(await heard(engine, job(tokens([1, 3], [4])))) == [7, 8, 9]
         way = PATHS[is_scaled_out]
-        asked = ["/v1/models", "/tokenize", "/inference/v1/generate", "/version"]
-        assert fake.paths == [*asked, way, way]
+        offers = ["/inference/v1/generate", "/version", *[RENDER] * is_scaled_out]
+        assert fake.paths == ["/v1/models", "/tokenize", *offers, *offers, way, way]
         sent = fake.requests[-1]
         assert (sent["token_ids"] if is_scaled_out else sent["prompt"]) == [1, 3, 4]
         assert sent["model"] == "fake"
+
+
+async def test_own_sampling_of_the_model_holds_where_nobody_chose() -> None:
+    """Of its two endpoints only one looks into the model's generation_config; the other is told what is in it."""
+    async with FakeVllm(is_scaled_out=True) as fake, upstream(fake.url) as address:
+        engine = TokenEngine(VLLM, address, "fake")
+        await heard(engine, job(tokens([1]), sampling=Sampling(top_p=0.5)))
+        sent = cast("dict[str, object]", fake.requests[-1]["sampling_params"])
+        assert (sent["temperature"], sent["top_p"], sent["top_k"]) == (0.3, 0.5, 20)
+        assert "output_kind" not in sent
+        assert engine.facts.sampling == Sampling(temperature=0.3, top_p=0.9)
 
 
 @BOTH

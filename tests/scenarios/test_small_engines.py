@@ -55,10 +55,12 @@ async def test_no_limit_and_a_limit_that_is_too_large_are_answered(kind: str) ->
             assert answer["status"] == "completed", answer
         compacting = [{"type": "compaction"}]
         assert (await asked(served, context_management=compacting))["status"] == "completed"
-        # What nobody chose is not sent, and shown as what is usual.
+        # What nobody chose is not sent but where the engine wants to be told its own, and shown as that or as usual.
         sent = fake.requests[-1].get("sampling_params", fake.requests[-1])
-        assert not {"temperature", "top_p", "presence_penalty"} & set(sent)  # type: ignore[call-overload]
-        assert (answer["temperature"], answer["top_p"], answer["presence_penalty"]) == (1, 1, 0)
+        own = {"temperature": 0.3, "top_p": 0.9} if "scaled" in kind else {}
+        assert {"temperature", "top_p", "presence_penalty"} & set(sent) == set(own)  # type: ignore[call-overload]
+        shown = {"temperature": 1, "top_p": 1, "presence_penalty": 0} | own
+        assert {name: answer[name] for name in shown} == shown
 
 
 async def test_server_that_hides_its_context_is_learned_from() -> None:

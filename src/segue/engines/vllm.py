@@ -25,12 +25,13 @@ from segue.engines.token_engine import (
     images_of,
     token_logprob,
 )
-from segue.engines.upstream import Upstream
+from segue.engines.upstream import UNREADABLE, Upstream
 from segue.errors import EngineFailed, InvalidRequest
 from segue.turn.values import EngineFacts, Grammar, Job, Sampling, TokenLogprob
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
+RENDER = "/v1/completions/render"
 TOKENIZE = "/tokenize"
 # White, 32 by 32.
 SMALL_IMAGE = (
@@ -81,6 +82,20 @@ class _Version(Struct, frozen=True):
     version: str = ""
 
 
+class _Samplers(Struct, frozen=True):
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class _Rendered(Struct, frozen=True):
+    sampling_params: _Samplers = _Samplers()
+
+
 class VllmOffer(Struct, frozen=True):
     """What this server offers."""
 
@@ -88,10 +103,13 @@ class VllmOffer(Struct, frozen=True):
     has_structured: bool
     # Whether images may stand beside the ids.
     takes_images: bool = False
+    # How the model samples by itself: `/inference/v1/generate` must be told, the other endpoint knows it.
+    own: dict[str, float] = {}
 
 
 _event = msgspec.json.Decoder(_Event)
 _version = msgspec.json.Decoder(_Version)
+_rendered = msgspec.json.Decoder(list[_Rendered])
 
 
 async def _prepare(upstream: Upstream, job: Job, known: VllmOffer | None) -> VllmOffer:
@@ -109,7 +127,19 @@ async def _offer(upstream: Upstream) -> VllmOffer:
     has_generate = status in (400, 422)
     # A field that is not known is ignored.
     takes_images = has_generate and b"valid list" in refusal
-    return VllmOffer(has_generate, _numbers(version) >= STRUCTURED_SINCE, takes_images)
+    own = await _own_sampling(upstream) if has_generate else {}
+    return VllmOffer(has_generate, _numbers(version) >= STRUCTURED_SINCE, takes_images, own)
+
+
+async def _own_sampling(upstream: Upstream) -> dict[str, float]:
+    """What the model's generation_config says; a server that has `generate` shows it when it renders a prompt."""
+    status, body = await upstream.call("POST", RENDER, b'{"prompt":[0]}')
+    try:
+        (rendered,) = _rendered.decode(body if status == 200 else b"[{}]")
+    except (*UNREADABLE, ValueError):
+        return {}
+    told = structs.asdict(rendered.sampling_params)
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -148,7 +178,7 @@ def _request(job: Job, model: str, offer: VllmOffer) -> TokenRequest:
             )
         fields["content_parts"] = [{"type": "image_url", "url": at.url} for at in images]
     if offer.has_generate:
-        fields["sampling_params"] = settings | {"detokenize": False}
+        fields["sampling_params"] = offer.own | settings | {"detokenize": False}
         return TokenRequest(GENERATE, "token_ids", fields)
     fields |= settings | {"return_token_ids": True}
     if sampling.wants_logprobs:
@@ -200,13 +230,17 @@ def _logprobs(logprobs: _Logprobs, sampling: Sampling) -> list[TokenLogprob | No
 
 
 async def _facts(upstream: Upstream, model: str) -> EngineFacts:
-    """The list of models does not say who sees: a server whose model sees counts the tokens of an image."""
+    """The list of models does not say who sees: a server whose model sees counts the tokens of an image. Nor does it
+    say how the model samples, which a rendered prompt shows."""
     facts = await listed_facts(upstream, model)
     image = {"type": "image_url", "image_url": {"url": SMALL_IMAGE}}
     asked = {"model": model, "messages": [{"role": "user", "content": [image]}]}
     status, _ = await upstream.call("POST", TOKENIZE, msgspec.json.encode(asked))
-    sees_images = status == 200 and (await _offer(upstream)).takes_images
-    return structs.replace(facts, sees_images=sees_images)
+    offer = await _offer(upstream)
+    sees_images = status == 200 and offer.takes_images
+    return structs.replace(
+        facts, sees_images=sees_images, sampling=msgspec.convert(offer.own, Sampling)
+    )
 
 
 VLLM = TokenCodec(

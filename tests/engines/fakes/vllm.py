@@ -35,7 +35,13 @@ class FakeVllm(Fake):
             web.get("/version", self._version),
             web.get("/v1/models", self._models),
             web.post("/tokenize", self._tokenize),
+            web.post("/v1/completions/render", self._render),
         ]
+
+    async def _render(self, request: web.Request) -> web.Response:
+        """Of its own it samples at 0.3; `/v1/completions` does so by itself, the other endpoint does not."""
+        own = {"temperature": 0.3, "top_p": 0.9, "top_k": 20, "stop": [], "output_kind": 2}
+        return web.json_response([{"token_ids": [0], "sampling_params": own}])
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": self.model, "object": "model", "max_model_len": self.context_tokens}
