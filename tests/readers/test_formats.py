@@ -206,6 +206,29 @@ def test_call_without_its_end_is_whole(name: str) -> None:
     assert called(read(name, text)) == [("get_weather", {"city": "Rome", "days": 2})]
 
 
+def test_lists_and_objects_in_tags_are_read() -> None:
+    """As MiniMax M3 writes them."""
+    mark = "]<]minimax[>["
+    text = (
+        f'{mark}<tool_call>\n{mark}<invoke name="get_weather">{mark}<city>Rome{mark}</city>'
+        f"{mark}<tags>{mark}<item>1{mark}</item>{mark}<item>two{mark}</item>{mark}</tags>"
+        f"{mark}<where>{mark}<a>{mark}<item>true{mark}</item>{mark}</a>{mark}<b>x y{mark}</b>{mark}</where>"
+        f"{mark}</invoke>\n{mark}</tool_call>"
+    )
+    expected = {"city": "Rome", "tags": [1, "two"], "where": {"a": [True], "b": "x y"}}
+
+    assert called(read("minimax-m3", text)) == [("get_weather", expected)]
+
+
+def test_objects_on_lines_of_their_own_are_calls() -> None:
+    """As MiniMax M1 writes them."""
+    one = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+
+    found = called(read("apriel", f"<tool_calls>\n{one}\n{one}\n</tool_calls>\nSo."))
+
+    assert found == [("get_weather", {"city": "Rome"})] * 2 + [("message", "So.")]
+
+
 words_of = st.text(letters, max_size=6)
 leaves = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | words_of
 trees = st.recursive(
@@ -266,6 +289,7 @@ EXPECTED = {
     "llama3": "meta-llama-Llama-3.1-8B-Instruct meta-llama-Llama-3.2-3B-Instruct"
     " meta-llama-Llama-3.3-70B-Instruct",
     "minimax-m2": "MiniMax-M2",
+    "minimax-m3": "MiniMax-M3",
     "mistral": "Mistral-Small-3.2-24B-Instruct-2506 mistralai-Ministral-3-14B-Reasoning-2512"
     " mistralai-Mistral-Nemo-Instruct-2407 unsloth-mistral-Devstral-Small-2507",
     "nemotron-v2": "NVIDIA-Nemotron-Nano-v2",
@@ -273,11 +297,11 @@ EXPECTED = {
     "solar": "upstage-Solar-Open-100B",
     "xml": "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 Qwen3-Coder Qwen3.5-4B StepFun3.5-Flash",
     "-": "HuggingFaceTB-SmolLM3-3B google-gemma-2-2b-it llama-cpp-rwkv-world microsoft-Phi-3.5-mini-instruct"
-    " openai-gpt-oss-120b CohereForAI-c4ai-command-r-plus-tool_use MiniMax-M3"
+    " openai-gpt-oss-120b CohereForAI-c4ai-command-r-plus-tool_use"
     " fireworks-ai-llama-3-firefunction-v2 meetkai-functionary-medium-v3.2 muse-glimmer openbmb-MiniCPM5-1B",
 }
 UNREAD = {
-    "CohereForAI-c4ai-command-r-plus-tool_use", "MiniMax-M3", "fireworks-ai-llama-3-firefunction-v2",
+    "CohereForAI-c4ai-command-r-plus-tool_use", "fireworks-ai-llama-3-firefunction-v2",
     "meetkai-functionary-medium-v3.2", "muse-glimmer", "openbmb-MiniCPM5-1B",
 }  # fmt: skip
 

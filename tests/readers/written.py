@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from segue.readers.formats import FORMATS, CallFormat
 
-HY = ":opensource"
+HY, MM = ":opensource", "]<]minimax[>["
 Arguments = Mapping[str, object]
 Call = tuple[str, Arguments]
 
@@ -83,6 +83,11 @@ def kimi(name: str, arguments: Arguments) -> str:
     return f'<|open|>call tool="{name}" index="1"<|sep|>{each}<|close|>call<|sep|>'
 
 
+def minimax(name: str, arguments: Arguments) -> str:
+    each = "".join(f"{MM}<{k}>{text(v)}{MM}</{k}>" for k, v in arguments.items())
+    return f'{MM}<invoke name="{name}">{each}{MM}</invoke>\n'
+
+
 def gemma(value: object) -> str:
     match value:
         case str():
@@ -110,6 +115,9 @@ WRITTEN: dict[str, Written] = {
     "minimax-m2": Written(
         invoke(""), "<minimax:tool_call>\n", end="</minimax:tool_call>",
         specials=("<minimax:tool_call>", "</minimax:tool_call>"),
+    ),
+    "minimax-m3": Written(
+        minimax, "]<]minimax[>[<tool_call>\n", end="]<]minimax[>[</tool_call>", specials=("]<]minimax[>[",)
     ),
     "dsml": Written(
         invoke("｜DSML｜", is_typed=True), "<｜DSML｜function_calls>\n", end="</｜DSML｜function_calls>",

@@ -22,7 +22,7 @@ from segue.readers.marks import LETTERS, any_of, header, held_back, is_special
 
 # What a template may say of a value that is a string.
 STRINGS = ("true", "string")
-TEXT = frozenset(("string",))
+TEXT, ANY = frozenset(("string",)), frozenset(("any",))
 WORDS = {"True": "true", "False": "false", "None": "null"}
 TOKEN = re.compile(rf"\s+|[{{\[(]|[}}\])]|[,:=]|[^\s{{}}\[\](),:='\"<{LETTERS}]+|.", re.DOTALL)
 PYTHON_ESCAPE = re.compile(
@@ -86,6 +86,7 @@ class TaggedArguments:
     def __init__(self, tags: Tags, schema: Mapping[str, object]) -> None:
         self._tags = tags
         self._opening = header(tags.opening)
+        self._closing = tags.closing
         self._ends = (tags.closing, *tags.missed)
         self._schema = schema
         self._held = ""
@@ -126,8 +127,10 @@ class TaggedArguments:
         if kind is None:
             self._types = types_of(self._schema, key)
         else:
-            self._types = TEXT if kind in STRINGS else frozenset(("any",))
+            self._types = TEXT if kind in STRINGS else ANY
         self._value = []
+        self._closing = self._tags.closing.replace("%tag%", key)
+        self._ends = (self._closing, *self._tags.missed)
         before, self._before = self._before, ", "
         return f"{before}{_quoted(key)}: " + ('"' if self._is_string else "")
 
@@ -144,7 +147,7 @@ class TaggedArguments:
             return None
         self._end_value(text[: found.start()], parsed)
         # A missing end is not used up.
-        return text[found.end() if found[0] == self._tags.closing else found.start() :]
+        return text[found.end() if found[0] == self._closing else found.start() :]
 
     def _take(self, text: str, parsed: list[str]) -> None:
         if not self._value and self._tags.is_wrapped:
@@ -158,7 +161,11 @@ class TaggedArguments:
             last = last.removesuffix("\n")
         self._take(last, parsed)
         assert self._types is not None
-        parsed.append('"' if self._is_string else typed("".join(self._value), self._types))
+        if self._is_string:
+            parsed.append('"')
+        else:
+            text = "".join(self._value)
+            parsed.append(nested(text, self._tags.nested) or typed(text, self._types))
         self._types = None
 
     def _ended(self) -> str:
@@ -223,6 +230,29 @@ def typed(text: str, types: frozenset[str]) -> str:
     kinds = {kind, "number"} if kind == "integer" else {kind}
     is_meant = "string" not in types or bool(kinds & types)
     return bare if is_meant else _quoted(text)
+
+
+def nested(text: str, mark: str) -> str:
+    """The JSON of a list or an object that stands in tags with this mark before them; nothing: it does not."""
+    if not mark or mark not in text:
+        return ""
+    # The values inside each open tag, by their names.
+    levels: list[list[tuple[str, str]]] = [[]]
+    before, *parts = re.split(re.escape(mark) + r"<(/?)([^<>]+)>", text)
+    for slash, name, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        if not slash:
+            levels.append([])
+        elif len(levels) > 1:
+            inner = levels.pop()
+            levels[-1].append((name, _joined(inner) if inner else typed(before, ANY)))
+        before = after
+    return _joined(levels[0])
+
+
+def _joined(values: list[tuple[str, str]]) -> str:
+    if all(name == "item" for name, _ in values):
+        return f"[{', '.join(value for _, value in values)}]"
+    return "{" + ", ".join(f"{_quoted(name)}: {value}" for name, value in values) + "}"
 
 
 def _from_python(text: str) -> tuple[object, str]:

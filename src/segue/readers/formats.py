@@ -3,9 +3,9 @@
 A `CallFormat` is a value: the marks around calls, and the shapes that a call between them may have. `FORMATS` has a row
 for every format; `format_of` finds the row of a model by the marks that stand in its chat template.
 
-Patterns are written as they read: `%name%` is the name of the tool, `%key%` of a parameter, `%type%` its type, `%any%`
-something that does not matter, and a space is any white space or none. A mark may be a special token of the vocabulary
-(`marks.py`).
+Patterns are written as they read: `%name%` is the name of the tool, `%key%` of a parameter (`%tag%` where it is a tag),
+`%type%` its type, `%any%` something that does not matter, and a space is any white space or none. A mark may be a
+special token of the vocabulary (`marks.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Tags:
     missed: tuple[str, ...] = ()
     # Whether a newline after the first tag and before the last belongs to the tags.
     is_wrapped: bool = False
+    # Stands before the tags of lists and objects inside a value.
+    nested: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ MISTRAL = replace(
 XML = CallFormat(
     "xml", ("<function=", "<parameter="), ("<tool_call>",), ("</tool_call>",), (FUNCTION, *OBJECTS)
 )
-DSML, HUNYUAN = "｜DSML｜", ":opensource"
+DSML, HUNYUAN, MINIMAX = "｜DSML｜", ":opensource", "]<]minimax[>["
 PYTHON = CallFormat(
     "pythonic",
     ("<|python_start|>",),
@@ -182,6 +184,21 @@ FORMATS: tuple[CallFormat, ...] = (
         ("<minimax:tool_call>",),
         ("</minimax:tool_call>",),
         (_invoke("", '"%key%"'),),
+    ),
+    CallFormat(
+        "minimax-m3",
+        (MINIMAX,),
+        (f"{MINIMAX}<tool_call>",),
+        (f"{MINIMAX}</tool_call>",),
+        (
+            CallShape(
+                f'{MINIMAX}<invoke name="%name%">',
+                arguments=Tags(f"{MINIMAX}<%tag%>", f"{MINIMAX}</%tag%>", nested=MINIMAX),
+                closing=f"{MINIMAX}</invoke>",
+            ),
+        ),
+        think="<mm:think>",
+        thought="</mm:think>",
     ),
     CallFormat(
         "dsml",
@@ -304,14 +321,8 @@ FORMATS: tuple[CallFormat, ...] = (
 )  # fmt: skip
 
 
-# The mark of a format that no reader knows, though other marks in its templates are known.
-OTHER = "]<]minimax[>["
-
-
 def format_of(template: str) -> CallFormat | None:
     """How the model with this chat template writes calls; None: its template shows none that is known."""
-    if OTHER in template:
-        return None
     return next((row for row in FORMATS if all(mark in template for mark in row.known_by)), None)
 
 
@@ -328,4 +339,4 @@ def unread_marks(template: str) -> str | None:
     if format_of(template) is not None:
         return None
     found = CALL_MARK.search(template)
-    return OTHER if OTHER in template else found and found[0]
+    return found and found[0]

@@ -20,6 +20,7 @@ LETTERS = "\udc00-\udfff"
 SLOTS = {
     "%name%": rf"(?P<name>[^\s<>{{}}()\[\]\"'=,`{LETTERS}]+)",
     "%key%": rf"(?P<key>[^<>\"\n{LETTERS}]+?)",
+    "%tag%": rf"(?P<key>[^<>/\s\"{LETTERS}][^<>\s\"{LETTERS}]*)",
     "%type%": r"(?P<type>\w*)",
     "%any%": rf"[^<>{{}}\[\]{LETTERS}]*",
     " ": r"\s*",
@@ -124,9 +125,10 @@ def _nested(atoms: list[str], last: str) -> str:
     return last
 
 
-@cache
+# Most marks are constants, so that there are few.
+@lru_cache(maxsize=256)
 def _starts(marks: tuple[str, ...]) -> tuple[str, ...]:
-    """All parts with which these marks begin, the longest first. Marks are constants, so that there are few."""
+    """All parts with which these marks begin, the longest first."""
     starts = {mark[:n] for mark in marks for n in range(1, len(mark))}
     return tuple(sorted(starts, key=len, reverse=True))
 
@@ -137,7 +139,7 @@ def held_back(text: str, marks: tuple[str, ...]) -> int:
     return len(text) - len(text[: len(text) - begun].rstrip("\n"))
 
 
-@cache
+@lru_cache(maxsize=256)
 def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
     """Finds any of these marks, the longest first."""
     return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))

@@ -52,7 +52,7 @@ BLANKS = " \t\r\n"
 # Around calls in a list, and between calls.
 LISTED = BLANKS + "[,;"
 # The end of a list. A brace too many is a common slip of small models and means nothing.
-SLACK = re.compile(r"\A[\s}\]]*[}\]]")
+SLACK, LIST_SLACK = re.compile(r"\A[\s}]*}"), re.compile(r"\A[\s}\]]*[}\]]")
 # An answer that may be calls without marks: a fence or none, then objects.
 GUESSED = re.compile(
     r"\s*(?:`{0,2}|```[a-z_]{0,9}\s*|(?:```(?:json|tool_call)?\s*)?(?P<object>\{.*))", re.DOTALL
@@ -353,7 +353,8 @@ class TextReader:
 
     def _ending(self, text: str) -> str | None:
         call, format = self._call, self._format
-        rest = SLACK.sub("", text)
+        slack = LIST_SLACK if format.is_listed else SLACK
+        rest = slack.sub("", text)
         bare = rest.lstrip()
         closing = "" if call.shape is None or call.is_closed else call.shape.closing.strip("}")
         if closing != bare and closing.startswith(bare):
@@ -361,7 +362,7 @@ class TextReader:
             return None
         call.is_closed = True
         if closing and bare.startswith(closing):
-            rest = SLACK.sub("", bare[len(closing) :])
+            rest = slack.sub("", bare[len(closing) :])
             bare = rest.lstrip()
         ends = format.ends if call.is_certain else (SEPARATOR,)
         end = next(filter(bare.startswith, ends), "")
@@ -377,10 +378,10 @@ class TextReader:
 
     def _is_next(self, text: str) -> bool:
         """Whether another call may begin, before the end mark."""
-        if self._format.is_listed:
-            return text[0] in ",;"
+        if self._format.is_listed and text[0] in ",;":
+            return True
         headers = (header(shape.header, shape.ahead) for shape in self._format.shapes
-                   if not shape.header.startswith("%"))  # fmt: skip
+                   if not shape.header.lstrip().startswith("%"))  # fmt: skip
         return any(one.may_begin(text) or one.whole.match(text) for one in headers)
 
     # Calls without marks.
