@@ -6,6 +6,7 @@ import json
 from array import array
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.readers.bound import BoundFamily
-from segue.readers.formats import FORMATS, format_of, unread_marks
+from segue.readers.formats import FORMATS, declared_format, format_of, unread_marks
 from segue.readers.text_reader import TextReader
 from segue.turn.values import Head, Ids, ItemText, Parsed, Scene
+from segue.vocabularies.chat_template import template_in
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.tools import CustomTool, FunctionTool
 from tests.contracts.dialect import Heard, heard, letters, smollm2, tools_of
@@ -317,3 +319,47 @@ def test_table_knows_the_models_own_templates() -> None:
 
 def test_calls_that_nobody_reads_are_noticed_in_a_template() -> None:
     assert {name for name in template_names() if unread_marks(template(name))} == UNREAD
+
+
+OPEN_FUNCTION = r"<tool_call>\s*<function=(?P<name>\w+)>"
+OPEN_GEMMA = r"<\|tool_call>call:(?P<name>\w+)"
+PARAMETER = r"<parameter=(?P<key>\w+)>\s*(?P<value>.*?)\s*</parameter>"
+
+
+@pytest.mark.parametrize(
+    "calls, expected",
+    [
+        ({"open": "<call>\n", "close": "\n</call>", "content": "json"}, ("declared", "<call>")),
+        (
+            {"open_pattern": OPEN_FUNCTION, "close": "</tool_call>", "content": "xml-inline",
+             "content_args": {"tag_pattern": PARAMETER}},
+            ("xml", "<tool_call>"),
+        ),
+        ({"open_pattern": OPEN_GEMMA, "close": "<tool_call|>", "content": "json"}, ("gemma4", "<|tool_call>")),
+        ({"open_pattern": "<x>", "close": "</x>", "content": "kv-lines"}, None),
+    ],
+)  # fmt: skip
+def test_model_declares_its_format(calls: object, expected: tuple[str, str] | None) -> None:
+    thinking = {"open": "<mm>\n", "close": "</mm>", "content": "text"}
+
+    found = declared_format({"fields": {"thinking": thinking, "tool_calls": calls}})
+
+    assert (found and (found.name, found.begins[0])) == expected
+    assert found is None or (found.think, found.thought) == ("<mm>", "</mm>")
+
+
+@pytest.mark.parametrize("declared", [None, {}, {"fields": {}}, {"fields": {"content": {}}}, "x"])
+def test_declaration_without_calls_says_nothing(declared: object) -> None:
+    assert declared_format(declared) is None
+
+
+def test_declaration_is_read_beside_the_tokenizer(tmp_path: Path) -> None:
+    calls = {"open": "<call>", "close": "</call>", "content": "json"}
+    declared = {"fields": {"tool_calls": calls}}
+    config = {"chat_template": "{{ messages }}", "response_template": declared}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+
+    found = template_in(tmp_path)
+
+    assert found is not None
+    assert found.answers == declared

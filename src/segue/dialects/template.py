@@ -32,7 +32,7 @@ from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
 from segue.readers.bound import BoundFamily
 from segue.readers.forced import CallForm
-from segue.readers.formats import HERMES, format_of, unread_marks
+from segue.readers.formats import HERMES, declared_format, format_of, unread_marks
 from segue.readers.text_reader import TextReader
 from segue.turn.values import NO_IDS, IdArray, Rendered, Round, Scene, Tokens, Warm
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
@@ -148,7 +148,8 @@ class _TemplatePrompts:
     def __init__(self, vocabulary: Vocabulary, template: ChatTemplate) -> None:
         self._vocabulary = vocabulary
         self._runner = TemplateRunner(template)
-        self.format = format_of(template.text) or HERMES
+        declared = declared_format(template.answers)
+        self.format = declared or format_of(template.text) or HERMES
         names = sorted(vocabulary.specials, key=len, reverse=True)
         either = "|".join(map(re.escape, names))
         self._special = re.compile(f"({either})")

@@ -10,6 +10,7 @@ special token of the vocabulary (`marks.py`).
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 
@@ -324,6 +325,29 @@ FORMATS: tuple[CallFormat, ...] = (
 def format_of(template: str) -> CallFormat | None:
     """How the model with this chat template writes calls; None: its template shows none that is known."""
     return next((row for row in FORMATS if all(mark in template for mark in row.known_by)), None)
+
+
+def declared_format(declared: object) -> CallFormat | None:
+    """The format that a model declares itself (`response_template` in its tokenizer_config.json), where it is objects
+    between two marks, or one of the table; None: there is no such declaration, or another."""
+    match declared:
+        case {"fields": {"tool_calls": {"open": str(begin), "close": str(end), "content": "json"}}}:
+            found = _list("declared", begin.strip(), end.strip())
+        case {"fields": {"tool_calls": {**calls}}}:
+            # Patterns are matched by the marks in them.
+            row = format_of(json.dumps(calls, ensure_ascii=False).replace("\\", ""))
+            if row is None:
+                return None
+            found = row
+        case _:
+            return None
+    match declared:
+        case {"fields": {"thinking": {"open": str(think), "close": str(thought)}}} | {
+            "fields": {"reasoning_content": {"open": str(think), "close": str(thought)}}
+        }:
+            return replace(found, think=think.strip(), thought=thought.strip())
+        case _:
+            return found
 
 
 # What looks like the mark of a call.

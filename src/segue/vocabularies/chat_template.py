@@ -43,6 +43,8 @@ class ChatTemplate:
     ends: tuple[int, ...] = ()
     # What it is told besides the conversation, whatever a request says.
     values: Mapping[str, object] = field(default_factory=dict)
+    # How the model declares its answers, in the form of transformers' `response_template`.
+    answers: object = None
 
 
 class _Token(msgspec.Struct):
@@ -53,6 +55,7 @@ class _Config(msgspec.Struct):
     chat_template: str | list[dict[str, str]] | None = None
     bos_token: str | _Token | None = None
     eos_token: str | _Token | None = None
+    response_template: object = None
 
 
 class _Generation(msgspec.Struct):
@@ -105,7 +108,8 @@ def _template_in_folder(path: Path) -> ChatTemplate:
         text = named.get("tool_use") or plain
     begin, end = _text(config.bos_token), _text(config.eos_token)
     ends = ended if isinstance(ended, list) else [] if ended is None else [ended]
-    return ChatTemplate(text or "", begin, end, plain, tuple(ends))
+    answers = config.response_template
+    return ChatTemplate(text or "", begin, end, plain, tuple(ends), answers=answers)
 
 
 def _decoded(file: Path, kind: type[T]) -> T:
