@@ -135,7 +135,7 @@ def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDia
             end="}",
             is_always_object=True,
         ),
-        unread=unread_marks(template.text),
+        unread=unread_marks(template.text) if prompts.format is HERMES else None,
         without_thought=(Own(f"\n{prompts.format.thought}\n\n"),),
         is_thinking=lambda scene: prompts.is_thinking(scene.effort),
     )
