@@ -15,7 +15,7 @@ from segue.engines.routes import RoutedEngine
 from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
-from segue.process.afterwards import Afterwards
+from segue.process.afterwards import Afterwards, EndedTurn
 from segue.turn.plan import Model, Models
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
     """Metrics and history always, traces and audit log where they are configured; both drain on the way out."""
     settings, metrics, history = state.settings, Metrics(), RecentTurns()
     metrics.note_limits(settings)
-    observers = [metrics.observe, history.observe]
+    observers = [metrics.observe, history.observe, UnseenMedia().observe]
     # Needed only where a key limits what is kept in memory.
     state.accounts.on_bounded = lambda: observers.append(state.trim)
     refusals = [metrics.note_refusal, history.note_refusal]
@@ -54,6 +54,23 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
             observers.append(audit.observe)
             refusals.append(audit.note_refusal)
         yield Observers(metrics, history, Afterwards(state.store.ledger, observers), refusals)
+
+
+class UnseenMedia:
+    """Says once of each model that it was sent what it cannot see or hear."""
+
+    def __init__(self) -> None:
+        self._models: set[str] = set()
+
+    def observe(self, turn: EndedTurn) -> None:
+        model = turn.entry.model
+        if turn.tally.media_told and model not in self._models:
+            self._models.add(model)
+            log.warning(
+                "model '%s' cannot take in images or audio: they were replaced by a description; "
+                "set sees_images = true if it sees images, or unseen = 'refuse' to refuse such requests",
+                model,
+            )
 
 
 class HealthCheck:

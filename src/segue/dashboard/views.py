@@ -67,6 +67,8 @@ class TurnView(Struct, frozen=True):
     # Calls of server-side tools, and when sampling paused for them, in milliseconds like the marks.
     tools: int = 0
     pauses: tuple[tuple[float, float], ...] = ()
+    # Images and audio that were described in words.
+    unseen: int = 0
 
 
 class RunningRow(Struct, frozen=True):
@@ -203,6 +205,7 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
         found_in=tally.found_in,
         tools=tally.tool_calls,
         pauses=tuple((ms(since), ms(to)) for since, to in tally.pauses[-PAUSES_LISTED_MAX:]),
+        unseen=tally.media_told,
     )
 
 

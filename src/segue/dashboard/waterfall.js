@@ -85,6 +85,9 @@ const details = (turn) => [
         ),
       ]
     : []),
+  ...(turn.unseen
+    ? [h("div", {}, h("span", {}, "images and audio as descriptions"), h("span", {}, `${turn.unseen}`))]
+    : []),
   h(
     "div",
     {},

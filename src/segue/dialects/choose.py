@@ -19,6 +19,7 @@ import msgspec
 from segue.dialects.chatml import PLAIN, QWEN2, QWEN2_CODER, QWEN3, SMOLLM2
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.harmony import HARMONY
+from segue.dialects.images import placeholder_of
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import MISTRAL
 from segue.dialects.template import template_dialect
@@ -106,14 +107,14 @@ def choose(
 def _by_template(
     template: ChatTemplate, candidates: Sequence[Family], vocabulary: Vocabulary
 ) -> TokenDialect:
-    """The first candidate that writes what the template writes, or else the template itself."""
+    """The first candidate that writes what the template writes, else the template itself; no family writes images."""
     if find_spec("jinja2") is None:
         raise ServerFault(
             "To find out how this model writes, `pip install jinja2`, or name a dialect with --dialect."
         )
     runner = TemplateRunner(template)
     probes = _probes(template.text)
-    for family in _variants(candidates, runner):
+    for family in () if placeholder_of(runner) else _variants(candidates, runner):
         dialect = TokenDialect(family, vocabulary)
         if all(_is_alike(dialect, vocabulary, runner, probe) for probe in probes):
             return dialect

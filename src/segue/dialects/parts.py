@@ -45,6 +45,9 @@ NOTHING = Part("think", "")
 DECLINED = "The user declined this call."
 
 
+# What stands for a picture that the model sees; None: it is described in words.
+Show = Callable[[items.InputImage], str | None]
+
 # What goes on in the same block: a model turn in the order in which the model writes it.
 MODEL_TURN = {
     ("think", "think"), ("think", "talk"), ("think", "call"), ("talk", "call"), ("call", "call"),
@@ -52,12 +55,15 @@ MODEL_TURN = {
 
 
 def blocks_of(
-    given: Sequence[Item], joins: set[tuple[str, str]], tools: Callable[[Sequence[Offer]], str]
+    given: Sequence[Item],
+    joins: set[tuple[str, str]],
+    tools: Callable[[Sequence[Offer]], str],
+    show: Show | None = None,
 ) -> list[list[Part]]:
-    """What these items say, by block; `tools` writes the tools that an item brings."""
+    """What these items say, by block; `tools` writes the tools that an item brings, `show` pictures."""
     blocks: list[list[Part]] = []
     for item in given:
-        part = part_of(item)
+        part = part_of(item, show)
         if part.kind == "tools":
             added = added_by(item)
             part = Part("tools", tools(added)) if added else NOTHING
@@ -76,8 +82,8 @@ def parts_of(given: Sequence[Item]) -> list[Part]:
     return [part for part in parts if part.text or part.kind != "think"]
 
 
-def part_of(item: Item) -> Part:
-    """What one item says."""
+def part_of(item: Item, show: Show | None = None) -> Part:
+    """What one item says; `show` writes its pictures."""
     value = item.value
     if isinstance(value, items.FunctionCallOutput) and isinstance(value.output, str):
         # What an agent sends on almost every turn.
@@ -91,11 +97,11 @@ def part_of(item: Item) -> Part:
             name = called(value) or KINDS[type(value)].type.removesuffix("_call")
             return Part("call", _arguments(item), name, call_id_of(value))
         case "response":
-            return Part("response", _output(item), call_id=call_id_of(value))
+            return Part("response", _output(item, show), call_id=call_id_of(value))
         case "tools":
             return Part("tools", "")
         case "talk" | "user" | "system" as kind:
-            return Part(kind, _said(item))
+            return Part(kind, _said(item, show))
         case kind:
             assert_never(kind)
 
@@ -128,11 +134,11 @@ def _arguments(item: Item) -> str:
             return dumps(_fields(item, but={*NOT_SHOWN, "status"}))
 
 
-def _output(item: Item) -> str:
+def _output(item: Item, show: Show | None) -> str:
     """What a call returned; where no words are for the model, the fields of the item."""
     match item.value:
         case items.FunctionCallOutput(output=output) | items.CustomToolCallOutput(output=output):
-            return _joined(output, "\n")
+            return _joined(output, "\n", show)
         case items.LocalShellCallOutput(output=text) | items.HostedOutput(output=text):
             return text
         case items.ShellCallOutput(output=outputs):
@@ -146,20 +152,20 @@ def _output(item: Item) -> str:
             return dumps(_fields(item, but=NOT_SHOWN))
 
 
-def _said(item: Item) -> str:
+def _said(item: Item, show: Show | None) -> str:
     """The words of a message, or of a setting; of anything else, the item as JSON."""
     match item.value:
         case items.Message() as message:
-            return text_of(message)
+            return text_of(message, show)
         case items.ConfigurationUpdate() as update:
             return _updated(update)
         case _:
             return dumps(_without_bytes(msgspec.json.decode(item.raw)))
 
 
-def text_of(value: items.Message) -> str:
+def text_of(value: items.Message, show: Show | None = None) -> str:
     """The words of a message. The model's own parts are one text; parts of others are separate texts."""
-    return _joined(value.content, "" if value.role == "assistant" else "\n")
+    return _joined(value.content, "" if value.role == "assistant" else "\n", show)
 
 
 def dumps(value: object, indent: int | None = None) -> str:
@@ -173,8 +179,20 @@ def object_or_string(text: str) -> str:
     return bare if is_object(bare) else dumps(text)
 
 
-def _joined(content: str | Sequence[items.MessagePart | items.OutputPart], glue: str) -> str:
-    return content if isinstance(content, str) else glue.join(words_of(part) for part in content)
+def _joined(
+    content: str | Sequence[items.MessagePart | items.OutputPart],
+    glue: str,
+    show: Show | None = None,
+) -> str:
+    """These parts as one text, with `glue` between words; around a picture there is none."""
+    if isinstance(content, str):
+        return content
+    text, needs_glue = "", False
+    for part in content:
+        shown = show(part) if show and isinstance(part, items.InputImage) else None
+        text += (glue if needs_glue and shown is None else "") + (shown or words_of(part))
+        needs_glue = shown is None
+    return text
 
 
 def words_of(part: items.MessagePart | items.OutputPart) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from segue.dialects.images import IMAGE
 from segue.vocabularies.vocabulary import Chunk, Mark, Own
 
 # Noncharacters: Unicode promises that no text has them; where a text does, they are escaped.
 SHIELD, PLACE, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2"
-OURS = re.compile("[\ufdd0-\ufdd2]")
-ESCAPED = re.compile(f"{ESCAPE}([0-2])")
+# The mark of an image is ours already.
+OURS = re.compile(f"(?!{IMAGE})[\ufdd0-\ufdd3]")
+ESCAPED = re.compile(f"{ESCAPE}([0-3])")
 
 
 class Shield:

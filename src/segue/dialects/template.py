@@ -23,8 +23,11 @@ from hashlib import blake2b
 from itertools import accumulate, takewhile
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from segue.dialects.chatml import THINK, content_of
 from segue.dialects.family import Family, TokenDialect
+from segue.dialects.images import IMAGE, IMAGE_BEFORE, Images, placeholder_of
 from segue.dialects.parts import dumps, parts_of
 from segue.dialects.shield import PLACE, SHIELD, Shield, mended
 from segue.dialects.template_messages import Said, TemplateMessages
@@ -34,7 +37,7 @@ from segue.readers.bound import BoundFamily
 from segue.readers.forced import CallForm
 from segue.readers.formats import HERMES, declared_format, format_of, unread_marks
 from segue.readers.text_reader import TextReader
-from segue.turn.values import NO_IDS, IdArray, Rendered, Round, Scene, Tokens, Warm
+from segue.turn.values import NO_IDS, IdArray, ImageAt, Rendered, Round, Scene, Tokens, Warm
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Mark, Own, Vocabulary
 from segue.wire.items import Item
@@ -138,6 +141,7 @@ def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDia
         unread=unread_marks(template.text) if prompts.format is HERMES else None,
         without_thought=(Own(f"\n{prompts.format.thought}\n\n"),),
         is_thinking=lambda scene: prompts.is_thinking(scene.effort),
+        takes_images=prompts.takes_images,
     )
     return TokenDialect(family, vocabulary)
 
@@ -154,6 +158,10 @@ class _TemplatePrompts:
         either = "|".join(map(re.escape, names))
         self._special = re.compile(f"({either})")
         self._special_end = re.compile(f"(?:{either})\\Z")
+        self._special_or_image = re.compile(f"({either}|{IMAGE})")
+        self._placeholder = placeholder_of(self._runner) or ""
+        # Only what is special cannot be written by a user.
+        self.takes_images = self._special.search(self._placeholder) is not None
         self._name_of = {vocabulary.special(name): name.encode() for name in names}
         self._messages = TemplateMessages(self._runner, template.text, Shield(names))
         self._known_cues: dict[Effort | None, tuple[_Cue, ...]] = {}
@@ -199,18 +207,25 @@ class _TemplatePrompts:
         return vocabulary.ids(*chunks, Mark(self.ends[0]))
 
     def render(self, bound: BoundFamily, scene: Scene) -> Rendered:
-        rounds = self._messages.rounds(scene)
+        images = Images(self._placeholder)
+        show = images.show if scene.sees_images and self.takes_images else None
+        rounds = self._messages.rounds(scene, show)
         chat, tools = self._messages.chat(scene, rounds)
         context, cue = self._texts(scene, chat, tools)
+        if IMAGE_BEFORE in cue:
+            # The cue of this template is more than that, and images belong to the context: then they are told in words.
+            return self.render(bound, replace(scene, sees_images=False))
         steps = _steps(bound, scene, rounds)
         trails = _trails(steps)
         base, digest = self._base(bound, scene, context, trails)
-        new, tokenized, walk = self._continued(bound, context, base, steps, trails)
+        new, tokenized, walk = self._continued(bound, context, base, steps, trails, images)
         prompt = base
         if base.chars < len(context) or base.walk != walk:
             digest.update(_bytes(context[base.chars :]))
             length = base.length + len(new)
-            prompt = TemplatePrompt(base, new, length, len(context), digest.digest(), walk)
+            placed = tuple(images.placed)
+            known = (len(context), digest.digest(), walk)
+            prompt = TemplatePrompt(base, new, length, *known, images=placed)
         return Rendered(prompt, self._encode(cue), tokenized, prompt.length - tokenized)
 
     # --- text ---
@@ -269,11 +284,24 @@ class _TemplatePrompts:
         """Special tokens, and the text between them."""
         return [part for part in self._special.split(text) if part]
 
-    def _encode(self, text: str) -> IdArray[int]:
+    def _encode(self, text: str, images: Images | None = None, begin: int = 0) -> IdArray[int]:
+        """The ids of this text; the images among them are placed, as if `begin` ids stood before the text."""
         ids = array("I")
-        for n, part in enumerate(self._special.split(text)):
-            ids.extend(self._vocabulary.ids(Mark(part) if n % 2 else mended(part)))
+        for n, part in enumerate(self._special_or_image.split(text)):
+            if not part.startswith(IMAGE_BEFORE):
+                ids.extend(self._vocabulary.ids(Mark(part) if n % 2 else mended(part)))
+                continue
+            # Letters that only look like the mark of an image are text.
+            url = images.found.get(part) if images else None
+            new = self._vocabulary.ids(part) if url is None else self._placeholder_ids()
+            if images is not None and url is not None:
+                at = begin + len(ids)
+                images.placed.append(ImageAt(at, at + len(new), url))
+            ids.extend(new)
         return ids
+
+    def _placeholder_ids(self) -> IdArray[int]:
+        return self._encode(self._placeholder.strip())
 
     def _decode(self, ids: IdArray[int]) -> str:
         spell = self._vocabulary.bytes_of
@@ -339,6 +367,7 @@ class _TemplatePrompts:
         base: TemplatePrompt,
         steps: Sequence[_Step],
         trails: Sequence[int],
+        images: Images,
     ) -> tuple[IdArray[int], int, _Walk]:
         """The ids of what is after the base, how many of them had to be made, and how far it went."""
         ids = array("I")
@@ -356,13 +385,13 @@ class _TemplatePrompts:
             if found is None or found[0] < done:
                 missed += step.answers
             else:
-                text = self._encode(context[done : found[0]])
+                text = self._encode(context[done : found[0]], images, len(ids))
                 made += len(text)
                 ids += text + sampled
                 done = at = found[1]
                 missed = 0
             outputs = step.outputs
-        text = self._encode(context[done:])
+        text = self._encode(context[done:], images, len(ids))
         walk = _Walk(len(steps), trails[-1], at, missed, outputs)
         return ids + text, made + len(text), walk
 

@@ -24,7 +24,7 @@ from segue.dialects.chatml import (
     definitions_of,
     tools_content,
 )
-from segue.dialects.parts import Part, blocks_of, dumps, parts_of
+from segue.dialects.parts import Part, Show, blocks_of, dumps, parts_of
 from segue.dialects.roles import RoleRule, place
 from segue.dialects.shield import Shield
 from segue.errors import InvalidRequest
@@ -82,8 +82,8 @@ class TemplateMessages:
         self._has_short_ids = NINE_LETTERS.search(template) is not None
         self.taken = _Probe(runner, template).taken()
 
-    def rounds(self, scene: Scene) -> list[Said]:
-        """Every round that the model still sees, and then what is given now."""
+    def rounds(self, scene: Scene, show: Show | None) -> list[Said]:
+        """Every round that the model still sees, and then what is given now; `show` writes images."""
         rounds = [*scene.history(), Round(scene.given)]
         answered = {
             answer.call_id
@@ -94,7 +94,7 @@ class TemplateMessages:
         names: dict[str, str] = {}
         return [
             Said(
-                self._messages(_whole(round.given, answered), names),
+                self._messages(_whole(round.given, answered), names, show),
                 self.wrote(_whole(round.wrote, answered), names) if round.did_sample else [],
             )
             for round in rounds
@@ -132,9 +132,11 @@ class TemplateMessages:
             answer = {"role": "user", "content": self._shield.joined(content_of([output]))}
         return [{"role": "user", "content": "Hi"}, self._assistant([call]), answer]
 
-    def _messages(self, items: Sequence[Item], names: dict[str, str]) -> Chat:
+    def _messages(
+        self, items: Sequence[Item], names: dict[str, str], show: Show | None = None
+    ) -> Chat:
         chat: Chat = []
-        for parts in blocks_of(items, JOINS, definitions_of):
+        for parts in blocks_of(items, JOINS, definitions_of, show):
             match parts[0].kind:
                 case "response" if self.taken.has_outputs:
                     chat += [self._output(part, names.get(part.call_id, "")) for part in parts]

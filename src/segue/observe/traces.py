@@ -114,6 +114,7 @@ def _attributes(turn: EndedTurn) -> list[object]:
         "segue.tokens_tokenized": tally.tokens_tokenized,
         "segue.tokens_reused": tally.tokens_reused,
         "segue.guard_chars_checked": tally.guard_chars_checked,
+        "segue.media_told": tally.media_told or None,
     }
     return [_attribute(name, value) for name, value in values.items() if value not in (None, "")]
 
