@@ -137,5 +137,5 @@ async def test_chain_through_two_replicas_stays_where_its_prefix_is() -> None:
                 )
                 details = told.response["usage"]["input_tokens_details"]
                 assert details["cached_tokens"] == prompt + sampled
-            assert len(one.requests) == 5
-            assert len(other.requests) == 0
+            # The first turn goes to either.
+            assert (one.requests == []) != (other.requests == [])
