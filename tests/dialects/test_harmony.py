@@ -33,6 +33,7 @@ from tests.contracts.dialect import (
     turn_after,
 )
 from tests.dialects.templates import ROOT_AT, words
+from tests.readers.following import is_accepted
 from tests.vocabularies.gpt_oss import (
     harmony_encoding,
     harmony_package,
@@ -276,20 +277,86 @@ def test_forcing_one_of_several_tools_is_refused(dialect: TokenDialect) -> None:
         dialect.render(scene)
 
 
-@pytest.mark.parametrize("choice, is_refused", [("auto", True), ("none", False)])
-def test_schema_beside_tools_is_refused_because_nothing_would_hold_the_answer_to_it(
-    dialect: TokenDialect, choice: Literal["auto", "none"], is_refused: bool
-) -> None:
-    text = TextConfig(format=TextFormat(type="json_object"))
-    head = Head(tools=TOOLS, tool_choice=choice, text=text)
-    scene = Scene(head, None, (message("user", "Hi"),), can_constrain=True)
+ANSWER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+FORMAT = TextFormat(
+    type="json_schema",
+    name="count",
+    description="A number.\nNo more.",
+    schema=msgspec.Raw(json.dumps(ANSWER, indent=1).encode()),
+)
 
-    if is_refused:
-        with pytest.raises(InvalidRequest) as refused:
-            dialect.render(scene)
-        assert refused.value.param == "text.format"
-    else:
-        assert dialect.render(scene).schema is not None
+
+def formatted(choice: Literal["auto", "none", "required"] = "auto", **engine: bool) -> Scene:
+    head = Head(tools=TOOLS, tool_choice=choice, text=TextConfig(format=FORMAT), instructions="Be.")
+    return Scene(head, None, (message("user", "Hi"),), can_constrain=True, **engine)
+
+
+def test_format_is_told_to_the_developer_as_openai_has_it(
+    oracle: Any, dialect: TokenDialect
+) -> None:
+    """See "Structured output" in the guide to the format, which the package has no type for."""
+    text = oracle.decode(flat(dialect.render(formatted()).prompt).tolist())
+
+    developer = text.split("<|start|>developer<|message|>")[1].split("<|end|>")[0]
+    schema = json.dumps(ANSWER, separators=(",", ":"))
+    assert developer.startswith("# Instructions\n\nBe.\n\n# Tools\n\n")
+    assert developer.endswith(
+        f"\n\n# Response Formats\n\n## count\n\n// A number.\n// No more.\n{schema}"
+    )
+
+
+def test_prompt_with_another_format_is_written_anew(dialect: TokenDialect) -> None:
+    first = formatted()
+    past = turn_after(dialect, first, dialect.write([message("assistant", '{"n": 1}')]))
+    for head in (first.head, msgspec.structs.replace(first.head, text=TextConfig())):
+        scene = Scene(head, past, (message("user", "So?"),))
+        assert flat(dialect.render(scene).prompt) == flat(dialect.render(cold(scene)).prompt)
+
+
+def test_format_beside_tools_is_free_where_the_engine_follows_no_tags(
+    dialect: TokenDialect,
+) -> None:
+    assert dialect.render(formatted()).schema is None
+    assert isinstance(dialect.render(formatted("none")).schema, bytes)
+
+
+# What gpt-oss may write after its cue, and whether that keeps to the format.
+ANSWERS = [
+    (FINAL_JSON := '<|channel|>final<|message|>{"n": 1}', True, True),
+    ("<|channel|>analysis<|message|>Hm <b>.<|end|><|start|>assistant" + FINAL_JSON, True, True),
+    ("<|channel|>final<|message|>One.", False, False),
+    ('<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"q": 1}', True, False),
+    (' to=fs.read<|channel|>commentary<|message|>{}', True, False),
+    ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + FINAL_JSON, True, False),
+    ("Hello", False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text, beside_tools, alone", ANSWERS)
+def test_only_the_final_channel_is_held_to_the_format(
+    oracle: Any,
+    vocabulary: Vocabulary,
+    dialect: TokenDialect,
+    text: str,
+    beside_tools: bool,
+    alone: bool,
+) -> None:
+    ids = sampled(oracle, text)
+    for choice, is_allowed in (("auto", beside_tools), ("none", alone)):
+        rendered = dialect.render(formatted(choice, can_follow_tags=True))  # type: ignore[arg-type]
+        assert not rendered.lead
+        assert is_accepted(rendered.schema, vocabulary, ids) == is_allowed
+
+
+def test_any_of_several_tools_is_called_after_its_header(
+    oracle: Any, vocabulary: Vocabulary, dialect: TokenDialect
+) -> None:
+    rendered = dialect.render(formatted("required", can_follow_tags=True))
+
+    assert not rendered.lead
+    for name, is_allowed in (("functions.look", True), ("fs.read", True), ("functions.x", False)):
+        text = f' to={name}<|channel|>commentary <|constrain|>json<|message|>{{"q": "x"}}'
+        assert is_accepted(rendered.schema, vocabulary, sampled(oracle, text)) == is_allowed
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
+from segue.engines import llamacpp
 from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.llamacpp import LLAMACPP, KnownGrammars
 from segue.engines.token_engine import TokenEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
+from segue.readers.tags import any_of, json_of, sequence, tag_of, text_without, words
 from segue.turn.values import (
     Finish,
     Grammar,
@@ -228,6 +230,32 @@ async def test_grammar_is_kept_and_a_broken_one_is_the_clients_error(
         with pytest.raises(InvalidRequest) as raised:
             await heard(engine, job(prompt, 20, schema=Grammar("lark", "start: nowhere")))
         assert raised.value.code == "unsupported_grammar"
+
+
+# An object, one of two, and a text, which is the last because small models do not end it.
+OBJECT = {"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]}
+TAG = tag_of(
+    sequence([
+        words("<b>\n"), json_of(OBJECT | {"additionalProperties": False}),
+        any_of([words("x"), words('y"\\\n')]), words("</b>"), text_without("the ", "a", ", "),
+    ])
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["%llguidance", "a server without it"])
+async def test_structural_tag_is_followed(
+    engine: TokenEngine[KnownGrammars], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As Lark, and as GBNF where a server has no llguidance."""
+    monkeypatch.setattr(llamacpp, "LLGUIDANCE", kind)
+    prompt = Greedy(engine, chatml()).job(said("Name a number.")).prompt
+    for seed in range(3):
+        wanted = job(prompt, 60, sampling=Sampling(seed=seed), schema=TAG, stops=frozenset({0, 2}))
+        text = text_of(await heard(engine, wanted))
+        found = re.fullmatch(r'<b>\n(\{.*\})(x|y"\\\n)</b>((?s:.*))', text)
+        assert found is not None, text
+        assert isinstance(json.loads(found[1]), dict)
+        assert not re.search("the |a|, ", found[3])
 
 
 async def test_server_without_llguidance_is_never_given_a_grammar() -> None:

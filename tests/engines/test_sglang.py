@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Literal
 
 import pytest
 
@@ -134,12 +135,13 @@ async def test_logprobs_belong_to_their_ids(is_incremental: bool, interval: int)
     assert logprobs_of(bare) == [TokenLogprob(-id / 8) for id in ids]
 
 
-async def test_regular_expression_is_handed_on() -> None:
+@pytest.mark.parametrize("syntax", ["regex", "structural_tag"])
+async def test_grammar_is_handed_on(syntax: Literal["regex", "structural_tag"]) -> None:
     async with FakeSglang() as fake, upstream(fake.url) as address:
         engine = TokenEngine(SGLANG, address)
-        assert engine.grammars == {"regex"}
-        await heard(engine, job(tokens([1]), schema=Grammar("regex", "[0-9]+")))
+        assert engine.grammars == {"regex", "structural_tag"}
+        await heard(engine, job(tokens([1]), schema=Grammar(syntax, "[0-9]+")))
         settings = fake.requests[-1]["sampling_params"]
         assert isinstance(settings, dict)
-        assert settings["regex"] == "[0-9]+"
+        assert settings[syntax] == "[0-9]+"
         assert "json_schema" not in settings

@@ -200,3 +200,15 @@ async def test_grammar_has_the_name_that_this_version_knows(
             assert isinstance(settings, dict)
             found = settings["structured_outputs"][name] if is_new else settings[f"guided_{name}"]
             assert found == 'start: "a"'
+
+
+@BOTH
+async def test_structural_tag_is_handed_on_as_text(is_scaled_out: bool) -> None:
+    async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
+        engine = TokenEngine(VLLM, address, "fake")
+        assert "structural_tag" in engine.grammars
+        await heard(engine, job(tokens([1]), schema=Grammar("structural_tag", "{}")))
+        sent = fake.requests[-1]
+        settings = sent["sampling_params"] if is_scaled_out else sent
+        assert isinstance(settings, dict)
+        assert settings["structured_outputs"] == {"structural_tag": "{}"}

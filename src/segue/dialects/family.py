@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from segue.dialects.parts import text_of
 from segue.readers.bound import BoundFamily
-from segue.readers.forced import UNQUOTE, CallForm, Chunks, GrammarReader, grammar_offer, lead_of
+from segue.readers.forced import CallForm, Chunks, GrammarReader, grammar_offer, lead_of
 from segue.turn.values import Head, IdArray, Parsed, Piece, Rendered, Scene
 from segue.vocabularies.vocabulary import Chunk, Own, Vocabulary
 from segue.wire.items import Item, Message
@@ -111,7 +111,7 @@ class TokenDialect:
         schema = None
         is_free = head.tool_choice in ("auto", "none")
         if not is_free or head.text.format is not None or scene.effects.format is not None:
-            chunks, schema = lead_of(family.call, scene)
+            chunks, schema = lead_of(family.call, scene, self._bound.vocabulary)
         if schema is not None or (family.is_thought_optional and scene.effort == "none"):
             chunks = family.thought_skipped(scene) + chunks
         if not chunks and schema is None:
@@ -127,9 +127,9 @@ class TokenDialect:
         found = None if is_free else grammar_offer(scene)
         if found is None:
             return family.reader(bound, scene)
-        skipped = family.thought_skipped(scene)
-        lead = bound.vocabulary.ids(*skipped, *lead_of(family.call, scene)[0])
-        closing = bound.vocabulary.ids(Own(UNQUOTE + family.call.end))
+        chunks, _ = lead_of(family.call, scene, bound.vocabulary)
+        lead = bound.vocabulary.ids(*family.thought_skipped(scene), *chunks)
+        closing = bound.vocabulary.ids(Own(family.call.around_input[1] + family.call.end))
         return GrammarReader(bound, found[0], len(lead), closing)
 
 

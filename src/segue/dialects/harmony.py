@@ -15,7 +15,9 @@ or after it, and `<|call|>` ends the message), and answers in `final`, which `<|
 A message to a tool that `tool_choice` forbids is text. Where calls may not be parallel, the first call ends the turn.
 
 The system message says what day it is (the day on which the chain began), how much to think, and which channels there
-are; instructions and tools are the developer's message. What was thought before the last final answer is forgotten.
+are; instructions, tools and the format of the answer are the developer's message. What was thought before the last
+final answer is forgotten. Where the engine follows structural tags, the final channel is held to that format, while
+thoughts and calls stay free.
 """
 
 from __future__ import annotations
@@ -23,22 +25,44 @@ from __future__ import annotations
 import re
 from array import array
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
+from msgspec import UNSET, Raw
 
 from segue.dialects.family import Family, system_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
 from segue.readers.bound import BoundFamily
-from segue.readers.forced import CallForm
+from segue.readers.forced import QUOTE, UNQUOTE, CallForm, Forced
 from segue.readers.item_writer import ItemWriter, feed_tokens, plain_token
-from segue.readers.offers import added_by, call_in, parameters_of
+from segue.readers.offers import (
+    added_by,
+    arguments_schema,
+    call_in,
+    forced,
+    format_schema,
+    parameters_of,
+)
+from segue.readers.tags import (
+    Node,
+    any_of,
+    json_of,
+    many,
+    marks_of,
+    maybe,
+    sequence,
+    tag_of,
+    text_without,
+    words,
+)
 from segue.turn import values
-from segue.vocabularies.vocabulary import Chunk, Mark, Vocabulary
+from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire import items as wire
 from segue.wire.kinds import is_model_written
+from segue.wire.requests import TextFormat
 from segue.wire.tools import Offer
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
@@ -60,6 +84,7 @@ EFFORTS = {
     "none": "low", "minimal": "low", "low": "low", "high": "high", "xhigh": "high", "max": "high",
 }  # fmt: skip
 RECIPIENT = re.compile(r"\bto=(\S+)")
+AFTER_RECIPIENT = f"{CHANNEL}commentary {CONSTRAIN}json{MESSAGE}"
 # The namespace of tools that stand in none.
 FUNCTIONS = "functions"
 # Whom the model may speak to without calling anything.
@@ -84,6 +109,7 @@ def _begin(
         system += CALLS
     sections = [] if instructions is None else [INSTRUCTIONS + instructions]
     sections.extend([tools_section(offers)] if offers else [])
+    sections.extend(_formats_section(head.text.format))
     chunks = _plain("system", system)
     if sections:
         chunks += _plain("developer", "\n\n".join(sections))
@@ -181,8 +207,7 @@ def _model_message(part: Part, *, is_final: bool) -> tuple[Chunk, ...]:
 
 
 def _call_header(name: str) -> tuple[Chunk, ...]:
-    to = f" to={_recipient(name)}"
-    return to, Mark(CHANNEL), "commentary ", Mark(CONSTRAIN, "json"), Mark(MESSAGE)
+    return f" to={_recipient(name)}", Own(AFTER_RECIPIENT)
 
 
 def _channel(name: str) -> tuple[Chunk, ...]:
@@ -209,7 +234,19 @@ def _effort(head: values.Head) -> str:
 
 
 def _is_alike(head: values.Head, other: values.Head) -> bool:
-    return _effort(head) == _effort(other) and is_alike_by_words(head, other)
+    formats = (_formats_section(head.text.format), _formats_section(other.text.format))
+    is_alike = _effort(head) == _effort(other) and formats[0] == formats[1]
+    return is_alike and is_alike_by_words(head, other)
+
+
+def _formats_section(wanted: TextFormat | None) -> list[str]:
+    """The schema of the answer, as OpenAI's guide to the format has it."""
+    if wanted is None or wanted.type != "json_schema" or wanted.schema is UNSET:
+        return []
+    description = wanted.description if isinstance(wanted.description, str) else ""
+    comment = "".join(f"// {line}\n" for line in _lines(description))
+    schema = msgspec.json.format(wanted.schema, indent=-1).decode()
+    return [f"# Response Formats\n\n## {wanted.name or 'answer'}\n\n{comment}{schema}"]
 
 
 def _finals(items: Sequence[wire.Item]) -> set[int]:
@@ -504,6 +541,45 @@ class HarmonyReader:
         self._body, self._is_passing = None, False
 
 
+# --- forced answers -------------------------------------------------------------------------------
+
+# What may stand in a message.
+TEXT = text_without(START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
+
+
+def _tagged(scene: values.Scene, vocabulary: Vocabulary) -> Forced | None:
+    """Any of several tools, or an answer in JSON after any thoughts; one tool is called after its header."""
+    marks = partial(marks_of, vocabulary)
+    offers = forced(scene)
+    if len(offers) > 1:
+        calls: list[Node] = []
+        for offer in offers:
+            to = words(f" to={_recipient(offer.qualified_name)}")
+            arguments = json_of(Raw(arguments_schema(offer)))
+            calls.append(sequence([to, *marks(AFTER_RECIPIENT), arguments]))
+        return (), tag_of(any_of(calls))
+    if offers or (schema := format_schema(scene)) is None:
+        return None
+    ways = [sequence([*marks(f"{CHANNEL}final{MESSAGE}"), json_of(Raw(schema))])]
+    channels = ["analysis"]
+    if scene.head.tool_choice != "none" and scene.offers:
+        ways.append(_any_call(marks))
+        channels.append("commentary")
+    channel = any_of([words(name) for name in channels])
+    again = marks(f"{END}{START}assistant")
+    before = many([*marks(CHANNEL), channel, *marks(MESSAGE), TEXT, *again])
+    return (), tag_of(sequence([before, any_of(ways)]))
+
+
+def _any_call(marks: Callable[[str], list[Node]]) -> Node:
+    """A message to a tool: whom it is for stands before the channel or after it."""
+    to: list[Node] = [words(" to="), {"type": "regex", "pattern": "[A-Za-z0-9_.-]+"}]
+    channel = [*marks(CHANNEL), words("commentary")]
+    header = any_of([sequence([*to, *channel]), sequence([*channel, *to])])
+    constrained = maybe([maybe([words(" ")]), *marks(f"{CONSTRAIN}json")])
+    return sequence([header, constrained, *marks(MESSAGE), TEXT])
+
+
 # --- the family -----------------------------------------------------------------------------------
 
 HARMONY = Family(
@@ -522,7 +598,13 @@ HARMONY = Family(
     ).render,
     write=_write,
     reader=HarmonyReader,
-    call=CallForm(named=_call_header, arguments_key=None, before_text=_channel("final")),
+    call=CallForm(
+        named=_call_header,
+        arguments_key=None,
+        before_text=_channel("final"),
+        around_input=(QUOTE, UNQUOTE),
+        tagged=_tagged,
+    ),
     # Its template calls functions of its own, and differs from what the model was trained on in small things.
     is_known_by_tokens=True,
 )

@@ -34,7 +34,8 @@ from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_s
 from segue.dialects.warm import NameOf, Writing
 from segue.readers.bound import BoundFamily
 from segue.readers.call_json import is_object
-from segue.readers.forced import CallForm
+from segue.readers.call_tags import MISTRAL_CALL, tagged_calls
+from segue.readers.forced import QUOTE, UNQUOTE, CallForm
 from segue.readers.formats import MISTRAL_LIST
 from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_in, function_of, offer_in
@@ -379,8 +380,10 @@ def _family(default_system: str = "") -> Family:
         reader=MistralReader,
         call=CallForm(
             named=_called,
-            # A name and `[ARGS]` are no JSON, and an engine can follow JSON only: so the older way to call.
+            # A name and `[ARGS]` are no JSON: an engine that can follow nothing else gets the older way to call.
             before_object=(Mark(CALL),),
+            around_input=(QUOTE, UNQUOTE),
+            tagged=partial(tagged_calls, MISTRAL_CALL),
         ),
         is_format_known=_is_format_known,
         with_prompt=_with_prompt,

@@ -28,13 +28,13 @@ from msgspec.structs import replace
 from segue.dialects.chatml import THINK, content_of
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.images import IMAGE, IMAGE_BEFORE, Images, placeholder_of
-from segue.dialects.parts import dumps, parts_of
+from segue.dialects.parts import parts_of
 from segue.dialects.shield import PLACE, SHIELD, Shield, mended
 from segue.dialects.template_messages import Said, TemplateMessages
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
 from segue.readers.bound import BoundFamily
-from segue.readers.forced import CallForm
+from segue.readers.call_tags import form_of
 from segue.readers.formats import HERMES, declared_format, format_of, unread_marks
 from segue.readers.text_reader import TextReader
 from segue.turn.values import NO_IDS, IdArray, ImageAt, Rendered, Round, Scene, Tokens, Warm
@@ -133,11 +133,7 @@ def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDia
         render=prompts.render,
         write=prompts.write,
         reader=prompts.reader,
-        call=CallForm(
-            named=lambda name: (f'{{"name": {dumps(name)}, "arguments":',),
-            end="}",
-            is_always_object=True,
-        ),
+        call=form_of(prompts.format, template.text),
         unread=unread_marks(template.text) if prompts.format is HERMES else None,
         without_thought=(Own(f"\n{prompts.format.thought}\n\n"),),
         is_thinking=lambda scene: prompts.is_thinking(scene.effort),

@@ -8,7 +8,7 @@ Grammars are Lark, or a regular expression as one terminal of a Lark grammar, an
 grammar that begins with `%llguidance` that way, in the dialect that OpenAI's own documentation describes. A server
 that was built without it ends its process when it gets such a grammar, so it is asked first: a server that has it
 shows a JSON schema back as such a grammar. And a grammar that cannot be read is ignored without an error, so each
-grammar is tried first.
+grammar is tried first. A structural tag is written as Lark, or as GBNF for a server without llguidance.
 
 A prompt with images goes as text, because the server takes images no other way: it makes the ids again, from the same
 text. What it puts around an image is its own, so that a marker stands for the whole placeholder.
@@ -26,6 +26,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.hidden_tokens import TokenVocabulary
+from segue.engines.structural_tags import gbnf, lark
 from segue.engines.token_engine import (
     SamplingFields,
     TokenAnswer,
@@ -48,7 +49,7 @@ CERTAIN = 1_000.0
 # Grammars that were tried; each is tried once.
 GRAMMARS_MAX = 1_000
 
-GRAMMARS = frozenset({"lark", "regex"})
+GRAMMARS = frozenset({"lark", "regex", "structural_tag"})
 LLGUIDANCE = "%llguidance"
 ZERO_WIDTH_SPACE = "\u200b"
 # What may not stand in a terminal as it is. A backslash keeps what follows it.
@@ -109,7 +110,7 @@ def _request(job: Job, model: str, known: KnownGrammars) -> TokenRequest:
     }
     if isinstance(job.schema, Grammar) and job.output_tokens_max:
         _check_grammar(job.schema, known)
-        fields["grammar"] = llguidance(job.schema)
+        fields["grammar"] = _written(job.schema, known)
     elif isinstance(job.schema, bytes) and job.output_tokens_max:
         fields["json_schema"] = Raw(job.schema)
     return TokenRequest(PATH, "prompt", fields)
@@ -195,15 +196,24 @@ async def _prepare(upstream: Upstream, job: Job, known: KnownGrammars | None) ->
     if known.has_llguidance is None:
         probe = await _ask(upstream, {"prompt": [0], "n_predict": 1, "json_schema": {}})
         known.has_llguidance = probe.generation_settings.grammar.startswith(LLGUIDANCE)
-    if known.has_llguidance and grammar not in known.followed:
+    if _can_write(grammar, known) and grammar not in known.followed:
         if len(known.followed) >= GRAMMARS_MAX:
             known.followed.clear()
-        known.followed[grammar] = await _is_followed(upstream, job, grammar)
+        known.followed[grammar] = await _is_followed(upstream, job, _written(grammar, known))
     return known
 
 
+def _can_write(grammar: Grammar, known: KnownGrammars) -> bool:
+    return known.has_llguidance is True or grammar.syntax == "structural_tag"
+
+
+def _written(grammar: Grammar, known: KnownGrammars) -> str:
+    """The grammar as this server takes it."""
+    return llguidance(grammar) if known.has_llguidance else gbnf(grammar.definition)
+
+
 def _check_grammar(grammar: Grammar, known: KnownGrammars) -> None:
-    if not known.has_llguidance:
+    if not _can_write(grammar, known):
         raise InvalidRequest(
             "The engine cannot follow a grammar: its llama.cpp was built without llguidance.",
             code="unsupported_grammar",
@@ -213,7 +223,7 @@ def _check_grammar(grammar: Grammar, known: KnownGrammars) -> None:
         raise refused_grammar(grammar)
 
 
-async def _is_followed(upstream: Upstream, job: Job, grammar: Grammar) -> bool:
+async def _is_followed(upstream: Upstream, job: Job, grammar: str) -> bool:
     """Whether the grammar is followed: a grammar that llama.cpp cannot read is ignored without an error.
 
     It is asked for one token while the first token of the prompt, a special one, is made certain: that token is
@@ -224,7 +234,7 @@ async def _is_followed(upstream: Upstream, job: Job, grammar: Grammar) -> bool:
     fields = {
         "prompt": [first],
         "n_predict": 1,
-        "grammar": llguidance(grammar),
+        "grammar": grammar,
         "logit_bias": [[first, CERTAIN]],
     }
     return first not in (await _ask(upstream, fields)).tokens
@@ -244,6 +254,8 @@ async def _ask(upstream: Upstream, fields: dict[str, object]) -> _Probe:
 def llguidance(grammar: Grammar) -> str:
     """The grammar as llama.cpp takes it."""
     definition = grammar.definition
+    if grammar.syntax == "structural_tag":
+        definition = lark(definition)
     if grammar.syntax == "regex":
         escaped = IN_REGEX.sub(lambda found: found[1] or ESCAPES[found[2]], definition)
         return f"{LLGUIDANCE} {{}}\nstart: /{escaped}/\n"
@@ -252,10 +264,21 @@ def llguidance(grammar: Grammar) -> str:
 
 def refused_grammar(grammar: Grammar) -> InvalidRequest:
     """The refusal of a grammar that the engine cannot read."""
+    if grammar.syntax == "structural_tag":
+        return unsupported_schema()
     return InvalidRequest(
         f"The engine cannot read the {grammar.syntax} grammar of this tool, or supports it only in part.",
         code="unsupported_grammar",
         param="tools",
+    )
+
+
+def unsupported_schema() -> InvalidRequest:
+    """The refusal of a JSON schema that the engine cannot follow."""
+    return InvalidRequest(
+        "The engine cannot follow this JSON schema: it uses a keyword that is not supported, "
+        "or it contradicts itself.",
+        code="unsupported_schema",
     )
 
 

@@ -72,7 +72,7 @@ def _request(job: Job, model: str, known: None) -> TokenRequest:
         **SAMPLING.of(sampling),
     }
     if isinstance(job.schema, Grammar):
-        settings["regex"] = job.schema.definition
+        settings[job.schema.syntax] = job.schema.definition
     elif job.schema is not None:
         # Here a schema is a string that holds JSON.
         settings["json_schema"] = job.schema.decode()
@@ -153,6 +153,5 @@ async def _asked(upstream: Upstream, path: str, kind: type[A]) -> A:
 
 
 # It has other grammars too, but they are not Lark.
-SGLANG = TokenCodec(
-    no_preparation, _request, _event, _read, grammars=frozenset({"regex"}), facts=_facts
-)
+GRAMMARS = frozenset({"regex", "structural_tag"})
+SGLANG = TokenCodec(no_preparation, _request, _event, _read, GRAMMARS, facts=_facts)

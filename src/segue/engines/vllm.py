@@ -191,9 +191,9 @@ def _constraint(schema: bytes | Grammar, offer: VllmOffer) -> dict[str, object]:
     if isinstance(schema, bytes):
         kind, value = "json", Raw(schema)
     else:
-        kind = "regex" if schema.syntax == "regex" else "grammar"
+        kind = "grammar" if schema.syntax == "lark" else schema.syntax
         value = Raw(msgspec.json.encode(schema.definition))
-    if offer.has_structured:
+    if offer.has_structured or kind == "structural_tag":
         return {"structured_outputs": {kind: value}}
     return {f"guided_{kind}": value}
 
@@ -243,6 +243,5 @@ async def _facts(upstream: Upstream, model: str) -> EngineFacts:
     )
 
 
-VLLM = TokenCodec(
-    _prepare, _request, _event, _read, grammars=frozenset({"lark", "regex"}), facts=_facts
-)
+GRAMMARS = frozenset({"lark", "regex", "structural_tag"})
+VLLM = TokenCodec(_prepare, _request, _event, _read, GRAMMARS, facts=_facts)

@@ -39,7 +39,15 @@ from msgspec import Raw, Struct
 
 from segue.engines.facts import fitted
 from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
-from segue.engines.llamacpp import CERTAIN, GRAMMARS, llguidance, refused_grammar, sampling_fields
+from segue.engines.llamacpp import (
+    CERTAIN,
+    GRAMMARS,
+    llguidance,
+    refused_grammar,
+    sampling_fields,
+    unsupported_schema,
+)
+from segue.engines.structural_tags import JSON_STYLE
 from segue.engines.token_engine import TokenLikelihood
 from segue.errors import (
     ApiError,
@@ -78,8 +86,6 @@ WAITING_MAX = 1_000
 SCHEMAS_MAX = 1_000
 # What the wheel is compiled for. Without these the first token ends the process.
 X86_FLAGS = ("avx2", "bmi2", "f16c", "fma")
-# JSON as templates and models write it, and no endless white space, which small models like.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class LlamaServer(Protocol):
@@ -415,13 +421,7 @@ def _spaced(schema: bytes) -> object:
 
 
 def _unsupported(schema: bytes | Grammar) -> InvalidRequest:
-    if isinstance(schema, Grammar):
-        return refused_grammar(schema)
-    return InvalidRequest(
-        "The engine cannot follow this JSON schema: it uses a keyword that is not supported, "
-        "or it contradicts itself.",
-        code="unsupported_schema",
-    )
+    return refused_grammar(schema) if isinstance(schema, Grammar) else unsupported_schema()
 
 
 def _error(failure: _Failure) -> ApiError:

@@ -2,6 +2,7 @@
 
 In: a scene whose `tool_choice` or format leaves the model no choice, and how the family writes a call (`CallForm`).
 Out: the lead, which is the beginning of the answer in our words, and the schema or grammar of what the model adds.
+An engine that follows structural tags is held to the family's own format; others to a JSON schema.
 
 A lead ends where a token of the model would end too: after a newline, or after `"arguments":`. The brace that follows
 is the model's, because most vocabularies join it with a space or a quote.
@@ -23,13 +24,14 @@ from segue.errors import InvalidRequest
 from segue.readers.bound import BoundFamily
 from segue.readers.offers import arguments_schema, call_schema, forced, format_schema, opened_call
 from segue.turn import values
-from segue.vocabularies.vocabulary import Chunk
+from segue.vocabularies.vocabulary import Chunk, Vocabulary
 from segue.wire.tools import Offer, grammar_of
 
 # Around the input of a custom tool, inside the arguments.
 QUOTE, UNQUOTE = '{"input": "', '"}'
 
 Chunks = tuple[Chunk, ...]
+Forced = tuple[Chunks, bytes | values.Grammar | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +50,28 @@ class CallForm:
     is_always_object: bool = False
     # Begins an answer in JSON.
     before_text: Chunks = ()
+    # Around the input of a custom tool whose input follows a grammar, after `named` and before `end`.
+    around_input: tuple[Chunk, str] = (f" {QUOTE}", UNQUOTE)
+    # Whether what follows `named` is JSON.
+    is_json: bool = True
+    # The lead and the structural tag of a forced answer; None: the schema does it.
+    tagged: Callable[[values.Scene, Vocabulary], Forced | None] = lambda scene, vocabulary: None
 
 
-def lead_of(form: CallForm, scene: values.Scene) -> tuple[Chunks, bytes | values.Grammar | None]:
+def lead_of(form: CallForm, scene: values.Scene, vocabulary: Vocabulary) -> Forced:
     """Our words at the beginning of a forced answer, and the schema or grammar of what follows them."""
     if not scene.can_constrain:
         return (), None
     if (found := grammar_offer(scene)) is not None:
-        return _before_input(form.named(found[0].qualified_name)), found[1]
+        return (*form.named(found[0].qualified_name), form.around_input[0]), found[1]
+    tagged = form.tagged(scene, vocabulary) if scene.can_follow_tags else None
+    if tagged is not None:
+        return tagged
     offers = forced(scene)
     if not offers:
         schema = _text_schema(form, scene)
         return (() if schema is None else form.before_text), schema
-    if len(offers) == 1 and not form.is_always_object:
+    if len(offers) == 1 and form.is_json and not form.is_always_object:
         return form.named(offers[0].qualified_name), arguments_schema(offers[0])
     if form.arguments_key is None:
         raise _unsupported(
@@ -71,15 +82,10 @@ def lead_of(form: CallForm, scene: values.Scene) -> tuple[Chunks, bytes | values
 
 
 def _text_schema(form: CallForm, scene: values.Scene) -> bytes | None:
+    """None where the model may also call in a way that is no JSON: one schema cannot describe both."""
     may_call = scene.head.tool_choice != "none" and bool(scene.offers)
-    if form.arguments_key is None and may_call and scene.format is not None:
-        # The model may want to call a tool instead, and one schema cannot describe both.
-        raise _unsupported(
-            "text.format",
-            "'text.format' is not enforced for this model while it may also call tools. Leave out the "
-            "format or the tools, or send 'tool_choice': 'none'.",
-        )
-    return format_schema(scene, form.arguments_key)
+    is_free = may_call and form.arguments_key is None
+    return None if is_free else format_schema(scene, form.arguments_key)
 
 
 def _unsupported(param: str, why: str) -> InvalidRequest:
@@ -101,12 +107,6 @@ def grammar_offer(scene: values.Scene) -> tuple[Offer, values.Grammar] | None:
         return None
     syntax, definition = found
     return offers[0], values.Grammar("regex" if syntax == "regex" else "lark", definition)
-
-
-def _before_input(begun: Chunks) -> Chunks:
-    """The beginning of a call, up to and with the quote of its input; text is encoded together with text."""
-    *before, last = begun
-    return (*before, f"{last} {QUOTE}") if isinstance(last, str) else (*begun, QUOTE)
 
 
 class GrammarReader:

@@ -8,6 +8,7 @@ patches and the search for tools are functions too. Tools that items have brough
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -148,9 +149,9 @@ def _any_of(texts: Sequence[object], offers: Sequence[Offer], arguments_key: str
     shared: dict[str, object] = {}
 
     def placed(schema: object, n: int) -> object:
-        if not _refers(schema):
+        if not refers(schema):
             return schema
-        shared[f"part{n}"] = _moved(schema, f"#/$defs/part{n}")
+        shared[f"part{n}"] = moved(schema, f"#/$defs/part{n}")
         return {"$ref": f"#/$defs/part{n}"}
 
     branches = [placed(schema, n) for n, schema in enumerate(texts)]
@@ -169,26 +170,27 @@ def _any_of(texts: Sequence[object], offers: Sequence[Offer], arguments_key: str
     return msgspec.json.encode({**whole, "$defs": shared} if shared else whole)
 
 
-def _refers(schema: object) -> bool:
+def refers(schema: object) -> bool:
+    """Whether it refers to a part of itself."""
     match schema:
         case dict():
-            return "$ref" in schema or any(_refers(inner) for inner in schema.values())
+            return "$ref" in schema or any(refers(inner) for inner in schema.values())
         case list():
-            return any(_refers(inner) for inner in schema)
+            return any(refers(inner) for inner in schema)
         case _:
             return False
 
 
-def _moved(schema: object, place: str) -> object:
+def moved(schema: object, place: str) -> Any:
     """The same schema with its references to itself at their new place."""
     match schema:
         case dict():
-            moved = {key: _moved(inner, place) for key, inner in schema.items()}
+            found = {key: moved(inner, place) for key, inner in schema.items()}
             target = schema.get("$ref")
             if isinstance(target, str) and target.startswith("#"):
-                moved["$ref"] = place + target[1:]
-            return moved
+                found["$ref"] = place + target[1:]
+            return found
         case list():
-            return [_moved(inner, place) for inner in schema]
+            return [moved(inner, place) for inner in schema]
         case _:
             return schema

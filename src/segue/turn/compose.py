@@ -81,6 +81,7 @@ def set_scene(plan: Plan, cache: PromptCache) -> Scene:
         recalled=recalled,
         can_constrain=plan.model.engine.can_constrain,
         sees_images=plan.model.sees_images,
+        can_follow_tags="structural_tag" in plan.model.engine.grammars,
         effects=resolved.effects,
     )
 

@@ -197,7 +197,7 @@ class Engine(Protocol):
 
     @property
     def grammars(self) -> frozenset[str]:
-        """The syntaxes of grammars that it can be held to: `lark`, `regex`."""
+        """The syntaxes of grammars that it can be held to: `lark`, `regex`, `structural_tag`."""
 
     def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         """Stream what the model says, then one `Finish`; before it a `JobStarted`, if anything is known by then.

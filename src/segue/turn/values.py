@@ -169,9 +169,10 @@ class EngineFacts(Struct, frozen=True):
 
 
 class Grammar(Struct, frozen=True):
-    """What the input of a custom tool must follow, in the words of its owner."""
+    """What the input of a custom tool must follow, in the words of its owner; or, as a structural tag, what the whole
+    answer must look like."""
 
-    syntax: Literal["lark", "regex"]
+    syntax: Literal["lark", "regex", "structural_tag"]
     definition: str
 
 
@@ -348,6 +349,8 @@ class Scene(Struct, frozen=True):
     can_constrain: bool = False
     # Whether the model is shown images; otherwise they are described in words.
     sees_images: bool = False
+    # Whether the engine can be held to a structural tag.
+    can_follow_tags: bool = False
     # The effects of the items, those that are given now included.
     effects: Effects = NO_EFFECTS
 

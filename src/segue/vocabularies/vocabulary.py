@@ -179,7 +179,7 @@ class Vocabulary:
         """The ids of these chunks in a row. Text and own words next to each other are encoded together."""
         ids = array("I")
         text = ""
-        for part in self._parts(chunks):
+        for part in self.parts(chunks):
             if isinstance(part, str):
                 text += part
                 continue
@@ -196,7 +196,8 @@ class Vocabulary:
             ids.extend(self.encode(text))
         return ids
 
-    def _parts(self, chunks: Iterable[Chunk]) -> Iterator[Mark | str]:
+    def parts(self, chunks: Iterable[Chunk]) -> Iterator[Mark | str]:
+        """The same chunks, with own words cut at their special tokens."""
         for chunk in chunks:
             if isinstance(chunk, Own):
                 for n, part in enumerate(self._special.split(chunk.text)):

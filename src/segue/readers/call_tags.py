@@ -1,0 +1,323 @@
+"""What must a forced call look like, in the family's own format?
+
+In: how a family spells a call (`Spelling`, found by its format and its template), and the tools of which one must be
+called. Out: a structural tag (`tags.py`), and how such a call is begun by us (`form_of`).
+
+A value is held to its schema where the format writes it as JSON. Text between tags is any text, or one of the listed
+texts: only the tag ends it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+
+from segue.readers.arguments import types_of
+from segue.readers.forced import QUOTE, UNQUOTE, CallForm, Chunks, Forced
+from segue.readers.formats import CallFormat
+from segue.readers.offers import OBJECT, forced, format_schema, moved, parameters_of, refers
+from segue.readers.tags import (
+    Node,
+    any_of,
+    json_of,
+    many,
+    marks_of,
+    maybe,
+    sequence,
+    tag_of,
+    text_without,
+    words,
+)
+from segue.turn.values import Scene
+from segue.vocabularies.vocabulary import Own, Vocabulary
+from segue.wire.tools import Offer, allowed_offers
+
+SLOT = re.compile("%(name|key|string)%")
+# Names a parameter that the schema does not know.
+ANY_KEY: Node = {"type": "regex", "pattern": "[A-Za-z0-9_]+"}
+JSON_QUOTE = '"'
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """One call, letter by letter: `%name%` is the tool, `%key%` a parameter, `%string%` whether it is a string."""
+
+    # Before the call, before its arguments, and after them.
+    begin: str
+    header: str
+    end: str
+    # Around one value; None: the arguments are one JSON object.
+    argument: tuple[str, str] | None = None
+    # Around a string; None: a string is the text up to what stands after the value.
+    quote: str | None = None
+    # What also ends such a text for a reader.
+    ends: tuple[str, ...] = ()
+    # Between two arguments.
+    separator: str = ""
+    booleans: tuple[str, ...] = ("true", "false")
+    # Whether arguments stand in the order of their names, and not in that of the schema.
+    is_sorted: bool = False
+
+    @property
+    def space(self) -> str:
+        """The space before JSON, which most vocabularies join with the brace: it is the model's."""
+        return self.header[len(self.header.rstrip(" ")) :]
+
+
+def _filled(text: str, **slots: str) -> Iterator[Own | str]:
+    """These words of the family, and between them what is not the family's: no text of a tool becomes special."""
+    for n, part in enumerate(SLOT.split(text)):
+        yield slots[part] if n % 2 else Own(part)
+
+
+# --- how a call begins ------------------------------------------------------------------------------
+
+
+# A format that we can read and not spell: a forced call is an object without marks.
+BARE_OBJECT = CallForm(
+    named=lambda name: (f'{{"name": "{name}", "arguments":',), end="}", is_always_object=True
+)
+
+
+def form_of(format: CallFormat, template: str) -> CallForm:
+    """How the family with this format and this template is made to call."""
+    found = (one for name, mark, one in SPELLINGS if name == format.name and mark in template)
+    spelling = next(found, None)
+    if spelling is None:
+        return BARE_OBJECT
+    before, after = spelling.space + QUOTE, UNQUOTE
+    if spelling.argument is not None:
+        opening, closing = spelling.argument
+        quote = spelling.quote or ""
+        before, after = opening + quote, quote + closing
+    return CallForm(
+        named=partial(_begun, spelling),
+        end=spelling.end,
+        arguments_key=None if spelling is not HERMES else "arguments",
+        before_object=(Own(HERMES.begin),),
+        tagged=partial(tagged_calls, spelling),
+        around_input=(Own(before.replace("%key%", "input").replace("%string%", "true")), after),
+        is_json=spelling.argument is None,
+    )
+
+
+def _begun(spelling: Spelling, name: str) -> Chunks:
+    return tuple(_filled((spelling.begin + spelling.header).rstrip(" "), name=name))
+
+
+def tagged_calls(spelling: Spelling, scene: Scene, vocabulary: Vocabulary) -> Forced | None:
+    """A call of one of the tools that must be called, or JSON of the format where a tool may be called too."""
+    tags = _CallTags(spelling, vocabulary)
+    if len(offers := forced(scene)) == 1:
+        call = tags.call(offers[0], header=spelling.space)
+        return _begun(spelling, offers[0].qualified_name), tag_of(call)
+    if offers:
+        calls = [tags.call(offer, header=spelling.header) for offer in offers]
+        return (Own(spelling.begin),), tag_of(any_of(calls))
+    schema = format_schema(scene)
+    offers = allowed_offers(scene.head.tool_choice, scene.offers)
+    if schema is None or not offers:
+        return None
+    calls = [tags.call(offer, header=spelling.begin + spelling.header) for offer in offers]
+    return (), tag_of(any_of([json_of(msgspec.Raw(schema)), *calls]))
+
+
+# --- a call as a tag --------------------------------------------------------------------------------
+
+
+class _CallTags:
+    """Writes calls as a family spells them, on its vocabulary."""
+
+    def __init__(self, spelling: Spelling, vocabulary: Vocabulary) -> None:
+        self._spelling = spelling
+        self._vocabulary = vocabulary
+
+    def call(self, offer: Offer, *, header: str) -> Node:
+        """A call of this tool from this header on, which is what the lead has not written."""
+        parameters = parameters_of(offer)
+        schema = parameters if isinstance(parameters, dict) else OBJECT
+        is_object = self._spelling.argument is None
+        arguments = [json_of(schema)] if is_object else self._arguments(schema)
+        begun = self._marks(header, name=offer.qualified_name)
+        return sequence([*begun, *arguments, *self._marks(self._spelling.end)])
+
+    def _marks(self, text: str, **slots: str) -> list[Node]:
+        nodes: list[Node] = []
+        for part in _filled(text, **slots):
+            if isinstance(part, Own):
+                nodes.extend(marks_of(self._vocabulary, part.text))
+            else:
+                nodes.append(words(part))
+        return nodes
+
+    def _arguments(self, schema: Mapping[str, object]) -> list[Node]:
+        properties, required = schema.get("properties"), schema.get("required")
+        separator = self._marks(self._spelling.separator)
+        if not isinstance(properties, dict) or not properties:
+            is_open = schema.get("additionalProperties") is not False and not separator
+            return self._any_arguments() if is_open else []
+        needed = required if isinstance(required, list) else []
+        keys = sorted(properties) if self._spelling.is_sorted else [*properties]
+        written = [self._argument(schema, key, properties[key]) for key in keys]
+        is_needed = [key in needed for key in keys]
+        if not separator:
+            pairs = zip(written, is_needed, strict=True)
+            return [node if must else maybe([node]) for node, must in pairs]
+        # Up to the first that is needed, each may be the first.
+        firsts = is_needed.index(True) + 1 if any(is_needed) else len(keys)
+        rows = [_joined(written[n:], is_needed[n:], separator) for n in range(firsts)]
+        return [any_of(rows) if any(is_needed) else maybe([any_of(rows)])]
+
+    def _any_arguments(self) -> list[Node]:
+        """A tool that takes anything gets texts by any names."""
+        opening, closing = self._spelling.argument or ("", "")
+        before, _, after = opening.partition("%key%")
+        key = [*self._marks(before), ANY_KEY, *self._marks(after, string="true")]
+        return [many([*key, self._text(closing), *self._marks(closing)])]
+
+    def _argument(self, schema: Mapping[str, object], key: str, part: object) -> Node:
+        opening, closing = self._spelling.argument or ("", "")
+        is_string = "string" in types_of(schema, key)
+        value = self._value(part, schema, closing, is_string=is_string)
+        before = self._marks(opening, key=key, string="true" if is_string else "false")
+        return sequence([*before, value, *self._marks(closing)])
+
+    def _value(
+        self, part: object, schema: Mapping[str, object], closing: str, *, is_string: bool
+    ) -> Node:
+        quote, listed = self._spelling.quote, _listed(part)
+        kind = part.get("type") if isinstance(part, dict) else None
+        if is_string and quote != JSON_QUOTE:
+            are_texts = listed and all(isinstance(one, str) for one in listed)
+            free = [self._text(quote or closing)]
+            texts = [words(str(one)) for one in listed] if are_texts else free
+            quotes = self._marks(quote or "")
+            return sequence([*quotes, any_of(texts), *quotes])
+        if kind == "boolean" and not listed:
+            return any_of([words(one) for one in self._spelling.booleans])
+        if kind == "object" and quote not in (None, JSON_QUOTE) and isinstance(part, dict):
+            return sequence([words("{"), *self._arguments(part), words("}")])
+        if kind == "array" and quote not in (None, JSON_QUOTE) and isinstance(part, dict):
+            item = part.get("items", {})
+            is_text = "string" in types_of({"properties": {"item": item}}, "item")
+            value = self._value(item, schema, closing, is_string=is_text)
+            return sequence([words("["), maybe([value, many([words(","), value])]), words("]")])
+        return json_of(_alone(part, schema))
+
+    def _text(self, closing: str) -> Node:
+        return text_without(closing.strip(), *self._spelling.ends)
+
+
+def _joined(nodes: Sequence[Node], needed: Sequence[bool], separator: Sequence[Node]) -> Node:
+    """The first of these, and the others with separators; what is not needed may be left out."""
+    rows = [nodes[0]]
+    for node, must in zip(nodes[1:], needed[1:], strict=True):
+        rows.extend([*separator, node] if must else [maybe([*separator, node])])
+    return sequence(rows)
+
+
+def _listed(part: object) -> list[object]:
+    """The only values that a schema allows, if it lists them."""
+    found = part if isinstance(part, dict) else {}
+    values = [found["const"]] if "const" in found else found.get("enum")
+    return values if isinstance(values, list) else []
+
+
+def _alone(part: object, schema: Mapping[str, object]) -> object:
+    """A part of a schema that stands for itself; what it refers to comes with it."""
+    if not refers(part) or not isinstance(part, dict):
+        return part
+    place = "#/$defs/whole"
+    return {**moved(part, place), "$defs": {"whole": moved(schema, place)}}
+
+
+# --- the families -----------------------------------------------------------------------------------
+
+HERMES = Spelling("<tool_call>\n", '{"name": "%name%", "arguments": ', "}\n</tool_call>")
+XML = Spelling(
+    "<tool_call>\n",
+    "<function=%name%>\n",
+    "</function>\n</tool_call>",
+    ("<parameter=%key%>\n", "\n</parameter>\n"),
+    ends=("<parameter=", "</function>"),
+    # Templates write Python's words, models either.
+    booleans=("true", "false", "True", "False"),
+)
+PYTHON = Spelling(
+    "<|python_start|>[", "%name%(", ")]<|python_end|>", ("%key%=", ""), JSON_QUOTE,
+    separator=", ", booleans=("True", "False"),
+)  # fmt: skip
+MISTRAL_CALL = Spelling("[TOOL_CALLS]", "%name%[ARGS]", "")
+KIMI_HEADER = "<|tool_call_begin|>functions.%name%:0<|tool_call_argument_begin|>"
+
+
+def _invoke(outer: str, before: str = "", attribute: str = "") -> Spelling:
+    parameter = f"{before}parameter"
+    return Spelling(
+        f"<{outer}>\n",
+        f'<{before}invoke name="%name%">\n',
+        f"</{before}invoke>\n</{outer}>",
+        (f'<{parameter} name="%key%"{attribute}>', f"</{parameter}>\n"),
+        ends=(f"<{parameter} name=", f"</{before}invoke>"),
+    )
+
+
+def _keyed(newline: str) -> Spelling:
+    value = f"<arg_key>%key%</arg_key>{newline}<arg_value>"
+    closing = f"</arg_value>{newline}"
+    return Spelling("<tool_call>", f"%name%{newline}", "</tool_call>", (value, closing))
+
+
+def _deepseek(header: str, end: str = "") -> Spelling:
+    return Spelling(
+        "<｜tool▁calls▁begin｜>", f"<｜tool▁call▁begin｜>{header}",
+        f"{end}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    )  # fmt: skip
+
+
+def _list(begin: str, end: str, header: str = HERMES.header) -> Spelling:
+    return Spelling(f"{begin}[", header, f"}}]{end}")
+
+
+DSML = "｜DSML｜"
+TYPED = ' string="%string%"'
+# By the name of the format (`formats.py`); of several rows, the first whose mark stands in the template is taken.
+SPELLINGS: tuple[tuple[str, str, Spelling], ...] = (
+    ("hermes", "", HERMES),
+    ("llama3", "", Spelling("", '{"name": "%name%", "parameters": ', "}")),
+    ("xml", "", XML),
+    ("seed", "", replace(
+        XML, begin="<seed:tool_call>\n", end="</function>\n</seed:tool_call>",
+        argument=("<parameter=%key%>", "</parameter>\n"),
+    )),
+    ("minimax-m2", "", _invoke("minimax:tool_call")),
+    ("dsml", "tool_calls>", _invoke(f"{DSML}tool_calls", DSML, TYPED)),
+    ("dsml", "", _invoke(f"{DSML}function_calls", DSML, TYPED)),
+    ("glm", "</arg_key><arg_value>", _keyed("")),
+    ("glm", "", _keyed("\n")),
+    ("kimi-k2", "", Spelling(
+        "<|tool_calls_section_begin|>", KIMI_HEADER, "<|tool_call_end|><|tool_calls_section_end|>",
+    )),
+    ("deepseek-v3", "```json", _deepseek("function<｜tool▁sep｜>%name%\n```json\n", "\n```")),
+    ("deepseek-v3", "", _deepseek("%name%<｜tool▁sep｜>")),
+    ("gemma4", "", Spelling(
+        "<|tool_call>", "call:%name%{", "}<tool_call|>", ("%key%:", ""), '<|"|>', separator=",",
+        is_sorted=True,
+    )),
+    ("pythonic", "", PYTHON),
+    ("lfm2", "", replace(PYTHON, begin="<|tool_call_start|>[", end=")]<|tool_call_end|>")),
+    ("mistral", "[ARGS]", MISTRAL_CALL),
+    ("mistral", "", _list("[TOOL_CALLS]", "")),
+    ("command-r", "", Spelling(
+        "<|START_ACTION|>[\n    ",
+        '{"tool_call_id": "0", "tool_name": "%name%", "parameters": ', "}\n]<|END_ACTION|>",
+    )),
+    ("apriel", "", _list("<tool_calls>", "</tool_calls>")),
+    ("apertus", "", _list("<|tools_prefix|>", "<|tools_suffix|>", '{"%name%": ')),
+    ("nemotron-v2", "", _list("<TOOLCALL>", "</TOOLCALL>")),
+    ("granite3", "", _list("<|tool_call|>", "")),
+)  # fmt: skip
