@@ -1,6 +1,7 @@
 """A REAL llama.cpp server for tests: the one inside the xllamacpp wheel, with SmolLM2, as a process of its own.
 
-Run as a program it serves until its standard input ends: `llama_listener.py MODEL PORT KEY CONTEXT_TOKENS SLOTS`.
+Run as a program it serves until its standard input ends: `llama_listener.py MODEL PORT KEY CONTEXT_TOKENS SLOTS
+PROJECTOR`.
 SmolLM2's own template knows no tools; the server gets Qwen2.5's, which is ChatML too and has them.
 """
 
@@ -29,8 +30,8 @@ class Listener:
 
 
 @contextmanager
-def llama_server(slots: int = 2) -> Iterator[Listener]:
-    """A server that is ready; ended by its own process at the end."""
+def llama_server(slots: int = 2, projector: Path | str = "") -> Iterator[Listener]:
+    """A server that is ready; ended by its own process at the end. With a projector it takes images."""
     from segue.inside.weights import find_weights
 
     model = find_weights("smollm2")
@@ -39,7 +40,7 @@ def llama_server(slots: int = 2) -> Iterator[Listener]:
         port = probe.getsockname()[1]
     command = [sys.executable, str(Path(__file__)), str(model), str(port), KEY]
     process = subprocess.Popen(
-        [*command, str(CONTEXT_TOKENS), str(slots)],
+        [*command, str(CONTEXT_TOKENS), str(slots), str(projector)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -61,9 +62,10 @@ def main() -> None:
     """Serve, say so in one line, and end with the parent."""
     import xllamacpp
 
-    path, port, key, context_tokens, slots = sys.argv[1:]
+    path, port, key, context_tokens, slots, projector = sys.argv[1:]
     params = xllamacpp.CommonParams()
     params.model.path = path
+    params.mmproj.path = projector
     params.n_ctx = int(context_tokens)
     params.n_parallel = int(slots)
     params.kv_unified = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 
 import pytest
 
@@ -10,15 +11,16 @@ from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import TokenEngine
-from segue.engines.vllm import VLLM
-from segue.errors import ApiError
+from segue.engines.vllm import SMALL_IMAGE, VLLM
+from segue.errors import ApiError, InvalidRequest
 from segue.turn.values import ImageAt, Tokens, id_array
 from tests.contracts.dialect import smollm2, special_ids
-from tests.engines.asking import finish_of, heard, job, upstream
+from tests.engines.asking import finish_of, heard, ids_of, job, upstream
 from tests.engines.fakes.llama import MARKER, FakeLlama
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.vllm import FakeVllm
 from tests.engines.llama_listener import KEY, llama_server
+from tests.engines.projector import IMAGE_TOKENS, write_projector
 
 PNG = [base64.b64encode(b"PNG" + bytes([n]) * 9).decode() for n in range(2)]
 URLS = [f"data:image/png;base64,{data}" for data in PNG]
@@ -131,3 +133,31 @@ async def test_real_llamacpp_without_a_projector_says_that_it_does_not_see() -> 
             assert engine.facts.sees_images is False
             with pytest.raises(ApiError):
                 await heard(engine, job(FIRST, 2))
+
+
+async def test_real_llamacpp_takes_images_and_keeps_them_in_its_cache(tmp_path: Path) -> None:
+    """A projector of meaningless numbers: what is asked of the server is right, and turn 2 finds the image computed."""
+    vocabulary = smollm2()
+    special = vocabulary.special
+    begin = [special("<|im_start|>"), *vocabulary.encode("user\nWhat is in ")]
+    end = [*vocabulary.encode("?"), special("<|im_end|>"), *vocabulary.encode("\n")]
+    at = ImageAt(len(begin), len(begin) + 1, SMALL_IMAGE)
+    prompt = Tokens(None, id_array([*begin, 17]), len(begin) + 1, images=(at,)).plus(id_array(end))
+    with llama_server(slots=1, projector=write_projector(tmp_path / "mmproj.gguf")) as listener:
+        async with upstream(listener.url, KEY) as address:
+            engine = TokenEngine(LLAMACPP, address, hidden_tokens=HiddenTokens(vocabulary))
+            assert await engine.is_ready()
+            assert engine.facts.sees_images is True
+            first = await heard(engine, job(prompt, 6))
+            count = finish_of(first).input_tokens
+            assert count == len(begin) + IMAGE_TOKENS + len(end)
+            grown = prompt.plus(id_array(ids_of(first)))
+            second = finish_of(await heard(engine, job(grown, 2)))
+            assert second.cached_tokens >= count
+            broken = ImageAt(0, 1, "data:image/png;base64,AAAA")
+            with pytest.raises(InvalidRequest, match="Failed to load image"):
+                await heard(engine, job(Tokens(None, id_array([17]), 1, images=(broken,)), 2))
+            plain = finish_of(
+                await heard(engine, job(Tokens(None, id_array(begin), len(begin)), 2))
+            )
+            assert plain.input_tokens is None, "ids go as ids where there is no image"
