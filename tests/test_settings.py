@@ -9,7 +9,7 @@ import pytest
 
 from segue.cli import main
 from segue.errors import Misconfigured
-from segue.settings import FLAGS, EngineName, Settings, load_settings
+from segue.settings import FLAGS, EngineName, Settings, load_settings, shown_address
 
 
 def load(flags: dict[str, Any] | None = None, **environment: str) -> Settings:
@@ -230,3 +230,8 @@ def test_model_inside_takes_one_slot_and_known_models_their_authors_sampling() -
     assert (coder.engine_parallel, coder.temperature, coder.top_p) == (1, 0.7, 0.8)
     assert (own.engine_parallel, own.temperature, own.dialect) == (1, None, "auto")
     assert load({"engine_parallel": "3"}).served()[0].engine_parallel == 3
+
+
+def test_address_of_an_engine_is_shown_without_its_password() -> None:
+    assert shown_address("https://user:secret@h:1/v1") == "https://h:1/v1"
+    assert shown_address("http://h:1") == "http://h:1"

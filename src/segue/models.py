@@ -28,13 +28,13 @@ from segue.engines.routes import RoutedEngine
 from segue.engines.scripted import ScriptedEngine, load_script
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import E, S, TokenCodec, TokenEngine, TokenJson
-from segue.engines.upstream import Upstream, shown_address
+from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import Misconfigured
 from segue.inside.embedded import EmbeddedEngine, available_bytes, tell_memory
 from segue.inside.shared import SharedEngine, sharing
 from segue.inside.weights import add_with_bar, data_folder, find_weights, list_weights
-from segue.settings import EngineName, ModelSettings, Settings
+from segue.settings import EngineName, ModelSettings, Settings, shown_address
 from segue.turn.plan import Guards, Model
 from segue.turn.seams import Dialect, Engine, Guard
 from segue.turn.values import Owner, Sampling

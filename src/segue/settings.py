@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -65,6 +66,12 @@ class RuleSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     domains_denied: tuple[str, ...] = ()
     # Unless empty, URLs of all other domains are blocked.
     domains_allowed: tuple[str, ...] = ()
+
+
+def shown_address(url: str) -> str:
+    """The address without user and password, for terminals, logs and metrics."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,6 @@ from segue.engines.upstream import (
     Upstream,
     error_for_status,
     error_in_stream,
-    shown_address,
     split_address,
 )
 from segue.engines.vllm import VLLM
@@ -93,11 +92,6 @@ async def test_native_paths_are_below_the_root_and_others_below_the_version() ->
         await address.call("GET", "/v1/models")
         await address.call("GET", "/props")
         assert fake.paths == ["/api/paas/v4/models", "/api/paas/props"]
-
-
-def test_address_is_shown_without_its_password() -> None:
-    assert shown_address("https://user:secret@h:1/v1") == "https://h:1/v1"
-    assert shown_address("http://h:1") == "http://h:1"
 
 
 def test_overflow_tells_both_figures_where_the_engine_does() -> None:

@@ -13,7 +13,7 @@ from tests.contracts.dialect import smollm2
 from tests.engines.fakes.server import Fake
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.vllm import FakeVllm
-from tests.support import Served, Wire, serving, wire
+from tests.support import Served, Wire, serving, until, wire
 
 
 def story(prompt: Sequence[int]) -> list[int]:
@@ -65,9 +65,10 @@ async def steered(socket: Wire, fake: Fake, **fields: Any) -> dict[str, Any]:
 async def test_successor_goes_to_the_replica_that_served_the_steered_response() -> None:
     one, two = FakeVllm(story, block=1), FakeVllm(story, block=1)
     async with served_by("vllm", one, two) as served, wire(served) as other, wire(served) as socket:
-        one.hold_at = 5
+        one.hold_at = two.hold_at = 5
         await other.create(model="fake", input="Hold the first one.", store=False)
-        await one.held.wait()
+        await until(lambda: one.held.is_set() or two.held.is_set())
+        one, two = (one, two) if one.held.is_set() else (two, one)
         await steered(socket, two, input="Tell me.")
         one.gate.set()
         await other.events()

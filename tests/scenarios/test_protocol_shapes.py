@@ -133,7 +133,7 @@ async def record_asked_for(folder: Path) -> list[Shape]:
     script.write_text(json.dumps({"turns": turns}))
     async with serving(script=str(script), tps=2_000) as served, wire(served) as socket:
         events = await roll_out(socket)
-        await socket.create(input="Compact.", store=False)
+        await socket.create(input="Compact.", store=False, tools=[WEATHER])
         (call_item,) = (await heard(socket, events))["response"]["output"]
         output = {"type": "function_call_output", "call_id": call_item["call_id"], "output": "x"}
         parent = events[-1]["response"]["id"]

@@ -33,7 +33,7 @@ from segue.models import (
     unread_call_mark,
 )
 from segue.server import listen
-from segue.settings import ModelSettings, Settings
+from segue.settings import ModelSettings, Settings, shown_address
 from segue.storage import open_store
 from segue.turn.values import EngineFacts
 
@@ -208,7 +208,7 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
         except (TimeoutError, ApiError) as error:
             yield Check(f"engine {model.engine}", False, f"no answer: {error}", _advice(model))
             return
-        where = ", ".join(model.engine_url) or "in this process"
+        where = ", ".join(map(shown_address, model.engine_url)) or "in this process"
         found = f"{where}: {'answers' if is_up else 'does not answer'}"
         yield Check(f"engine {model.engine}", is_up, found, _advice(model))
         if is_up and model.engine_url:
@@ -263,7 +263,7 @@ def _advice(model: ModelSettings) -> str:
         return f"download it with `segue models add {model.name}`, or name a GGUF file: --model FILE.gguf"
     if model.engine == "scripted":
         return "check --script and --tokenizer"
-    urls = " ".join(model.engine_url) or "http://…"
+    urls = " ".join(map(shown_address, model.engine_url)) or "http://…"
     return (
         f"start the engine, or give its URL: --engine-url {urls}; vllm, sglang and llamacpp also need "
         "--tokenizer, and an engine with an API key needs --engine-key"

@@ -90,12 +90,6 @@ def split_address(url: str) -> tuple[str, str]:
     return (url.removesuffix(found[0]), found[0]) if found else (url, "/v1")
 
 
-def shown_address(url: str) -> str:
-    """The address without user and password, for logs and metrics."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
 class Upstream:
     """One engine's address, with its key and its connections."""
 
