@@ -59,9 +59,12 @@ def test_protection_changes_what_ids_mean_and_nothing_else_does(vocabulary: Voca
 
 
 def test_mark_by_its_form_is_protected_where_the_template_puts_it_together() -> None:
-    protected = vocabulary_from_file(templates.folder("qwen3")).protecting("'<|' + role + '|>'")
+    marks = ("<|user|>", "<think:fast>", "</tool_sep>", "[TOOL_CALLS]", "<｜User｜>")
+    others = ("<b>", "</table>", "<h1>", "[x]", "::")
+    vocabulary = smollm2(texts=(*marks, *others))
+    protected = vocabulary.protecting("'<|' + role + '|>'")
 
-    assert protected.special("<|file_sep|>") not in protected.encode("a<|file_sep|>b")
+    assert protected.specials - vocabulary.specials == {*marks}
 
 
 def test_id_beyond_the_tokenizer_is_an_empty_token(vocabulary: Vocabulary) -> None:

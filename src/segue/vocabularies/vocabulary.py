@@ -44,8 +44,8 @@ NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-# An added token of this form is a mark, also where no template is known to write it.
-MARK_FORM = re.compile(r"<[|｜].+>|<.+[|｜]>", re.DOTALL)
+# An added token of this form is a mark, also where a template puts it together of parts. No tag of HTML looks like it.
+MARK_FORM = re.compile(r"<.*[|｜:_].*>|\[/?[A-Z_]+\]", re.DOTALL)
 # What many vocabularies have as added tokens for runs of white space, which are no marks.
 BLANK = " \t\r\n▁"
 
