@@ -11,7 +11,7 @@ from segue.dialects.family import TokenDialect
 from segue.dialects.template import template_dialect
 from segue.turn.values import Head, Scene, Turn
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
-from segue.vocabularies.vocabulary import Vocabulary
+from segue.vocabularies.vocabulary import Own, Vocabulary
 from segue.wire.items import Item
 from segue.wire.requests import Effort, ReasoningConfig
 from tests.contracts.dialect import (
@@ -233,3 +233,19 @@ def test_call_that_was_cut_off_is_left_out() -> None:
     )
 
     assert "Par" not in text.partition("Hi")[2]
+
+
+def test_prompt_is_held_against_the_template() -> None:
+    """What was sampled in other words than the template has is seen; other white space is not."""
+    found = dialect("Qwen3.5-4B")
+    scene = Scene(Head(tools=TOOLS), None, (message("user", "Hi"),))
+    same, other = (
+        "Hm.\n</think>\n\n\n{}",
+        "Hm.\n</think>\n\n<tool_call>\n<function=look>\n</tool_call>",
+    )
+    for text, is_other in ((same, False), (other, True)):
+        protected = vocabulary().protecting(assets.template("Qwen3.5-4B"))
+        past = turn_after(found, scene, protected.ids(Own(text)))
+        given = output("1") if is_other else message("user", "So?")
+        following = Scene(scene.head, past, (given,))
+        assert found.differs(following, found.render(following)) is is_other

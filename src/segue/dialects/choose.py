@@ -100,7 +100,8 @@ def choose(
         return TokenDialect(candidates[0], vocabulary)
     raise ServerFault(
         f"{path.name} has no chat template, and its special tokens are those of no known model family. "
-        "Name a dialect with --dialect, or name a tokenizer folder with a template."
+        "Name a file with a chat template with --template (DeepSeek V3.2 and V4 come without one), or a dialect with "
+        "--dialect."
     )
 
 

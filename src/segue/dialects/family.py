@@ -59,6 +59,8 @@ class Family:
     call: CallForm
     # What else it marks its words with: special too, where the vocabulary has it as a token.
     marks: tuple[str, ...] = ()
+    # Whether a prompt says anything else than the model's own template; None: there is nothing to compare with.
+    differs: Callable[[Scene, Rendered], bool] | None = None
     # A mark of calls in the model's template that no reader knows.
     unread: str | None = None
     # Skips or ends the model's thought, before every forced answer.
@@ -117,6 +119,10 @@ class TokenDialect:
         if not chunks and schema is None:
             return rendered
         return replace(rendered, lead=self._bound.vocabulary.ids(*chunks), schema=schema)
+
+    def differs(self, scene: Scene, rendered: Rendered) -> bool:
+        compare = self._family.differs
+        return compare is not None and compare(scene, rendered)
 
     def write(self, items: Sequence[Item]) -> IdArray[int]:
         return self._family.write(self._bound.vocabulary, items)

@@ -135,6 +135,7 @@ def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDia
         reader=prompts.reader,
         call=form_of(prompts.format, template.text),
         unread=unread_marks(template.text) if prompts.format is HERMES else None,
+        differs=prompts.differs,
         without_thought=(Own(f"\n{prompts.format.thought}\n\n"),),
         is_thinking=lambda scene: prompts.is_thinking(scene.effort),
         takes_images=prompts.takes_images,
@@ -223,6 +224,14 @@ class _TemplatePrompts:
             known = (len(context), digest.digest(), walk)
             prompt = TemplatePrompt(base, new, length, *known, images=placed)
         return Rendered(prompt, self._encode(cue), tokenized, prompt.length - tokenized)
+
+    def differs(self, scene: Scene, rendered: Rendered) -> bool:
+        """Whether the prompt says anything else than the template run over all items, white space aside."""
+        chat, tools = self._messages.chat(scene, self._messages.rounds(scene))
+        context, cue = self._texts(scene, chat, tools)
+        assert isinstance(rendered.context, Tokens)
+        found = self._decode(rendered.context.flat() + rendered.cue)
+        return "".join(found.split()) != "".join(mended(context + cue).split())
 
     # --- text ---
 
@@ -440,9 +449,10 @@ class _TemplatePrompts:
                 break
             walk = node.walk
             is_same = walk.steps < len(trails) and trails[walk.steps] == walk.trail
+            tail = context[max(0, done - SPECIAL_CHARS_MAX) : done]
             is_end = done == len(context)
             if is_same and (
-                is_end or self._is_cut_at(context[:done], context[done : done + SPECIAL_CHARS_MAX])
+                is_end or self._is_cut_at(tail, context[done : done + SPECIAL_CHARS_MAX])
             ):
                 base, base_digest = node, digest.copy()
         return base, base_digest

@@ -47,6 +47,7 @@ COUNTED = {
     "tool_decodes": "Lists of tools decoded",
     "tokens_tokenized": "Prompt tokens made from text",
     "tokens_reused": "Prompt tokens reused from earlier turns",
+    "prompts_differing": "Prompts unlike the model's own template (with check_rendering)",
     "tool_calls": "Calls of server-side tools",
     "guard_chars_checked": "Input characters checked by guards",
     "guard_chars_watched": "Output characters checked by guards",

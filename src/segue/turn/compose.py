@@ -6,7 +6,9 @@ Long texts are rendered in a thread. With `--check-rendering` every prompt is re
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
+from functools import cache
 from time import perf_counter
 
 from msgspec import structs
@@ -14,7 +16,7 @@ from msgspec import structs
 from segue.errors import ServerFault, context_overflow
 from segue.turn.compact import truncate
 from segue.turn.plan import Plan, Span
-from segue.turn.seams import PromptCache
+from segue.turn.seams import ComparedDialect, PromptCache
 from segue.turn.values import (
     Head,
     IdArray,
@@ -38,6 +40,8 @@ ANSWER_SHARE = 0.1
 TRUNCATE_PASSES_MAX = 8
 
 NO_HEAD = Head()
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +156,23 @@ async def _render(plan: Plan, scene: Scene) -> Composed:
 
 
 def _check_rendering(plan: Plan, scene: Scene, rendered: Rendered) -> None:
-    """With nothing warm, and nothing recalled, the prompt must be the same, token for token."""
+    """With nothing warm, and nothing recalled, the prompt must be the same, token for token; and it should say what the
+    model's own template says."""
     past: Past | None = None
     for link in scene.past.lineage() if scene.past else ():
         past = Unfinished(past, link.rounds)
     cold = plan.model.dialect.render(structs.replace(scene.as_one(), past=past))
     if _flat(rendered.prompt) != _flat(cold.prompt):
         raise ServerFault("A warm prompt differs from a cold one. Please report this.")
+    dialect = plan.model.dialect
+    if isinstance(dialect, ComparedDialect) and dialect.differs(scene, rendered):
+        plan.tally.prompts_differing += 1
+        _tell_once(plan.model.name)
+
+
+@cache
+def _tell_once(model: str) -> None:
+    log.warning("model %s: a prompt differs from what its chat template writes", model)
 
 
 def _flat(prompt: Prompt) -> tuple[IdArray[int], list[ImageAt]] | bytes:

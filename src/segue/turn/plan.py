@@ -188,6 +188,7 @@ class Tally:
     tool_decodes: int = 0
     tokens_tokenized: int = 0
     tokens_reused: int = 0
+    prompts_differing: int = 0
     # Characters that guards have looked at: of what is new in the input, and of the answer.
     guard_chars_checked: int = 0
     guard_chars_watched: int = 0

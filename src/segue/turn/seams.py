@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from segue.limits import Draw, Grant
 from segue.turn.values import (
@@ -343,6 +343,14 @@ class Dialect(Protocol):
 
     def reader(self, scene: Scene) -> Reader:
         """A reader for the answer to this scene."""
+
+
+@runtime_checkable
+class ComparedDialect(Protocol):
+    """A dialect that can hold its prompts against the model's own chat template."""
+
+    def differs(self, scene: Scene, rendered: Rendered) -> bool:
+        """Whether this prompt says anything else than the template run over all items, white space aside."""
 
 
 class Guard(Protocol):
