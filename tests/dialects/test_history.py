@@ -249,3 +249,18 @@ def test_prompt_is_held_against_the_template() -> None:
         given = output("1") if is_other else message("user", "So?")
         following = Scene(scene.head, past, (given,))
         assert found.differs(following, found.render(following)) is is_other
+
+
+def test_outputs_have_the_id_that_stands_in_their_call() -> None:
+    """Mistral's models invent an id of nine letters; Kimi's count their calls."""
+    name = "mistralai-Mistral-Nemo-Instruct-2407"
+    scene = Scene(Head(tools=TOOLS), None, (message("user", "Hi"),))
+    called = '[TOOL_CALLS][{"name": "look", "arguments": {}, "id": "abcdefghi"}]'
+    past = turn_after(dialect(name), scene, vocabulary().ids(Own(called)))
+    following = Scene(scene.head, past, (output("1"),))
+    text = text_of(flat(dialect(name).render(following).prompt).tolist())
+    (told,) = re.findall(r'"id": "(\w+)"', text)
+
+    assert f'"call_id": "{told}"' in text
+    items = (message("user", "Hi"), call("look", "{}"), output("1"))
+    assert "Return of functions.look:0" in prompt_of("moonshotai-Kimi-K2", *items, tools=TOOLS)

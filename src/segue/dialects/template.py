@@ -420,6 +420,9 @@ class _TemplatePrompts:
                     end = _end_of(text, context, start)
                     if end is not None:
                         return start, end
+        if self._messages.has_short_ids:
+            # The model has called by an id of its own, and the output would come with another.
+            return None
         thinking = (self.format.think, self.format.thought)
         is_thinking = any(mark in anchor for mark in thinking for anchor in anchors)
         for effort in EFFORTS:

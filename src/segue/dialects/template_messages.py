@@ -73,13 +73,26 @@ class Said(NamedTuple):
     wrote: Chat
 
 
+class _Told(NamedTuple):
+    """A call as the template is told of it."""
+
+    name: str
+    id: str
+
+
+# By the id that a client knows.
+_Calls = dict[str, _Told]
+
+
 class TemplateMessages:
     """Writes items as messages for one template."""
 
     def __init__(self, runner: TemplateRunner, template: str, shield: Shield) -> None:
         self._shield = shield
         self._has_tools = "tools" in template
-        self._has_short_ids = NINE_LETTERS.search(template) is not None
+        # Mistral's models want ids of nine letters, which they invent; Kimi's models count their calls.
+        self.has_short_ids = NINE_LETTERS.search(template) is not None
+        self._is_counting = "<|tool_call_argument_begin|>" in template
         self.taken = _Probe(runner, template).taken()
 
     def rounds(self, scene: Scene, show: Show | None) -> list[Said]:
@@ -91,11 +104,11 @@ class TemplateMessages:
             for item in round.given
             if (answer := answer_of(item.value)) is not None
         }
-        names: dict[str, str] = {}
+        calls: _Calls = {}
         return [
             Said(
-                self._messages(_whole(round.given, answered), names, show),
-                self.wrote(_whole(round.wrote, answered), names) if round.did_sample else [],
+                self._messages(_whole(round.given, answered), calls, show),
+                self.wrote(_whole(round.wrote, answered), calls) if round.did_sample else [],
             )
             for round in rounds
         ]
@@ -114,35 +127,37 @@ class TemplateMessages:
             chat.insert(0, self._message("system", head.instructions))
         return [*self._split(place(chat, self.taken.rule))], tools
 
-    def wrote(self, items: Sequence[Item], names: dict[str, str]) -> Chat:
+    def wrote(self, items: Sequence[Item], calls: _Calls) -> Chat:
         """What the model wrote in one go, as one message."""
         parts = parts_of(items)
-        _remember(names, parts)
         if all(part.kind in ("think", "talk", "call") for part in parts):
-            return [self._assistant(parts)]
-        return self._messages(items, names)
+            self._remember(calls, parts)
+            return [self._assistant(parts, calls)]
+        return self._messages(items, calls)
 
     def looked(self) -> Chat:
         """A small conversation with a call and its output."""
         call = Part("call", '{"q": "x"}', "look", "call")
         output = Part("response", "1", call_id="call")
+        calls: _Calls = {}
+        self._remember(calls, [call])
         if self.taken.has_outputs:
-            answer = self._output(output, "look")
+            answer = self._output(output, calls)
         else:
             answer = {"role": "user", "content": self._shield.joined(content_of([output]))}
-        return [{"role": "user", "content": "Hi"}, self._assistant([call]), answer]
+        return [{"role": "user", "content": "Hi"}, self._assistant([call], calls), answer]
 
     def _messages(
-        self, items: Sequence[Item], names: dict[str, str], show: Show | None = None
+        self, items: Sequence[Item], calls: _Calls, show: Show | None = None
     ) -> Chat:
         chat: Chat = []
         for parts in blocks_of(items, JOINS, definitions_of, show):
             match parts[0].kind:
                 case "response" if self.taken.has_outputs:
-                    chat += [self._output(part, names.get(part.call_id, "")) for part in parts]
+                    chat += [self._output(part, calls) for part in parts]
                 case "think" | "talk" | "call":
-                    _remember(names, parts)
-                    chat.append(self._assistant(parts))
+                    self._remember(calls, parts)
+                    chat.append(self._assistant(parts, calls))
                 case kind:
                     content = self._shield.joined(content_of(parts))
                     chat.append({"role": ROLES.get(kind, kind), "content": content})
@@ -151,11 +166,13 @@ class TemplateMessages:
     def _message(self, role: str, text: str) -> dict[str, object]:
         return {"role": role, "content": self._shield.text(text)}
 
-    def _output(self, part: Part, name: str) -> dict[str, object]:
-        named = {"name": self._shield.text(name)} if name else {}
-        return {**self._message("tool", part.text), "tool_call_id": self._call_id(part), **named}
+    def _output(self, part: Part, calls: _Calls) -> dict[str, object]:
+        call = calls.get(part.call_id) or _Told("", part.call_id)
+        named = {"name": self._shield.text(call.name)} if call.name else {}
+        id = self._shield.text(call.id)
+        return {**self._message("tool", part.text), "tool_call_id": id, **named}
 
-    def _assistant(self, parts: Sequence[Part]) -> dict[str, object]:
+    def _assistant(self, parts: Sequence[Part], told: _Calls) -> dict[str, object]:
         """One message of the model. What the template has no field for stays in the text."""
         taken = self.taken
         message: dict[str, object] = {"role": "assistant"}
@@ -165,7 +182,9 @@ class TemplateMessages:
             message[taken.thoughts] = self._shield.text("\n\n".join(thoughts))
         elif taken.is_dropping:
             parts = [part for part in parts if part.kind != "think"]
-        calls = [self._call(part) for part in parts if part.kind == "call" and taken.has_calls]
+        calls = [
+            self._call(part, told) for part in parts if part.kind == "call" and taken.has_calls
+        ]
         if calls:
             parts = [part for part in parts if part.kind != "call"]
             message["tool_calls"] = calls
@@ -173,7 +192,7 @@ class TemplateMessages:
         message["content"] = content if content or not calls else taken.nothing
         return message
 
-    def _call(self, part: Part) -> dict[str, object]:
+    def _call(self, part: Part, calls: _Calls) -> dict[str, object]:
         arguments: object = part.text
         if not self.taken.is_text:
             if is_object(part.text.strip()):
@@ -183,14 +202,20 @@ class TemplateMessages:
         function = {"name": part.name, "arguments": arguments}
         return {
             "type": "function",
-            "id": self._call_id(part),
+            "id": self._shield.text(calls[part.call_id].id),
             "function": self._shield.value(function),
         }
 
-    def _call_id(self, part: Part) -> str:
-        """The id of a call; Mistral's templates want nine letters."""
-        if not self._has_short_ids or SHORT_ID.fullmatch(part.call_id):
-            return self._shield.text(part.call_id)
+    def _remember(self, calls: _Calls, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if part.kind == "call":
+                calls[part.call_id] = _Told(part.name, self._told_id(part, len(calls)))
+
+    def _told_id(self, part: Part, count: int) -> str:
+        if self._is_counting:
+            return f"functions.{part.name}:{count}"
+        if not self.has_short_ids or SHORT_ID.fullmatch(part.call_id):
+            return part.call_id
         return blake2b(part.call_id.encode(), digest_size=6).hexdigest()[:9]
 
     def _split(self, chat: Chat) -> Iterator[dict[str, object]]:
@@ -217,10 +242,6 @@ class TemplateMessages:
 
 
 EMPTY: dict[str, object] = {"role": "assistant", "content": ""}
-
-
-def _remember(names: dict[str, str], parts: Sequence[Part]) -> None:
-    names.update({part.call_id: part.name for part in parts if part.kind == "call"})
 
 
 def _whole(items: Sequence[Item], answered: set[str | None]) -> Sequence[Item]:
