@@ -6,6 +6,8 @@ import re
 from functools import cache
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from segue.dialects.family import TokenDialect
 from segue.dialects.template import template_dialect
@@ -14,8 +16,10 @@ from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Own, Vocabulary
 from segue.wire.items import Item
 from segue.wire.requests import Effort, ReasoningConfig
+from tests.contracts import dialect as contract
 from tests.contracts.dialect import (
     TOOLS,
+    DialectCase,
     call,
     cold,
     flat,
@@ -264,3 +268,14 @@ def test_outputs_have_the_id_that_stands_in_their_call() -> None:
     assert f'"call_id": "{told}"' in text
     items = (message("user", "Hi"), call("look", "{}"), output("1"))
     assert "Return of functions.look:0" in prompt_of("moonshotai-Kimi-K2", *items, tools=TOOLS)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_warmth_changes_no_token_where_thoughts_are_dropped(data: st.DataObject) -> None:
+    name = "Qwen3.5-4B"
+    protected = vocabulary().protecting(assets.template(name))
+    marks = ("<|im_end|>", "<think>", "</think>", "<tool_call>")
+    case = DialectCase(dialect(name), protected, marks, forgets=lambda scene, following: True)
+
+    contract.warmth_changes_no_token(case, data.draw(contract.steps(case, is_one_head=False)))
