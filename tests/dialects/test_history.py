@@ -279,3 +279,12 @@ def test_warmth_changes_no_token_where_thoughts_are_dropped(data: st.DataObject)
     case = DialectCase(dialect(name), protected, marks, forgets=lambda scene, following: True)
 
     contract.warmth_changes_no_token(case, data.draw(contract.steps(case, is_one_head=False)))
+
+
+@pytest.mark.parametrize("name", ["Mistral-Small-3.2-24B-Instruct-2506", "MiniMax-M2", "Kimi-K3"])
+def test_beginnings_that_a_truncation_leaves_are_not_refused(name: str) -> None:
+    """The output of a call that is gone, and an answer before any question."""
+    asked = message("user", "Well?")
+
+    assert "Output 1." in prompt_of(name, output("Output 1."), asked, tools=TOOLS)
+    assert "Answer 1." in prompt_of(name, message("assistant", "Answer 1."), asked, tools=TOOLS)

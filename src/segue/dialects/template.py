@@ -226,10 +226,13 @@ class _TemplatePrompts:
         return Rendered(prompt, self._encode(cue), tokenized, prompt.length - tokenized)
 
     def differs(self, scene: Scene, rendered: Rendered) -> bool:
-        """Whether the prompt says anything else than the template run over all items, white space aside."""
-        chat, tools = self._messages.chat(scene, self._messages.rounds(scene))
-        context, cue = self._texts(scene, chat, tools)
+        """Whether the prompt says anything else than the template run over all items, white space aside. Prompts with
+        images are not compared."""
         assert isinstance(rendered.context, Tokens)
+        if rendered.context.all_images():
+            return False
+        chat, tools = self._messages.chat(scene, self._messages.rounds(scene, None))
+        context, cue = self._texts(scene, chat, tools)
         found = self._decode(rendered.context.flat() + rendered.cue)
         return "".join(found.split()) != "".join(mended(context + cue).split())
 
@@ -244,10 +247,11 @@ class _TemplatePrompts:
         run = partial(self._runner.run, tools=tools, root_at=scene.root_at, effort=scene.effort)
         try:
             cued = run(chat, is_cued=True)
-        except InvalidRequest:
-            if any(message["role"] == "user" for message in chat):
-                raise
-            return self._texts_without_user(run, chat)
+        except InvalidRequest as refused:
+            try:
+                return self._texts_without_user(run, chat)
+            except InvalidRequest:
+                raise refused from None
         if not chat:
             return "", cued
         for cue in self._cues(scene.effort):

@@ -125,7 +125,12 @@ class TemplateMessages:
             chat.insert(1 if leads else 0, {"role": "system", "content": told})
         if head.instructions is not None:
             chat.insert(0, self._message("system", head.instructions))
-        return [*self._split(place(chat, self.taken.rule))], tools
+        rule = self.taken.rule
+        first = next((one for one in chat if one["role"] != "system"), None)
+        if rule.alternates and first is not None and first["role"] != "user":
+            # The model must not be the first to speak.
+            chat.insert(chat.index(first), {"role": "user", "content": ""})
+        return [*self._split(place(chat, rule))], tools
 
     def wrote(self, items: Sequence[Item], calls: _Calls) -> Chat:
         """What the model wrote in one go, as one message."""
@@ -147,13 +152,11 @@ class TemplateMessages:
             answer = {"role": "user", "content": self._shield.joined(content_of([output]))}
         return [{"role": "user", "content": "Hi"}, self._assistant([call], calls), answer]
 
-    def _messages(
-        self, items: Sequence[Item], calls: _Calls, show: Show | None = None
-    ) -> Chat:
+    def _messages(self, items: Sequence[Item], calls: _Calls, show: Show | None = None) -> Chat:
         chat: Chat = []
         for parts in blocks_of(items, JOINS, definitions_of, show):
             match parts[0].kind:
-                case "response" if self.taken.has_outputs:
+                case "response" if self.taken.has_outputs and self._has_calls(parts, calls):
                     chat += [self._output(part, calls) for part in parts]
                 case "think" | "talk" | "call":
                     self._remember(calls, parts)
@@ -162,6 +165,10 @@ class TemplateMessages:
                     content = self._shield.joined(content_of(parts))
                     chat.append({"role": ROLES.get(kind, kind), "content": content})
         return chat
+
+    def _has_calls(self, parts: Sequence[Part], calls: _Calls) -> bool:
+        """Whether the calls that these outputs answer are shown; templates refuse outputs of nothing."""
+        return not self.taken.has_calls or all(part.call_id in calls for part in parts)
 
     def _message(self, role: str, text: str) -> dict[str, object]:
         return {"role": role, "content": self._shield.text(text)}
