@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from segue.dialects.chatml import QWEN3, SMOLLM2
+from segue.dialects.choose import choose
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
@@ -13,6 +14,7 @@ from segue.vocabularies.load import vocabulary_from_file
 from segue.vocabularies.vocabulary import Vocabulary
 from tests.contracts.dialect import smollm2
 from tests.dialects import templates
+from tests.models import assets
 from tests.models.injection import break_out
 from tests.vocabularies.gpt_oss import vocabulary_from_harmony
 
@@ -44,3 +46,19 @@ def vocabulary_of(family: Family) -> Vocabulary:
 )
 def test_text_makes_no_mark_of_a_family(family: Family) -> None:
     assert break_out(TokenDialect(family, vocabulary_of(family)), 125) == 1_000
+
+
+# Roles that are tokens which the files do not call special; calls whose names stand between brackets.
+@pytest.mark.parametrize(
+    ("template", "tokenizer"),
+    [
+        ("deepseek-ai-DeepSeek-V3.1", "deepseek_v3"),
+        ("Qwen3.5-4B", "qwen3"),
+        ("Qwen3-Coder", "qwen3"),
+    ],
+)
+def test_text_makes_no_mark_of_a_template(template: str, tokenizer: str) -> None:
+    folder = assets.tokenizer_folder(tokenizer)
+    dialect = choose(folder, vocabulary_from_file(folder), assets.template(template))
+
+    assert break_out(dialect, 25) > 100

@@ -17,6 +17,13 @@ SHIELD, PLACE, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2"
 # The mark of an image is ours already.
 OURS = re.compile(f"(?!{IMAGE})[\ufdd0-\ufdd3]")
 ESCAPED = re.compile(f"{ESCAPE}([0-3])")
+# What stands around the words of a mark.
+BRACKETS = "<>|｜/[]"
+# What templates look for in a call or in the definition of a tool.
+STRUCTURE = {
+    "type", "function", "name", "arguments", "description", "parameters", "properties", "required", "items", "enum",
+    "object", "array", "string", "integer", "number", "boolean", "null",
+}  # fmt: skip
 
 
 class Shield:
@@ -26,25 +33,43 @@ class Shield:
         longest_first = sorted(marks, key=len, reverse=True)
         self._mark = re.compile("|".join(map(re.escape, longest_first)))
         self._first_letters = frozenset(mark[0] for mark in longest_first)
+        self._words = {mark.strip(BRACKETS) for mark in longest_first}
+        self._begun = {mark[:end] for mark in longest_first for end in range(1, len(mark))}
+        self._ended = {mark[start:] for mark in longest_first for start in range(1, len(mark))}
+        self._longest = max(map(len, longest_first), default=0)
 
     def text(self, text: str) -> str:
         """The same text with every mark in it broken, and with letters escaped that mean something here."""
         clean = text
         if not text.isascii():
             clean = OURS.sub(lambda found: f"{ESCAPE}{ord(found[0]) - 0xFDD0}", text)
-        if not any(letter in clean for letter in self._first_letters):
-            return clean
-        return self._mark.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
+        if any(letter in clean for letter in self._first_letters):
+            # Breaking a mark may leave another that began inside of it.
+            while self._mark.search(clean):
+                clean = self._mark.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
+        return self._apart(clean)
+
+    def _apart(self, text: str) -> str:
+        """What would be a mark only together with words before or after it is kept apart from them, as `think` between
+        `<` and `>`. Templates take white space around a text away, so it stays outside."""
+        bare = text.strip()
+        lengths = range(1, min(self._longest, len(bare) + 1))
+        is_end = any(bare[:length] in self._ended for length in lengths)
+        is_begin = any(bare[-length:] in self._begun for length in lengths)
+        if not (is_end or is_begin or bare.strip(BRACKETS) in self._words) or not bare:
+            return text
+        before, _, after = text.partition(bare)
+        return f"{before}{SHIELD if is_end else ''}{bare}{SHIELD}{after}"
 
     def value(self, value: object) -> object:
         """A JSON value with every text in it shielded, keys included."""
         match value:
             case str():
-                return self.text(value)
+                return value if value in STRUCTURE else self.text(value)
             case list():
                 return [self.value(one) for one in value]
             case dict():
-                return {self.text(name): self.value(one) for name, one in value.items()}
+                return {self.value(name): self.value(one) for name, one in value.items()}
             case _:
                 return value
 

@@ -25,7 +25,7 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from segue.dialects.chatml import THINK, content_of
+from segue.dialects.chatml import PLAIN, THINK, content_of
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.images import IMAGE, IMAGE_BEFORE, Images, placeholder_of
 from segue.dialects.parts import parts_of
@@ -117,7 +117,9 @@ class _Cue:
 
 def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
     """The dialect of a model that has nothing but this template."""
-    vocabulary = vocabulary.protecting(template.text + template.plain)
+    # What the template has no place for is written with these marks.
+    words = template.text + template.plain + "".join(PLAIN.marks)
+    vocabulary = vocabulary.protecting(words)
     prompts = _TemplatePrompts(vocabulary, template)
     ends = prompts.ends
     if not ends:
