@@ -20,7 +20,7 @@ from segue.turn.values import Head, Ids, ItemText, Parsed, Scene
 from segue.vocabularies.chat_template import template_in
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.tools import CustomTool, FunctionTool
-from tests.contracts.dialect import Heard, heard, letters, smollm2, tools_of
+from tests.contracts.dialect import Heard, all_ids, heard, letters, smollm2, tools_of
 from tests.dialects.templates import encoded_whole
 from tests.models.assets import template, template_names
 from tests.readers.written import BY_NAME, WRITTEN
@@ -231,6 +231,28 @@ def test_objects_on_lines_of_their_own_are_calls() -> None:
     assert found == [("get_weather", {"city": "Rome"})] * 2 + [("message", "So.")]
 
 
+LOOSE = "<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>"
+
+
+@pytest.mark.parametrize("text", [LOOSE, f"{LOOSE}\n</tool_call>"])
+def test_call_of_a_known_tool_may_lack_the_mark_around_it(text: str) -> None:
+    """A common slip of Qwen3-Coder."""
+    call = ("get_weather", {"city": "Rome"})
+    unknown = LOOSE.replace("get_weather", "other")
+
+    assert called(read("xml", text)) == [call]
+    assert called(read("xml", f"I look.\n{text}")) == [("message", "I look."), call]
+    assert called(read("xml", f"a {unknown}")) == [("message", f"a {unknown}")]
+    assert called(read("xml", f"```\n{LOOSE}\n```")) == [("message", f"```\n{LOOSE}\n```")]
+
+
+@pytest.mark.parametrize("name", ["kimi-k2", "deepseek-v3", "solar"])
+def test_call_without_any_arguments_has_empty_arguments(name: str) -> None:
+    text = WRITTEN[name].calls(("now", {})).replace("{}", "")
+
+    assert called(read(name, text)) == [("now", {})]
+
+
 words_of = st.text(letters, max_size=6)
 leaves = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | words_of
 trees = st.recursive(
@@ -261,6 +283,39 @@ def test_any_arguments_are_read_back(name: str, arguments: dict[str, object]) ->
     text = WRITTEN[name].calls(("get_weather", arguments))
 
     assert called(read(name, text)) == [("get_weather", arguments)]
+
+
+def pieces(name: str) -> list[str]:
+    """Everything that may mean something in this format."""
+    row, written = BY_NAME[name], WRITTEN[name]
+    whole = written.calls(("get_weather", {"city": "a", "days": 1}))
+    marks = [*row.begins, *row.ends, *written.specials, row.think, row.thought, row.loose, "```"]
+    return [mark for mark in marks if mark] + [
+        whole,
+        whole[: len(whole) // 2],
+        "}",
+        "{",
+        "\n",
+        "x",
+        '"',
+        ",",
+    ]
+
+
+@names
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_row_of_marks_is_read_to_its_end(name: str, data: st.DataObject) -> None:
+    """Nothing hangs or fails, and every sampled id belongs to an item or to the end."""
+    text = "".join(data.draw(st.lists(st.sampled_from(pieces(name)), max_size=8)))
+    words = vocabulary(name, is_special=data.draw(st.booleans()))
+    ids = ids_of(name, text, words)
+    one = reader(name, words)
+
+    parsed = [value for id in ids for value in one.feed(Ids([id]))]
+    parsed += one.close(is_cut=data.draw(st.booleans()))
+
+    assert all_ids(parsed)[: len(ids)] == ids
 
 
 # --- which format ---------------------------------------------------------------------------------

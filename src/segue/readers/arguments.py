@@ -64,14 +64,15 @@ def arguments_reader(shape: CallShape, schema: object) -> ArgumentsReader:
 
 
 class JsonArguments:
-    """JSON stays as it was written."""
+    """JSON stays as it was written; nothing at all is an empty object."""
 
     def __init__(self) -> None:
         self._braces = Braces()
 
     def feed(self, text: str) -> tuple[str, str | None]:
+        is_fresh = self._braces.depth == 0
         end = self._braces.end_in(text)
-        return text[:end], None if end is None else text[end:]
+        return "{}" if is_fresh and end == 0 else text[:end], None if end is None else text[end:]
 
     def close(self) -> str:
         return ""

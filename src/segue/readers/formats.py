@@ -74,6 +74,8 @@ class CallFormat:
     thought: str = "</think>"
     # Marks that say nothing.
     dropped: tuple[str, ...] = ()
+    # Begins the header of a call; the call of a tool that there is may stand without the marks around it.
+    loose: str = ""
     # Whether calls stand in a list.
     is_listed: bool = False
     # Whether a call is a bare object, as the beginning of an answer.
@@ -128,7 +130,8 @@ def _keyed(suffix: str = "", before: str = "", after: str = "", closing: str = "
 
 def _named(before: str, after: str, closing: str = "", noise: str = "") -> CallShape:
     """A name between marks, then JSON."""
-    return CallShape(f"{before} %name% {after} ", ("{",), closing=closing, noise=noise)
+    ahead = ("{", closing) if closing else ("{",)
+    return CallShape(f"{before} %name% {after} ", ahead, closing=closing, noise=noise)
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -148,7 +151,12 @@ MISTRAL = replace(
     thought="[/THINK]",
 )
 XML = CallFormat(
-    "xml", ("<function=", "<parameter="), ("<tool_call>",), ("</tool_call>",), (FUNCTION, *OBJECTS)
+    "xml",
+    ("<function=", "<parameter="),
+    ("<tool_call>",),
+    ("</tool_call>",),
+    (FUNCTION, *OBJECTS),
+    loose="<function=",
 )
 DSML, HUNYUAN, MINIMAX = "｜DSML｜", ":opensource", "]<]minimax[>["
 PYTHON = CallFormat(

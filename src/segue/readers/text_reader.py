@@ -71,6 +71,8 @@ class _Call:
     is_certain: bool
     # What stands between the text before and the mark.
     gap: str = ""
+    # Whether the tool must be one that there is.
+    is_known: bool = False
     shape: CallShape | None = None
     is_closed: bool = False
     braces: Braces = field(default_factory=Braces)
@@ -105,7 +107,8 @@ class TextReader:
         self._is_guessing = is_offering and format.is_guessed and not is_json
         self._begins = self._format.begins if is_offering else ()
         self._skipped = LISTED if format.is_listed else BLANKS
-        self._marks = (*self._begins, *self._format.dropped)
+        self._loose = self._format.loose if is_offering else ""
+        self._marks = (*self._begins, *self._format.dropped, *filter(None, (self._loose,)))
         # A mark that is a token ends a thought, too.
         self._thought_ends = (self._format.thought, *filter(is_special, self._begins))
         self._decode = getincrementaldecoder("utf-8")("replace")
@@ -187,7 +190,7 @@ class TextReader:
         if mark is None and not is_bare and any(other.startswith(bare) for other in known):
             self._held = text
             return None
-        if mark is not None and mark not in self._begins:
+        if mark is not None and mark not in (*self._begins, self._loose):
             self._is_after_mark = True
             self._state = self._thinking if mark == self._format.think else self._between
             return bare[len(mark) :]
@@ -196,9 +199,7 @@ class TextReader:
         is_guessing, self._is_guessing = self._is_guessing, False
         if mark is not None or is_bare:
             # The mark of a bare object is empty.
-            self._call = _Call(mark or "", bool(mark), gap=own[: len(own) - len(bare)])
-            self._state = self._heading
-            return bare[len(mark or "") :]
+            return self._suspect(mark or "", own[: len(own) - len(bare)], bare)
         if is_guessing and bare[0] in "{`":
             self._call, self._state = _Call("", is_certain=False), self._guessing
             return own
@@ -221,12 +222,16 @@ class TextReader:
         if not mark:
             self._held = text[end:]
             return None
-        if mark in self._begins:
-            self._call = _Call(mark, is_certain=True, gap=text[end:at])
-            self._state = self._heading
-        else:
-            self._close()
+        if mark in (*self._begins, self._loose):
+            return self._suspect(mark, text[end:at], text[at:])
+        self._close()
         return text[at + len(mark) :]
+
+    def _suspect(self, mark: str, gap: str, text: str) -> str:
+        """A call may begin with this mark, which begins the text."""
+        self._call = _Call(mark, bool(mark), gap, is_known=mark in ("", self._loose))
+        self._state = self._heading
+        return text[len(mark) :]
 
     def _next_mark(self, text: str) -> tuple[int, str]:
         """The next mark that is not quoted in a fence, and where it stands; or else nothing, at the end."""
@@ -272,7 +277,9 @@ class TextReader:
 
     def _heading(self, text: str) -> str | None:
         call = self._call
-        bare = text.lstrip(self._skipped)
+        # A loose mark is part of the header.
+        loose = call.mark if call.is_known else ""
+        bare = loose + text.lstrip(self._skipped)
         shapes = self._format.shapes if call.is_certain else OBJECTS
         headers = [(shape, header(shape.header, shape.ahead)) for shape in shapes]
         if call.is_certain or may_begin_call(bare):
@@ -315,7 +322,7 @@ class TextReader:
 
     def _begin_call(self, name: str) -> bool:
         """Begin a call of this tool, if it is a call and allowed."""
-        opened = call_in(self._scene, name, is_known=not self._call.is_certain)
+        opened = call_in(self._scene, name, is_known=self._call.is_known)
         if opened is not None:
             # A message before it ends where the call was first suspected.
             self._items.close(self._items.held_from)
