@@ -36,7 +36,11 @@ from segue.turn.values import Scene
 from segue.vocabularies.vocabulary import Own, Vocabulary
 from segue.wire.tools import Offer, allowed_offers
 
-SLOT = re.compile("%(name|key|string)%")
+SLOT = re.compile("(%(?:name|key|string|id)%)")
+ID = "%id%"
+# The id of a call in families that write one, where the model does not choose it.
+OWN_ID = "000000000"
+ANY_ID: Node = {"type": "regex", "pattern": "[a-zA-Z0-9]{9}"}
 # Names a parameter that the schema does not know.
 ANY_KEY: Node = {"type": "regex", "pattern": "[A-Za-z0-9_]+"}
 JSON_QUOTE = '"'
@@ -44,7 +48,8 @@ JSON_QUOTE = '"'
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One call, letter by letter: `%name%` is the tool, `%key%` a parameter, `%string%` whether it is a string."""
+    """One call, letter by letter: `%name%` is the tool, `%key%` a parameter, `%string%` whether it is a string, `%id%`
+    the id of the call."""
 
     # Before the call, before its arguments, and after them.
     begin: str
@@ -63,15 +68,17 @@ class Spelling:
     is_sorted: bool = False
 
     @property
-    def space(self) -> str:
-        """The space before JSON, which most vocabularies join with the brace: it is the model's."""
-        return self.header[len(self.header.rstrip(" ")) :]
+    def unled(self) -> str:
+        """What of the header is the model's: an id, or the space before JSON, which most vocabularies join with the
+        brace."""
+        at = self.header.find(ID)
+        return self.header[at if at >= 0 else len(self.header.rstrip(" ")) :]
 
 
 def _filled(text: str, **slots: str) -> Iterator[Own | str]:
     """These words of the family, and between them what is not the family's: no text of a tool becomes special."""
     for n, part in enumerate(SLOT.split(text)):
-        yield slots[part] if n % 2 else Own(part)
+        yield slots.get(part.strip("%"), part) if n % 2 else Own(part)
 
 
 # --- how a call begins ------------------------------------------------------------------------------
@@ -89,14 +96,15 @@ def form_of(format: CallFormat, template: str) -> CallForm:
     spelling = next(found, None)
     if spelling is None:
         return BARE_OBJECT
-    before, after = spelling.space + QUOTE, UNQUOTE
+    space = spelling.header[len(spelling.header.rstrip(" ")) :]
+    before, after = space + QUOTE, UNQUOTE
     if spelling.argument is not None:
         opening, closing = spelling.argument
         quote = spelling.quote or ""
         before, after = opening + quote, quote + closing
     return CallForm(
-        named=partial(_begun, spelling),
-        end=spelling.end,
+        named=partial(_begun, (spelling.begin + spelling.header).rstrip(" ")),
+        end=spelling.end.replace(ID, OWN_ID),
         arguments_key=None if spelling is not HERMES else "arguments",
         before_object=(Own(HERMES.begin),),
         tagged=partial(tagged_calls, spelling),
@@ -105,16 +113,17 @@ def form_of(format: CallFormat, template: str) -> CallForm:
     )
 
 
-def _begun(spelling: Spelling, name: str) -> Chunks:
-    return tuple(_filled((spelling.begin + spelling.header).rstrip(" "), name=name))
+def _begun(text: str, name: str) -> Chunks:
+    return tuple(_filled(text, name=name, id=OWN_ID))
 
 
 def tagged_calls(spelling: Spelling, scene: Scene, vocabulary: Vocabulary) -> Forced | None:
     """A call of one of the tools that must be called, or JSON of the format where a tool may be called too."""
     tags = _CallTags(spelling, vocabulary)
     if len(offers := forced(scene)) == 1:
-        call = tags.call(offers[0], header=spelling.space)
-        return _begun(spelling, offers[0].qualified_name), tag_of(call)
+        led = spelling.begin + spelling.header.removesuffix(spelling.unled)
+        call = tags.call(offers[0], header=spelling.unled)
+        return _begun(led, offers[0].qualified_name), tag_of(call)
     if offers:
         calls = [tags.call(offer, header=spelling.header) for offer in offers]
         return (Own(spelling.begin),), tag_of(any_of(calls))
@@ -151,7 +160,7 @@ class _CallTags:
             if isinstance(part, Own):
                 nodes.extend(marks_of(self._vocabulary, part.text))
             else:
-                nodes.append(words(part))
+                nodes.append(ANY_ID if part == ID else words(part))
         return nodes
 
     def _arguments(self, schema: Mapping[str, object]) -> list[Node]:
@@ -310,12 +319,14 @@ SPELLINGS: tuple[tuple[str, str, Spelling], ...] = (
     )),
     ("pythonic", "", PYTHON),
     ("lfm2", "", replace(PYTHON, begin="<|tool_call_start|>[", end=")]<|tool_call_end|>")),
+    ("mistral", "[CALL_ID]", replace(MISTRAL_CALL, header="%name%[CALL_ID]%id%[ARGS]")),
     ("mistral", "[ARGS]", MISTRAL_CALL),
-    ("mistral", "", _list("[TOOL_CALLS]", "")),
+    ("mistral", "", Spelling("[TOOL_CALLS][", HERMES.header, ', "id": "%id%"}]')),
     ("command-r", "", Spelling(
         "<|START_ACTION|>[\n    ",
         '{"tool_call_id": "0", "tool_name": "%name%", "parameters": ', "}\n]<|END_ACTION|>",
     )),
+    ("apriel", "begin_of_document", replace(HERMES, begin="<tool_calls>\n", end="}\n</tool_calls>")),
     ("apriel", "", _list("<tool_calls>", "</tool_calls>")),
     ("apertus", "", _list("<|tools_prefix|>", "<|tools_suffix|>", '{"%name%": ')),
     ("nemotron-v2", "", _list("<TOOLCALL>", "</TOOLCALL>")),
