@@ -22,8 +22,8 @@ from tests.models.cells import Model
 from tests.models.families import BY_NAME, model_folder
 
 CODEX = AGENTS["Codex CLI"]
-QUICK = ("Qwen3-Coder",)
-OTHERS = ("Qwen3.5", "GLM-4.6", "gpt-oss", "DeepSeek V3.1", "Kimi K2 Thinking", "MiniMax M2")
+QUICK = ("Qwen3.5",)
+OTHERS = ("Qwen3-Coder", "GLM-4.6", "gpt-oss", "DeepSeek V3.1", "Kimi K2 Thinking", "MiniMax M2")
 COMMANDS = ("ls -la", "cat money.py", f"sed -i 's/prices.1:./{NEW}/' money.py", TEST_COMMAND)
 COMMAND = {"cmd": {"type": "string", "description": "A command."}}
 TOOL = {

@@ -581,7 +581,7 @@ def images(model: Model) -> None:
         seen = model.judge.write([{"role": "user", "content": [words, {"type": "image"}]}])
     except Refused as refused:
         raise Absent(f"its template takes no images: {refused}") from refused
-    if seen == plain or "{'type'" in seen:
+    if seen == plain or "{'type'" in seen or '{"type"' in seen:
         raise Absent("its template takes no images")
     parts = [{"type": "input_text", "text": FIRST}, {"type": "input_image", "image_url": PICTURE}]
     given = (item("message", role="user", content=parts),)
@@ -597,7 +597,7 @@ def images(model: Model) -> None:
 
 
 Cell = Callable[[Model], None]
-COLUMNS: dict[str, Cell] = {
+CELLS: dict[str, Cell] = {
     "starts": starts,
     "one call": call_one,
     "several": call_several,

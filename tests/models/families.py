@@ -78,7 +78,7 @@ FAMILIES = (
     ModelFamily("Qwen2.5", "Qwen-Qwen2.5-7B-Instruct", QWEN2_5, is_own=True),
     ModelFamily("Qwen3", "Qwen-Qwen3-0.6B", is_own=True),
     ModelFamily("Qwen3.5", "Qwen3.5-4B", is_quick=True),
-    ModelFamily("Qwen3-Coder", "Qwen3-Coder", is_own=True, is_quick=True),
+    ModelFamily("Qwen3-Coder", "Qwen3-Coder", is_own=True),
     ModelFamily("QwQ", "Qwen-QwQ-32B", QWEN2_5, texts=THINK, values=THINKING),
     ModelFamily(
         "gpt-oss", "openai-gpt-oss-120b", "gpt4o", is_own=True, end="<|return|>", ends=("<|call|>",),
@@ -119,10 +119,9 @@ FAMILIES = (
     ModelFamily("Gemma 3", "", GEMMA3, is_own=True),
     ModelFamily(
         "Gemma 4", "google-gemma-4-31B-it", GEMMA3, end="<turn|>", ends=("<|tool_response>",), values=THINKING,
-        is_quick=True,
     ),
     ModelFamily("Mistral Nemo", "mistralai-Mistral-Nemo-Instruct-2407", NEMO, is_own=True),
-    ModelFamily("Mistral Small 3.2", "Mistral-Small-3.2-24B-Instruct-2506", NEMO, is_quick=True),
+    ModelFamily("Mistral Small 3.2", "Mistral-Small-3.2-24B-Instruct-2506", NEMO),
     ModelFamily("Devstral Small", "unsloth-mistral-Devstral-Small-2507", NEMO),
     ModelFamily("Ministral 3", "mistralai-Ministral-3-14B-Reasoning-2512", NEMO),
     ModelFamily("Llama 3.1", "meta-llama-Llama-3.1-8B-Instruct", LLAMA3_1, is_own=True, ends=("<|eom_id|>",)),
@@ -149,7 +148,7 @@ FAMILIES = (
         texts=("<tool_call>", "</tool_call>"),
     ),
     ModelFamily("LFM2", "LFM2-8B-A1B", begin="<|startoftext|>", end="<|im_end|>"),
-    ModelFamily("LFM2.5", "LFM2.5-8B-A1B", begin="<|startoftext|>", end="<|im_end|>"),
+    ModelFamily("LFM2.5", "LFM2.5-8B-A1B", begin="<|startoftext|>", end="<|im_end|>", specials=("<image>",)),
     ModelFamily(
         "Laguna XS.2", "poolside-Laguna-XS.2", begin="〈|EOS|〉", end="</assistant>",
         specials=("<system>", "</system>", "<user>", "</user>", "<assistant>"), texts=ARGS, values=THINKING,
@@ -158,7 +157,9 @@ FAMILIES = (
         "Laguna S 2.1", "poolside-Laguna-S-2.1", begin="〈|EOS|〉", end="</assistant>",
         specials=("<system>", "</system>", "<user>", "</user>", "<assistant>"), texts=ARGS,
     ),
-    ModelFamily("Step 3.5", "StepFun3.5-Flash", begin=DEEPSEEK_BEGIN, end="<|im_end|>"),
+    ModelFamily(
+        "Step 3.5", "StepFun3.5-Flash", begin=DEEPSEEK_BEGIN, end="<|im_end|>", specials=("<im_patch>",)
+    ),
     ModelFamily("Apertus", "Apertus-8B-Instruct", NEMO, end="<|assistant_end|>"),
     ModelFamily(
         "Hunyuan (Hy3)", "tencent-Hy3", begin="<｜hy_begin_of_sentence:opensource｜>", end="<｜hy_eos:opensource｜>",
@@ -176,7 +177,7 @@ FAMILIES = (
     ModelFamily("GigaChat 3.1", "GigaChat3.1-10B-A1.8B", begin="<s>", end="</s>", ends=("<|message_sep|>",)),
     ModelFamily("Bielik 11B v3", "Bielik-11B-v3.0-Instruct", begin="<s>", end="<|im_end|>"),
     ModelFamily("MiniCPM5", "openbmb-MiniCPM5-1B", begin="<s>", end="<|im_end|>"),
-    ModelFamily("Reka Edge", "Reka-Edge", end="<sep>"),
+    ModelFamily("Reka Edge", "Reka-Edge", end="<sep>", specials=("<image>", "</image>", "<REKA_IMG_TOKEN>")),
     ModelFamily("Spark 2.5", "Spark2.5", begin="<｜start▁of▁sentence｜>", end=DEEPSEEK_END, texts=ARGS),
 )  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -14,12 +14,23 @@ from dataclasses import dataclass
 
 from segue.errors import ApiError
 from tests.models import assets
-from tests.models.cells import COLUMNS, Absent, Model
+from tests.models.cells import CELLS, Absent, Model
 from tests.models.families import BY_NAME, NOT_TRIED, ModelFamily
+from tests.models.injection import break_out
 from tests.models.judge import Refused
 
 PAGE = assets.ROOT / "docs" / "models.md"
 BETWEEN = re.compile(r"(<!-- matrix -->\n).*?(<!-- end -->)", re.DOTALL)
+# Texts at each place; tests/dialects/test_injection.py tries a thousand for some families.
+TEXTS = 25
+
+
+def injection(model: Model) -> None:
+    """Texts made of the family's marks, wherever a user or a tool can write, change no mark of the prompt."""
+    assert break_out(model.dialect, TEXTS), "nothing was compared"
+
+
+COLUMNS = {**CELLS, "injection": injection}
 HEADER = ("family", "tokenizer", "dialect", *COLUMNS)
 HOLDS, FAILS, ABSENT, UNJUDGED = "yes", "**no**", "–", "?"
 RELATIVES = {
@@ -116,8 +127,8 @@ def main() -> None:
             marks = (row[column].mark for column in COLUMNS)
             rows[name] = dict(zip(HEADER, (*first, *marks), strict=True))
             show(name, row)
-    page = PAGE.read_text()
-    PAGE.write_text(BETWEEN.sub(lambda found: found[1] + table(rows) + found[2], page))
+            page = PAGE.read_text()
+            PAGE.write_text(BETWEEN.sub(lambda found: found[1] + table(rows) + found[2], page))
 
 
 if __name__ == "__main__":

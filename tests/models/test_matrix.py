@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.models.cells import COLUMNS, Model
+from tests.models.cells import CELLS, Model
 from tests.models.families import BY_NAME, FAMILIES
-from tests.models.matrix import HOLDS, on_page, tried
+from tests.models.matrix import COLUMNS, HOLDS, on_page, tried
 
 QUICK = [family.name for family in FAMILIES if family.is_quick]
 
@@ -13,7 +13,7 @@ QUICK = [family.name for family in FAMILIES if family.is_quick]
 def test_family_does_what_the_page_says(name: str) -> None:
     cells = on_page()[name]
     model = Model(BY_NAME[name])
-    results = {column: tried(model, column) for column in COLUMNS if cells[column] == HOLDS}
+    results = {column: tried(model, column) for column in CELLS if cells[column] == HOLDS}
     wrong = {column: one.why for column, one in results.items() if one.mark != HOLDS}
     assert not wrong, wrong
 
