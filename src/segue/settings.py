@@ -25,7 +25,9 @@ T = TypeVar("T")
 Table = dict[str, str | bool | int | float | list[str] | dict[str, object]]
 
 EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "chat"]
-CHAT_FORMATS = ("chatml", "smollm2", "qwen2", "qwen3", "llama3", "mistral", "harmony", "template")
+CHAT_FORMATS = (
+    "chatml", "smollm2", "qwen2", "qwen3", "llama3", "mistral", "harmony", "deepseek-v3.2", "deepseek-v4", "template",
+)  # fmt: skip
 DIALECTS = ("auto", *CHAT_FORMATS)
 
 MCP_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")

@@ -196,7 +196,7 @@ def test_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 def test_every_name_is_a_dialect_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|", page.partition("## How")[0], re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.-]+)` \|", page.partition("## How")[0], re.MULTILINE)
 
     assert rows == [name for name in DIALECTS if name != "auto"]
 

@@ -3,7 +3,8 @@
 In: a name from the settings, the model's own files (a GGUF or a tokenizer folder) and its vocabulary. Out: a dialect.
 For "auto" the special tokens say which families a model can belong to. Each of these writes a few small conversations,
 and the family that writes them as the model's own template does is chosen. If there is none, the template itself is
-run. A model without a template is known by its special tokens alone; if no family has them, it is refused.
+run. A model without a template is known by its `config.json` (DeepSeek) or else by its special tokens alone; if no
+family has them, it is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from segue.dialects.chatml import PLAIN, QWEN2, QWEN2_CODER, QWEN3, SMOLLM2
+from segue.dialects.deepseek import TEMPLATES, deepseek_dialect, name_of
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.harmony import HARMONY
 from segue.dialects.images import placeholder_of
@@ -50,8 +52,10 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "mistral": (MISTRAL,),
     "harmony": (HARMONY,),
 }
-# The first two names are no family: both look at the model's own files.
-assert {"auto", "template", *FAMILIES} == {*DIALECTS}, "settings.DIALECTS and FAMILIES differ"
+# The first two names are no family: both look at the model's own files. Templates of ours are run like any other.
+assert {"auto", "template", *FAMILIES, *TEMPLATES} == {*DIALECTS}, (
+    "settings.DIALECTS and FAMILIES differ"
+)
 
 
 def dialect_for(
@@ -76,6 +80,8 @@ def dialect_for(
             return template_dialect(vocabulary, template)
         case _ if text:
             raise Misconfigured(f"template: dialect '{name}' runs no template. Leave one out.")
+        case _ if name in TEMPLATES:
+            return deepseek_dialect(name, path, vocabulary, values)
         case _:
             return TokenDialect(FAMILIES[name][0], vocabulary)
 
@@ -96,12 +102,14 @@ def choose(
         return TokenDialect(known[0], vocabulary)
     if template is not None:
         return _by_template(template, candidates, vocabulary)
+    if (name := name_of(path)) is not None:
+        return deepseek_dialect(name, path, vocabulary, values)
     if candidates and candidates[0].is_format_known(path):
         return TokenDialect(candidates[0], vocabulary)
     raise ServerFault(
         f"{path.name} has no chat template, and its special tokens are those of no known model family. "
-        "Name a file with a chat template with --template (DeepSeek V3.2 and V4 come without one), or a dialect with "
-        "--dialect."
+        "Name a file with a chat template with --template, or a dialect with --dialect: deepseek-v3.2 and deepseek-v4 "
+        "are known by the config.json beside the tokenizer, and otherwise only by name."
     )
 
 

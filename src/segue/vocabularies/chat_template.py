@@ -94,8 +94,8 @@ def _template_in_gguf(path: Path) -> ChatTemplate:
 def _template_in_folder(path: Path) -> ChatTemplate:
     folder = path if path.is_dir() else path.parent
     own = folder / "chat_template.jinja"
-    config = _decoded(folder / "tokenizer_config.json", _Config)
-    ended = _decoded(folder / "generation_config.json", _Generation).eos_token_id
+    config = decoded(folder / "tokenizer_config.json", _Config)
+    ended = decoded(folder / "generation_config.json", _Generation).eos_token_id
     try:
         text = own.read_text() if own.is_file() else config.chat_template
     except (OSError, ValueError) as wrong:
@@ -112,7 +112,7 @@ def _template_in_folder(path: Path) -> ChatTemplate:
     return ChatTemplate(text or "", begin, end, plain, tuple(ends), answers=answers)
 
 
-def _decoded(file: Path, kind: type[T]) -> T:
+def decoded(file: Path, kind: type[T]) -> T:
     """What a file says; nothing if there is no such file."""
     try:
         return msgspec.json.decode(file.read_bytes() if file.is_file() else b"{}", type=kind)
