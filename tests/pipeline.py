@@ -53,6 +53,10 @@ class RecordingEngine:
         return self.inner.can_constrain
 
     @property
+    def grammars(self) -> frozenset[str]:
+        return self.inner.grammars
+
+    @property
     def facts(self) -> EngineFacts:
         return self.inner.facts
 

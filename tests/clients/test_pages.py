@@ -54,7 +54,7 @@ def connect(served: ServedProcess, *arguments: str, **environment: str) -> str:
 
 @pytest.mark.parametrize("client", PAGE_OF)
 def test_page_shows_what_connect_prints(client: str) -> None:
-    place = ModelEndpoint(f"{URL}/v1", "smollm2", context_tokens=8_192)
+    place = ModelEndpoint(f"{URL}/v1", "smollm2", context_tokens=8_192, sees_images=False)
     shown = codex_block(place) if client == "codex" else snippet(client, place)
     assert f"\n{shown}\n```" in (PAGES / PAGE_OF[client]).read_text()
 

@@ -97,7 +97,9 @@ async def test_forked_chain_plays_on_from_where_it_forked(tmp_path: Path) -> Non
     async with staged(tmp_path / "s.db", STORY) as stage:
         first = await stage.turn(input="go")
         for _ in range(2):
-            fork = await stage.turn(input="on", previous_response_id=first.response["id"])
+            fork = await stage.turn(
+                input="on", previous_response_id=first.response["id"], tools=[WEATHER]
+            )
             assert shape(fork) == ["reasoning", "function_call"]
 
 

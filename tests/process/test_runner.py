@@ -36,6 +36,7 @@ class StuckEngine:
     pieces: int = 0
     on_asked: Callable[[], None] = lambda: None
     can_constrain = False
+    grammars: frozenset[str] = frozenset()
     facts = EngineFacts()
 
     async def is_ready(self) -> bool:
@@ -59,6 +60,7 @@ class BrokenEngine:
 
     fault: Callable[[], Exception] | None
     can_constrain = False
+    grammars: frozenset[str] = frozenset()
     facts = EngineFacts()
 
     async def is_ready(self) -> bool:

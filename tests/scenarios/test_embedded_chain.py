@@ -98,7 +98,7 @@ async def test_client_chains_twenty_turns_and_only_new_items_are_tokenized(
             if number:
                 assert chain.tokenized == block_tokens(words, text)
             else:
-                assert chain.tokenized > block_tokens(words, text)
+                assert chain.tokenized >= block_tokens(words, text)
 
 
 async def test_client_demands_a_call_in_each_of_twenty_turns_and_gets_it(

@@ -35,14 +35,14 @@ async def test_search_is_offered_to_keys_that_may_search(tmp_path: Path) -> None
     async with searching(tmp_path, SEARCH, ANSWER, auth="keys") as served:
         may, may_not = await key_for(served, "web_search"), await key_for(served, "mcp")
         assert await types_of(served, may, tools=[WEB]) == ["web_search_call", "message"]
-        # The model calls what nobody offers: that is the client's to answer.
-        assert await types_of(served, may_not, tools=[WEB]) == ["function_call"]
+        # Where nothing is offered, what looks like a call is text.
+        assert await types_of(served, may_not, tools=[WEB]) == ["message"]
         forced = {"model": MODEL, "input": "Go", "tools": [WEB], "tool_choice": WEB}
         refused = await fetch(served, "POST", "/v1/responses", forced, may_not)
         assert (refused.status, refused.json["error"]["code"]) == (400, "unsupported_value")
         async with wire(served, additional_headers=may_not) as socket:
             last = await socket.turn(input="Go", tools=[WEB])
-            assert [one["type"] for one in last["response"]["output"]] == ["function_call"]
+            assert [one["type"] for one in last["response"]["output"]] == ["message"]
 
 
 async def test_keys_of_one_owner_continue_each_other_with_their_own_tools(tmp_path: Path) -> None:

@@ -200,7 +200,9 @@ async def test_client_that_leaves_cancels_its_turn(server: Server, stream: bool)
 async def test_idempotency_key_comes_from_its_header(server: Server) -> None:
     server.stage.runner.play = complete
     body = json.dumps({"model": "m", "input": "x"}).encode()
-    await server.ask("POST", "/v1/responses", body, idempotency_key="k" * 300)
+    refused = await server.ask("POST", "/v1/responses", body, idempotency_key="k" * 256)
+    assert refused.status == 400
+    await server.ask("POST", "/v1/responses", body, idempotency_key="k" * 255)
     assert server.stage.runner.begun[0].create.idempotency_key == "k" * 255
 
 
