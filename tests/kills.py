@@ -106,7 +106,12 @@ class Victim:
         assert not found, f"after {self.tally.kills} kills: {found}"
 
     async def kill_under_load(self, served: ServedProcess) -> None:
+        is_noted = asyncio.Event()
+        self.book.on_note = lambda count: is_noted.set()
         async with writing(served, self.book) as writers:
+            # However slow the machine is, there is something to remember.
+            async with asyncio.timeout(WAIT_S):
+                await is_noted.wait()
             await asyncio.sleep(self.chance.uniform(*LOAD_S))
             early = [one.exception() or one.result() for one in writers if one.done()]
             served.process.kill()
