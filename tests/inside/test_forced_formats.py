@@ -56,7 +56,17 @@ TOOLS = tools_of(
 )
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+# One format of each kind in every run; the others take half a minute.
+EVERY_RUN = ("xml", "glm", "kimi-k2")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in EVERY_RUN else pytest.mark.reliability)
+        for name in FORMAT_NAMES
+    ],
+)
 async def test_forced_call_is_read_in_every_format(engine: EmbeddedEngine, name: str) -> None:
     dialect = chatml()
     bound = dialect._bound
