@@ -8,6 +8,7 @@ one and sends the whole conversation. Ctrl-C ends an answer, Ctrl-D the conversa
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -159,6 +160,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Chat until the person quits; returns the exit status."""
+    # Shells start background commands with interrupts ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     base_url = base_url_of(options.url)
     model = options.model or find_endpoint(base_url, None).model
     talk = Talk(base_url, model, options.instructions, options.key)
