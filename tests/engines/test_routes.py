@@ -119,7 +119,10 @@ async def test_chains_spread_over_replicas_that_are_equally_free_and_come_back()
     async with Pair() as pair:
         chains = [f"resp_{n}" for n in range(24)]
         routes = [
-            [route_of(await heard(pair.engine, job(tokens([1]), chain=one))) for one in chains]
+            [
+                route_of(await heard(pair.engine, job(tokens([1]), chain=one.__str__)))
+                for one in chains
+            ]
             for _ in range(2)
         ]
         assert routes[0] == routes[1]

@@ -318,8 +318,10 @@ class RoutedEngine:
 def _choose(up: list[_Replica], job: Job) -> _Replica:
     """The replica of the parent, or the one with the fewest jobs; of several such ones the chain's own."""
 
+    chain = job.chain() if job.route is None and len(up) > 1 else ""
+
     def rank(one: _Replica) -> tuple[int, bytes]:
-        return one.load, blake2b(f"{job.chain} {one.name}".encode(), digest_size=8).digest()
+        return one.load, blake2b(f"{chain} {one.name}".encode(), digest_size=8).digest()
 
     freest = min(up, key=rank)
     for one in up:

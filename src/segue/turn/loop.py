@@ -379,7 +379,6 @@ class TurnLoop:
         wanted = wanted if wanted is None or room is None else min(wanted, room)
         is_answer = plan.generates or tokens_max is not None
         route = past.warm.route if past is not None and past.warm is not None else None
-        parent = plan.resolved.parent if route is None else None
         return Job(
             prompt=composed.prompt if is_answer else rendered.context,
             scene=composed.scene,
@@ -390,7 +389,7 @@ class TurnLoop:
             owner=plan.owner,
             lane=plan.lane,
             route=route,
-            chain=plan.id if parent is None else parent.lineage()[0].id,
+            chain=partial(_root_id, plan),
             model_turns=plan.resolved.model_turns + sum(one.did_sample for one in self.rounds),
         )
 
@@ -609,3 +608,9 @@ def _append_timeout(plan: Plan) -> ApiError:
 
 def _broken() -> End:
     return End("failed", error=ServerFault(PROBLEM))
+
+
+def _root_id(plan: Plan) -> str:
+    """The first turn of this chain."""
+    parent = plan.resolved.parent
+    return plan.id if parent is None else parent.lineage()[0].id

@@ -7,7 +7,7 @@ Everything here is a value that is never changed in place, so that turns share t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -441,8 +441,9 @@ class Job(Struct, frozen=True):
     lane: str = ""
     # The replica that served the parent, as long as it is healthy.
     route: str | None = None
-    # The same for all turns of a chain that has no route yet: it chooses between replicas that are equally free.
-    chain: str = ""
+    # The same for all turns of a chain that has no route yet: it chooses between replicas that are equally free. Asked
+    # only then, because a long chain is walked for it.
+    chain: Callable[[], str] = str
     # How often the model has spoken before in this history.
     model_turns: int = 0
 
