@@ -376,7 +376,7 @@ UNREAD_ADVICE = "use --engine chat, or name another --dialect or --template"
 
 
 def unread_call_mark(dialect: Dialect) -> str | None:
-    """A mark of calls in the model's template that nobody reads."""
+    """The mark of calls in the model's template that Segue cannot read, if there is one."""
     return dialect.unread if isinstance(dialect, TokenDialect) else None
 
 

@@ -63,7 +63,10 @@ def test_offer_is_taken(fetched: list[str]) -> None:
     assert fetched == ["better"]
 
 
-@pytest.mark.parametrize("flags", [{"model": ["smollm2"]}, {"engine": "scripted"}])
+@pytest.mark.parametrize(
+    "flags",
+    [{"model": ["smollm2"]}, {"engine": "scripted"}, {"engine": "chat", "model": ["auto"]}],
+)
 def test_who_says_what_to_serve_is_not_asked(fetched: list[str], flags: dict[str, object]) -> None:
     def ask(question: str) -> str:
         raise AssertionError(question)

@@ -231,3 +231,9 @@ async def test_key_is_sent_and_a_wrong_one_is_the_operators_fault() -> None:
 
 def test_address_may_end_with_the_version() -> None:
     assert Upstream("http://127.0.0.1:1/v1/").url == "http://127.0.0.1:1"
+
+
+async def test_name_for_logs_has_no_password() -> None:
+    upstream = Upstream("http://svc:hunter2@127.0.0.1:9/v1", None)
+    assert upstream.name == "http://127.0.0.1:9"
+    await upstream.close()

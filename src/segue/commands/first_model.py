@@ -19,9 +19,11 @@ AUTO = "auto"
 
 def with_first_model(settings: Settings, ask: Callable[[str], str] | None = None) -> Settings:
     """The settings with a model in place of "auto" or of none; `ask` asks a person, if one is there."""
-    if settings.models or (settings.model and settings.model != (AUTO,)):
+    is_named = settings.models or (settings.model and settings.model != (AUTO,))
+    if is_named or settings.engine != "embedded":
+        # With another engine, "auto" is the engine's own name for a model.
         return settings
-    chosen = better_model() if settings.engine == "embedded" else None
+    chosen = better_model()
     if chosen is None or not (settings.model or (ask and _is_wanted(*chosen, ask))):
         return replace(settings, model=())
     name, _ = chosen

@@ -232,7 +232,7 @@ def _messages(
 
 
 def _is_cut_call(item: wire.Item, part: Part, answered: Container[str]) -> bool:
-    """A call that a limit cut off, and that nobody has answered: endpoints refuse it."""
+    """Whether this is a call that a limit cut off and that has no output: endpoints refuse such a call."""
     is_cut = part.kind == "call" and getattr(item.value, "status", None) == "incomplete"
     return is_cut and part.call_id not in answered
 

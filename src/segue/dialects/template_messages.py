@@ -74,7 +74,7 @@ class Said(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """A call as the template is told of it."""
+    """A call as it is given to the template."""
 
     name: str
     id: str

@@ -27,6 +27,7 @@ from segue.errors import (
     Unavailable,
     context_overflow,
 )
+from segue.settings import shown_address
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class Upstream:
     ) -> None:
         # Native endpoints are below the root, those of OpenAI's API below the version.
         self.url, self._version = split_address(url)
+        # For logs: without a password.
+        self.name = shown_address(self.url)
         self._timeouts = timeouts
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key:

@@ -39,8 +39,8 @@ SMALL_IMAGE = (
     "CAQCAQCgUAg+BIMi1X0ptsIcT0AAAAASUVORK5CYII="
 )
 SAMPLING = SamplingFields(top_p_min=1e-6)
-# Where nobody knows the context: without a limit it would write 16 tokens; when it refuses this one, it names its own.
-UNSAID_TOKENS = 2**31 - 1
+# Where the context is unknown: without a limit it would write 16 tokens; when it refuses this one, it names its own.
+NO_LIMIT_TOKENS = 2**31 - 1
 # Before this version a JSON schema was called `guided_json`, and after the next one it no longer is.
 STRUCTURED_SINCE = (0, 11)
 
@@ -154,7 +154,7 @@ def _request(job: Job, model: str, offer: VllmOffer) -> TokenRequest:
     sampling = job.sampling
     settings: dict[str, object] = {
         # It refuses to sample no token at all.
-        "max_tokens": UNSAID_TOKENS
+        "max_tokens": NO_LIMIT_TOKENS
         if job.output_tokens_max is None
         else max(job.output_tokens_max, 1),
         "stop_token_ids": sorted(job.stops),

@@ -42,9 +42,9 @@ from segue.wire.web import (
 # Pages that were read, for calls that read them again: all of the process together, and for how long.
 CACHE_BYTES_MAX = 32 * 1024 * 1024
 CACHE_S_MAX = 600.0
-# Matches that are shown of one page, and how much text around each.
 # Longer patterns are no search for words.
 PATTERN_WORDS_MAX = 32
+# Matches that are shown of one page, and how much text around each.
 MATCHES_MAX = 20
 AROUND_CHARS = 200
 

@@ -17,7 +17,7 @@ from segue.transports.exchange import Exchange, listening, subscribed
 from segue.transports.paging import page_of
 from segue.transports.services import Services
 from segue.transports.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber
-from segue.turn.compact import UNSAID_TOKENS, window
+from segue.turn.compact import ASSUMED_CONTEXT_TOKENS, window
 from segue.turn.plan import Caller, Tally
 from segue.turn.running import Running
 from segue.turn.values import Cancel, Owner, Turn
@@ -112,7 +112,7 @@ class ResponseRoutes:
         if running.error is not None:
             raise running.error
         resolved, response = plan.resolved, running.response
-        bytes_max = plan.model.context_tokens or UNSAID_TOKENS
+        bytes_max = plan.model.context_tokens or ASSUMED_CONTEXT_TOKENS
         kept = window(resolved.parent, resolved.given, bytes_max, new_id)
         answer = CompactionWindow(
             id=response.id,

@@ -42,8 +42,8 @@ REQUEST = (
     "errors, to the letter) and what is still to do. Answer with the summary and nothing else; call no tool."
 )
 PREAMBLE = "Here is a summary of the conversation so far; what it covers is no longer shown.\n\n"
-# How long a history may be behind a compaction, where nobody says what fits.
-UNSAID_TOKENS = 32_768
+# How long a history may be after a compaction, where the context is unknown.
+ASSUMED_CONTEXT_TOKENS = 32_768
 
 STANDING = "What the developer said still holds:\n\n"
 

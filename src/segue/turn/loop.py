@@ -27,7 +27,7 @@ from msgspec import structs
 from segue.errors import ApiError, EngineFailed, InvalidRequest, ServerFault
 from segue.turn.commit import calls_in, commit, warm_after
 from segue.turn.compact import (
-    UNSAID_TOKENS,
+    ASSUMED_CONTEXT_TOKENS,
     Compacted,
     asking,
     sealed_with,
@@ -510,7 +510,7 @@ class TurnLoop:
         read_as = structs.replace(composed.scene, head=structs.replace(quiet, tool_choice="auto"))
         reader = plan.model.dialect.reader(read_as)
         summary = Summary(lambda: running.publish(assembler.compact()))
-        limit = plan.threshold or plan.model.context_tokens or UNSAID_TOKENS
+        limit = plan.threshold or plan.model.context_tokens or ASSUMED_CONTEXT_TOKENS
         tokens_max = min(SUMMARY_TOKENS_MAX, int(limit * SUMMARY_SHARE))
         finish = await self._sample(composed, reader, [summary], tokens_max)
         await summary.close(reader.close(is_cut=True))

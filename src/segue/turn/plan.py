@@ -74,7 +74,7 @@ class Model:
 
     @property
     def context_tokens(self) -> int | None:
-        """How long prompt and answer may be together; None: nobody says."""
+        """How long prompt and answer may be together; None: unknown."""
         return self.context_tokens_set or self.engine.facts.context_tokens
 
     @property
