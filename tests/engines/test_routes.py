@@ -248,6 +248,14 @@ async def test_engine_is_ready_as_long_as_one_replica_is() -> None:
         assert [one.is_up for one in pair.engine.replicas()] == [False, False]
 
 
+async def test_question_that_is_not_answered_takes_no_replica_away() -> None:
+    """Anybody may have the question asked; only jobs decide who gets jobs."""
+    async with Pair() as pair:
+        pair.a.is_healthy = False
+        assert await pair.engine.is_ready()
+        assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "a"
+
+
 async def test_job_is_refused_with_a_time_to_wait_when_no_replica_answers() -> None:
     async with Pair() as pair:
         await pair.a.stop()

@@ -20,6 +20,9 @@ from segue.turn.plan import Model, Models
 
 log = logging.getLogger(__name__)
 
+# Store and engines are asked at most this often, whoever wants to know: anybody may, and it is done with our keys.
+PROBE_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Observers:
@@ -82,6 +85,8 @@ class HealthCheck:
         self._peers = None if state.cluster is None else state.cluster.peers
         # By name, without aliases.
         self._models: dict[str, Model] = {model.name: model for model in models.values()}
+        self._probe: asyncio.Task[dict[str, bool]] | None = None
+        self._probe_at = 0.0
         if self._peers is not None:
             self._peers.answer("metrics", lambda worker, body: self._write_own_metrics())
 
@@ -96,13 +101,19 @@ class HealthCheck:
                 )
 
     async def check(self) -> dict[str, bool]:
-        """Ask the store and every engine now."""
-        checks = {"store": await self._store.is_ready()}
-        for name, model in self._models.items():
-            checks[f"engine:{name}"] = await model.engine.is_ready()
-        for row in self.replicas(checks):
-            self._observers.metrics.note_engine(row.name, is_up=row.is_up, waiting=row.waiting)
-        return checks
+        """What the store and every engine answered when they were last asked, at most a second ago."""
+        now = asyncio.get_running_loop().time()
+        if self._probe is None or (self._probe.done() and now >= self._probe_at):
+            self._probe_at = now + PROBE_S
+            self._probe = asyncio.create_task(self._ask_all())
+        # Whoever asks may leave; the others wait for the same answer.
+        return dict(await asyncio.shield(self._probe))
+
+    async def _ask_all(self) -> dict[str, bool]:
+        engines = [model.engine.is_ready() for model in self._models.values()]
+        answers = await asyncio.gather(self._store.is_ready(), *engines)
+        names = ("store", *(f"engine:{name}" for name in self._models))
+        return dict(zip(names, answers, strict=True))
 
     def replicas(self, checks: Mapping[str, bool]) -> list[ReplicaView]:
         """Each replica where there are several, else what the engine last answered."""
@@ -128,5 +139,6 @@ class HealthCheck:
 
     async def _write_own_metrics(self) -> bytes:
         await self._observers.afterwards.drained()
-        await self.check()
+        for row in self.replicas(await self.check()):
+            self._observers.metrics.note_engine(row.name, is_up=row.is_up, waiting=row.waiting)
         return self._observers.metrics.write()

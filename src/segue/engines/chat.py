@@ -25,6 +25,7 @@ from msgspec import UNSET, Raw, Struct, structs
 from segue.engines.facts import MODELS, facts_in, learned, more_facts
 from segue.engines.token_engine import DONE, SamplingFields
 from segue.engines.upstream import (
+    ANSWERED,
     UNREADABLE,
     ContextRefused,
     EventStream,
@@ -253,7 +254,7 @@ class ChatEngine(Generic[F]):
                 await self._probe()
         except ApiError:
             return False
-        return status == 200
+        return status in ANSWERED
 
     async def _facts(self, listed: bytes) -> EngineFacts:
         """What the list of models says; where it says too little, other pages are asked, and then the model's name."""

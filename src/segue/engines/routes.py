@@ -12,8 +12,9 @@ A replica that cannot be reached, breaks off, or returns only errors is not used
     down      takes none until its time is over          then: on trial
     on trial  takes one job, no others                   answers: up; fails: down, for twice as long
 
-There is no background task: health is learnt from jobs, and from `is_ready`, which asks every replica. A job moves to
-another replica only before its first token; where no replica is up, it waits a moment and is then refused.
+There is no background task: health is learnt from jobs. `is_ready` asks every replica, and one that answers is used
+again at once; one that does not answer goes on getting jobs until a job fails there. A job moves to another replica
+only before its first token; where no replica is up, it waits a moment and is then refused.
 """
 
 from __future__ import annotations
@@ -145,6 +146,8 @@ class _Replica:
         self.failures = 0
         self.errors = 0
         self.down_until = 0.0
+        # What it said when it was last asked; for operators, jobs do not care.
+        self.is_ready = True
 
     @property
     def load(self) -> int:
@@ -215,22 +218,25 @@ class RoutedEngine:
         return min(known, key=lambda facts: facts.context_tokens or sys.maxsize)
 
     async def is_ready(self) -> bool:
-        """Ask all replicas; one is enough. What they answer counts as their health."""
+        """Ask all replicas; one is enough. An answer brings a replica back, silence does not take it away."""
         replicas = self._replicas.values()
         answers = await asyncio.gather(*(one.engine.is_ready() for one in replicas))
-        now = asyncio.get_running_loop().time()
-        for replica, is_up in zip(replicas, answers, strict=True):
-            if is_up:
+        for replica, is_ready in zip(replicas, answers, strict=True):
+            replica.is_ready = is_ready
+            if is_ready:
                 replica.answered()
-            elif now >= replica.down_until:
-                replica.failed(now, "not ready")
         return any(answers)
 
     def replicas(self) -> list[ReplicaHealth]:
         """The health of all replicas, for metrics."""
         now = asyncio.get_running_loop().time()
         return [
-            ReplicaHealth(one.name, now >= one.down_until, one.queue.running, one.queue.waiting)
+            ReplicaHealth(
+                one.name,
+                one.is_ready and now >= one.down_until,
+                one.queue.running,
+                one.queue.waiting,
+            )
             for one in self._replicas.values()
         ]
 

@@ -43,6 +43,8 @@ ANSWER_BYTES_MAX = 4 * 1024 * 1024
 MESSAGE_CHARS_MAX = 500
 # After the last event the connection goes back to the pool; if the response does not end by then, it is closed.
 LINGER_S = 2.0
+# What a server that works answers when it is asked how it is: that we ask too often is an answer too.
+ANSWERED = (200, 429)
 # A job on a connection that was closed meanwhile fails sooner than this; a job that the engine has begun fails later.
 STALE_S = 1.0
 
@@ -156,12 +158,12 @@ class Upstream:
                 retries -= 1
 
     async def is_up(self, path: str) -> bool:
-        """Whether it answers with status 200."""
+        """Whether it answers."""
         try:
             status, _ = await self.call("GET", path)
         except ApiError:
             return False
-        return status == 200
+        return status in ANSWERED
 
 
 class EventStream:
