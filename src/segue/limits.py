@@ -13,6 +13,8 @@ MINUTE_S = 60.0
 CLOCKS_DIFFER_S = 30.0
 # So that a bucket that should hold a whole request does.
 CRUMB = 1e-6
+# A hundred a second: a hundred background turns, each polled every second. More would be felt by the other keys.
+OTHER_REQUESTS_PER_MIN = 6_000
 
 
 class KeyLimits(Struct, frozen=True):
@@ -23,6 +25,8 @@ class KeyLimits(Struct, frozen=True):
     connections_max: int = 0
     lanes_max: int = 0
     state_bytes_max: int = 0
+    # Requests that start no turn: GET, DELETE, lists, cancel, conversations. Here 0 is `OTHER_REQUESTS_PER_MIN`.
+    other_requests_per_min: int = 0
 
 
 class HeldPlaces(Struct, frozen=True):

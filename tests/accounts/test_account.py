@@ -11,6 +11,7 @@ import pytest
 
 from segue.accounts.account import LOCAL, SECRET, TRUST_S, Account, Accounts
 from segue.errors import Unauthenticated, Unavailable
+from segue.limits import OTHER_REQUESTS_PER_MIN, KeyLimits
 from segue.storage import give_out
 from segue.stores.hashes import KeyHashes, new_secret
 from segue.stores.memory import MemoryKeys
@@ -53,6 +54,16 @@ async def test_known_key_is_not_looked_up_again(keys: FailingKeys) -> None:
     assert await some.find(secret) is account is some.known(secret)
     assert keys.asked == 1
     assert account.owner == "ada"
+
+
+async def test_key_without_limits_may_send_so_many_requests_without_a_turn(
+    keys: FailingKeys,
+) -> None:
+    _, secret = await give_out(keys, HASHES, "test", "ada")
+    account = await accounts(keys).find(secret)
+    assert account.quota.limits.other_requests_per_min == OTHER_REQUESTS_PER_MIN
+    assert account.turn_quota is None
+    assert Account(None).quota.limits == KeyLimits()
 
 
 async def test_revoked_key_is_gone_after_the_next_confirmation(keys: FailingKeys) -> None:

@@ -49,6 +49,20 @@ def quota(clock: Clock, **limits: int) -> KeyQuota:
     return KeyQuota(KeyLimits(**limits), "key", metered(clock)[1], clock)
 
 
+def test_requests_that_start_no_turn_come_back_steadily() -> None:
+    clock = Clock()
+    some = quota(clock, other_requests_per_min=6)
+    for _ in range(6):
+        some.take_other_request()
+    with pytest.raises(TooMany) as caught:
+        some.take_other_request()
+    assert caught.value.wait_s == pytest.approx(10)
+    clock.now += 10
+    some.take_other_request()
+    with pytest.raises(TooMany):
+        some.take_other_request()
+
+
 async def test_minute_of_requests_may_come_at_once_and_then_one_by_one() -> None:
     clock = Clock()
     some = quota(clock, requests_per_min=6)

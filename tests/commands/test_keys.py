@@ -55,6 +55,7 @@ def test_owner_scopes_and_limits_are_kept(store: str, capsys: pytest.CaptureFixt
         "connections_max": 0,
         "lanes_max": 4,
         "state_bytes_max": 0,
+        "other_requests_per_min": 0,
     }
 
 

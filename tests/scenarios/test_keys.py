@@ -23,6 +23,7 @@ from tests.support import MODEL, WAIT_S, Answer, Served, fetch, serving, wire
 
 WRONG = "sk-segue-" + "x" * 43
 ASK: dict[str, Any] = {"model": MODEL, "input": "hello", "store": False}
+NOWHERE = "/v1/responses/resp_" + "0" * 32
 
 
 @pytest.fixture
@@ -211,6 +212,25 @@ async def test_requests_a_minute_are_counted_for_all_transports_together(served:
         assert 0 < int(answer.headers["retry-after"]) <= 31
     _, other = await new_key(served)
     assert (await fetch(served, "POST", "/v1/responses", ASK, bearer(other))).status == 200
+
+
+async def test_requests_that_start_no_response_have_a_limit_of_their_own(served: Served) -> None:
+    """Nobody can flood with deletes, polls or lists; turns, and the other keys, go on."""
+    _, secret = await new_key(served, other_requests_per_min=4)
+    headers = bearer(secret)
+    asked = (("DELETE", NOWHERE, 404), ("GET", NOWHERE, 404), ("GET", "/v1/models", 200))
+    for method, path, status in asked:
+        assert (await fetch(served, method, path, headers=headers)).status == status
+    made = await fetch(served, "POST", "/v1/conversations", {}, headers)
+    assert made.status == 200
+    for method, path, _ in asked:
+        refused = await fetch(served, method, path, headers=headers)
+        assert (refused.status, refused.json["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert 0 < int(refused.headers["retry-after"]) <= 15
+        assert refused.headers["x-request-id"]
+    assert (await fetch(served, "POST", "/v1/responses", ASK, headers)).status == 200
+    _, other = await new_key(served)
+    assert (await fetch(served, "DELETE", NOWHERE, headers=bearer(other))).status == 404
 
 
 async def test_tokens_a_minute_are_paid_when_a_turn_is_over(served: Served) -> None:

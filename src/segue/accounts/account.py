@@ -21,12 +21,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
+from msgspec import structs
+
 from segue.accounts.metering import Meter
 from segue.accounts.quota import KeyQuota
 from segue.accounts.scopes import OPERATOR, SCOPES
 from segue.background import in_background
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
-from segue.limits import KeyLimits
+from segue.limits import OTHER_REQUESTS_PER_MIN, KeyLimits
 from segue.turn.seams import Keys, Quota
 from segue.turn.values import Key, Owner
 
@@ -64,9 +66,11 @@ class Account:
         self.is_operator = OPERATOR in scopes
         self.scopes = scopes | OPERATOR_SCOPES if self.is_operator else scopes
         limits = KeyLimits() if key is None else key.limits
+        # Whether its turns are counted, and where.
+        self.is_limited = structs.replace(limits, other_requests_per_min=0) != KeyLimits()
+        if key is not None and not limits.other_requests_per_min:
+            limits = structs.replace(limits, other_requests_per_min=OTHER_REQUESTS_PER_MIN)
         self.quota = KeyQuota(limits, self.key_id, meter)
-        # Whether its requests are counted, and where its turns are.
-        self.is_limited = limits != KeyLimits()
         self.turn_quota: Quota | None = self.quota if self.is_limited else None
         # Whether it may lose its place: it has a key, or came without one and keys are required now.
         self.is_checked = key is not None

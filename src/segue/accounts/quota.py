@@ -1,4 +1,4 @@
-"""How much may one key still use? Requests and tokens a minute, connections, turns at once.
+"""How much may one key still use? Requests and tokens a minute, connections, turns at once, requests without a turn.
 
 A bucket holds a minute's worth and fills up steadily, so that a burst is fine and a flood is not. The tokens of a turn
 are known when it is over: then they leave the bucket, which may go into debt; a key in debt waits. Every refusal says
@@ -7,7 +7,8 @@ for how long.
 The limits hold for all processes together. The store knows the level of each bucket and which process holds which
 places. A process *draws* on it and uses its *grant* without asking again: a few requests ahead, and places for turns
 and connections, which it keeps for a while after their use. So a turn waits for the store only where its process needs
-a larger grant. Tokens are reported to the store within a second.
+a larger grant. Tokens are reported to the store within a second. Requests that start no turn are the exception: each
+process counts those that come to it, because asking the store would cost more than they do.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class KeyQuota:
         # Tokens that were used and not reported yet.
         self._used_tokens = 0
         self._tokens = Bucket(limits.tokens_per_min, clock)
+        self._other_requests = Bucket(limits.other_requests_per_min, clock)
         self._held = HeldPlaces()
         self._others = HeldPlaces()
         # How many callers wait for a draw.
@@ -116,6 +118,15 @@ class KeyQuota:
                 await self._more_requests()
             self._requests -= 1
             self._used_at["requests"] = self._clock()
+
+    def take_other_request(self) -> None:
+        """Count a request that starts no turn, or refuse it."""
+        if per_min := self.limits.other_requests_per_min:
+            left = self._other_requests.level - 1
+            if left < -CRUMB:
+                wait_s = -left * MINUTE_S / per_min
+                raise _too_much(per_min, "requests that start no response", wait_s)
+            self._other_requests.level = left
 
     async def hold(self) -> None:
         """Take a place for a turn, or refuse it; `release` gives the place back."""

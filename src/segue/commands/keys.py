@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from segue.errors import Misconfigured
-from segue.limits import KeyLimits
+from segue.limits import OTHER_REQUESTS_PER_MIN, KeyLimits
 from segue.settings import Settings
 from segue.storage import create_key, list_keys, revoke_key
 from segue.turn.values import Key
@@ -33,7 +33,9 @@ LIMITS = {
     "connections_max": "open WebSocket connections",
     "lanes_max": "responses that run at once",
     "state_bytes_max": "bytes of history kept in memory for this key",
+    "other_requests_per_min": "requests per minute that start no response: GET, DELETE, lists, conversations",
 }
+DEFAULTS = {"other_requests_per_min": str(OTHER_REQUESTS_PER_MIN)}
 
 
 def keys(options: argparse.Namespace, settings: Settings) -> int:
@@ -137,7 +139,8 @@ def add_keys_verb(verbs: Verbs) -> None:
     create.add_argument("--scopes", default=USUAL_SCOPES, help=SCOPES_HELP)
     for name, text in LIMITS.items():
         flag = "--" + _option(name).replace("_", "-")
-        create.add_argument(flag, type=amount, metavar="N", help=f"{text} (default: no limit)")
+        about = f"{text} (default: {DEFAULTS.get(name, 'no limit')})"
+        create.add_argument(flag, type=amount, metavar="N", help=about)
     listing = actions.add_parser("list", help="print all keys, without their secrets")
     revoke = actions.add_parser("revoke", help="revoke a key permanently")
     revoke.add_argument("id", help="the id of the key, from `segue keys list`")

@@ -41,6 +41,8 @@ class Route(NamedTuple):
     path: str
     call: Handler
     scope: str | None
+    # Whether its handler counts it as a request for a turn.
+    is_turn: bool = False
 
 
 class HttpApp:
@@ -57,9 +59,9 @@ class HttpApp:
             Route("GET", r"/health", self._health, None),
             Route("GET", r"/ready", self._ready, None),
             Route("GET", r"/metrics", self._metrics, "metrics"),
-            Route("POST", r"/v1/responses", responses.create, "responses"),
-            Route("POST", r"/v1/responses/compact", responses.compact, "responses"),
-            Route("POST", r"/v1/responses/input_tokens", responses.count_tokens, "responses"),
+            Route("POST", r"/v1/responses", responses.create, "responses", True),
+            Route("POST", r"/v1/responses/compact", responses.compact, "responses", True),
+            Route("POST", r"/v1/responses/input_tokens", responses.count_tokens, "responses", True),
             Route("GET", response, responses.retrieve, "responses"),
             Route("DELETE", response, responses.delete, "responses"),
             Route("POST", response + r"/cancel", responses.cancel, "responses"),
@@ -114,6 +116,8 @@ class HttpApp:
         route = self._find_route(exchange)
         if route.scope is not None:
             await self._authenticate(exchange, route.scope)
+            if not route.is_turn:
+                exchange.account.quota.take_other_request()
         await route.call(exchange)
 
     def _find_route(self, exchange: Exchange) -> Route:
