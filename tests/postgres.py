@@ -117,10 +117,8 @@ class PostgresServer:
 @contextmanager
 def running_postgres() -> Iterator[PostgresServer]:
     """A server for as long as this lasts."""
-    with tempfile.TemporaryDirectory(prefix="segue-pg-", ignore_cleanup_errors=True) as name:
+    with temporary_folder() as name:
         folder = Path(name)
-        if os.getuid() == 0:
-            os.chown(folder, pwd.getpwnam("nobody").pw_uid, -1)
         server = PostgresServer(folder, reachable(programs(), folder))
         server.make()
         server.start()
@@ -130,13 +128,39 @@ def running_postgres() -> Iterator[PostgresServer]:
             server.stop()
 
 
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder of the other user, in a place where it may go: root's own temporary directory may be closed to it."""
+    user = other_user()
+    places = (tempfile.gettempdir(), "/tmp", "/var/tmp")
+    open_to_it = (
+        one
+        for one in places
+        if subprocess.run(["test", "-x", one], check=False, **user).returncode == 0
+    )
+    folder = tempfile.TemporaryDirectory(
+        prefix="segue-pg-", dir=next(open_to_it, None), ignore_cleanup_errors=True
+    )
+    if user:
+        os.chown(folder.name, user["user"], user["group"])
+    return folder
+
+
 def reachable(found: Path, folder: Path) -> Path:
-    """The programs, or a copy of them where the other user may not go."""
+    """The programs, or a copy of them and of their libraries where the other user may not go."""
     asked = [found / "bin" / "initdb", "--version"]
     try:
         subprocess.run(asked, check=True, capture_output=True, cwd=folder, **other_user())
     except (OSError, subprocess.CalledProcessError):
-        return Path(shutil.copytree(found, folder / "programs", symlinks=True))
+        wheel = found.parent
+        copied = folder / wheel.name / found.name
+        shutil.copytree(found, copied, symlinks=True)
+        # Where they look for their libraries.
+        libraries = f"{wheel.name}.libs"
+        shutil.copytree(wheel.parent / libraries, folder / libraries, symlinks=True)
+        for path in folder.rglob("*"):
+            if not path.is_symlink():
+                path.chmod(0o755)
+        return copied
     return found
 
 

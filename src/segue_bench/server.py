@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -139,7 +139,9 @@ def apart(process: ServerProcess) -> Iterator[None]:
         return
     first, before = min(cores()), os.sched_getaffinity(0)
     for task in Path(f"/proc/{process.pid}/task").iterdir():
-        os.sched_setaffinity(int(task.name), {first})
+        # A thread may end meanwhile.
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), {first})
     os.sched_setaffinity(0, cores() - {first})
     try:
         yield

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,12 @@ def children(served: ServedProcess) -> list[int]:
 
 def sockets_of(process: int) -> int:
     """How many sockets it has open."""
-    links = Path(f"/proc/{process}/fd").iterdir()
-    return sum(os.readlink(one).startswith("socket:") for one in links)
+    count = 0
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        # It may be closed meanwhile.
+        with suppress(FileNotFoundError):
+            count += os.readlink(link).startswith("socket:")
+    return count
 
 
 def is_there(process: int) -> bool:
@@ -259,8 +264,8 @@ async def test_workers_share_one_model_inside(tmp_path: Path) -> None:
 
 
 def is_engine(process: int) -> bool:
-    """Whether this process has the model's file in memory."""
+    """Whether this process has the model's file in memory; one that has ended meanwhile has nothing."""
     try:
         return "xllamacpp" in Path(f"/proc/{process}/maps").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
