@@ -181,6 +181,7 @@ async def staged(
     tokens_per_s: float = 0,
     context_tokens: int = 100_000,
     heartbeat_s: float = 15,
+    background_s_max: float = 3600,
     wrap: Callable[[Turns], Turns] = lambda turns: turns,
 ) -> AsyncIterator[Stage]:
     """A process on this database; the model has two names."""
@@ -196,7 +197,8 @@ async def staged(
             afterwards, MemoryEventLog(BUDGET), MemoryIdempotencyKeys(), MemoryConversations(BUDGET)
         )
         resources = Resources({"m": model, "alias": model}, RingSeals([new_key()]), RenderCache(0))
-        async with Runner(resources, records, heartbeat_s=heartbeat_s) as runner:
+        limits = {"heartbeat_s": heartbeat_s, "background_s_max": background_s_max}
+        async with Runner(resources, records, **limits) as runner:
             yield Stage(runner, records, store, engine, dialect, settled)
     finally:
         await sqlite.close()

@@ -134,7 +134,12 @@ def build_runner(
         guards=served.owners,
         append_s_max=settings.append_s_max,
     )
-    runner = Runner(resources, records, heartbeat_s=settings.heartbeat_s)
+    runner = Runner(
+        resources,
+        records,
+        heartbeat_s=settings.heartbeat_s,
+        background_s_max=settings.background_s_max,
+    )
     if cluster is not None:
         # Imported here: one process alone needs nothing of the cluster room.
         from segue.cluster.remote import RemoteTurns

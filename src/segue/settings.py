@@ -160,6 +160,8 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     frames_per_s: Duration = 1_000.0
     frames_burst_max: Amount = 10_000
     append_s_max: Positive = 600.0
+    # A store keeps the name of a deleted turn for a day, so that no late save brings it back.
+    background_s_max: Annotated[float, Meta(gt=0, le=80_000)] = 21_600.0
     reconnect_s: Annotated[float, Meta(ge=0, le=120)] = 0.0
     connection_state_bytes_max: Amount = 256 * MIB
     connections_state_bytes_max: Amount = 2048 * MIB
@@ -344,6 +346,7 @@ HELP = {
         "frames_per_s": "WebSocket frames per second on one connection; 0: no limit",
         "frames_burst_max": "WebSocket frames on one connection that may arrive at once",
         "append_s_max": "seconds that a response waits for tool outputs (response.append)",
+        "background_s_max": "seconds that a background response may run, its time in the queue not counted",
         "reconnect_s": "seconds to keep unstored responses of a lost connection; 0: not at all",
     },
     "memory": {

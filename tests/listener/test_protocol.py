@@ -223,6 +223,21 @@ async def test_offer_of_another_protocol_is_passed_over() -> None:
         assert (await read_all(served, tunnel)).startswith(b"HTTP/1.1 400 ")
 
 
+async def test_upgrade_of_http_1_0_is_refused() -> None:
+    async with serving() as served:
+        head = (
+            b"GET /v1/responses HTTP/%s\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+            b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        answer = await read_all(served, head % b"1.0")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b'"code":"invalid_upgrade"' in answer
+        assert b"HTTP/1.1" in answer.partition(b"\r\n\r\n")[2]
+        async with wire(served) as socket:
+            assert (await socket.turn(input="x"))["type"] == "response.completed"
+
+
 async def test_body_that_trickles_is_not_waited_for() -> None:
     async with serving(body_s_max=0.1) as served:
         head = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"

@@ -13,6 +13,7 @@ import pytest
 
 from segue.engines.scripted import Script, ScriptedTurn
 from segue.errors import EngineFailed, InvalidRequest, StoreFailed, Unavailable
+from segue.process import pace
 from segue.turn.plan import Caller, Tally
 from segue.turn.seams import Turns
 from segue.turn.values import Cancel, EngineFacts, Finish, Ids, Job, Owner, Piece, Turn
@@ -21,6 +22,7 @@ from tests.contracts.engine import chatml
 from tests.contracts.turns import said
 from tests.events import check_turn
 from tests.pipeline import OWNER, Connection, Listener, Stage, staged
+from tests.support import until
 
 WAIT_S = 20
 ANSWER = chatml().write([said("Hello there, this is what I say.", "assistant")]).tolist()
@@ -463,3 +465,73 @@ async def test_engine_may_finish_without_a_word(tmp_path: Path) -> None:
 
     assert (response["status"], response["output"]) == ("completed", [])
     assert check_turn(told.events)["status"] == "completed"
+
+
+# --- in the background ------------------------------------------------------------------------------
+
+
+@dataclass
+class BusyEngine(StuckEngine):
+    """Has no place for a job until it is let in; then it says these ids and no more."""
+
+    may_begin: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        self.is_asked.set()
+        await self.may_begin.wait()
+        async for piece in super().sample(job):
+            yield piece
+
+
+async def test_background_turn_is_queued_until_its_engine_begins(tmp_path: Path) -> None:
+    """Waiting for an engine does not count as running, and nobody has to follow it."""
+    async with staged(tmp_path / "s.db", heartbeat_s=0.01, background_s_max=0.05) as stage:
+        engine, listener = BusyEngine(ANSWER[:4]), Listener()
+        use(stage, engine)
+        running, _ = await stage.start(None, listener, input="Hello", background=True)
+        await wait(engine.is_asked)
+        # Ten heartbeats are twice the limit.
+        await until(lambda: running.last > 10)
+        assert running.visible.status == "queued"
+        assert {one.type for one in listener.events} == {"response.created", "response.queued"}
+
+        engine.may_begin.set()
+        response = check_turn(await listener.all())
+
+    assert response["status"] == "failed"
+    assert response["error"]["code"] == "background_timeout"
+    assert "0.05 s" in response["error"]["message"]
+    assert response["output"], "what was written by then is kept"
+
+
+async def test_background_turn_that_nobody_follows_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "UNHEARD_S_MAX", 0.0)
+    async with staged(tmp_path / "s.db", heartbeat_s=0.001) as stage:
+        engine, listener = StuckEngine(ANSWER[:4]), Listener()
+        use(stage, engine)
+        running, _ = await stage.start(None, listener, input="Hello", background=True)
+        running.detach(listener)
+        await wait(engine.is_asked)
+        before = running.last
+        await until(lambda: running.last > before + 3)
+        assert not running.inbox
+        assert running.visible.status == "in_progress"
+
+
+@dataclass
+class OneTokenEngine(StuckEngine):
+    """Cannot but sample one token, as servers behind HTTP do."""
+
+    async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        yield Finish("length", input_tokens=9, output_tokens=1)
+
+
+async def test_warm_up_reports_no_output_tokens(tmp_path: Path) -> None:
+    async with staged(tmp_path / "s.db") as stage:
+        use(stage, OneTokenEngine())
+        listener = Listener()
+        await stage.start(None, listener, input="Hello", generate=False)
+        usage = check_turn(await listener.all())["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (9, 0, 9)

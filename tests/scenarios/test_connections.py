@@ -171,7 +171,7 @@ async def test_mistake_of_ours_is_told_and_does_not_block_the_lane(
     async with serving() as served, wire(served) as socket:
         for lane in ({}, {"stream_id": "a"}):
             with monkeypatch.context() as broken:
-                broken.setattr(served.app.runner, "prepare", stumble)
+                broken.setattr(served.app.runner, "_prepare", stumble)
                 event = await socket.turn(input="x", **lane)
                 answer = await fetch(
                     served, "POST", "/v1/responses", {"model": MODEL, "input": "x"}

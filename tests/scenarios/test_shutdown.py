@@ -6,13 +6,27 @@ import asyncio
 import json
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import websockets
 
-from tests.support import MODEL, WAIT_S, ServedProcess, Wire, fetch, served_process, wire
+from segue.process import runner
+from segue.turn.plan import Plan
+from segue.turn.prepare import prepare
+from tests.support import (
+    MODEL,
+    WAIT_S,
+    ServedProcess,
+    Wire,
+    fetch,
+    served_process,
+    serving,
+    until,
+    wire,
+)
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -207,3 +221,51 @@ async def test_every_socket_hears_of_a_stop_before_it_would_ask_again(tmp_path: 
             assert await closed_with(long) == 1012
         assert await exit_status(served) == 0
     assert is_clean(served)
+
+
+@dataclass
+class HeldPreparation:
+    """`prepare`, held until it is let go: a store or a file that takes its time."""
+
+    has_begun: asyncio.Semaphore
+    may_go_on: asyncio.Event
+
+    async def __call__(self, *asked: Any) -> Plan:
+        self.has_begun.release()
+        await self.may_go_on.wait()
+        return await prepare(*asked)
+
+
+@pytest.mark.parametrize("ends", ["within the grace", "after the grace"])
+async def test_create_that_is_being_prepared_is_answered(
+    monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """On a socket, as a stream and as JSON: a 503 that says why and when to retry; then the socket closes."""
+    held = HeldPreparation(asyncio.Semaphore(0), asyncio.Event())
+    monkeypatch.setattr(runner, "prepare", held)
+    asked = {"model": MODEL, "input": "x"}
+    async with serving() as served, wire(served) as socket, asyncio.TaskGroup() as tasks:
+        plain = tasks.create_task(fetch(served, "POST", "/v1/responses", asked))
+        stream = tasks.create_task(fetch(served, "POST", "/v1/responses", asked | {"stream": True}))
+        await socket.create(input="x")
+        await socket.create(input="x", stream_id="other")
+        async with asyncio.timeout(WAIT_S):
+            for _ in range(4):
+                await held.has_begun.acquire()
+            within = ends == "within the grace"
+            draining = tasks.create_task(served.app.drain(WAIT_S if within else 0.01))
+            await until(lambda: served.app.runner.is_draining)
+            if within:
+                held.may_go_on.set()
+            refused = [await socket.next(), await socket.next()]
+            assert await closed_with(socket) == 1012
+            await draining
+    assert {one.get("stream_id") for one in refused} == {None, "other"}
+    for one in refused:
+        assert (one["type"], one["status"]) == ("error", 503)
+        assert "shutting down" in one["error"]["message"]
+        assert one["retry_after"] > 0
+    for answer in (plain.result(), stream.result()):
+        assert answer.status == 503
+        assert "shutting down" in answer.json["error"]["message"]
+        assert int(answer.headers["retry-after"]) >= 1

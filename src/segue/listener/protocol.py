@@ -152,6 +152,12 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(head + self._chunk[upgrade.args[0] :])
 
     def handle_websocket_upgrade(self) -> None:
+        if self.parser.get_http_version() == "1.0":
+            message = (
+                "A WebSocket upgrade needs HTTP/1.1 (RFC 6455, 4.1); this request is HTTP/1.0."
+            )
+            self._refuse(Refused(message, status=400, code="invalid_upgrade"))
+            return
         self._stop_timers()
         super().handle_websocket_upgrade()
 

@@ -5,7 +5,8 @@ that holds the loop: when thousands of clients come back in the same moment, the
 in which nothing streams and no health check is answered. Turns that run are not held up.
 
 Silence is a fault: some clients give up after minutes, some proxies after one (docs/hazards.md F1, F3). A turn that has
-sent nothing for a while sends a heartbeat, and one without subscribers ends after its longest running time.
+sent nothing for a while sends a heartbeat. A turn whose client was lost ends after a while, and one in the background
+after its longest running time, however many follow or poll it; what it waits in the queue does not count.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from segue.errors import ServerFault
 from segue.turn.running import Running
-from segue.turn.values import Cancel
+from segue.turn.values import Blocked, Cancel
 
 HEARTBEAT_S = 15.0
 # A stored turn whose client was lost may go on this long.
 UNHEARD_S_MAX = 1800.0
+# Turns in the background work for hours where tools do; an engine that never ends is to be noticed.
+BACKGROUND_S_MAX = 21_600.0
 
 
 # Turns that begin in one pass of the event loop: some ten milliseconds of work.
@@ -63,16 +67,26 @@ class StartLimit:
 class Heartbeat:
     """The timer of one running turn."""
 
-    __slots__ = ("_every_s", "_running", "_timer", "_unheard_since")
+    __slots__ = ("_end_timer", "_every_s", "_running", "_timer", "_unheard_since")
 
     def __init__(self, running: Running, every_s: float) -> None:
         self._running = running
         self._every_s = every_s
         self._unheard_since: float | None = None
         self._timer = asyncio.get_running_loop().call_later(every_s, self._beat)
+        self._end_timer: asyncio.TimerHandle | None = None
+
+    def end_after(self, s_max: float) -> None:
+        """End the turn as failed if it still runs then."""
+        message = f"The response ran in the background for {s_max:g} s, which is the limit."
+        notice = Blocked(ServerFault(message, code="background_timeout"))
+        notify = self._running.notify
+        self._end_timer = asyncio.get_running_loop().call_later(s_max, notify, notice)
 
     def stop(self) -> None:
         self._timer.cancel()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
 
     def _beat(self) -> None:
         loop = asyncio.get_running_loop()
@@ -82,7 +96,7 @@ class Heartbeat:
             if not self._running.is_stalled:
                 self._running.publish([self._running.assembler.heartbeat()])
             due_at = loop.time() + self._every_s
-        if self._running.has_subscribers:
+        if self._running.has_subscribers or self._running.is_background:
             self._unheard_since = None
         elif self._unheard_since is None:
             self._unheard_since = loop.time()

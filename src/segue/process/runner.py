@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -17,10 +18,11 @@ from time import perf_counter
 from segue.errors import ApiError, TooMany, Unavailable
 from segue.ids import item_ids, new_id
 from segue.process.afterwards import Afterwards, EndedTurn
+from segue.process.beginnings import Beginnings, shutting_down
 from segue.process.conversations import ConversationTurns, acquire, join
 from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
-from segue.process.pace import HEARTBEAT_S, Heartbeat, StartLimit
+from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.registry import OtherWorkers, TurnRegistry
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
@@ -61,13 +63,20 @@ class Runner:
     """The turns that run in this process, and what they need."""
 
     def __init__(
-        self, resources: Resources, records: Records, *, heartbeat_s: float = HEARTBEAT_S
+        self,
+        resources: Resources,
+        records: Records,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        background_s_max: float = BACKGROUND_S_MAX,
     ) -> None:
         self.resources = resources
         self.is_draining = False
         self.heartbeat_s = heartbeat_s
+        self._background_s_max = background_s_max
         self.records = records
         self._start_limit = StartLimit()
+        self._beginnings = Beginnings()
         self._tasks: set[asyncio.Task[None]] = set()
         # Writes that the store has still to take; a stop does not wait for them.
         self._retries: set[asyncio.Task[None]] = set()
@@ -108,11 +117,12 @@ class Runner:
         self, create: Create, caller: Caller, tally: Tally, subscriber: Subscriber, transport: str
     ) -> Running:
         """A turn for this request; or the turn that its idempotency key stands for already."""
-        await self._start_limit.enter()
-        start = partial(self._begin, create, caller, tally, subscriber, transport)
-        if create.idempotency_key is None:
-            return await start(new_id("resp"))
-        return await self._repeats.begin(create, caller.owner, caller.turns, subscriber, start)
+        with self._beginnings.enter():
+            await self._start_limit.enter()
+            start = partial(self._begin, create, caller, tally, subscriber, transport)
+            if create.idempotency_key is None:
+                return await start(new_id("resp"))
+            return await self._repeats.begin(create, caller.owner, caller.turns, subscriber, start)
 
     async def _begin(
         self,
@@ -128,7 +138,7 @@ class Runner:
             conversation = await self._acquire(create, caller, turn_id)
             caller = replace(caller, turns=conversation, joined=conversation.joined)
         try:
-            plan = await self.prepare(create, caller, tally, turn_id)
+            plan = await self._prepare(create, caller, tally, turn_id)
             if plan.response.background:
                 await self._queue(plan, caller.turns)
             return self.start(plan, caller.turns, subscriber, transport, conversation)
@@ -138,16 +148,21 @@ class Runner:
             raise
 
     async def prepare(
+        self, create: Create, caller: Caller, tally: Tally, compacts: CompactionKind | None = None
+    ) -> Plan:
+        """A plan, or a refusal. It holds a slot of the caller's quota: call `give_up` if you do not start the plan."""
+        with self._beginnings.enter():
+            return await self._prepare(create, caller, tally, new_id("resp"), compacts)
+
+    async def _prepare(
         self,
         create: Create,
         caller: Caller,
         tally: Tally,
-        turn_id: str = "",
+        turn_id: str,
         compacts: CompactionKind | None = None,
     ) -> Plan:
-        """A plan, or a refusal. It holds a slot of the caller's quota: call `give_up` if you do not start the plan."""
         _refuse_if(self.is_draining)
-        turn_id = turn_id or new_id("resp")
         plan = await prepare(create, caller, tally, self.resources, turn_id, compacts)
         try:
             _refuse_if(self.is_draining)
@@ -242,6 +257,8 @@ class Runner:
         conversation: ConversationTurns | None,
     ) -> None:
         heartbeat = Heartbeat(running, self.heartbeat_s)
+        if running.is_background:
+            running.on_begin = partial(self._leave_queue, plan, running, turns, heartbeat)
         try:
             await TurnLoop(plan, running, turns, self.resources).run()
         finally:
@@ -265,6 +282,13 @@ class Runner:
             if running.unsaved is not None and running.is_background:
                 self._retry(partial(turns.save, running.unsaved))
         await self.records.afterwards.put(_ended(plan, running, transport, sent_at))
+
+    async def _leave_queue(
+        self, plan: Plan, running: Running, turns: Turns, heartbeat: Heartbeat
+    ) -> None:
+        """The engine begins with a turn that was queued; from here on its time counts."""
+        heartbeat.end_after(self._background_s_max)
+        running.publish([running.assembler.leave_queue()])
 
     def _retry(self, write: Callable[[], Awaitable[None]]) -> None:
         """A client waits for this to be written, and the store still says otherwise."""
@@ -302,19 +326,28 @@ class Runner:
     async def drain(self, grace_s: float) -> None:
         """Take no new turns; give those that run this long, then end them as failed."""
         self.is_draining = True
-        others = self.registry.others
-        tasks = (*self._tasks, *(others.tasks if others else ()))
-        if tasks and grace_s > 0:
-            await asyncio.wait(tasks, timeout=grace_s)
+        await self._wait_for_ends(grace_s)
+        self._beginnings.refuse()
         for running in tuple(self.registry.running.values()):
             running.notify(Drain())
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=END_S_MAX)
+        await self._wait_for_ends(END_S_MAX, with_others=False)
+
+    async def _wait_for_ends(self, s_max: float, *, with_others: bool = True) -> None:
+        """Until no request is being prepared and no turn runs here, or is followed from here; at most so long."""
+        others = self.registry.others if with_others else None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(s_max):
+                while waiting := [
+                    *self._beginnings.settled,
+                    *self._tasks,
+                    *(others.tasks if others else ()),
+                ]:
+                    await asyncio.wait(waiting)
 
 
 def _refuse_if(is_draining: bool) -> None:
     if is_draining:
-        raise Unavailable("The server is shutting down. Please retry elsewhere or later.")
+        raise shutting_down()
 
 
 async def _until_written(write: Callable[[], Awaitable[None]]) -> None:

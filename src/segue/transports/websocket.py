@@ -32,6 +32,7 @@ from segue.errors import (
     response_not_found,
     too_large,
 )
+from segue.process.beginnings import shutting_down
 from segue.session.lanes import Lane, Lanes, Ticket
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
@@ -501,7 +502,9 @@ class SocketSession:
             self.leave()
 
     def leave(self) -> None:
-        """Close the socket: the process is stopping."""
+        """Close the socket: the process is stopping. What has no answer by now gets one (docs/hazards.md F9)."""
+        error = shutting_down()
+        self.socket.send([codec.encode_error_event(error, lane) for lane in self._lanes.unanswered])
         self.socket.close(1012, "service restart")
 
     def leave_if_idle(self) -> None:

@@ -168,17 +168,18 @@ class Assembler:
         return self.response if self._state == "ended" else self._begun
 
     def start(self) -> list[Event]:
-        """The events that every turn begins with; the parent is bound by now. One in the background is queued first."""
+        """The events that every turn begins with; the parent is bound by now. One in the background is queued."""
         assert self._state == "new", self._state
         self._state = "open"
-        first = encode_response(self.response)
-        events = [self._event(Created, response=first)]
-        if self.response.status == "queued":
-            events.append(self._event(Queued, response=first))
-            self.response = msgspec.structs.replace(self.response, status="in_progress")
-        self._begun = self.response
         self._snapshot = encode_response(self.response)
-        return [*events, self._event(InProgress, response=self._snapshot)]
+        return [self._event(Created, response=self._snapshot), self.heartbeat()]
+
+    def leave_queue(self) -> Event:
+        """A turn in the background is queued no more."""
+        assert self.response.status == "queued", self.response.status
+        self._begun = self.response = msgspec.structs.replace(self.response, status="in_progress")
+        self._snapshot = encode_response(self.response)
+        return self.heartbeat()
 
     @property
     def is_at_boundary(self) -> bool:
@@ -296,7 +297,8 @@ class Assembler:
     def heartbeat(self) -> Event:
         """A sign of life: an ordinary numbered event that every client may ignore."""
         assert self._state == "open", self._state
-        return self._event(InProgress, response=self._snapshot)
+        kind = Queued if self.response.status == "queued" else InProgress
+        return self._event(kind, response=self._snapshot)
 
     def feed(self, parsed: Sequence[Parsed]) -> list[Event]:
         """The events for what the model wrote."""

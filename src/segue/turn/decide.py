@@ -6,6 +6,8 @@ outweighs a guard, a guard outweighs a shutdown, and all of them outweigh what t
     the round ended     and                              the turn
     any way             the client has left              ends, cancelled
     any way             the input was blocked            ends, failed: invalid_prompt
+    any way             it ran in the background for     ends, failed: background_timeout
+                        too long
     any way             the process goes away            ends, failed
     any way             the answer was blocked           ends, incomplete: content_filter
     broken off          a steer waits                    ends, incomplete: steered

@@ -43,6 +43,7 @@ from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
 from segue.turn.seams import Filter, Gate, HostedCalls, Reader, Turns
 from segue.turn.values import (
+    NO_IDS,
     Finish,
     Head,
     Ids,
@@ -309,8 +310,7 @@ class TurnLoop:
         self.sampled, self.started = 0, NOT_STARTED
         if running.inbox:
             return None
-        if reader is not None and composed.rendered.lead:
-            await self._pass_on(reader.feed(Ids(composed.rendered.lead)), filters)
+        lead = composed.rendered.lead
         began = first_at = perf_counter()
         pieces_after_steer = pieces_when_over = 0
         finish: Finish | None = None
@@ -321,9 +321,14 @@ class TurnLoop:
                 aclosing(self.plan.model.engine.sample(self._job(composed, tokens_max))) as pieces,
             ):
                 async for piece in pieces:
+                    if running.on_begin is not None:
+                        await running.begin()
                     if isinstance(piece, JobStarted):
                         self.started = piece
                         continue
+                    if reader is not None and lead:
+                        await self._pass_on(reader.feed(Ids(lead)), filters)
+                        lead = NO_IDS
                     if isinstance(piece, Finish):
                         finish = piece
                         return structs.replace(piece, reason="stop") if pieces_when_over else piece
@@ -406,6 +411,8 @@ class TurnLoop:
         given = prompt.length if isinstance(prompt, Tokens) else 0
         given = given if finish.input_tokens is None else finish.input_tokens
         wrote = self.sampled if finish.output_tokens is None else finish.output_tokens
+        # What an engine samples for a warm-up, because it samples at least one token, nobody asked for.
+        wrote = wrote if is_answer or is_summary else 0
         # A summary has a limit of its own.
         self.answer_tokens += 0 if is_summary else wrote
         before = self.usage
@@ -427,6 +434,7 @@ class TurnLoop:
             return None
         self.hosted = self.resources.hosted.open(self.plan, self.running)
         try:
+            await self.running.begin()
             self.plan = await self.hosted.begin(self._may_begin)
         except ApiError as error:
             return error

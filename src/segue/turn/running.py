@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -79,6 +79,8 @@ class Running:
         self.check: Callable[[Sequence[Item], Tally], None] = lambda items, tally: None
         # Writes its events to the log, where they may be asked for later.
         self.event_writer: EventSink | None = None
+        # Called before anything is sampled or done for a turn in the background, which is queued until then.
+        self.on_begin: Callable[[], Awaitable[None]] | None = None
         # The calls that a waiting rollout asks the client to answer; None while it does not wait.
         self.awaited_calls: dict[str, Call] | None = None
         self.published_at = 0.0
@@ -124,6 +126,12 @@ class Running:
     def is_background(self) -> bool:
         """Whether it runs for a client that does not wait."""
         return self.response.background
+
+    async def begin(self) -> None:
+        """Leave the queue, if it is there."""
+        if self.on_begin is not None:
+            on_begin, self.on_begin = self.on_begin, None
+            await on_begin()
 
     @property
     def has_subscribers(self) -> bool:

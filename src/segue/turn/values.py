@@ -685,7 +685,8 @@ class Append(Struct, frozen=True):
 
 
 class Blocked(Struct, frozen=True):
-    """A guard does not let the input pass, or no guard could be asked; what was held never leaves."""
+    """The turn may not go on: a guard blocks its input, no guard could be asked, or it ran for too long. What was held
+    never leaves."""
 
     error: ApiError
 
