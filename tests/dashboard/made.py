@@ -1,7 +1,7 @@
 """Turns that are over, made by hand."""
 
-from segue.process.afterwards import EndedTurn
-from segue.turn.plan import MARKS, Span, Tally
+from segue.process.afterwards import MARKS, EndedTurn
+from segue.turn.plan import Span, Tally
 from segue.turn.values import UsageEntry
 
 

@@ -13,9 +13,9 @@ from heapq import nlargest
 
 from msgspec import Struct
 
+from segue.process.afterwards import MARKS as TIMELINE
 from segue.process.afterwards import EndedTurn
 from segue.transports.websocket import SessionStatus
-from segue.turn.plan import MARKS as TIMELINE
 from segue.turn.running import Running
 from segue.turn.values import Owner
 
@@ -178,7 +178,7 @@ def name_connection(key: str, salt: bytes) -> str:
 
 def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnView:
     """A turn for the page; `wall_ms` is the wall clock at the zero of the process's own clock."""
-    entry, tally, marks = turn.entry, turn.tally, turn.tally.marks
+    entry, tally, marks = turn.entry, turn.tally, turn.marks
     began = marks["received"]
     connection, _, lane = turn.lane.partition("/")
 
@@ -204,7 +204,7 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
         bytes=tally.bytes_received,
         found_in=tally.found_in,
         tools=tally.tool_calls,
-        pauses=tuple((ms(since), ms(to)) for since, to in tally.pauses[-PAUSES_LISTED_MAX:]),
+        pauses=tuple((ms(since), ms(to)) for since, to in turn.pauses[-PAUSES_LISTED_MAX:]),
         unseen=tally.media_told,
     )
 

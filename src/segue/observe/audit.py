@@ -60,7 +60,7 @@ class Audit:
 
     def observe(self, turn: EndedTurn) -> None:
         """Add a turn that ended."""
-        entry, marks = turn.entry, turn.tally.marks
+        entry, marks = turn.entry, turn.marks
         line = AuditLine(
             at=round(time.time(), 3),
             event="turn",

@@ -23,8 +23,7 @@ from msgspec import Struct
 from segue import __version__
 from segue.errors import Misconfigured
 from segue.observe.batches import Batches
-from segue.process.afterwards import EndedTurn
-from segue.turn.plan import MARKS
+from segue.process.afterwards import MARKS, EndedTurn
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ def spans_of(turn: EndedTurn, epoch: float) -> list[OtlpSpan]:
     if parent is not None and not parent.is_sampled:
         return []
     trace_id = parent.trace_id if parent else secrets.token_hex(16)
-    marks = turn.tally.marks
+    marks = turn.marks
 
     def span(name: str, kind: int, begin: float, end: float, parent_id: str) -> OtlpSpan:
         return {

@@ -25,6 +25,20 @@ BATCH_MAX = 500
 # How long turns gather before they are settled together.
 GATHER_S = 0.25
 
+# The end of which stage a mark of the timeline is.
+MARKS = {
+    "validated": "validate",
+    "resolved": "resolve",
+    "rendered": "render",
+    "first_token": "first_token",
+    "last_token": "sample",
+    "saved": "save",
+    "sent": "send",
+    "settled": "settle",
+}
+# Of a turn with several rounds the last of these counts, of the others the first.
+LAST_MARKS = ("last_token",)
+
 
 @dataclass(frozen=True, slots=True)
 class EndedTurn:
@@ -39,6 +53,21 @@ class EndedTurn:
     lane: str = ""
     # The code of the error, if it failed.
     error: str | None = None
+
+    @property
+    def marks(self) -> dict[str, float]:
+        """When the stages ended, by the names of the timeline."""
+        marks = {"received": self.tally.received_at}
+        for name, stage in MARKS.items():
+            ends = [span.ended for span in self.tally.spans if span.stage == stage]
+            if ends:
+                marks[name] = ends[-1 if name in LAST_MARKS else 0]
+        return marks
+
+    @property
+    def pauses(self) -> list[tuple[float, float]]:
+        """When sampling paused for our own tools."""
+        return [(span.began, span.ended) for span in self.tally.spans if span.stage == "tools"]
 
 
 Observer = Callable[[EndedTurn], None]

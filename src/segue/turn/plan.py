@@ -164,21 +164,6 @@ class Span(NamedTuple):
     ended: float
 
 
-# The end of which stage a mark of the timeline is.
-MARKS = {
-    "validated": "validate",
-    "resolved": "resolve",
-    "rendered": "render",
-    "first_token": "first_token",
-    "last_token": "sample",
-    "saved": "save",
-    "sent": "send",
-    "settled": "settle",
-}
-# Of a turn with several rounds the last of these counts, of the others the first.
-LAST_MARKS = ("last_token",)
-
-
 @dataclass(slots=True)
 class Tally:
     """What one turn cost, counted while it runs and read after its end."""
@@ -204,21 +189,6 @@ class Tally:
     received_at: float = field(default_factory=perf_counter)
     # The timeline, the one record of when what happened; metrics, traces and the dashboard read it.
     spans: list[Span] = field(default_factory=list)
-
-    @property
-    def marks(self) -> dict[str, float]:
-        """When the stages ended, by the names of the timeline."""
-        marks = {"received": self.received_at}
-        for name, stage in MARKS.items():
-            ends = [span.ended for span in self.spans if span.stage == stage]
-            if ends:
-                marks[name] = ends[-1 if name in LAST_MARKS else 0]
-        return marks
-
-    @property
-    def pauses(self) -> list[tuple[float, float]]:
-        """When sampling paused for our own tools."""
-        return [(span.began, span.ended) for span in self.spans if span.stage == "tools"]
 
 
 @dataclass(frozen=True, slots=True)
