@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from segue.stores.maintenance import BATCH
-from segue.turn.values import Retention, Turn
+from segue.turn.values import Conversation, Retention, Turn
 from segue.wire.events import Event
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
 from tests.contracts.turns import OWNER, make_chain, make_turn
@@ -26,6 +26,12 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 @pytest.fixture(params=SHARED)
 async def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
     async with open_stores(request.param, request, tmp_path) as open_one:
+        yield open_one
+
+
+@pytest.fixture
+async def open_sqlite(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
+    async with open_stores("sqlite", request, tmp_path) as open_one:
         yield open_one
 
 
@@ -90,6 +96,67 @@ async def test_log_of_a_dead_process_gets_its_last_word(open_one: Open) -> None:
     body = msgspec.json.decode(found[2].data)
     assert body["response"] == msgspec.json.decode(msgspec.json.encode(turn.response))
     assert bytes(turn.response.tools) == tools
+
+
+async def test_queued_turns_of_a_dead_process_are_taken_over_once(open_sqlite: Open) -> None:
+    """What it had not begun stays queued, is nobody's, and each survivor gets others of them."""
+    dead, one, two = await open_sqlite(), await open_sqlite(), await open_sqlite()
+    queued = [
+        replace(make_turn(f"t{number}", wrote=[], status="queued"), request=b"asked")
+        for number in range(BATCH + 2)
+    ]
+    for turn in queued:
+        await dead.turns.save(turn)
+    await dead.turns.save(make_turn("begun", wrote=[], status="in_progress"))
+    assert await one.maintenance.take_over(9) == []
+    await dead.crash()
+    assert await one.maintenance.recover() == 1
+    assert await two.maintenance.recover() == 0
+    some = [await one.maintenance.take_over(3), await two.maintenance.take_over(4)]
+    rest = await asyncio.gather(*(each.maintenance.take_over(BATCH) for each in (one, two)))
+    taken = [name for names in (*some, *rest) for name in names]
+    assert sorted(taken) == sorted((OWNER, turn.id) for turn in queued)
+    assert [len(names) for names in some] == [3, 4]
+    found = await one.turns.read(OWNER, "t0")
+    assert found is not None
+    assert (found.response.status, found.request) == ("queued", b"asked")
+    assert [entry.turn_id for entry in await one.entries()] == ["begun"]
+
+
+async def test_turn_that_was_taken_over_is_left_again_by_the_next_who_dies(
+    open_sqlite: Open,
+) -> None:
+    dead, next_, last = await open_sqlite(), await open_sqlite(), await open_sqlite()
+    await dead.turns.save(replace(make_turn("t", wrote=[], status="queued"), request=b"asked"))
+    await dead.store.close()
+    await next_.maintenance.recover()
+    assert await next_.maintenance.take_over(1) == [(OWNER, "t")]
+    assert await last.maintenance.recover() == 0
+    assert await last.maintenance.take_over(1) == []
+    await next_.crash()
+    await last.maintenance.recover()
+    assert await last.maintenance.take_over(1) == [(OWNER, "t")]
+    await last.turns.save(make_turn("t", wrote=[], status="in_progress"))
+    await last.crash()
+    again = await open_sqlite()
+    assert await again.maintenance.recover() == 1
+
+
+async def test_queued_turn_keeps_its_conversation_locked(open_sqlite: Open) -> None:
+    dead, alive = await open_sqlite(), await open_sqlite()
+    await dead.turns.save(replace(make_turn("t", wrote=[], status="queued"), request=b"asked"))
+    for name, speaker in (("kept", "t"), ("freed", "other")):
+        made = Conversation(name, OWNER, 0, {})
+        locked = msgspec.structs.replace(made, version=1, speaker=speaker)
+        assert [await dead.conversations.save(one) for one in (made, locked)] == [True, True]
+    await dead.crash()
+    await alive.maintenance.recover()
+    assert await alive.maintenance.take_over(1) == [(OWNER, "t")]
+    await alive.maintenance.recover()
+    kept, freed = [await alive.conversations.find(OWNER, name) for name in ("kept", "freed")]
+    assert kept is not None
+    assert freed is not None
+    assert (kept.speaker, freed.speaker) == ("t", None)
 
 
 async def test_row_that_cannot_be_read_keeps_nobody_waiting(

@@ -63,6 +63,7 @@ class LayeredMaintenance:
         self._near = near
         self._far = far
         self.recover = far.recover
+        self.take_over = far.take_over
         self.erasures = far.erasures
 
     async def sweep(self, retention: Retention) -> bool:

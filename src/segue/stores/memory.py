@@ -358,6 +358,9 @@ class _Maintenance:
     async def recover(self) -> int:
         return 0
 
+    async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
+        return []
+
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         return []
 

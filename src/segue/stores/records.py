@@ -100,6 +100,8 @@ class _History(Struct, array_like=True):
     output: list[bytes] | None
     # Records from before guards have none.
     passed: list[str] = []
+    # Only of a turn that is queued.
+    request: bytes = b""
 
 
 def _kind_of(kind: type[ItemValue]) -> str:
@@ -143,6 +145,11 @@ def link(
 def usage_of(turn: Turn) -> UsageEntry | None:
     """The usage row of this turn, counted again if it was reloaded; None while it runs."""
     return turn.usage or entry_of(turn.owner, turn.response)
+
+
+def is_left(turn: Turn) -> bool:
+    """Whether another process can run this turn, which a dead one has never begun."""
+    return turn.response.status == "queued" and bool(turn.request)
 
 
 def abandon(turn: Turn, last: int | None) -> tuple[Turn, UsageEntry, list[Event]]:
@@ -195,7 +202,8 @@ def digest_key(key: str) -> bytes:
 def pack(turn: Turn) -> TurnColumns[LongField]:
     rounds, calls = [_pack_round(round_) for round_ in turn.rounds], list(turn.open_calls.values())
     output, passed = _output_beside(turn), list(turn.passed)
-    history = _History(rounds, calls, turn.model_turns, turn.root_at, output, passed)
+    numbers = (turn.model_turns, turn.root_at)
+    history = _History(rounds, calls, *numbers, output, passed, turn.request)
     instructions = _long_field(turn.response.instructions)
     tools = _long_field(turn.response.tools)
     split = {"instructions": instructions, "tools": tools}
@@ -231,6 +239,7 @@ def unpack(
         is_whole=is_whole,
         passed=tuple(history.passed),
         bytes=_weigh(record, rounds, response, parent),
+        request=history.request,
     )
 
 

@@ -31,6 +31,8 @@ from segue.wire.events import Event
 
 log = logging.getLogger(__name__)
 
+# The worker of turns that a dead process has left queued.
+NOBODY = ""
 # Above the time and number of every turn: where a sweep begins.
 HIGHEST = (2**62, 2**62)
 
@@ -240,11 +242,22 @@ class _Maintenance:
     async def recover(self) -> int:
         count = 0
         for worker in await self._database.read(self._dead):
-            while ended := await self._database.write(partial(_end_some, worker=worker)):
+            is_more = True
+            while is_more:
+                ended, is_more = await self._database.write(partial(_end_some, worker=worker))
                 count += ended
             with border():
                 self._database.lease.remove(worker)
         return count
+
+    async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
+        # Read first: mostly there are none, and reading waits for nobody.
+        if count_max <= 0 or not await self._database.fetch(
+            "left", lambda *row: row, {"count_max": 1}
+        ):
+            return []
+        worker = self._database.lease.worker
+        return await self._database.write(partial(_take_some, worker=worker, count_max=count_max))
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         now = int(time.time())
@@ -373,34 +386,56 @@ def _draw(writer: sqlite3.Connection, draw: Draw, worker: str) -> Grant:
 # --- maintenance -------------------------------------------------------------------------------------
 
 
-def _end_some(writer: sqlite3.Connection, worker: str) -> int:
-    """End as failed some of the turns that this dead process left; how many. Its idempotency keys, conversations and
-    slots are free again."""
+def _end_some(writer: sqlite3.Connection, worker: str) -> tuple[int, bool]:
+    """End as failed some of the turns that this dead process left; how many, and whether there are more. In the end its
+    idempotency keys, conversations and slots are free again."""
     key = {"worker": worker, "count_max": BATCH}
     left = writer.execute(QUERIES["abandoned"], key).fetchall()
-    for owner, last, *row in left:
-        _end_turn(writer, owner, TurnColumns(*row), last)
-    for query in ("release_claims", "release_speakers", "release_places"):
-        writer.execute(QUERIES[query], key)
-    return len(left)
+    ended = [_end_turn(writer, owner, TurnColumns(*row), last) for owner, last, *row in left]
+    if len(left) < BATCH:
+        for query in ("release_claims", "release_speakers", "release_places"):
+            writer.execute(QUERIES[query], key)
+    return sum(ended), len(left) == BATCH
 
 
 def _end_turn(
     writer: sqlite3.Connection, owner: Owner, row: TurnColumns[int], last: int | None
-) -> None:
-    """End one turn as failed. A turn that cannot be read must not block the others, or a server that starts."""
+) -> bool:
+    """End one turn as failed; False if it is left to another process instead. A turn that cannot be read must not block
+    the others, or a server that starts."""
     try:
         turn = records.link(owner, row.id, [row], partial(_load_field, writer, owner))
         assert turn is not None
+        if records.is_left(turn):
+            _hand_over(writer, owner, row.id, NOBODY)
+            return False
         failed, _, events = records.abandon(turn, last)
         write_turn = _turn_writer(failed, "")
     except (ValueError, KeyError, msgspec.MsgspecError):
         log.exception("turn %s was left running by a dead process and cannot be decoded", row.id)
         writer.execute(QUERIES["give_up"], {"owner": owner, "id": row.id})
-        return
+        return True
     write_turn(writer)
     if events:
         _events_writer(owner, row.id, events)(writer)
+    return True
+
+
+def _take_some(
+    writer: sqlite3.Connection, worker: str, count_max: int
+) -> Sequence[tuple[Owner, str]]:
+    """Make some of the turns that are nobody's this process's: one process writes at a time, so each is taken once."""
+    taken = writer.execute(QUERIES["left"], {"count_max": count_max}).fetchall()
+    for owner, turn_id in taken:
+        _hand_over(writer, owner, turn_id, worker)
+    return taken
+
+
+def _hand_over(writer: sqlite3.Connection, owner: Owner, turn_id: str, worker: str) -> None:
+    """A queued turn, with the conversation that it has locked, is now of this worker."""
+    key = {"owner": owner, "id": turn_id, "worker": worker}
+    writer.execute(QUERIES["hand_over_speaker"], key)
+    writer.execute(QUERIES["hand_over"], key)
 
 
 def _sweep_some(

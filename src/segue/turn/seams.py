@@ -165,7 +165,11 @@ class Maintenance(Protocol):
     """What a store does beside its turns, so that nothing runs, lies or is served there for ever."""
 
     async def recover(self) -> int:
-        """Say that this process lives, and end as failed what dead ones left running; how many."""
+        """Say that this process lives, and end as failed what dead ones left running; how many. What they left queued,
+        with its request, stays so and is nobody's."""
+
+    async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
+        """Some of the queued turns that are nobody's: from now on they are this process's, which is to run them."""
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         """Turns that any process has erased since the last call; some may be returned twice."""

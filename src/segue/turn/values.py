@@ -262,6 +262,8 @@ class Turn:
     is_whole: bool = True
     # The guards that have let everything up to here pass, by name; their verdict holds for turns that continue it.
     passed: tuple[str, ...] = ()
+    # The request of a turn that is queued, so that another process can run it.
+    request: bytes = b""
     # Our own measure of what this node alone holds in memory.
     bytes: int = 0
     # The row of the usage ledger; None while the turn runs and after a reload.

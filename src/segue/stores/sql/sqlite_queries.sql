@@ -102,10 +102,10 @@ DELETE FROM claims WHERE owner = :owner AND key = :key AND turn_id = :turn_id;
 SELECT turn_id, digest FROM claims WHERE owner = :owner AND key = :key;
 
 -- name: workers
--- Everybody who runs a turn, speaks in a conversation, or holds places of a key.
-SELECT worker FROM turns WHERE worker IS NOT NULL
+-- Everybody who runs a turn, speaks in a conversation, or holds places of a key; not the '' of what is nobody's.
+SELECT worker FROM turns WHERE worker > ''
 UNION
-SELECT worker FROM conversations WHERE worker IS NOT NULL
+SELECT worker FROM conversations WHERE worker > ''
 UNION
 SELECT worker FROM places;
 
@@ -115,6 +115,19 @@ SELECT
     owner, (SELECT max(last) FROM events WHERE events.owner = turns.owner AND turn_id = turns.id),
     id, parent_id, history, response, instructions, tools
 FROM turns WHERE worker = :worker LIMIT :count_max;
+
+-- name: left
+-- Queued turns that are nobody's.
+SELECT owner, id FROM turns WHERE worker = '' LIMIT :count_max;
+
+-- name: hand_over
+UPDATE turns SET worker = :worker WHERE owner = :owner AND id = :id;
+
+-- name: hand_over_speaker
+-- By the worker that has the turn now, which is indexed.
+UPDATE conversations SET worker = :worker
+WHERE owner = :owner AND speaker = :id
+    AND worker = (SELECT worker FROM turns WHERE owner = :owner AND id = :id);
 
 -- name: give_up
 -- A row that cannot be read is left as it is.
