@@ -23,6 +23,7 @@ from segue.errors import Misconfigured
 from segue.listener.fd_limit import fit_connections
 from segue.listener.protocol import HttpLimits, http_class
 from segue.listener.tls import Certificate
+from segue.process.heap import keep_trimmed, tune_heap
 from segue.settings import Settings
 from segue.transports.socket import SocketLimits, socket_class
 
@@ -162,7 +163,11 @@ async def serve_on(
         if certificate is not None:
             loop.add_signal_handler(signal.SIGHUP, certificate.reload)
             await stack.enter_async_context(certificate.watched())
-        async with in_background(_stop_at_signal(signals, app, server, settings.grace_s)):
+        tune_heap()
+        async with (
+            in_background(_stop_at_signal(signals, app, server, settings.grace_s)),
+            in_background(keep_trimmed()),
+        ):
             await server.serve([port])
 
 

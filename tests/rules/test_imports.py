@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"observe", "models", "storage", "dashboard", "builders"}
     | ADAPTERS,
     "listener": INNER | {"transports"},
-    "server": INNER | {"app", "listener", "transports"},
+    "server": INNER | {"app", "listener", "process", "transports"},
     # 5: how does a person start it, connect to it, look at it?
     "commands": GROUND | {"server", "models", "storage", "turn", "accounts"},
     "workers": GROUND | {"app", "cluster", "observe", "models", "server"},

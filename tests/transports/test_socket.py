@@ -673,6 +673,21 @@ async def test_full_outbox_resumes_when_the_peer_reads() -> None:
 
 
 @on_both_loops
+async def test_small_frames_that_wait_become_blocks_and_arrive_as_they_were() -> None:
+    small = {"send_bytes": 16384, "outbox_bytes_max": 400_000}
+    async with serving(**small) as running, running.peer(receive_bytes=16384) as peer:
+        stuffed = await stuff(running.heard)
+        for number in range(1_000):
+            running.heard.socket.send([b"%d" % number])
+        assert len(running.heard.socket._queue) < 300
+        for _ in range(stuffed):
+            await peer.frame()
+        assert [await peer.frame() for _ in range(1_000)] == [
+            (TEXT, b"%d" % number) for number in range(1_000)
+        ]
+
+
+@on_both_loops
 async def test_ping_is_answered_ahead_of_a_full_outbox() -> None:
     small = {"send_bytes": 16384, "outbox_bytes_max": 400_000}
     async with serving(**small) as running, running.peer(receive_bytes=16384) as peer:

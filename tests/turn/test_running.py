@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from segue.ids import item_ids
 from segue.turn.assemble import Assembler
-from segue.turn.running import INBOX_MAX, RING_BYTES_MAX, Running
+from segue.turn.running import INBOX_MAX, Running
 from segue.turn.values import Cancel, Drain
-from segue.wire.events import Event
+from segue.wire.events import PACKED_BYTES, RING_BYTES_MAX, Event, EventRing
 from tests.contracts.turns import response_of
 
 WAIT_S = 10
@@ -154,7 +154,7 @@ async def test_publishing_nothing_is_no_sign_of_life() -> None:
 
 async def test_ring_forgets_the_oldest_events_and_says_so() -> None:
     turn = running()
-    size = RING_BYTES_MAX // 4
+    size = RING_BYTES_MAX // 5
     for number in range(6):
         turn.publish(events(number, size=size))
     late, later = Ear(), Ear()
@@ -190,9 +190,26 @@ def test_attaching_never_leaves_a_gap(sizes: list[int], after: int) -> None:
             assert ear.heard == list(range(after + 1, len(sizes)))
         else:
             assert ear.heard == []
-            assert after >= len(sizes) or sum(sizes[after + 1 :]) > RING_BYTES_MAX
+            # The oldest go in blocks.
+            assert after >= len(sizes) or sum(sizes[after + 1 :]) > RING_BYTES_MAX - PACKED_BYTES
 
     asyncio.run(story())
+
+
+def test_thousands_of_small_events_are_packed_and_come_back_as_they_were() -> None:
+    ring = EventRing()
+    sent = [
+        Event("response.output_text.delta", number, b"%08d" % number * 8)
+        for number in range(20_000)
+    ]
+    for start in range(0, len(sent), 7):
+        ring.extend(sent[start : start + 7])
+
+    assert ring.bytes <= RING_BYTES_MAX
+    assert ring.last == 19_999
+    assert ring.after(ring.oldest - 1) == sent[ring.oldest :]
+    assert ring.after(19_000) == sent[19_001:]
+    assert ring.after(19_999) == []
 
 
 # --- back-pressure ----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from segue.turn.running import EventSink, Running, Subscriber
 from segue.turn.seams import Bus, EventLog, Turns
 from segue.turn.values import Cancel, Notice, Owner
 from segue.wire.codec import encode, terminal_event
-from segue.wire.events import Event
+from segue.wire.events import Event, EventRing
 from segue.wire.response import ENDED, Response
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class RemoteTurn(Running):
 
     def __init__(self, owner: Owner, start: FollowStart, send: Callable[[str], None]) -> None:
         super().__init__(owner, Assembler.over(start.response), is_stored=True)
-        self._first = start.first
+        self._ring = EventRing(start.first)
         self._send_to_source = send
         self._is_holding = False
         # Set after the terminal event, or when the last subscriber has left.

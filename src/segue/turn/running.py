@@ -17,13 +17,11 @@ from segue.errors import ApiError
 from segue.turn.assemble import Assembler
 from segue.turn.plan import Tally
 from segue.turn.values import Append, Notice, Owner, Steer, Turn
-from segue.wire.events import TERMINAL, Event
+from segue.wire.events import TERMINAL, Event, EventRing
 from segue.wire.items import Call, Item, Required
 from segue.wire.kinds import required_by
 from segue.wire.response import Response
 
-# One long answer with its reasoning; beyond it a late subscriber asks the store.
-RING_BYTES_MAX = 1024 * 1024
 # Clients send a few; at the limit the first ones win.
 INBOX_MAX = 64
 
@@ -85,10 +83,8 @@ class Running:
         self.awaited_calls: dict[str, Call] | None = None
         self.published_at = 0.0
         self._subscribers: list[Subscriber] = []
-        self._ring: deque[Event] = deque()
-        self._ring_bytes = 0
-        # The number of the first event of this object.
-        self._first = 0
+        # One long answer with its reasoning; beyond it a late subscriber asks the store.
+        self._ring = EventRing()
         # Notices that were not yet acted on, oldest first.
         self.inbox: deque[Notice] = deque()
         self._scope: asyncio.Timeout | None = None
@@ -120,7 +116,7 @@ class Running:
     @property
     def bytes(self) -> int:
         """What its events and its saved turn hold in memory."""
-        return self._ring_bytes + (self.turn.bytes if self.turn is not None else 0)
+        return self._ring.bytes + (self.turn.bytes if self.turn is not None else 0)
 
     @property
     def is_background(self) -> bool:
@@ -146,13 +142,9 @@ class Running:
 
     def attach(self, subscriber: Subscriber, *, after: int = -1) -> bool:
         """Send every event with a number above `after`; False if some are gone, or the turn has not come that far."""
-        ring = self._ring
-        oldest, newest = (
-            (ring[0].number, ring[-1].number) if ring else (self._first, self._first - 1)
-        )
-        if oldest > after + 1 or after > newest:
+        if self._ring.oldest > after + 1 or after > self._ring.last:
             return False
-        missed = [event for event in ring if event.number > after]
+        missed = self._ring.after(after)
         # A turn that is over may be kept for its events, and must not keep its subscribers: they hold connections.
         if not self.is_ended:
             self._subscribers.append(subscriber)
@@ -162,33 +154,29 @@ class Running:
         return True
 
     @property
-    def _oldest(self) -> int:
-        return self._ring[0].number if self._ring else self._first
-
-    @property
     def last(self) -> int:
         """The number of the last event so far."""
-        return self._ring[-1].number if self._ring else self._first - 1
+        return self._ring.last
 
     def attach_from_oldest(self, subscriber: Subscriber) -> int:
         """Send everything that is still known, and then the rest; returns the number of the first event."""
-        oldest = self._oldest
+        oldest = self._ring.oldest
         self.attach(subscriber, after=oldest - 1)
         return oldest
 
     def attach_after(self, subscriber: Subscriber, written: Sequence[Event]) -> bool:
         """Send these events from the log and then the rest; False if there is a gap between them."""
         last = written[-1].number
-        if self._ring and self._ring[0].number > last + 1:
+        if self._ring.oldest > last + 1:
             return False
         subscriber.attached(self)
         self._subscribe(subscriber)
-        subscriber.deliver([*written, *(event for event in self._ring if event.number > last)])
+        subscriber.deliver([*written, *self._ring.after(last)])
         return True
 
     def attach_to_rest(self, subscriber: Subscriber) -> None:
         """Send what is still to come; the terminal event, if it has come already."""
-        last = [event for event in self._ring if event.is_terminal]
+        last = [event for event in self._ring.after(self._ring.last - 1) if event.is_terminal]
         subscriber.attached(self)
         self._subscribe(subscriber)
         if last:
@@ -209,10 +197,6 @@ class Running:
             return
         self.published_at = asyncio.get_running_loop().time()
         self._ring.extend(events)
-        for event in events:
-            self._ring_bytes += len(event.data)
-        while self._ring_bytes > RING_BYTES_MAX and len(self._ring) > 1:
-            self._ring_bytes -= len(self._ring.popleft().data)
         if events[-1].type in TERMINAL:
             self.is_ended = True
         if self.event_writer is not None:
@@ -231,7 +215,7 @@ class Running:
         """From now on, and as far back as is known, its events are written to the log."""
         if self.event_writer is None:
             self.event_writer = event_writer
-            event_writer.deliver(tuple(self._ring))
+            event_writer.deliver(self._ring.after(-1))
 
     async def wait_for_room(self) -> None:
         """Wait until no subscriber is full."""

@@ -1,0 +1,42 @@
+"""When clients go, memory goes back to the system: within 64 MiB of before, 30 s later."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from segue_bench.crowd import connected
+from segue_bench.crowd_process import crowd
+from segue_bench.server import ServerProcess, serve
+from segue_bench.streams import stream_server
+
+pytestmark = [pytest.mark.reliability, pytest.mark.timeout(300)]
+
+STAYS_BYTES_MAX = 64 * 1024 * 1024
+BACK_S = 30.0
+WRITE_S_MAX = 5
+READERS = 200
+
+
+def wait(process: ServerProcess, seconds: float, *, connections: int = -1, above: int = -1) -> None:
+    """Wait until this many are connected, or until there is less memory than this, but no longer than this."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        if connected(process) == connections or (process.memory_bytes() or 0) < above:
+            return
+        time.sleep(0.2)
+
+
+def test_memory_of_two_hundred_readers_that_were_cut_goes_back() -> None:
+    options = stream_server(100_000, 0, ("--write-s-max", str(WRITE_S_MAX)))
+    with serve(options) as process:
+        with crowd(process.port, "streams", 5) as streams:
+            streams.command("count 1")
+        before = process.memory_bytes() or 0
+        with crowd(process.port, "stalled", READERS):
+            time.sleep(WRITE_S_MAX)
+            wait(process, 60, connections=0)
+            assert connected(process) == 0
+        wait(process, BACK_S, above=before + STAYS_BYTES_MAX)
+        assert (process.memory_bytes() or 0) < before + STAYS_BYTES_MAX
