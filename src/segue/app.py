@@ -103,7 +103,7 @@ async def _open_server(
         with suppress(TimeoutError):
             await asyncio.wait_for(health.meet_engines(), MEET_S_MAX)
         async with (
-            in_background(keep_up(store.maintenance, retention, eraser.forget)),
+            in_background(keep_up(store.maintenance, retention, eraser.forget, runner.fenced)),
             _joined(state, upgrades),
             state.meter.running(),
         ):

@@ -6,7 +6,7 @@
       TryLater          the same request may succeed later (wait_s)
         TooMany Unavailable
       ServerFault       we must change something
-        EngineFailed StoreFailed
+        EngineFailed StoreFailed Fenced
 
 Two places turn an error into an answer for the client: the transport around `prepare` (a status or an error event), and
 the turn loop (a failed response). Elsewhere an error is caught only to retry, to fall back, to release what is held, or
@@ -142,6 +142,13 @@ class EngineFailed(ServerFault):
 
 class StoreFailed(ServerFault):
     """The store refused a write that it should have accepted."""
+
+
+class Fenced(ServerFault):
+    """This process stood still for so long that others have ended the response, or given away what it held."""
+
+    def __init__(self) -> None:
+        super().__init__("The server stopped before the response was finished.")
 
 
 # Ids are repeated in messages; ours have 37 characters, and a very long one is cut.

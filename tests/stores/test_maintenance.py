@@ -1,4 +1,4 @@
-"""The two loops beside a store go on, whatever fails."""
+"""The loops beside a store go on, whatever fails, and none waits for another."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from segue.errors import StoreFailed, Unavailable
 from segue.stores import maintenance
 from segue.stores.maintenance import keep_up
 from segue.turn.values import Owner, Retention
+from tests.support import until
 
 
 class Troubled:
@@ -18,6 +19,13 @@ class Troubled:
         self.asked: list[str] = []
         self.told: list[tuple[Owner, str]] = []
         self.is_done = asyncio.Event()
+        self.fenced = 0
+
+    async def beat(self) -> bool:
+        self.asked.append("beat")
+        if self.asked.count("beat") == 1:
+            raise Unavailable("down")
+        return self.asked.count("beat") != 3
 
     async def recover(self) -> int:
         self.asked.append("recover")
@@ -33,12 +41,15 @@ class Troubled:
         self.asked.append("sweep")
         if self.asked.count("sweep") == 1:
             raise StoreFailed("no")
-        if self.asked.count("sweep") >= 5 and self.asked.count("recover") >= 5:
+        if self.asked.count("sweep") >= 5 and self.asked.count("recover") >= 5 and self.fenced:
             self.is_done.set()
         return self.asked.count("sweep") < 4
 
     async def on_erased(self, owner: Owner, turn_id: str) -> None:
         self.told.append((owner, turn_id))
+
+    def on_fenced(self) -> None:
+        self.fenced += 1
 
 
 async def test_loops_survive_a_store_that_is_away(
@@ -47,12 +58,34 @@ async def test_loops_survive_a_store_that_is_away(
     for name in ("BEAT_S", "PAUSE_S", "SWEEP_EVERY_S"):
         monkeypatch.setattr(maintenance, name, 0.001)
     troubled = Troubled()
-    task = asyncio.create_task(keep_up(troubled, Retention(turns_s=7), troubled.on_erased))
+    task = asyncio.create_task(
+        keep_up(troubled, Retention(turns_s=7), troubled.on_erased, troubled.on_fenced)
+    )
     async with asyncio.timeout(10):
         await troubled.is_done.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert troubled.told == [("ada", "t")], "once"
+    assert troubled.fenced == 1
     assert "ended as failed" in caplog.text
     assert "old rows could not be deleted" in caplog.text
+
+
+async def test_heartbeat_waits_for_no_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ending what a dead process left may take longer than a lease."""
+    monkeypatch.setattr(maintenance, "BEAT_S", 0.001)
+
+    class Recovering(Troubled):
+        async def recover(self) -> int:
+            await asyncio.Event().wait()
+            return 0
+
+    store = Recovering()
+    task = asyncio.create_task(
+        keep_up(store, Retention(turns_s=7), store.on_erased, store.on_fenced)
+    )
+    await until(lambda: store.asked.count("beat") > 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -78,7 +78,9 @@ async def test_everything_is_there_after_reopening(url: str) -> None:
         for turn in chain:
             await PostgresStore(database).turns.save(turn)
     async with opened(url) as database:
-        found = await PostgresStore(database).turns.find(OWNER, "t4")
+        store = PostgresStore(database)
+        found = await store.turns.find(OWNER, "t4")
+        await store.maintenance.recover()
         assert await count(database, "workers") == 1, "who has left is not listed"
     assert found is not None
     assert [meaning(turn) for turn in found.lineage()] == [meaning(turn) for turn in chain]

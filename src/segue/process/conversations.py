@@ -15,7 +15,14 @@ from contextlib import suppress
 
 from msgspec import structs
 
-from segue.errors import ID_CHARS_MAX, ApiError, Conflict, InvalidRequest, conversation_not_found
+from segue.errors import (
+    ID_CHARS_MAX,
+    ApiError,
+    Conflict,
+    Fenced,
+    InvalidRequest,
+    conversation_not_found,
+)
 from segue.ids import given_id
 from segue.turn.plan import Joined
 from segue.turn.resolve import is_continuable
@@ -158,6 +165,10 @@ class ConversationTurns:
                 # Written, though the answer was lost.
                 self._is_released = True
                 return True
+            if found.speaker != turn.id:
+                # The process stood still, and others gave the conversation to the next turn.
+                self._is_released = True
+                raise Fenced
             conversation, is_alone = found, False
         raise too_many_writers(conversation.id)
 

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
+from segue.errors import Unavailable
 from segue.turn.running import Running, Subscriber
 from segue.turn.seams import EventLog, Turns
 from segue.turn.values import Owner
@@ -20,6 +21,8 @@ from segue.wire.response import ENDED, Response
 
 # Events of ended turns that a repeat may still ask for, where no log has them.
 ENDED_BYTES_MAX = 16 * 1024 * 1024
+# When to ask again for a response whose process does not answer.
+LOST_S = 2.0
 
 
 class OtherWorkers(Protocol):
@@ -103,8 +106,9 @@ class TurnRegistry:
     ) -> bool:
         """Send a turn's events after this number: those in the log, and those still to come.
 
-        False if some of them are not there any more, or never were. `ended`: the response, if it is over. When a
-        process dies, its clients may have had more events than the log: they get the terminal event all the same.
+        False if some of them are not there any more, or never were. `ended`: the response as it is stored, if it does
+        not run here. When a process dies, its clients may have had more events than the log: they get the terminal
+        event all the same, once it is known to be dead.
         """
         running = self.find(owner, turn_id) or self._find_ended(owner, turn_id)
         if running is not None and running.attach(subscriber, after=after):
@@ -118,6 +122,11 @@ class TurnRegistry:
             if running is not None and running.attach(subscriber, after=after):
                 return True
             logged = await self._log.read_after(owner, turn_id, after)
+        if running is None and ended is not None and ended.status not in ENDED:
+            # Its process does not answer, and is not known to be dead yet.
+            raise Unavailable(
+                "The process that runs this response cannot be reached.", wait_s=LOST_S
+            )
         if logged is None:
             return False
         if running is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
-from segue.errors import ApiError, TooMany, Unavailable
+from segue.errors import ApiError, Fenced, TooMany, Unavailable
 from segue.ids import item_ids, new_id
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
@@ -78,6 +78,8 @@ class Runner:
         self._start_limit = StartLimit()
         self._beginnings = Beginnings()
         self._tasks: set[asyncio.Task[None]] = set()
+        # The turns that others end, or whose key or conversation they give away, if this process seems dead.
+        self._leased: set[str] = set()
         # Writes that the store has still to take; a stop does not wait for them.
         self._retries: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
@@ -229,6 +231,8 @@ class Runner:
             self.log_events(running)
         running.attach(subscriber)
         self.registry.running[plan.id] = running
+        if plan.is_stored and (plan.response.background or plan.key or conversation):
+            self._leased.add(plan.id)
         self._spawn(self._run(plan, running, turns, transport, conversation))
         return running
 
@@ -279,6 +283,7 @@ class Runner:
                 # Its last events may be on a connection that is lost, which is not noticed yet.
                 self.registry.keep_ended(running)
             del self.registry.running[plan.id]
+            self._leased.discard(plan.id)
             if running.unsaved is not None and running.is_background:
                 self._retry(partial(turns.save, running.unsaved))
         await self.records.afterwards.put(_ended(plan, running, transport, sent_at))
@@ -323,6 +328,11 @@ class Runner:
 
     # --- ending ---
 
+    def fenced(self) -> None:
+        """This process stood still, and others have ended what it ran and given away what it held."""
+        for turn_id in tuple(self._leased):
+            self.registry.running[turn_id].notify(Drain())
+
     async def drain(self, grace_s: float) -> None:
         """Take no new turns; give those that run this long, then end them as failed."""
         self.is_draining = True
@@ -356,6 +366,8 @@ async def _until_written(write: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(pause_s)
         try:
             await write()
+            return
+        except Fenced:
             return
         except ApiError:
             pause_s = min(2 * pause_s, RETRY_S_MAX)

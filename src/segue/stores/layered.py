@@ -62,7 +62,7 @@ class LayeredMaintenance:
     def __init__(self, near: MemoryTurns, far: Maintenance) -> None:
         self._near = near
         self._far = far
-        self.recover = far.recover
+        self.beat, self.recover = far.beat, far.recover
         self.take_over = far.take_over
         self.erasures = far.erasures
 

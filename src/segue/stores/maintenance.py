@@ -1,9 +1,9 @@
 """When is a store maintained?
 
-In: a `Maintenance`, how long things are kept, and a function that is called with erased turns. Every few seconds this
-process writes its heartbeat, turns of dead processes end as failed, and what other processes erased leaves the caches
-of this one. Every hour what is too old is deleted, a few rows at a time, so that no save waits long. What fails is
-tried again; nothing here ends a server.
+In: a `Maintenance`, how long things are kept, and functions that are called with erased turns, and when this process
+was taken for dead. Every few seconds this process writes its heartbeat, which waits for nothing else here; turns of
+dead processes end as failed, and what other processes erased leaves the caches of this one. Every hour what is too old
+is deleted, a few rows at a time, so that no save waits long. What fails is tried again; nothing here ends a server.
 """
 
 from __future__ import annotations
@@ -32,17 +32,33 @@ ERASED_S = 86_400
 OVERLAP_S = 15
 
 OnErased = Callable[[Owner, str], Awaitable[object]]
+OnFenced = Callable[[], object]
 
 
-async def keep_up(maintenance: Maintenance, retention: Retention, on_erased: OnErased) -> None:
+async def keep_up(
+    maintenance: Maintenance, retention: Retention, on_erased: OnErased, on_fenced: OnFenced
+) -> None:
     """Maintain the store until cancelled."""
     async with asyncio.TaskGroup() as group:
-        group.create_task(keep_alive(maintenance, on_erased))
+        group.create_task(keep_alive(maintenance, on_fenced))
+        group.create_task(keep_current(maintenance, on_erased))
         group.create_task(keep_tidy(maintenance, retention))
 
 
-async def keep_alive(maintenance: Maintenance, on_erased: OnErased) -> None:
-    """Write the heartbeat, end turns of dead processes, and report what was erased, each turn once."""
+async def keep_alive(maintenance: Maintenance, on_fenced: OnFenced) -> None:
+    """Write the heartbeat."""
+    while True:
+        try:
+            if not await maintenance.beat():
+                log.warning("this process stood still, and others have ended the turns that it ran")
+                on_fenced()
+        except ApiError:
+            log.exception("the heartbeat could not be written; trying again in %s s", BEAT_S)
+        await asyncio.sleep(BEAT_S)
+
+
+async def keep_current(maintenance: Maintenance, on_erased: OnErased) -> None:
+    """End turns of dead processes, and report what was erased, each turn once."""
     reported: set[tuple[Owner, str]] = set()
     while True:
         await asyncio.sleep(BEAT_S)

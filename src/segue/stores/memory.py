@@ -355,6 +355,9 @@ class _Maintenance:
     store: MemoryStore
     clock: _Clock
 
+    async def beat(self) -> bool:
+        return True
+
     async def recover(self) -> int:
         return 0
 

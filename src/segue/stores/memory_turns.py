@@ -367,10 +367,11 @@ class LayeredTurns:
         return turn if turn is not None else await self._far.read(owner, turn_id)
 
     async def save(self, turn: Turn) -> None:
-        """Far first, so that near never has a stored turn that is not durable."""
+        """Far first, so that near never has a stored turn that is not durable, nor one that others may still end."""
         if turn.is_stored:
             await self._far.save(turn)
-        await self._near.save(turn)
+        if not turn.is_stored or turn.response.status in ENDED:
+            await self._near.save(turn)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         was_far = await self._far.delete(owner, turn_id)

@@ -20,7 +20,7 @@ from typing import Literal, Self
 import msgspec
 from msgspec.structs import astuple, replace
 
-from segue.errors import StoreFailed
+from segue.errors import Fenced, StoreFailed, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
 from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
@@ -31,6 +31,7 @@ from segue.stores.postgres_database import (
     PostgresConnection,
     PostgresDatabase,
     PostgresWork,
+    WriteConflict,
     as_row,
     border,
     fetch,
@@ -46,6 +47,8 @@ from segue.wire.events import Event
 KNOWN_MAX = 10_000
 # How often a chain is read again because a long field was deleted between two statements.
 READS_MAX = 3
+# Decoded in a thread above this: a millisecond of the event loop.
+LONG_BYTES = 256 * 1024
 # Above the time and number of every turn: where a sweep begins.
 HIGHEST = (2**62, 2**62)
 NO_USAGE = (None,) * 7
@@ -90,8 +93,8 @@ class _Turns:
         return await self._load("read", owner, turn_id)
 
     async def save(self, turn: Turn) -> None:
-        """The turn and its usage, in one transaction. A second save replaces the first; a turn that
-        was deleted meanwhile leaves its usage only."""
+        """The turn and its usage, in one transaction. A second save replaces the first; a turn that was deleted
+        meanwhile leaves its usage only. `Fenced` if another worker has written the turn, or given its key away."""
         with border():
             work = self.writer(turn)
         await self._database.run(work)
@@ -101,11 +104,12 @@ class _Turns:
         assert turn.is_stored, "an unstored turn has reached the database"
         record, entry = records.pack(turn), records.usage_of(turn)
         names = [field and field.digest for field in (record.instructions, record.tools)]
-        worker = self._database.worker if entry is None else None
+        worker = self._database.worker
         # The turn and its owner are in the row already.
         usage = NO_USAGE if entry is None else astuple(entry)[2:]
-        columns = (turn.owner, *record[:4], *names, worker, *usage)
-        return lambda connection: self._save(connection, turn.owner, record, columns)
+        columns = (turn.owner, *record[:4], *names, worker if entry is None else None, *usage)
+        fence = (worker, turn.holds_key)
+        return lambda connection: self._save(connection, turn.owner, record, columns, fence)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Its row, its events, its idempotency keys, and the long fields that no other turn names."""
@@ -118,6 +122,7 @@ class _Turns:
         owner: Owner,
         record: TurnColumns[LongField],
         columns: Sequence[object],
+        fence: tuple[str, bool],
     ) -> None:
         """Long fields that are known are only named. If one was deleted meanwhile the statement fails, and all are
         sent."""
@@ -125,7 +130,8 @@ class _Turns:
         new = [field for field in named if (owner, field.digest) not in self._known]
         digests, bodies = [field.digest for field in new], [field.body for field in new]
         try:
-            await connection.execute(QUERIES["save"], *columns, digests, bodies)
+            if not await connection.fetch(QUERIES["save"], *columns, digests, bodies, *fence):
+                raise Fenced
         except CONFLICTS:
             for field in named:
                 self._known.pop((owner, field.digest), None)
@@ -141,12 +147,13 @@ class _Turns:
             return None
         for _ in range(READS_MAX):
             read = partial(_fetch_chain, name=name, owner=owner, turn_id=turn_id)
-            rows, fields = await self._database.run(read)
+            rows, fields = await self._database.run(read, reads_much=True)
             if _named(rows) <= fields.keys():
                 with border():
                     build = partial(records.link, owner, turn_id, rows, fields.__getitem__)
-                    # A long chain takes a while to decode; the event loop goes on meanwhile.
-                    return await asyncio.to_thread(build) if len(rows) > 1 else build()
+                    # A long chain or turn takes a while to decode; the event loop goes on meanwhile.
+                    is_long = len(rows) > 1 or any(len(row.history) > LONG_BYTES for row in rows)
+                    return await asyncio.to_thread(build) if is_long else build()
         raise StoreFailed("The store failed; the log of the server has the reason.")
 
 
@@ -172,11 +179,12 @@ class _EventLog:
     database: PostgresDatabase
 
     async def append(self, owner: Owner, turn_id: str, events: Sequence[Event]) -> None:
-        """One row for all of them; none if their turn was deleted meanwhile."""
+        """One row for all of them; none if their turn was deleted, or ended by another worker."""
         if events:
             body = await asyncio.to_thread(records.pack_events, events)
             first, last = events[0].number, events[-1].number
-            await self.database.execute("append", owner, turn_id, first, last, body)
+            columns = (owner, turn_id, first, last, body, self.database.worker)
+            await self.database.execute("append", *columns)
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
         if not is_text(owner, turn_id):
@@ -200,11 +208,15 @@ class _IdempotencyKeys:
         assert claim.is_stored, "the idempotency key of an unstored turn has reached the database"
         key, worker = records.digest_key(claim.key), self.database.worker
         columns = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
-        ((turn_id, digest),) = await self.database.fetch("claim", as_row, *columns)
+        rows = await self.database.fetch("claim", as_row, *columns)
+        if not rows:
+            # This process was taken for dead; it learns that with its next heartbeat, and has a new name then.
+            raise Unavailable("The store cannot be reached at the moment.", wait_s=BEAT_S)
+        ((turn_id, digest),) = rows
         return replace(claim, turn_id=turn_id, digest=digest)
 
     async def release(self, claim: Claim) -> None:
-        key = (claim.owner, records.digest_key(claim.key), claim.turn_id)
+        key = (claim.owner, records.digest_key(claim.key), claim.turn_id, self.database.worker)
         await self.database.execute("release", *key)
 
 
@@ -285,19 +297,21 @@ class _SharedLimits:
 
 class _Maintenance:
     """A process is alive while its row in `workers` is recent, by the server's clock; a lost connection proves
-    nothing."""
+    nothing. Of several that find one dead, one claims it and ends what it left."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
+        self.beat = database.beat
         # How far down, from the newest to the oldest, this pass of the sweep has come.
         self._below = HIGHEST
 
     async def recover(self) -> int:
-        await self._database.run(self._database.heartbeat)
-        count = 0
-        for worker in await self._database.fetch("dead", str, self._database.worker, LEASE_S):
-            while ended := await self._database.run(partial(_end_some, worker=worker)):
-                count += ended
+        count, me = 0, self._database.worker
+        for worker in await self._database.fetch("dead", str, me, LEASE_S):
+            if await self._database.execute("claim_worker", worker, me, LEASE_S):
+                while ended := await self._database.run(partial(_end_some, worker=worker, me=me)):
+                    count += ended
+                await self._database.run(partial(_release, worker=worker))
         return count
 
     async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
@@ -389,59 +403,103 @@ async def _write_conversation(
 
 
 async def _draw(connection: PostgresConnection, *, draw: Draw, worker: str) -> Grant:
-    """Lock the key's row, read what others hold, write what is left."""
-    async with connection.transaction():
-        await connection.execute(QUERIES["relax_draw"])
-        limits = (draw.limits.requests_per_min, draw.limits.tokens_per_min)
-        ((*level, now),) = await fetch(connection, "begin_draw", as_row, draw.key_id, *limits)
-        (others,) = await fetch(connection, "held_by_others", HeldPlaces, draw.key_id, worker)
-        left, grant = share_out(draw, Level(*level), others, now)
-        row = (draw.key_id, *astuple(left), worker, *astuple(grant.held))
-        await connection.execute(QUERIES["end_draw"], *row)
-        if grant.held == HeldPlaces():
-            await connection.execute(QUERIES["drop_held"], draw.key_id, worker)
+    """Read what is left and what others hold, write what is left then; nothing is locked between the two, and whoever
+    finds that another was faster tries again."""
+    ((level, others, now, version),) = await fetch(
+        connection, "level", _read_level, draw.key_id, worker
+    )
+    left, grant = share_out(draw, level, others, now)
+    row = (draw.key_id, *astuple(left), version, worker, *astuple(grant.held))
+    if not await connection.fetch(QUERIES["save_level"], *row):
+        raise WriteConflict("The store cannot be reached at the moment.")
     return grant
+
+
+def _read_level(
+    now: float, version: int, connections: int, lanes: int, *level: float | None
+) -> tuple[Level | None, HeldPlaces, float, int]:
+    known = [one for one in level if one is not None]
+    return Level(*known) if known else None, HeldPlaces(connections, lanes), now, version
 
 
 # --- maintenance -------------------------------------------------------------------------------------
 
 
-async def _end_some(connection: PostgresConnection, *, worker: str) -> int:
-    """End as failed some of the turns that this dead process left; how many. When none is left its idempotency keys,
-    conversations and slots are free again."""
-    left = await fetch(connection, "abandoned", as_row, worker, BATCH)
-    for owner, last, *row in left:
-        await _end_turn(connection, worker, owner, TurnColumns(*row), last)
-    if not left:
-        for name in ("release_claims", "release_speakers", "release_places", "leave"):
-            await connection.execute(QUERIES[name], worker)
+async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> int:
+    """End as failed some of the turns that this dead process left, in one transaction; how many."""
+    async with connection.transaction():
+        left = await fetch(connection, "abandoned", _left_turn, worker, BATCH)
+        if not left:
+            return 0
+        named = [(owner, digest) for owner, _, row in left for digest in _named([row])]
+        fields = dict(await fetch(connection, "parts_of", _owned_field, *_columns(named, 2)))
+        ends, unreadable = await asyncio.to_thread(_abandon, left, fields)
+        if unreadable:
+            await connection.execute(QUERIES["give_up"], *_columns(unreadable, 2), me)
+        if ends:
+            rows = [(*key, response, *_usage(entry)) for key, response, entry, _ in ends]
+            await connection.execute(QUERIES["end_turns"], me, *_columns(rows, 9))
+        last = [
+            (*key, event.number, records.pack_events([event]))
+            for key, *_, events in ends
+            for event in events
+        ]
+        if last:
+            await connection.execute(QUERIES["append_last"], *_columns(last, 4))
     return len(left)
 
 
-async def _end_turn(
-    connection: PostgresConnection,
-    worker: str,
-    owner: Owner,
-    row: TurnColumns[bytes],
-    last: int | None,
-) -> None:
-    """End one turn as failed. A turn that cannot be read must not block the others, or a server that starts."""
-    try:
-        fields = await _fetch_fields(connection, owner, [row])
-        turn = records.link(owner, row.id, [row], fields.__getitem__)
-        assert turn is not None
-        failed, entry, events = records.abandon(turn, last)
-        response = records.pack(failed).response
-    except (ValueError, KeyError, msgspec.MsgspecError):
-        log.exception("turn %s was left running by a dead process and cannot be decoded", row.id)
-        await connection.execute(QUERIES["give_up"], owner, row.id)
-        return
-    # The event first: once the turn has ended no later pass would write it.
-    if events:
-        first, body = events[0].number, records.pack_events(events)
-        await connection.execute(QUERIES["append"], owner, row.id, first, first, body)
-    columns = (owner, row.id, worker, response, *astuple(entry)[2:])
-    await connection.execute(QUERIES["end"], *columns)
+_TurnKey = tuple[Owner, str]
+_LeftTurn = tuple[Owner, int | None, TurnColumns[bytes]]
+_EndedTurn = tuple[_TurnKey, bytes, values.UsageEntry, list[Event]]
+
+
+def _left_turn(owner: Owner, last: int | None, *row: bytes) -> _LeftTurn:
+    columns: TurnColumns[bytes] = TurnColumns._make(row)
+    return owner, last, columns
+
+
+def _owned_field(owner: Owner, digest: bytes, body: bytes) -> tuple[_FieldKey, LongField]:
+    return (owner, digest), LongField(digest, body)
+
+
+def _abandon(
+    left: Sequence[_LeftTurn], fields: Mapping[_FieldKey, LongField]
+) -> tuple[list[_EndedTurn], list[_TurnKey]]:
+    """How these turns end, and those that cannot be read: they must not block the others, or a server that starts."""
+    ends: list[_EndedTurn] = []
+    unreadable: list[_TurnKey] = []
+    for owner, last, row in left:
+        try:
+            turn = records.link(owner, row.id, [row], lambda name: fields[owner, name])  # noqa: B023
+            assert turn is not None
+            failed, entry, events = records.abandon(turn, last)
+            ends.append(((owner, row.id), records.pack(failed).response, entry, events))
+        except (ValueError, KeyError, msgspec.MsgspecError):
+            message = "turn %s was left running by a dead process and cannot be decoded"
+            log.exception(message, row.id)
+            unreadable.append((owner, row.id))
+    return ends, unreadable
+
+
+def _usage(entry: values.UsageEntry) -> tuple[object, ...]:
+    """The columns of an abandoned turn's usage; all have the same status."""
+    tokens = (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
+    return (entry.model, *tokens, entry.ended_at, entry.tool_calls)
+
+
+def _columns(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]:
+    """Rows as columns, side by side: one argument of a statement for each."""
+    return [[row[at] for row in rows] for at in range(width)]
+
+
+async def _release(connection: PostgresConnection, *, worker: str) -> None:
+    """A dead process holds nothing any more: its idempotency keys, conversations and slots are free again."""
+    async with connection.transaction():
+        for name in (
+            "lock_lease", "lock_claims", "release_claims", "release_speakers", "release_places", "leave",
+        ):  # fmt: skip
+            await connection.execute(QUERIES[name], worker)
 
 
 async def _sweep_some(

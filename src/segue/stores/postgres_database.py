@@ -10,6 +10,10 @@ connections itself.
 connection goes back half-read and its next user never gets another caller's rows (docs/hazards.md F35). A connection
 that did not answer in time is closed.
 
+**A lease.** A row of `workers` says that this process lives, and names it in all that it writes. It is renewed on a
+connection of its own, so that nothing else can hold it up. Who could not renew it in time may find it taken away: then
+others have ended what this process ran, and it goes on under a new name.
+
 **A lost server.** Work that lost its connection is tried again on another one, with growing pauses, for as long as
 SQLite would wait for a lock; then it is `Unavailable`. So everything that is run here may run twice.
 """
@@ -21,6 +25,7 @@ import random
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 from typing import Literal, Protocol, Self, TypeVar
 
 import asyncpg  # type: ignore[import-untyped]
@@ -34,6 +39,8 @@ T = TypeVar("T")
 
 # A commit is one round trip; a few that wait for the disk together are grouped there. Servers allow about a hundred.
 CONNECTIONS_MAX = 8
+# Of these, how many may read turns at once: a turn may have many megabytes, and commits do not wait for it.
+READERS_MAX = 5
 # Far above the turns that one process runs at once; beyond it the server has stopped, and callers get an error.
 WAITING_MAX = 4_096
 CONNECT_S = 3.0
@@ -48,9 +55,21 @@ READY_S = 1.0
 CLOSE_S = 5.0
 # A process that has not written a heartbeat for this long is dead: several heartbeats.
 LEASE_S = 15
+# Several heartbeats may fail and be tried again within a lease.
+BEAT_S_MAX = 4.0
 
 QUERIES = load_queries("postgres")
 COMMIT = {"full": {"synchronous_commit": "on"}, "relaxed": {"synchronous_commit": "off"}}
+# What a machine that vanishes, or a process that stands still, keeps locked at most.
+SESSION = {
+    "application_name": "segue",
+    "idle_in_transaction_session_timeout": "10s",
+    "lock_timeout": "10s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "20s",
+}
 
 # Not our doing, and likely to pass: connections, resources, an operator, a server that has become a replica.
 TRANSIENT = (
@@ -69,6 +88,7 @@ CONFLICTS = (
     asyncpg.SerializationError,
     asyncpg.DeadlockDetectedError,
     asyncpg.ForeignKeyViolationError,
+    asyncpg.LockNotAvailableError,
 )
 
 
@@ -87,9 +107,10 @@ class PostgresConnection(Protocol):
 
 
 PostgresWork = Callable[[PostgresConnection], Awaitable[T]]
+Connect = Callable[[], Awaitable[asyncpg.Connection]]
 
 
-class _Conflict(Unavailable):
+class WriteConflict(Unavailable):
     """Another transaction came between; trying again at once is likely to work."""
 
 
@@ -101,7 +122,7 @@ def border() -> Iterator[None]:
     except ApiError:
         raise
     except CONFLICTS as error:
-        raise _Conflict("The store cannot be reached at the moment.") from error
+        raise WriteConflict("The store cannot be reached at the moment.") from error
     except TRANSIENT as error:
         raise Unavailable("The store cannot be reached at the moment.") from error
     except (
@@ -114,9 +135,13 @@ def border() -> Iterator[None]:
 class PostgresDatabase:
     """A pool of connections to one database. Made by `open`."""
 
-    def __init__(self, pool: asyncpg.Pool) -> None:
+    def __init__(self, pool: asyncpg.Pool, connect: Connect) -> None:
+        # The name of this process in what it writes; a new one whenever its lease was taken away.
         self.worker = new_id("worker")
         self._pool = pool
+        self._connect = connect
+        self._beating: asyncpg.Connection | None = None
+        self._readers = asyncio.Semaphore(READERS_MAX)
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_closed = False
         # Shared by all callers that wait for the server to come back.
@@ -131,36 +156,37 @@ class PostgresDatabase:
         connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """Connect to the database, and bring its tables up to date."""
+        session = {"timeout": CONNECT_S, "server_settings": COMMIT[durability] | SESSION}
         with border():
             pool = asyncpg.create_pool(
                 url,
                 min_size=0,
                 max_size=connections_max,
-                timeout=CONNECT_S,
                 command_timeout=STATEMENT_S,
                 # Nothing we do changes a session, so there is nothing to reset and no round trip for it.
                 reset=_keep,
-                server_settings=COMMIT[durability] | {"application_name": "segue"},
+                **session,
             )
             await pool
-        database = cls(pool)
+        database = cls(pool, partial(asyncpg.connect, url, command_timeout=BEAT_S_MAX, **session))
         try:
             with border():
                 async with asyncio.timeout(STATEMENT_S):
                     await database.run(_migrate)
-                await database.run(database.heartbeat)
+                await database.execute("join", database.worker)
         except BaseException:
             pool.terminate()
             raise
         return database
 
-    async def run(self, work: PostgresWork[T]) -> T:
-        """Do this on a connection of the pool; return when it is committed. It may be run more than once."""
+    async def run(self, work: PostgresWork[T], *, reads_much: bool = False) -> T:
+        """Do this on a connection of the pool; return when it is committed. It may be run more than once. What reads
+        much leaves some connections to the rest."""
         if self._is_closed:
             raise Unavailable("The store is closed.")
         if len(self._tasks) >= WAITING_MAX:
             raise Unavailable("Too many statements are waiting for the store.")
-        task = asyncio.create_task(self._retried(work))
+        task = asyncio.create_task(self._read(work) if reads_much else self._retried(work))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
@@ -183,12 +209,26 @@ class PostgresDatabase:
             return False
         return True
 
-    async def heartbeat(self, connection: PostgresConnection) -> None:
-        """Write down that this process is alive."""
-        await connection.execute(QUERIES["beat"], self.worker)
+    async def beat(self) -> bool:
+        """Renew the lease; False if it was taken away. Then this process has a new lease, under a new name."""
+        with border():
+            if self._beating is None or self._beating.is_closed():
+                self._beating = await self._connect()
+            connection = self._beating
+            try:
+                if touched(await connection.execute(QUERIES["beat"], self.worker)):
+                    return True
+                worker = new_id("worker")
+                await connection.execute(QUERIES["join"], worker)
+            except BaseException:
+                # The next heartbeat must not wait for this connection.
+                connection.terminate()
+                raise
+        self.worker = worker
+        return False
 
     async def close(self) -> None:
-        """Finish the work that waits, take this process off the list of workers, and close the connections."""
+        """Finish the work that waits, give up the lease of this process, and close the connections."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -196,10 +236,12 @@ class PostgresDatabase:
             await asyncio.wait(self._tasks)
         with suppress(ApiError), border():
             async with asyncio.timeout(CLOSE_S):
-                leave = QUERIES["leave"]
-                await self._once(lambda connection: connection.execute(leave, self.worker))
+                expire = QUERIES["expire"]
+                await self._once(lambda connection: connection.execute(expire, self.worker))
                 await self._pool.close()
         self._pool.terminate()
+        if self._beating is not None:
+            self._beating.terminate()
 
     def _forget(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
@@ -207,13 +249,17 @@ class PostgresDatabase:
             # Its caller may be cancelled; an exception that is never read would be logged.
             task.exception()
 
+    async def _read(self, work: PostgresWork[T]) -> T:
+        async with self._readers:
+            return await self._retried(work)
+
     async def _retried(self, work: PostgresWork[T]) -> T:
         loop = asyncio.get_running_loop()
         until = loop.time() + PATIENCE_S
         while True:
             try:
                 result = await self._once(work)
-            except _Conflict:
+            except WriteConflict:
                 if loop.time() > until:
                     raise
                 await asyncio.sleep(random.uniform(0, PAUSE_MIN_S))

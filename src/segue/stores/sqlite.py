@@ -239,6 +239,10 @@ class _Maintenance:
         # How far down, from the newest to the oldest, this pass of the sweep has come.
         self._below = HIGHEST
 
+    async def beat(self) -> bool:
+        # The kernel holds the lease.
+        return True
+
     async def recover(self) -> int:
         count = 0
         for worker in await self._database.read(self._dead):

@@ -43,6 +43,7 @@ def commit(
         warm=warm,
         root_at=plan.root_at,
         passed=passed,
+        holds_key=bool(plan.key) and not response.background,
         bytes=_measure(rounds, resolved, plan.tally.tokens_tokenized),
         usage=entry_of(plan.owner, response, is_hosted=resolved.is_hosted),
     )

@@ -24,7 +24,7 @@ from typing import assert_never
 
 from msgspec import structs
 
-from segue.errors import ApiError, EngineFailed, InvalidRequest, ServerFault
+from segue.errors import ApiError, EngineFailed, Fenced, InvalidRequest, ServerFault
 from segue.turn.commit import calls_in, commit, warm_after
 from segue.turn.compact import (
     ASSUMED_CONTEXT_TOKENS,
@@ -576,6 +576,9 @@ class TurnLoop:
                 await self.turns.save(turn)
                 self.running.turn = turn
                 plan.tally.is_recorded = plan.is_stored
+        except Fenced as error:
+            # Whatever is known of it in the store is not ours any more; its usage is settled afterwards.
+            assembler.conclude(End("failed", error=error), usage, int(time.time()))
         except ApiError as error:
             assembler.conclude(End("failed", error=error), usage, int(time.time()))
             await self._save_failed(self.rounds, plan.resolved.open_calls)
@@ -591,6 +594,8 @@ class TurnLoop:
             await self.turns.save(running.unsaved)
             running.unsaved = None
             plan.tally.is_recorded = True
+        except Fenced:
+            running.unsaved = None
         except ApiError:
             log.warning("could not save turn %s as failed; retrying later", plan.id)
 

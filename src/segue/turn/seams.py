@@ -164,9 +164,12 @@ class Seals(Protocol):
 class Maintenance(Protocol):
     """What a store does beside its turns, so that nothing runs, lies or is served there for ever."""
 
+    async def beat(self) -> bool:
+        """Say that this process lives; False if others took it for dead, and ended what it ran."""
+
     async def recover(self) -> int:
-        """Say that this process lives, and end as failed what dead ones left running; how many. What they left queued,
-        with its request, stays so and is nobody's."""
+        """End as failed what dead processes left running; how many. What they left queued, with its request, stays so
+        and is nobody's."""
 
     async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
         """Some of the queued turns that are nobody's: from now on they are this process's, which is to run them."""

@@ -264,6 +264,8 @@ class Turn:
     passed: tuple[str, ...] = ()
     # The request of a turn that is queued, so that another process can run it.
     request: bytes = b""
+    # Whether it is saved for the first time and ends the use of an idempotency key, which must still be its own.
+    holds_key: bool = False
     # Our own measure of what this node alone holds in memory.
     bytes: int = 0
     # The row of the usage ledger; None while the turn runs and after a reload.

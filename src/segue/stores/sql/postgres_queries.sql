@@ -22,16 +22,24 @@ SELECT digest, body FROM parts WHERE owner = $1 AND digest = ANY ($2::bytea[]);
 
 -- name: save
 -- $1 owner, $2 id, $3 parent, $4 history, $5 response, $6 instructions, $7 tools, $8 worker; from $9 on the usage of a
--- turn that has ended: model, status, input, cached, output, end, tools; $16 and $17 digests and bodies of parts that may be new.
-WITH new_parts AS (
+-- turn that has ended: model, status, input, cached, output, end, tools; $16 and $17 digests and bodies of parts that may be new;
+-- $18 this worker, $19 whether the turn holds an idempotency key and has no row yet. One row comes back if it was written. It is
+-- not if another worker wrote the turn last, or if the key is no longer this worker's.
+WITH held AS (
+    SELECT 1 FROM claims
+    WHERE $19::boolean AND owner = $1 AND turn_id = $2 AND worker = $18::text
+    FOR SHARE
+), new_parts AS (
     INSERT INTO parts (owner, digest, body)
     SELECT $1, part.digest, part.body
     FROM unnest($16::bytea[], $17::bytea[]) AS part (digest, body)
+    WHERE NOT $19::boolean OR EXISTS (SELECT 1 FROM held)
     ON CONFLICT DO NOTHING
 ), kept AS (
     INSERT INTO turns
-        (owner, id, parent_id, history, response, instructions, tools, worker, saved_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, seconds_now())
+        (owner, id, parent_id, history, response, instructions, tools, worker, saved_by, saved_at)
+    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $18, seconds_now()
+    WHERE NOT $19::boolean OR EXISTS (SELECT 1 FROM held)
     ON CONFLICT (owner, id) DO UPDATE SET
         parent_id = excluded.parent_id,
         history = excluded.history,
@@ -39,22 +47,34 @@ WITH new_parts AS (
         instructions = excluded.instructions,
         tools = excluded.tools,
         worker = excluded.worker,
+        saved_by = excluded.saved_by,
         saved_at = excluded.saved_at
+    WHERE coalesce(turns.saved_by, excluded.saved_by) = excluded.saved_by
+    RETURNING 1
+), used AS (
+    INSERT INTO usage
+        (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
+    SELECT $2, $1, $9, $10, $11, $12, $13, $14, $15 FROM kept
+    WHERE $9::text IS NOT NULL
+    ON CONFLICT (turn_id) DO NOTHING
 )
-INSERT INTO usage
-    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
-SELECT $2, $1, $9, $10, $11, $12, $13, $14, $15
-WHERE $9::text IS NOT NULL
-ON CONFLICT (turn_id) DO NOTHING;
+SELECT 1 FROM kept;
 
 -- name: delete
 DELETE FROM turns WHERE owner = $1 AND id = $2;
 
 -- name: settle
+-- What a process counted itself replaces what was entered for it when it seemed dead.
 INSERT INTO usage
     (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
-ON CONFLICT (turn_id) DO NOTHING;
+ON CONFLICT (turn_id) DO UPDATE SET
+    input_tokens = excluded.input_tokens,
+    cached_tokens = excluded.cached_tokens,
+    output_tokens = excluded.output_tokens,
+    tool_calls = excluded.tool_calls,
+    is_provisional = false
+WHERE usage.is_provisional;
 
 -- name: report
 -- $1 owner or nobody, $2 since. Days are those of UTC.
@@ -68,10 +88,15 @@ GROUP BY day, owner, model
 ORDER BY day, owner, model;
 
 -- name: append
--- $1 owner, $2 turn, $3 first, $4 last, $5 body. A batch that is told again, perhaps with more in it, replaces itself.
+-- $1 owner, $2 turn, $3 first, $4 last, $5 body, $6 this worker. A batch that is told again, perhaps with more in it,
+-- replaces itself. Nothing is written to a turn that another worker wrote last.
+WITH saved AS (
+    SELECT saved_by FROM turns WHERE owner = $1 AND id = $2 FOR SHARE
+)
 INSERT INTO events (owner, turn_id, first, last, body, logged_at)
 SELECT $1, $2, $3, $4, $5, seconds_now()
 WHERE NOT EXISTS (SELECT 1 FROM erased WHERE owner = $1 AND turn_id = $2)
+    AND NOT EXISTS (SELECT 1 FROM saved WHERE saved_by <> $6::text)
 ON CONFLICT (owner, turn_id, first) DO UPDATE SET
     last = excluded.last,
     body = excluded.body,
@@ -91,9 +116,13 @@ DELETE FROM events WHERE owner = $1 AND turn_id = $2;
 
 -- name: claim
 -- $1 owner, $2 key, $3 turn, $4 digest, $5 worker, $6 seconds that a claim lasts. Whoever is first holds the key until
--- it has expired. The row is written in any case, because only then is it locked and returned.
+-- it has expired. The row is written in any case, because only then is it locked and returned. No row: the worker's lease
+-- was taken away. It is locked, so that whoever takes it away sees this key.
+WITH lease AS (
+    SELECT id FROM workers WHERE id = $5 AND claimed_by IS NULL FOR KEY SHARE
+)
 INSERT INTO claims (owner, key, turn_id, digest, worker, claimed_at)
-VALUES ($1, $2, $3, $4, $5, seconds_now())
+SELECT $1, $2, $3, $4, lease.id, seconds_now() FROM lease
 ON CONFLICT (owner, key) DO UPDATE SET (turn_id, digest, worker, claimed_at) = (
     SELECT
         CASE WHEN is_over THEN excluded.turn_id ELSE claims.turn_id END,
@@ -105,53 +134,101 @@ ON CONFLICT (owner, key) DO UPDATE SET (turn_id, digest, worker, claimed_at) = (
 RETURNING turn_id, digest;
 
 -- name: release
-DELETE FROM claims WHERE owner = $1 AND key = $2 AND turn_id = $3;
+-- $1 owner, $2 key, $3 turn, $4 this worker.
+DELETE FROM claims WHERE owner = $1 AND key = $2 AND turn_id = $3 AND worker = $4;
+
+-- name: join
+INSERT INTO workers (id, seen_at) VALUES ($1, seconds_now()) ON CONFLICT (id) DO NOTHING;
 
 -- name: beat
-INSERT INTO workers (id, seen_at) VALUES ($1, seconds_now())
-ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at;
+-- Renews a lease; never one that was taken away.
+UPDATE workers SET seen_at = seconds_now() WHERE id = $1 AND claimed_by IS NULL;
+
+-- name: expire
+-- A process that leaves: what it left behind is anybody's at once.
+UPDATE workers SET seen_at = 0 WHERE id = $1;
 
 -- name: leave
 DELETE FROM workers WHERE id = $1;
 
 -- name: dead
 -- $1 this worker, $2 seconds that a lease lasts. Workers whose lease is over, and those that left turns, conversations or
--- places of keys behind and have none.
+-- places of keys behind and have none. No name at all is that of no worker: such turns wait to be taken over.
 SELECT id FROM workers WHERE id <> $1 AND seen_at < seconds_now() - $2::bigint
 UNION
 SELECT worker FROM turns
-WHERE worker IS NOT NULL AND worker <> $1
+WHERE worker IS NOT NULL AND worker NOT IN ($1, '')
     AND NOT EXISTS (SELECT 1 FROM workers WHERE id = turns.worker)
 UNION
 SELECT worker FROM conversations
-WHERE worker IS NOT NULL AND worker <> $1
+WHERE worker IS NOT NULL AND worker NOT IN ($1, '')
     AND NOT EXISTS (SELECT 1 FROM workers WHERE id = conversations.worker)
 UNION
 SELECT worker FROM places
 WHERE worker <> $1 AND NOT EXISTS (SELECT 1 FROM workers WHERE id = places.worker);
 
+-- name: claim_worker
+-- $1 dead worker, $2 this worker, $3 seconds that a lease lasts. One survivor ends what a dead worker left; if that one dies
+-- too, another does. From here on the lease cannot be renewed. A worker without a row gets one, so that there is one to claim.
+INSERT INTO workers (id, seen_at, claimed_by) VALUES ($1, 0, $2)
+ON CONFLICT (id) DO UPDATE SET claimed_by = excluded.claimed_by
+WHERE workers.seen_at < seconds_now() - $3::bigint
+    AND coalesce(workers.claimed_by, $2) NOT IN (
+        SELECT id FROM workers AS other
+        WHERE id <> $2 AND claimed_by IS NULL AND seen_at >= seconds_now() - $3::bigint
+    );
+
 -- name: abandoned
--- With the number of the last event that was written down.
+-- $1 worker, $2 how many. With the number of the last event that was written down. Rows that are being written are skipped.
 SELECT
     owner, (SELECT max(last) FROM events WHERE events.owner = turns.owner AND turn_id = turns.id),
     id, parent_id, history, response, instructions, tools
-FROM turns WHERE worker = $1 ORDER BY seq LIMIT $2;
+FROM turns WHERE worker = $1 ORDER BY seq LIMIT $2
+FOR UPDATE OF turns SKIP LOCKED;
+
+-- name: parts_of
+-- $1 owners, $2 digests, side by side.
+SELECT owner, digest, body
+FROM parts JOIN unnest($1::text[], $2::bytea[]) AS named (owner, digest) USING (owner, digest);
 
 -- name: give_up
--- A row that cannot be read is left as it is.
-UPDATE turns SET worker = NULL WHERE owner = $1 AND id = $2;
+-- $1 owners, $2 ids, $3 this worker. Rows that cannot be read are left as they are.
+UPDATE turns SET worker = NULL, saved_by = $3
+FROM unnest($1::text[], $2::text[]) AS named (owner, id)
+WHERE turns.owner = named.owner AND turns.id = named.id;
 
--- name: end
--- $1 owner, $2 id, $3 worker, $4 response; from $5 on the usage: model, status, input, cached, output, end.
+-- name: end_turns
+-- $1 this worker; then side by side: $2 owners, $3 ids, $4 responses, $5 models, $6 input, $7 cached, $8 output, $9 ends, $10
+-- tools. All are locked. Their usage is provisional: their process may be alive, and then it knows better.
 WITH ended AS (
-    UPDATE turns SET response = $4, worker = NULL, saved_at = seconds_now()
-    WHERE owner = $1 AND id = $2 AND worker = $3
-    RETURNING 1
+    SELECT * FROM unnest(
+        $2::text[], $3::text[], $4::bytea[], $5::text[],
+        $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[]
+    ) AS turn (owner, id, response, model, input, cached, output, ended_at, tool_calls)
+), written AS (
+    UPDATE turns SET
+        response = ended.response, worker = NULL, saved_by = $1, saved_at = seconds_now()
+    FROM ended WHERE turns.owner = ended.owner AND turns.id = ended.id
 )
 INSERT INTO usage
-    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
-SELECT $2, $1, $5, $6, $7, $8, $9, $10, $11 FROM ended
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls, is_provisional)
+SELECT id, owner, model, 'failed', input, cached, output, ended_at, tool_calls, true FROM ended
 ON CONFLICT (turn_id) DO NOTHING;
+
+-- name: append_last
+-- Side by side: $1 owners, $2 turns, $3 numbers, $4 bodies of terminal events.
+INSERT INTO events (owner, turn_id, first, last, body, logged_at)
+SELECT owner, turn_id, number, number, body, seconds_now()
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[]) AS event (owner, turn_id, number, body)
+ON CONFLICT (owner, turn_id, first) DO NOTHING;
+
+-- name: lock_lease
+-- Waits for those who claim a key under this lease.
+SELECT 1 FROM workers WHERE id = $1 FOR UPDATE;
+
+-- name: lock_claims
+-- Waits for turns that are being saved under these keys.
+SELECT 1 FROM claims WHERE worker = $1 ORDER BY owner, key FOR UPDATE;
 
 -- name: release_claims
 -- Keys of turns that never were: their process died before it had saved one.
@@ -303,33 +380,39 @@ INSERT INTO ring (place, name, secret) SELECT max(place) + 1, $1, $2 FROM ring;
 -- name: ring
 SELECT name, secret FROM ring ORDER BY place DESC;
 
--- name: begin_draw
--- $1 key, $2 and $3 its limits. Of several processes that draw on a key one does, the others wait for it; the row is there
--- so that there is something to wait for.
-INSERT INTO meters (key_id, requests, tokens, filled_at)
-VALUES ($1, $2::bigint, $3::bigint, extract(epoch FROM clock_timestamp()))
-ON CONFLICT (key_id) DO UPDATE SET key_id = excluded.key_id
-RETURNING requests, tokens, filled_at, extract(epoch FROM clock_timestamp())::double precision;
+-- name: level
+-- $1 key, $2 this worker. The time, how often the key was drawn on, what others hold, and what is left. One row always.
+SELECT
+    extract(epoch FROM clock_timestamp())::double precision, coalesce(version, 0),
+    (SELECT coalesce(sum(connections), 0)::bigint FROM places WHERE key_id = $1 AND worker <> $2),
+    (SELECT coalesce(sum(lanes), 0)::bigint FROM places WHERE key_id = $1 AND worker <> $2),
+    requests, tokens, filled_at
+FROM (SELECT 1) AS always LEFT JOIN meters ON key_id = $1;
 
--- name: held_by_others
-SELECT coalesce(sum(connections), 0)::bigint, coalesce(sum(lanes), 0)::bigint
-FROM places WHERE key_id = $1 AND worker <> $2;
-
--- name: end_draw
--- $1 key, $2 requests, $3 tokens, $4 when, $5 worker, $6 connections, $7 lanes.
+-- name: save_level
+-- $1 key, $2 requests, $3 tokens, $4 when, $5 version that was read, $6 worker, $7 connections, $8 lanes. One row comes back,
+-- unless somebody has drawn on the key meanwhile. What is lost with a crash is told again, so nobody waits for a disk: the
+-- tables are not logged.
 WITH level AS (
-    UPDATE meters SET requests = $2, tokens = $3, filled_at = $4 WHERE key_id = $1
+    INSERT INTO meters (key_id, requests, tokens, filled_at, version)
+    VALUES ($1, $2, $3, $4, $5::bigint + 1)
+    ON CONFLICT (key_id) DO UPDATE SET
+        requests = excluded.requests,
+        tokens = excluded.tokens,
+        filled_at = excluded.filled_at,
+        version = excluded.version
+    WHERE meters.version = $5
+    RETURNING key_id
+), held AS (
+    INSERT INTO places (key_id, worker, connections, lanes)
+    SELECT key_id, $6, $7::bigint, $8::bigint FROM level WHERE ($7, $8) <> (0, 0)
+    ON CONFLICT (key_id, worker) DO UPDATE SET
+        connections = excluded.connections, lanes = excluded.lanes
+), dropped AS (
+    DELETE FROM places USING level
+    WHERE places.key_id = level.key_id AND worker = $6 AND ($7, $8) = (0, 0)
 )
-INSERT INTO places (key_id, worker, connections, lanes) VALUES ($1, $5, $6, $7)
-ON CONFLICT (key_id, worker) DO UPDATE SET
-    connections = excluded.connections, lanes = excluded.lanes;
-
--- name: relax_draw
--- What is lost with a crash is told again, so nobody waits for a disk.
-SET LOCAL synchronous_commit = off;
-
--- name: drop_held
-DELETE FROM places WHERE key_id = $1 AND worker = $2;
+SELECT 1 FROM level;
 
 -- name: release_places
 DELETE FROM places WHERE worker = $1;
