@@ -41,7 +41,6 @@ from segue.turn.values import Owner, Sampling
 from segue.vocabularies.gguf import GgufValue, read_gguf
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
-from segue.wire.files import text_of_file
 
 LOG = logging.getLogger(__name__)
 
@@ -120,7 +119,6 @@ class _Guards:
             inputs=tuple(map(self._guard, inputs)),
             outputs=tuple(map(self._guard, outputs)),
             window_chars=self._settings.guard_window_chars,
-            read_file=text_of_file,
         )
 
     def _guard(self, name: str) -> Guard:

@@ -1,22 +1,61 @@
-"""Which words of items and of a head are there to be looked at."""
+"""Which words of items and of a head are there to be looked at: all that the model reads."""
 
 from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import product
+from typing import Any, cast
 
 import pytest
+from msgspec import Raw
 
-from segue.guards.texts import texts_of
-from segue.wire.codec import decode_item
-from segue.wire.files import text_of_file
+from segue.dialects.messages import MessagesDialect
+from segue.engines.chat import ChatEngine
+from segue.engines.upstream import Upstream
+from segue.errors import ApiError
+from segue.guards.texts import texts_of, texts_of_head
+from segue.turn.values import Head, Job, Messages, Sampling, Scene
+from segue.wire.codec import decode_item, decode_tools
+from segue.wire.effects import NO_EFFECTS, apply_effects
+from segue.wire.items import Item
+from segue.wire.requests import TextConfig, TextFormat
+from segue.wire.tools import Tools
+from tests.contracts.dialect import flat, item, message
+from tests.contracts.test_dialects import MAKERS
+from tests.contracts.turns import response_of
+from tests.wire.test_items import EXAMPLES
 
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
+BIRD = "kestrel"
+# What is found only in its own form: JSON writes it in another way.
+ODD_BIRD = 'kes"tr\nel'
+HIDDEN = (BIRD, f"data:{BIRD}/x;base64,eA==", ODD_BIRD)
+# Beside those of the contract, without what other servers have opened.
+ITEMS = [
+    *EXAMPLES,
+    '{"type":"configuration_update","text":{"format":{"type":"json_schema","name":"n",'
+    '"description":"d","schema":{"title":"t"}}}}',
+    '{"type":"additional_tools","tools":[{"type":"function","name":"f","description":"d",'
+    '"parameters":{"type":"object","properties":{"p":{"enum":["e"]}}}},'
+    '{"type":"namespace","name":"crm","description":"d","tools":[{"type":"function","name":"g"}]}]}',
+    '{"type":"mcp_approval_response","approval_request_id":"a","approve":false,"reason":"r"}',
+]  # fmt: skip
+TOOLS = (
+    {"type": "function", "name": "f", "description": "d", "parameters": {"title": "t", "a": ["b"]}},
+    {"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+    {"type": "namespace", "name": "crm", "description": "d", "tools": [{"type": "function", "name": "g"}]},
+    {"type": "function", "name": "later", "description": "d", "defer_loading": True},
+    {"type": "tool_search", "description": "d"},
+    {"type": "shell"},
+)  # fmt: skip
 
 
 def words(item: dict[str, Any]) -> list[str]:
-    return texts_of([decode_item(json.dumps(item).encode(), "input[0]")], text_of_file)
+    return texts_of([decode_item(json.dumps(item).encode(), "input[0]")])
 
 
 @pytest.mark.parametrize(
@@ -30,32 +69,26 @@ def words(item: dict[str, Any]) -> list[str]:
                 "content": [
                     {"type": "input_text", "text": "See"},
                     {"type": "input_image", "image_url": PICTURE},
-                    {"type": "input_image", "image_url": "https://a.example/b.png"},
+                    {"type": "input_image", "image_url": "https://a.example"},
                 ],
             },
-            ["See", "https://a.example/b.png"],
+            [
+                "See\n[image: image/png sent as data, which this model cannot see]\n"
+                "[image: https://a.example, which this model cannot see]",
+                "https://a.example",
+            ],
         ),
         (
             {"type": "function_call_output", "call_id": "call_1", "output": "sun"},
-            ["sun"],
+            ["call_1", "sun"],
         ),
         (
-            {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a":1}'},
-            ["f", '{"a":1}'],
-        ),
-        (
-            {
-                "type": "shell_call_output",
-                "call_id": "c",
-                "output": [
-                    {"stdout": "out", "stderr": "err", "outcome": {"type": "exit", "exit_code": 0}}
-                ],
-            },
-            ["out", "err"],
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a":"b\\nc"}'},
+            ["f", "c", '{"a":"b\\nc"}', "b\nc"],
         ),
     ],
 )
-def test_words_of_an_item_are_found_wherever_they_stand(
+def test_words_of_an_item_are_those_that_the_model_reads(
     item: dict[str, Any], expected: list[str]
 ) -> None:
     assert words(item) == expected
@@ -64,5 +97,136 @@ def test_words_of_an_item_are_found_wherever_they_stand(
 def test_file_is_read_as_the_model_reads_it() -> None:
     data = base64.b64encode(b"Secret plans.").decode()
     part = {"type": "input_file", "filename": "plan.txt", "file_data": data}
-    found = words({"role": "user", "content": [part]})
-    assert sorted(found) == ["Secret plans.", "plan.txt"]
+    (found,) = words({"role": "user", "content": [part]})
+    assert found == "[file: plan.txt]\nSecret plans.\n[end of file]"
+
+
+def test_media_type_that_is_none_is_not_told() -> None:
+    (found,) = words(
+        {"role": "user", "content": [{"type": "input_image", "image_url": f"data:{BIRD} x,y"}]}
+    )
+    assert found == "[image: data sent as data, which this model cannot see]"
+
+
+# --- hidden anywhere ------------------------------------------------------------------------------
+
+
+def hiding(value: Any, bird: str) -> Iterator[Any]:
+    """This JSON with the bird in place of each string, in place of each key, and in a field that nobody knows."""
+    match value:
+        case str():
+            yield bird
+            if value.startswith("{"):
+                yield from map(json.dumps, hiding(json.loads(value), bird))
+        case list():
+            for n, inner in enumerate(value):
+                for other in hiding(inner, bird):
+                    yield [*value[:n], other, *value[n + 1 :]]
+        case dict():
+            for key, inner in value.items():
+                yield {(bird if one == key else one): value[one] for one in value}
+                for other in hiding(inner, bird):
+                    yield value | {key: other}
+            yield value | {"from_the_future": {bird: [bird]}}
+        case _:
+            yield bird
+
+
+@cache
+def hidden_items() -> list[tuple[str, Item]]:
+    found: list[tuple[str, Item]] = []
+    for raw, bird in product(ITEMS, HIDDEN):
+        for value in hiding(json.loads(raw), bird):
+            # Refused: it cannot be hidden there.
+            with suppress(ApiError):
+                found.append((bird, decode_item(json.dumps(value).encode(), "input[0]")))
+    return found
+
+
+def hidden_tools(bird: str) -> Iterator[Tools]:
+    for value in hiding(list(TOOLS), bird):
+        with suppress(ApiError):
+            yield decode_tools(json.dumps(value).encode(), None)[0]
+
+
+def forms(bird: str) -> list[str]:
+    """How it may stand in a prompt: as it is, in JSON, in JSON inside of JSON."""
+    if bird != ODD_BIRD:
+        return [BIRD]
+    once = json.dumps(bird)[1:-1]
+    return [bird, once, json.dumps(once)[1:-1]]
+
+
+def meant(bird: str) -> str:
+    return bird if bird == ODD_BIRD else BIRD
+
+
+@cache
+def writer(name: str) -> Callable[[Scene], str]:
+    """Writes the prompt of this family as text, or what a chat endpoint is sent."""
+    if name == "chat":
+        return chat_body
+    family = MAKERS[name]()
+
+    def write(scene: Scene) -> str:
+        ids = flat(family.dialect.render(scene).prompt)
+        return b"".join(family.vocabulary.bytes_of(id) for id in ids).decode(errors="replace")
+
+    return write
+
+
+def chat_body(scene: Scene) -> str:
+    dialect = MessagesDialect()
+    prompt = dialect.render(scene).prompt
+    assert isinstance(prompt, Messages)
+    engine = ChatEngine(cast(Upstream, None), "m", dialect)
+    settings = engine._settings(Job(prompt, scene, Sampling(), frozenset(), None), frozenset())
+    return engine._body(scene, prompt, settings).decode()
+
+
+def scene_of(given: Sequence[Item], head: Head | None = None) -> Scene:
+    return Scene(head or Head(), None, tuple(given), effects=apply_effects(NO_EFFECTS, given))
+
+
+def in_company(hidden: Item) -> list[Item]:
+    """The item in a conversation: families write calls and outputs only where they belong together."""
+    call_id = getattr(hidden.value, "call_id", None)
+    before, after = [message("user", "Hi")], [message("user", "Go on")]
+    if isinstance(call_id, str):
+        calls = item("function_call", call_id=call_id, name="f", arguments="{}")
+        answers = item("function_call_output", call_id=call_id, output="o")
+        is_output = "output" in str(type(hidden.value)).lower()
+        before, after = ([*before, calls], after) if is_output else (before, [answers, *after])
+    return [*before, hidden, *after]
+
+
+@pytest.mark.parametrize("family", ["chat", *MAKERS])
+def test_guards_see_whatever_the_model_reads_of_an_item(family: str) -> None:
+    write = writer(family)
+    told = 0
+    for bird, hidden in hidden_items():
+        try:
+            text = write(scene_of(in_company(hidden)))
+        except ApiError:
+            continue
+        if any(form in text for form in forms(bird)):
+            told += 1
+            assert any(meant(bird) in seen for seen in texts_of([hidden])), hidden.raw
+    assert told > 300
+
+
+@pytest.mark.parametrize("family", ["chat", *MAKERS])
+def test_guards_see_whatever_the_model_reads_of_tools_and_format(family: str) -> None:
+    write = writer(family)
+    told = 0
+    for bird in HIDDEN:
+        heads = [Head(tools=tools) for tools in hidden_tools(bird)]
+        schema = json.dumps({"title": bird, bird: 1}).encode()
+        wanted = TextFormat(type="json_schema", name=bird, description=bird, schema=Raw(schema))
+        for head in [*heads, Head(text=TextConfig(format=wanted)), Head(instructions=bird)]:
+            text = write(scene_of([message("user", "Hi")], head))
+            if any(form in text for form in forms(bird)):
+                told += 1
+                seen = texts_of_head(head, response_of("resp_1"), None)
+                assert any(meant(bird) in one for one in seen), head
+    assert told > 20

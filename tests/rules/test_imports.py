@@ -45,7 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inside": INNER | {"turn", "engines"},
     "stores": INNER | {"turn"},
     "tools": INNER | {"turn"},
-    "guards": INNER | {"turn"},
+    # Guards see what the model reads: the functions that write it for the model write it for them.
+    "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
     "transports": INNER | {"turn", "session", "process", "accounts"},
     # 4: who is wired to whom?
     "observe": INNER | {"turn", "process"},

@@ -491,7 +491,7 @@ async def test_approved_call_waits_for_the_verdict_on_what_came_with_the_yes(
             await socket.create(input=given, tools=[tool], previous_response_id=turn_id)
         async with asyncio.timeout(WAIT_S):
             await guard.was_asked.wait()
-        before, shown = list(far.calls), guard.checked.count("Now.")
+        before, shown = list(far.calls), sum("Now." in text for text in guard.checked)
         if is_blocked:
             guard.verdict = Verdict("no")
         guard.may_answer.set()
@@ -503,7 +503,7 @@ async def test_approved_call_waits_for_the_verdict_on_what_came_with_the_yes(
     else:
         assert [one["type"] for one in last["output"]][-2:] == ["mcp_call", "message"]
         assert far.calls == ["a"]
-        assert guard.checked.count("Now.") == 1, "nothing is shown twice"
+        assert sum("Now." in text for text in guard.checked) == 1, "nothing is shown twice"
 
 
 async def test_tool_of_the_server_waits_for_the_verdict(tmp_path: Path) -> None:
@@ -522,7 +522,8 @@ async def test_tool_of_the_server_waits_for_the_verdict(tmp_path: Path) -> None:
         kinds = [item["type"] for item in last["output"]]
         assert kinds == ["tool_search_call", "tool_search_output", "message"]
         # What the tool has found was shown to the guard as well.
-        assert guard.checked.count("Pays.") == 2
+        shown = '{"type": "function", "function": {"name": "pay", "description": "Pays."}}'
+        assert guard.checked.count(shown) == 2
 
 
 async def test_compaction_of_a_blocked_conversation_fails(tmp_path: Path, rules: Flags) -> None:

@@ -8,6 +8,7 @@ family has a place for becomes JSON.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, assert_never
 
@@ -27,6 +28,8 @@ from segue.wire.web import as_call
 # Fields of a call or an output that the model does not need, or that are part of every call.
 NOT_SHOWN = {"type", "id", "call_id"}
 NOTHING_FOUND = "No tool was found."
+# As it stands in a data URL, and no other words.
+MEDIA_TYPE = re.compile(r"[\w.+-]{1,64}/[\w.+-]{1,64}(?=[;,])", re.ASCII)
 
 
 class Part(NamedTuple):
@@ -233,7 +236,8 @@ def _without_data(text: str) -> str:
     """The text itself, or for a data URL only what kind of data it is."""
     if not text.startswith("data:"):
         return text
-    return f"{text[5:].partition(',')[0].partition(';')[0] or 'data'} sent as data"
+    kind = MEDIA_TYPE.match(text, len("data:"))
+    return f"{kind[0] if kind else 'data'} sent as data"
 
 
 def _without_bytes(value: object) -> object:

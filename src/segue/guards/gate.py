@@ -122,11 +122,10 @@ class GuardGate:
 
     async def _check(self, words: list[str], items: Sequence[Item]) -> None:
         try:
-            read_file = self._guards.read_file
             if sum(len(item.raw) for item in items) <= INLINE_BYTES:
-                texts = words + texts_of(items, read_file)
+                texts = words + texts_of(items)
             else:
-                texts = words + await asyncio.to_thread(texts_of, items, read_file)
+                texts = words + await asyncio.to_thread(texts_of, items)
             self._tally.guard_chars_checked += sum(map(len, texts))
             reason = await _ask_all([guard.check(texts) for guard in self._guards.inputs if texts])
         except Exception as fault:

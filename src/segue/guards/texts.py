@@ -1,41 +1,35 @@
 """What text does the model get to see? For the guards, which check it first. Pure.
 
-In: items, or the head of a request. Out: their texts. Everything that is text counts, in whatever field it stands, so
-that a new type of item is checked too; names and references (types, roles, ids) do not. What was sealed is checked as
-it was opened. Pictures and sound have no text; a file has the text that the model will read.
+In: items, or the head of a request. Out: their texts. The functions that write an item or a tool for the model write it
+here too (`dialects/parts`, `readers/offers`), so that guards see what the model reads, in whatever field it stood:
+names, ids of calls, keys, fields that we do not know. Where that text is JSON, strings that are written there with
+escapes are shown once more without them; so are the URLs of pictures, sound and files, which may be fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
-from msgspec import UNSET
+from msgspec import Raw
 
+from segue.dialects.parts import dumps, part_of
+from segue.readers.offers import added_by, definition_of
 from segue.turn.values import Head, Past, Round, Scene, Turn
 from segue.wire.codec import encode
-from segue.wire.items import InputFile, Item
+from segue.wire.items import ConfigurationUpdate, Item
+from segue.wire.kinds import shown_as
+from segue.wire.requests import TextFormat
 from segue.wire.response import Response
+from segue.wire.tools import CustomTool, Offer
 
-ReadFile = Callable[[InputFile], str | None]
-_Json = str | int | float | bool | None | list["_Json"] | dict[str, "_Json"]
-
-# Fields that hold a name or a reference and no text.
-NAMES = frozenset(
-    {"type", "role", "id", "call_id", "status", "detail", "phase", "execution", "encrypted_content"}
-)
-# Fields that may hold a picture or sound itself instead of its URL: base64, which is no text.
-MEDIA = frozenset({"image_url", "audio_url", "file_url", "input_audio"})
-# Where the text of a file stands, or what it is read from.
-FILE = frozenset({"file_data", "segue:text"})
-
-_file_decoder = msgspec.json.Decoder(InputFile)
+# Fields with the URL of something that the model does not read as text.
+URLS = ("image_url", "audio_url", "file_url")
 
 
-def texts_of(items: Iterable[Item], read_file: ReadFile) -> list[str]:
+def texts_of(items: Iterable[Item]) -> list[str]:
     """The texts of these items, in order."""
-    values: Iterator[_Json] = (msgspec.json.decode(encode(item.value)) for item in items)
-    return [text for value in values for text in _texts(value, read_file)]
+    return [text for item in items for text in _texts(item) if text]
 
 
 def texts_of_head(head: Head, response: Response, parent: Turn | None) -> list[str]:
@@ -44,13 +38,11 @@ def texts_of_head(head: Head, response: Response, parent: Turn | None) -> list[s
     found: list[str] = []
     if head.instructions and (before is None or response.instructions != before.instructions):
         found.append(head.instructions)
-    if head.tools.echo and (before is None or response.tools != before.tools):
-        found.extend(_with_names(msgspec.json.decode(head.tools.echo)))
+    if before is None or response.tools != before.tools:
+        found.extend(_of_tools((*head.tools.offers, *head.tools.deferred)))
     wanted = head.text.format
     if wanted is not None and (before is None or response.text != before.text):
-        if wanted.schema is not UNSET:
-            found.extend(_with_names(msgspec.json.decode(wanted.schema)))
-        found += [wanted.description] if isinstance(wanted.description, str) else []
+        found.extend(_of_format(wanted))
     return found
 
 
@@ -66,40 +58,64 @@ def has_passed(turn: Past, names: Sequence[str]) -> bool:
     return all(name in turn.passed for name in names)
 
 
-def _texts(value: _Json, read_file: ReadFile) -> Iterator[str]:
-    if isinstance(value, dict) and value.get("type") == "input_file" and "file_data" in value:
-        text = read_file(_file_decoder.decode(encode(value)))
-        value = {name: one for name, one in value.items() if name not in FILE} | {"text": text}
-    match value:
-        case str() if value:
-            yield value
-        case list():
-            for one in value:
-                yield from _texts(one, read_file)
-        case dict():
-            for name, one in value.items():
-                if not _is_no_text(name, one):
-                    yield from _texts(one, read_file)
-        case _:
-            pass
+def _texts(item: Item) -> Iterator[str]:
+    value = item.value
+    if shown_as(value) == "nothing":
+        # The model knows it from elsewhere: the tools of a remote server, a call that was approved.
+        yield from _meant(dumps(msgspec.json.decode(encode(value))))
+        return
+    part = part_of(item)
+    yield part.name
+    yield part.call_id
+    added = added_by(item)
+    yield from _of_tools(added) if added else _meant(part.text)
+    if isinstance(value, ConfigurationUpdate) and value.text and value.text.format is not None:
+        yield from _of_format(value.text.format)
+    for inner in _content(value):
+        for name in URLS:
+            url = getattr(inner, name, None)
+            if isinstance(url, str) and not url.startswith("data:"):
+                yield url
 
 
-def _is_no_text(name: str, value: _Json) -> bool:
-    if name in NAMES:
-        return isinstance(value, str)
-    return name in MEDIA and not (isinstance(value, str) and not value.startswith("data:"))
+def _content(value: object) -> Sequence[object]:
+    content = getattr(value, "content", None) or getattr(value, "output", None)
+    return content if isinstance(content, list) else ()
 
 
-def _with_names(value: _Json) -> Iterator[str]:
-    """Every text, and the names of fields too: the model reads the whole definition."""
-    match value:
-        case str():
-            yield value
-        case list():
-            for one in value:
-                yield from _with_names(one)
-        case dict():
-            for pair in value.items():
-                yield from _with_names([*pair])
-        case _:
-            pass
+def _of_tools(offers: Iterable[Offer]) -> Iterator[str]:
+    for offer in offers:
+        yield from _meant(dumps(definition_of(offer)))
+        if isinstance(offer.tool, CustomTool) and isinstance(offer.tool.format, Raw):
+            # JSON in the middle of the description.
+            yield from _meant(bytes(offer.tool.format).decode())
+
+
+def _of_format(wanted: TextFormat) -> Iterator[str]:
+    for text in (wanted.name, wanted.description):
+        if isinstance(text, str):
+            yield text
+    if isinstance(wanted.schema, Raw):
+        yield from _meant(dumps(msgspec.json.decode(wanted.schema)))
+
+
+def _meant(text: str) -> Iterator[str]:
+    """A text, and where it is JSON, the strings in it that are written there in another way."""
+    yield text
+    if text.lstrip()[:1] not in ("{", "["):
+        return
+    try:
+        left: list[object] = [msgspec.json.decode(text)]
+    except (ValueError, RecursionError):
+        return
+    while left:
+        match left.pop():
+            case str() as inner if dumps(inner)[1:-1] != inner:
+                # Which may be JSON again: the arguments of a call.
+                yield from _meant(inner)
+            case list() as inner:
+                left += inner
+            case dict() as fields:
+                left += (*fields, *fields.values())
+            case _:
+                pass

@@ -17,7 +17,7 @@ from segue.turn.compact import CompactionKind
 from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
 from segue.turn.values import Conversation, Head, Owner, Round, Sampling, Scene, Turn
 from segue.wire.effects import Effects
-from segue.wire.items import Call, InputFile, Item
+from segue.wire.items import Call, Item
 from segue.wire.requests import Create
 from segue.wire.response import Response
 
@@ -36,8 +36,6 @@ class Guards:
     outputs: tuple[Guard, ...] = ()
     # How many characters of an answer are held back and watched together.
     window_chars: int = 400
-    # The text of a file, as the model will read it.
-    read_file: Callable[[InputFile], str | None] = lambda file: None
 
     @property
     def names(self) -> tuple[str, ...]:
