@@ -29,12 +29,6 @@ async def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
         yield open_one
 
 
-@pytest.fixture
-async def open_sqlite(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
-    async with open_stores("sqlite", request, tmp_path) as open_one:
-        yield open_one
-
-
 async def sweep(stores: Stores, **kept: int) -> None:
     """One whole pass."""
     async with asyncio.timeout(30):
@@ -98,9 +92,9 @@ async def test_log_of_a_dead_process_gets_its_last_word(open_one: Open) -> None:
     assert bytes(turn.response.tools) == tools
 
 
-async def test_queued_turns_of_a_dead_process_are_taken_over_once(open_sqlite: Open) -> None:
+async def test_queued_turns_of_a_dead_process_are_taken_over_once(open_one: Open) -> None:
     """What it had not begun stays queued, is nobody's, and each survivor gets others of them."""
-    dead, one, two = await open_sqlite(), await open_sqlite(), await open_sqlite()
+    dead, one, two = await open_one(), await open_one(), await open_one()
     queued = [
         replace(make_turn(f"t{number}", wrote=[], status="queued"), request=b"asked")
         for number in range(BATCH + 2)
@@ -124,9 +118,9 @@ async def test_queued_turns_of_a_dead_process_are_taken_over_once(open_sqlite: O
 
 
 async def test_turn_that_was_taken_over_is_left_again_by_the_next_who_dies(
-    open_sqlite: Open,
+    open_one: Open,
 ) -> None:
-    dead, next_, last = await open_sqlite(), await open_sqlite(), await open_sqlite()
+    dead, next_, last = await open_one(), await open_one(), await open_one()
     await dead.turns.save(replace(make_turn("t", wrote=[], status="queued"), request=b"asked"))
     await dead.store.close()
     await next_.maintenance.recover()
@@ -138,12 +132,12 @@ async def test_turn_that_was_taken_over_is_left_again_by_the_next_who_dies(
     assert await last.maintenance.take_over(1) == [(OWNER, "t")]
     await last.turns.save(make_turn("t", wrote=[], status="in_progress"))
     await last.crash()
-    again = await open_sqlite()
+    again = await open_one()
     assert await again.maintenance.recover() == 1
 
 
-async def test_queued_turn_keeps_its_conversation_locked(open_sqlite: Open) -> None:
-    dead, alive = await open_sqlite(), await open_sqlite()
+async def test_queued_turn_keeps_its_conversation_locked(open_one: Open) -> None:
+    dead, alive = await open_one(), await open_one()
     await dead.turns.save(replace(make_turn("t", wrote=[], status="queued"), request=b"asked"))
     for name, speaker in (("kept", "t"), ("freed", "other")):
         made = Conversation(name, OWNER, 0, {})

@@ -204,6 +204,23 @@ async def test_conversation_that_was_given_away_gets_no_late_items(open_one: Ope
     assert await status(other, "late") is None
 
 
+async def test_turn_that_was_taken_over_is_no_longer_its_first_process_s(open_one: Open) -> None:
+    paused, other = await open_one(), await open_one()
+    queued = replace(make_turn("t", wrote=[], status="queued"), request=b"asked")
+    await paused.idempotency_keys.claim(claim("t"))
+    await paused.turns.save(queued)
+    await paused.crash()
+    await other.maintenance.recover()
+    with pytest.raises(Fenced):
+        await paused.turns.save(make_turn("t", wrote=[], status="in_progress"))
+    assert await other.maintenance.take_over(1) == [(OWNER, "t")]
+    with pytest.raises(Fenced):
+        await paused.turns.save(make_turn("t", wrote=[], status="failed"))
+    await paused.idempotency_keys.release(claim("t"))
+    await other.turns.save(make_turn("t"))
+    assert (await other.idempotency_keys.claim(claim("repeat"))).turn_id == "t"
+
+
 # --- what nobody may hold for long -------------------------------------------------------------------
 
 

@@ -52,6 +52,8 @@ LONG_BYTES = 256 * 1024
 # Above the time and number of every turn: where a sweep begins.
 HIGHEST = (2**62, 2**62)
 NO_USAGE = (None,) * 7
+# The worker of turns that a dead process has left queued.
+NOBODY = ""
 
 log = logging.getLogger(__name__)
 
@@ -309,13 +311,17 @@ class _Maintenance:
         count, me = 0, self._database.worker
         for worker in await self._database.fetch("dead", str, me, LEASE_S):
             if await self._database.execute("claim_worker", worker, me, LEASE_S):
-                while ended := await self._database.run(partial(_end_some, worker=worker, me=me)):
+                is_more = True
+                while is_more:
+                    work = partial(_end_some, worker=worker, me=me)
+                    ended, is_more = await self._database.run(work)
                     count += ended
                 await self._database.run(partial(_release, worker=worker))
         return count
 
     async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
-        return []
+        work = partial(_take_some, me=self._database.worker, count_max=count_max)
+        return await self._database.run(work) if count_max > 0 else []
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         """Recent ones; each is returned a few times."""
@@ -425,15 +431,16 @@ def _read_level(
 # --- maintenance -------------------------------------------------------------------------------------
 
 
-async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> int:
-    """End as failed some of the turns that this dead process left, in one transaction; how many."""
+async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> tuple[int, bool]:
+    """End as failed some of the turns that this dead process left, in one transaction; how many, and whether there are
+    more. Those that it has not begun are left to whoever takes them over."""
     async with connection.transaction():
         left = await fetch(connection, "abandoned", _left_turn, worker, BATCH)
-        if not left:
-            return 0
         named = [(owner, digest) for owner, _, row in left for digest in _named([row])]
         fields = dict(await fetch(connection, "parts_of", _owned_field, *_columns(named, 2)))
-        ends, unreadable = await asyncio.to_thread(_abandon, left, fields)
+        ends, queued, unreadable = await asyncio.to_thread(_abandon, left, fields)
+        if queued:
+            await connection.execute(QUERIES["hand_over"], *_columns(queued, 2), worker, NOBODY)
         if unreadable:
             await connection.execute(QUERIES["give_up"], *_columns(unreadable, 2), me)
         if ends:
@@ -446,12 +453,27 @@ async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> 
         ]
         if last:
             await connection.execute(QUERIES["append_last"], *_columns(last, 4))
-    return len(left)
+    return len(ends) + len(unreadable), len(left) == BATCH
+
+
+async def _take_some(
+    connection: PostgresConnection, *, me: str, count_max: int
+) -> Sequence[_TurnKey]:
+    """Make some of the queued turns that are nobody's this process's; those that another takes now are skipped."""
+    async with connection.transaction():
+        taken = await fetch(connection, "left", _turn_key, count_max)
+        if taken:
+            await connection.execute(QUERIES["hand_over"], *_columns(taken, 2), NOBODY, me)
+    return taken
 
 
 _TurnKey = tuple[Owner, str]
 _LeftTurn = tuple[Owner, int | None, TurnColumns[bytes]]
 _EndedTurn = tuple[_TurnKey, bytes, values.UsageEntry, list[Event]]
+
+
+def _turn_key(owner: Owner, turn_id: str) -> _TurnKey:
+    return owner, turn_id
 
 
 def _left_turn(owner: Owner, last: int | None, *row: bytes) -> _LeftTurn:
@@ -465,21 +487,26 @@ def _owned_field(owner: Owner, digest: bytes, body: bytes) -> tuple[_FieldKey, L
 
 def _abandon(
     left: Sequence[_LeftTurn], fields: Mapping[_FieldKey, LongField]
-) -> tuple[list[_EndedTurn], list[_TurnKey]]:
-    """How these turns end, and those that cannot be read: they must not block the others, or a server that starts."""
+) -> tuple[list[_EndedTurn], list[_TurnKey], list[_TurnKey]]:
+    """How these turns end, those that have not begun, and those that cannot be read: they must not block the others, or
+    a server that starts."""
     ends: list[_EndedTurn] = []
+    queued: list[_TurnKey] = []
     unreadable: list[_TurnKey] = []
     for owner, last, row in left:
         try:
             turn = records.link(owner, row.id, [row], lambda name: fields[owner, name])  # noqa: B023
             assert turn is not None
+            if records.is_left(turn):
+                queued.append((owner, row.id))
+                continue
             failed, entry, events = records.abandon(turn, last)
             ends.append(((owner, row.id), records.pack(failed).response, entry, events))
         except (ValueError, KeyError, msgspec.MsgspecError):
             message = "turn %s was left running by a dead process and cannot be decoded"
             log.exception(message, row.id)
             unreadable.append((owner, row.id))
-    return ends, unreadable
+    return ends, queued, unreadable
 
 
 def _usage(entry: values.UsageEntry) -> tuple[object, ...]:

@@ -215,6 +215,26 @@ INSERT INTO usage
 SELECT id, owner, model, 'failed', input, cached, output, ended_at, tool_calls, true FROM ended
 ON CONFLICT (turn_id) DO NOTHING;
 
+-- name: left
+-- $1 how many queued turns that are nobody's.
+SELECT owner, id FROM turns WHERE worker = '' ORDER BY seq LIMIT $1
+FOR UPDATE SKIP LOCKED;
+
+-- name: hand_over
+-- Side by side: $1 owners, $2 ids of queued turns, which are locked; $3 whose they are, $4 whose they are from now on, with their
+-- keys and the conversations that they have locked.
+WITH named AS (
+    SELECT * FROM unnest($1::text[], $2::text[]) AS turn (owner, id)
+), claimed AS (
+    UPDATE claims SET worker = $4 FROM named
+    WHERE claims.owner = named.owner AND claims.turn_id = named.id
+), spoken AS (
+    UPDATE conversations SET worker = $4 FROM named
+    WHERE conversations.worker = $3 AND conversations.owner = named.owner AND speaker = named.id
+)
+UPDATE turns SET worker = $4, saved_by = $4 FROM named
+WHERE turns.owner = named.owner AND turns.id = named.id;
+
 -- name: append_last
 -- Side by side: $1 owners, $2 turns, $3 numbers, $4 bodies of terminal events.
 INSERT INTO events (owner, turn_id, first, last, body, logged_at)
