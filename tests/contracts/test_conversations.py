@@ -48,6 +48,7 @@ async def test_items_are_read_from_a_place_on(kept: Conversations) -> None:
     assert await kept.save(await found(kept), shelf("c"))
     assert list(await kept.read(OWNER, "conv_1", 2)) == shelf("c")
     assert list(await kept.read(OWNER, "conv_1", 3)) == []
+    assert list(await kept.read(OWNER, "conv_1", 1, 2)) == shelf("b")
 
 
 async def test_erased_item_leaves_its_place_empty_and_the_tip_unknown(kept: Conversations) -> None:
@@ -61,6 +62,9 @@ async def test_erased_item_leaves_its_place_empty_and_the_tip_unknown(kept: Conv
     assert list(await kept.read(OWNER, "conv_1")) == shelf("a", "c")
     await kept.save(conversation, shelf("d"))
     assert list(await kept.read(OWNER, "conv_1", 3)) == shelf("d")
+    rows = [tuple(row) for row in await kept.names(OWNER, "conv_1")]
+    assert rows == [(0, "a"), (2, "c"), (3, "d")]
+    assert not await kept.names(OWNER, "conv_none")
 
 
 async def test_of_two_who_write_at_once_one_is_told(kept: Conversations) -> None:

@@ -1,4 +1,4 @@
-"""A client that costs as little as possible: blocking sockets, frames by hand, nothing decoded but what is asked for."""
+"""A client that costs little: blocking sockets, frames by hand, nothing decoded but what is asked for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Client:
     def head(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> bytes:
         """The head of a request without the empty line after it."""
         named = {"Host": f"127.0.0.1:{self.port}", "Connection": "close", **(headers or {})}
-        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items())]
+        lines = [
+            f"{method} {path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in named.items()),
+        ]
         return "\r\n".join([*lines, ""]).encode()
 
     def request(

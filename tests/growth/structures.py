@@ -165,7 +165,9 @@ def logprobs(size: int) -> Mapping[str, Json]:
 def references(client: Client, size: int) -> Callable[[], object]:
     """References to every item of a stored turn."""
     turn = client.turn(input=[message(index) for index in range(size)], store=True)
-    listed = json.loads(client.request("GET", f"{RESPONSES}/{turn['id']}/input_items?limit=2&order=asc"))
+    listed = json.loads(
+        client.request("GET", f"{RESPONSES}/{turn['id']}/input_items?limit=2&order=asc")
+    )
     first, second = (one["id"] for one in listed["data"])
     ids = [first, second] * (size // 2)
     body = create(input=[{"type": "item_reference", "id": one} for one in ids])
@@ -186,7 +188,9 @@ def lost_references(size: int) -> Mapping[str, Json]:
 
 
 def additional_tools(size: int) -> Mapping[str, Json]:
-    brought = [{"type": "additional_tools", "role": "developer", "tools": [one]} for one in functions(size)]
+    brought = [
+        {"type": "additional_tools", "role": "developer", "tools": [one]} for one in functions(size)
+    ]
     return {"input": [*brought, message(0)]}
 
 
@@ -221,14 +225,21 @@ def listed_servers(size: int) -> Mapping[str, Json]:
 def server_lists(size: int) -> Mapping[str, Json]:
     tools = [{"name": "t", "input_schema": {"type": "object"}}]
     listed = [
-        {"type": "mcp_list_tools", "id": f"mcpl_{index}", "server_label": f"s{index}", "tools": tools}
+        {
+            "type": "mcp_list_tools",
+            "id": f"mcpl_{index}",
+            "server_label": f"s{index}",
+            "tools": tools,
+        }
         for index in range(size)
     ]
     return {"input": [*listed, message(0)]}
 
 
 def namespace(size: int) -> Mapping[str, Json]:
-    return {"tools": [{"type": "namespace", "name": "n", "description": "d", "tools": functions(size)}]}
+    return {
+        "tools": [{"type": "namespace", "name": "n", "description": "d", "tools": functions(size)}]
+    }
 
 
 def raw_create(inner: bytes) -> bytes:
@@ -250,6 +261,11 @@ def quotes(size: int) -> bytes:
 
 def brackets(size: int) -> bytes:
     return b'{"type":"response.create","input":' + b"[" * size
+
+
+def structure(size: int) -> bytes:
+    """Too deep to decode, and then as many tokens as there are bytes."""
+    return b'{"type":"response.create","input":' + b"[" * 2_000 + b"[]," * (size // 3)
 
 
 def numbers(size: int) -> bytes:
@@ -302,7 +318,11 @@ def image(size: int) -> Mapping[str, Json]:
 
 
 def file_data(size: int) -> Mapping[str, Json]:
-    part = {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64," + "YWFh" * (size // 4)}
+    part = {
+        "type": "input_file",
+        "filename": "a.txt",
+        "file_data": "data:text/plain;base64," + "YWFh" * (size // 4),
+    }
     return {"input": [{"role": "user", "content": [part]}]}
 
 
@@ -353,7 +373,9 @@ def protocols(client: Client, size: int) -> Callable[[], object]:
 
 def query(client: Client, size: int) -> Callable[[], object]:
     turn = client.turn(store=True)
-    path = f"{RESPONSES}/{turn['id']}/input_items?" + "&".join(f"a{index}=b" for index in range(size))
+    path = f"{RESPONSES}/{turn['id']}/input_items?" + "&".join(
+        f"a{index}=b" for index in range(size)
+    )
     return lambda: client.request("GET", path)
 
 
@@ -583,10 +605,6 @@ def steered(client: Client, size: int) -> Callable[[], object]:
     return work
 
 
-def counted(size: int) -> Mapping[str, Json]:
-    return {"input": [message(index) for index in range(size)]}
-
-
 def input_tokens(client: Client, size: int) -> Callable[[], object]:
     body = json.dumps({"model": "scripted", "input": [message(index) for index in range(size)]})
     return lambda: client.post(f"{RESPONSES}/input_tokens", body.encode())
@@ -605,7 +623,9 @@ STRUCTURES = (
     # --- items of an input
     Structure("messages", posted(items(message)), 2_000, ITEMS),
     Structure("messages on a socket", framed(items(message)), 2_000, ITEMS),
-    Structure("messages, stored", posted(lambda n: {**items(message)(n), "store": True}), 2_000, ITEMS),
+    Structure(
+        "messages, stored", posted(lambda n: {**items(message)(n), "store": True}), 2_000, ITEMS
+    ),
     Structure("calls with their outputs", posted(pairs), 2_000, ITEMS),
     Structure("calls first, then outputs", posted(open_pairs), 2_000, ITEMS),
     Structure("custom calls with their outputs", posted(other_pairs), 2_000, ITEMS),
@@ -615,9 +635,9 @@ STRUCTURES = (
     Structure("item references that name nothing", posted(lost_references, 404), 2_000, REFERENCES),
     Structure("additional_tools items", posted(additional_tools), 1_000, 20_000),
     Structure("tools of one additional_tools item", posted(many_additional), 1_000, TOOLS),
-    Structure("configuration updates", posted(updates), 2_000, ITEMS),
-    Structure("tools of an mcp_list_tools item", posted(listed_servers), 1_000, ITEMS),
-    Structure("mcp_list_tools items", posted(server_lists), 1_000, ITEMS),
+    Structure("configuration updates", posted(updates), 2_000, ITEMS - 1),
+    Structure("tools of an mcp_list_tools item", posted(listed_servers), 1_000, ITEMS - 1),
+    Structure("mcp_list_tools items", posted(server_lists), 1_000, ITEMS - 1),
     Structure("unknown fields of an item", posted(unknown_item_fields), 5_000, 1_000_000),
     Structure("nested lists in an item", posted(deep_item), 20_000, 4_000_000),
     # --- parts
@@ -633,10 +653,27 @@ STRUCTURES = (
     Structure("tools of a namespace", posted(namespace), 1_000, TOOLS),
     Structure("allowed tools of as many tools", posted(allowed), 1_000, TOOLS),
     Structure("allowed tools that are not there", posted(allowed_only), 2_000, 100_000),
-    Structure("fields of a tool's schema", posted(lambda n: {"tools": [function("f", wide(n))]}), 2_000, 500_000),
-    Structure("depth of a tool's schema", posted(lambda n: {"tools": [function("f", nested(n))]}), 120, 120),
-    Structure("fields of a format's schema", posted(lambda n: {"text": schema_format(wide(n))}), 1_000, 500_000),
-    Structure("depth of a format's schema", posted(lambda n: {"text": schema_format(nested(n))}), 120, 120),
+    Structure(
+        "fields of a tool's schema",
+        posted(lambda n: {"tools": [function("f", wide(n))]}),
+        2_000,
+        500_000,
+    ),
+    Structure(
+        "depth of a tool's schema",
+        posted(lambda n: {"tools": [function("f", nested(n))]}),
+        120,
+        120,
+    ),
+    Structure(
+        "fields of a format's schema",
+        posted(lambda n: {"text": schema_format(wide(n))}),
+        1_000,
+        500_000,
+    ),
+    Structure(
+        "depth of a format's schema", posted(lambda n: {"text": schema_format(nested(n))}), 120, 120
+    ),
     # --- fields
     Structure("metadata", posted(metadata, 400), 5_000, 1_000_000),
     Structure("include", posted(include), 5_000, 1_000_000),
@@ -655,6 +692,7 @@ STRUCTURES = (
     Structure("numbers as items, on a socket", framed(numbers), 200_000, BODY // 2),
     Structure("brackets", posted(brackets, 400), 200_000, BODY),
     Structure("brackets, on a socket", framed(brackets), 200_000, BODY),
+    Structure("brackets and commas, on a socket", framed(structure), 200_000, BODY),
     Structure("quotes in an open string, on a socket", framed(quotes), 16_000, BODY // 2),
     # --- HTTP
     Structure("gzip", zipped, 400_000, BODY),

@@ -113,3 +113,38 @@ async def test_owners_of_one_cache_keep_their_part() -> None:
         assert turns.held("ada", f"a{number}") is not None
     assert turns.held("eve", "e199") is not None
     assert turns.held("eve", "e0") is None
+
+
+async def test_caches_at_their_limit_are_looked_at_once_for_many_saves() -> None:
+    """Each look costs as much as there are connections, or owners."""
+
+    class CountedBudget(Budget):
+        looks = 0
+
+        def _count_all(self) -> None:
+            self.looks += 1
+            super()._count_all()
+
+    budget = CountedBudget(20_000_000)
+    piles = [Pile() for _ in range(100)]
+    for number, pile in enumerate(piles):
+        budget.enter(pile, f"key{number % 10}", None)
+        put(budget, pile, 200_000)
+    assert budget.looks == 0
+    for number in range(1_500):
+        put(budget, piles[number % 100], 1_000)
+        assert budget.bytes <= 20_000_000
+    assert 0 < budget.looks <= 15
+
+
+async def test_cache_of_many_owners_at_its_limit_sheds_for_many_saves_at_once() -> None:
+    turns = MemoryTurns(2_000_000, stored_only=True)
+    size = 0
+    falls = 0
+    for number in range(3_000):
+        await turns.save(make_turn(f"t{number}", owner=f"o{number % 500}", node_bytes=400))
+        falls += turns.bytes < size
+        size = turns.bytes
+        assert size <= 2_000_000
+    assert 0 < falls <= 200
+    assert turns.held("o499", "t2999") is not None

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.transports.paging import page_of
+from segue.transports.paging import choose_page, encode_page
 from segue.wire.codec import decode_item
 from segue.wire.items import Item
 from tests.support import fetch, serving
@@ -30,7 +30,9 @@ def test_pages_show_every_item_once(names: list[str], limit: int, order: str) ->
     seen: list[str] = []
     ids: list[str] = []
     for _ in range(len(rows) + 1):
-        page = json.loads(page_of(rows, query))
+        chosen = choose_page(names, query)
+        shown = [rows[at][1] for at in chosen.positions]
+        page = json.loads(encode_page(chosen, shown))
         seen += [one["content"][0]["text"] for one in page["data"]]
         ids += [one["id"] for one in page["data"]]
         if not page["has_more"]:

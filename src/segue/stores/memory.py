@@ -19,6 +19,7 @@ from segue.stores.maintenance import CLAIM_S
 from segue.stores.memory_turns import ERASED_MAX, MemoryTurns, TurnKey
 from segue.stores.records import digest_key, usage_of
 from segue.turn import values
+from segue.turn.seams import POSITION_MAX
 from segue.turn.values import Claim, Conversation, ConversationItem, Key, Owner, Retention, Turn
 from segue.wire.events import Event
 
@@ -254,10 +255,14 @@ class MemoryConversations:
         return row[0]
 
     async def read(
-        self, owner: Owner, conversation_id: str, since: int = 0
+        self, owner: Owner, conversation_id: str, since: int = 0, until: int = POSITION_MAX
     ) -> Sequence[ConversationItem]:
         row = self._rows.get((owner, conversation_id))
-        return [] if row is None else [item for item in row[1][since:] if item is not None]
+        return [] if row is None else [item for item in row[1][since:until] if item is not None]
+
+    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str]]:
+        _, items = self._rows.get((owner, conversation_id), (None, ()))
+        return [(position, item.id) for position, item in enumerate(items) if item is not None]
 
     async def save(
         self,

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heapreplace
 from itertools import count
 
 from segue.turn.seams import Turns
@@ -37,6 +38,11 @@ TurnKey = tuple[Owner, str]
 # A slot, its key and its entries in the two dictionaries; so that turns of no weight are bounded as
 # well.
 SLOT_BYTES = 600
+# Once a limit is reached, a little more is dropped: that costs as much as there are caches or owners, and must not be
+# done for each save. Not much more, because dropping takes time too.
+SLACK_PART, SLACK_BYTES_MAX = 128, 4 * 1024 * 1024
+# So few owners are looked at in no time.
+OWNERS_FEW = 16
 # Deletions that are remembered; only turns that ran while one happened can still refer to it.
 ERASED_MAX = 10_000
 
@@ -110,8 +116,9 @@ class MemoryTurns:
         if (self._stored_only and not turn.is_stored) or (turn.owner, turn.id) in self._erased:
             return
         self._hold(turn)
-        while self.bytes > self._bytes_max and self.shed():
-            pass
+        if self.bytes > self._bytes_max:
+            is_slow = len(self._leaves) > OWNERS_FEW
+            self._shrink(_below(self._bytes_max) if is_slow else self._bytes_max)
         if self.budget is not None:
             self.budget.settle(self)
         if self._on_save is not None:
@@ -146,9 +153,27 @@ class MemoryTurns:
             return False
         share = self.bytes / len(self._owner_bytes)
         above = [owner for owner in self._leaves if self._owner_bytes[owner] >= share]
-        owner = min(above or self._leaves, key=lambda name: next(iter(self._leaves[name].values())))
+        owner = min(above or self._leaves, key=self._oldest_use)
         self._drop(owner, next(iter(self._leaves[owner])), is_cold=True)
         return True
+
+    def _shrink(self, bytes_max: int) -> None:
+        """Shed until no more than this is left, looking at all owners once."""
+        while self.bytes > bytes_max and self._leaves:
+            share = self.bytes / len(self._owner_bytes)
+            owners = [owner for owner in self._leaves if self._owner_bytes[owner] >= share]
+            oldest = [(self._oldest_use(owner), owner) for owner in owners or self._leaves]
+            heapify(oldest)
+            while oldest and self.bytes > bytes_max:
+                _, owner = oldest[0]
+                self._drop(owner, next(iter(self._leaves[owner])), is_cold=True)
+                if owner in self._leaves and self._owner_bytes[owner] >= share:
+                    heapreplace(oldest, (self._oldest_use(owner), owner))
+                else:
+                    heappop(oldest)
+
+    def _oldest_use(self, owner: Owner) -> int:
+        return next(iter(self._leaves[owner].values()))
 
     def bytes_of(self, owner: Owner) -> int:
         """How much is held for this owner."""
@@ -251,6 +276,11 @@ class MemoryTurns:
             below.extend((grandchild, child.turn) for grandchild in child.children)
 
 
+def _below(bytes_max: int) -> int:
+    """What is left once this limit was reached."""
+    return bytes_max - min(bytes_max // SLACK_PART, SLACK_BYTES_MAX)
+
+
 @dataclass(slots=True)
 class _Share:
     """How much of the budget one cache held when it was last counted, and when it was last used."""
@@ -311,14 +341,15 @@ class Budget:
         if bytes_max and self._by_key[key] > bytes_max:
             self._count_all()
             shares = [share for share in self._shares.values() if share.key == key]
-            self._shrink(lambda: self._by_key[key] - bytes_max, shares)
+            self._shrink(lambda: self._by_key[key] - _below(bytes_max), shares)
 
     def _shrink_fairly(self) -> None:
         self._count_all()
-        while self.bytes > self._bytes_max and self._by_key:
+        target = _below(self._bytes_max)
+        while self.bytes > target and self._by_key:
             equal = self._bytes_max / len(self._by_key)
             above = [share for share in self._shares.values() if self._by_key[share.key] > equal]
-            if not self._shrink(lambda: self.bytes - self._bytes_max, above, equal):
+            if not self._shrink(lambda: self.bytes - target, above, equal):
                 return
 
     def _shrink(

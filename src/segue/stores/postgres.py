@@ -40,6 +40,7 @@ from segue.stores.postgres_database import (
 from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.seals import RingKey, new_key
 from segue.turn import values
+from segue.turn.seams import POSITION_MAX
 from segue.turn.values import Claim, Conversation, ConversationItem, Key, Owner, Retention, Turn
 from segue.wire.events import Event
 
@@ -235,10 +236,13 @@ class _Conversations:
         return rows[0] if rows else None
 
     async def read(
-        self, owner: Owner, conversation_id: str, since: int = 0
+        self, owner: Owner, conversation_id: str, since: int = 0, until: int = POSITION_MAX
     ) -> Sequence[ConversationItem]:
-        key = (owner, conversation_id, since)
+        key = (owner, conversation_id, since, until)
         return await self.database.fetch("read_shelved", records.unpack_added, *key)
+
+    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str]]:
+        return await self.database.fetch("name_shelved", as_row, owner, conversation_id)
 
     async def save(
         self,
@@ -383,9 +387,10 @@ async def _has_added(
     connection: PostgresConnection, conversation: Conversation, ids: Sequence[str]
 ) -> bool:
     """Whether these items are what came next in the conversation."""
-    key = (conversation.owner, conversation.id, conversation.count)
+    first = conversation.count
+    key = (conversation.owner, conversation.id, first, first + len(ids))
     rows = await connection.fetch(QUERIES["read_shelved"], *key)
-    return bool(ids) and [row[0] for row in rows[: len(ids)]] == list(ids)
+    return bool(ids) and [row[0] for row in rows] == list(ids)
 
 
 async def _write_conversation(

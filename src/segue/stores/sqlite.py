@@ -26,6 +26,7 @@ from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.sqlite_database import QUERIES, SqliteDatabase, SqliteWork, border
 from segue.turn import values
+from segue.turn.seams import POSITION_MAX
 from segue.turn.values import Claim, Conversation, ConversationItem, Key, Owner, Retention, Turn
 from segue.wire.events import Event
 
@@ -165,10 +166,14 @@ class _Conversations:
         return rows[0] if rows else None
 
     async def read(
-        self, owner: Owner, conversation_id: str, since: int = 0
+        self, owner: Owner, conversation_id: str, since: int = 0, until: int = POSITION_MAX
     ) -> Sequence[ConversationItem]:
-        key = {"owner": owner, "id": conversation_id, "since": since}
+        key = {"owner": owner, "id": conversation_id, "since": since, "until": until}
         return await self.database.fetch("read_shelved", records.unpack_added, key)
+
+    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str]]:
+        query, key = QUERIES["name_shelved"], {"owner": owner, "id": conversation_id}
+        return await self.database.read(lambda reader: reader.execute(query, key).fetchall())
 
     async def save(
         self,

@@ -11,12 +11,13 @@ from segue.errors import InvalidRequest, NotFound, conversation_not_found
 from segue.ids import new_id
 from segue.process.conversations import too_many_writers
 from segue.transports.exchange import Exchange
-from segue.transports.paging import NamedItems, distinct, page_of
+from segue.transports.paging import choose_page, distinct, encode_page
 from segue.transports.services import Services
 from segue.turn.plan import Tally
 from segue.turn.prepare import decode_items
 from segue.turn.values import Conversation, ConversationItem
 from segue.wire.codec import decode_added, decode_conversation, encode, list_object, listed_item
+from segue.wire.items import Item
 from segue.wire.response import ConversationDeleted, ConversationObject
 
 # Items in one request (docs/protocol.md 1).
@@ -67,8 +68,17 @@ class ConversationRoutes:
 
     async def list_items(self, exchange: Exchange) -> None:
         """A page of its items."""
-        items = await self._items(await self._find(exchange))
-        await exchange.answer(200, page_of(items, exchange.query))
+        conversation = await self._find(exchange)
+        for _ in range(ATTEMPTS_MAX):
+            rows = await self._names(conversation)
+            page = choose_page([name for _, name in rows], exchange.query)
+            chosen = [rows[at][0] for at in page.positions]
+            items = await self._items(conversation, chosen)
+            # An item that was deleted meanwhile is missing.
+            if len(items) == len(chosen):
+                await exchange.answer(200, encode_page(page, items))
+                return
+        raise too_many_writers(conversation.id)
 
     async def add_items(self, exchange: Exchange) -> None:
         """More items at its end."""
@@ -84,12 +94,14 @@ class ConversationRoutes:
 
     async def get_item(self, exchange: Exchange) -> None:
         """One item of it."""
-        items = await self._items(await self._find(exchange))
-        name = exchange.arguments["item_id"]
-        item = dict(distinct(items)).get(name)
-        if item is None:
+        conversation, name = await self._find(exchange), exchange.arguments["item_id"]
+        rows = await self._names(conversation)
+        names = distinct([name for _, name in rows])
+        chosen = [rows[names.index(name)][0]] if name in names else []
+        items = await self._items(conversation, chosen)
+        if not items:
             raise _item_not_found(name)
-        await exchange.answer(200, listed_item(item, name))
+        await exchange.answer(200, listed_item(items[0], name))
 
     async def delete_item(self, exchange: Exchange) -> None:
         """Erase one item; the next response reads the conversation anew."""
@@ -105,9 +117,16 @@ class ConversationRoutes:
             raise conversation_not_found(name)
         return conversation
 
-    async def _items(self, conversation: Conversation) -> NamedItems:
-        entries = await self._conversations.read(conversation.owner, conversation.id)
-        return [(entry.id, entry.item) for entry in entries]
+    async def _names(self, conversation: Conversation) -> Sequence[tuple[int, str]]:
+        return await self._conversations.names(conversation.owner, conversation.id)
+
+    async def _items(self, conversation: Conversation, positions: Sequence[int]) -> Sequence[Item]:
+        """The items at these positions, which are neighbours."""
+        if not positions:
+            return ()
+        key = (conversation.owner, conversation.id)
+        found = await self._conversations.read(*key, positions[0], positions[-1] + 1)
+        return [one.item for one in found]
 
 
 async def _decode_items(raws: Sequence[Raw]) -> list[ConversationItem]:

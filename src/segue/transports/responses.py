@@ -14,7 +14,7 @@ from msgspec import UNSET, structs
 from segue.errors import Conflict, InvalidRequest, response_not_found
 from segue.ids import given_id, new_id
 from segue.transports.exchange import Exchange, listening, subscribed
-from segue.transports.paging import page_of
+from segue.transports.paging import choose_page, encode_page
 from segue.transports.services import Services
 from segue.transports.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber
 from segue.turn.compact import ASSUMED_CONTEXT_TOKENS, window
@@ -181,11 +181,10 @@ class ResponseRoutes:
         """A page of the input items of a stored response."""
         turn = await self._read(exchange.owner, exchange.arguments["id"])
         # An item without an id gets one that is always the same for this item of this turn.
-        named = [
-            (item.value.id or given_id(turn.id, index), item)
-            for index, item in enumerate(turn.given)
-        ]
-        await exchange.answer(200, page_of(named, exchange.query))
+        names = [item.value.id or given_id(turn.id, at) for at, item in enumerate(turn.given)]
+        page = choose_page(names, exchange.query)
+        items = turn.given[page.positions.start : page.positions.stop]
+        await exchange.answer(200, encode_page(page, items))
 
     # --- ending ---
 

@@ -64,6 +64,10 @@ _REASON_BYTES_MAX = 123
 _TRANSPORT_BYTES_MAX = 64 * 1024
 # So many frames that wait become one block: small objects take twice the memory, and leave it in fragments.
 _LOOSE_MAX = 256
+# Frames are parsed in slices of this size. Where a chunk has more frames than this, the rest waits for the next turn of
+# the loop: to parse and answer them takes some milliseconds.
+_SLICE_BYTES = 16 * 1024
+_FRAMES_A_TURN = 512
 # A refused upload that pauses for longer than this has most likely been given up.
 _PAUSE_S = 0.1
 
@@ -141,7 +145,9 @@ class Socket(asyncio.Protocol):
         "_flush_is_due",
         "_frames_at",
         "_frames_left",
+        "_is_held",
         "_is_paused",
+        "_late",
         "_limits",
         "_listener",
         "_loop",
@@ -184,6 +190,9 @@ class Socket(asyncio.Protocol):
         # take fifty times what they hold.
         self._partial: bytearray | None = None
         self._decoder: codecs.IncrementalDecoder | None = None
+        # What came and is not parsed yet, while reading is paused.
+        self._late: bytearray | None = None
+        self._is_held = False
         # The outbox. It holds whole frames, so that a control frame may go between any two writes.
         self._queue: list[bytes] = []
         self._blocks = 0
@@ -240,6 +249,17 @@ class Socket(asyncio.Protocol):
         waiting = self.unread_bytes if self._is_paused else self._queued_bytes
         return waiting > self._limits.outbox_bytes_max
 
+    def hold(self) -> None:
+        """Read nothing more until `release`; what was parsed already still comes."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Read on."""
+        if self._is_held:
+            self._is_held = False
+            if self._late is not None:
+                self._loop.call_soon(self._read_on)
+
     def close(self, code: int, reason: str = "") -> None:
         """Send what is queued and a close frame, and wait for the peer's, but not for long."""
         # While a chunk of input is worked off, the parser may be past a close frame or a violation
@@ -273,21 +293,13 @@ class Socket(asyncio.Protocol):
         self._silent_s = 0.0
         if self._state is _State.ENDED:
             return
-        parser = self._parser
-        parser.receive_data(data)
         if self._state is _State.NEW:
+            self._parser.receive_data(data)
             self._decide_upgrade()
-            return
-        frames = parser.events_received()
-        per_s = self._limits.frames_per_s
-        if per_s and self._is_flood(len(frames)):
-            reason = f"more than {per_s:g} frames a second"
-            self._refuse("flood", int(per_s), CloseCode.POLICY_VIOLATION, reason)
-            return
-        for frame in frames:
-            assert isinstance(frame, Frame)
-            self._take(frame)
-        self._conclude()
+        elif self._late is not None:
+            self._late += data  # A transport with TLS may have had some when reading was paused.
+        else:
+            self._parse_slices(data)
 
     def eof_received(self) -> None:
         if self._state is not _State.ENDED:
@@ -384,6 +396,46 @@ class Socket(asyncio.Protocol):
         self._set_timer(self._limits.handshake_s_max, self._transport.abort)
 
     # What comes in.
+
+    def _parse_slices(self, data: bytes | bytearray) -> None:
+        """Parse as much of this as may be parsed in one turn of the loop."""
+        count = 0
+        for end in range(_SLICE_BYTES, len(data) + _SLICE_BYTES, _SLICE_BYTES):
+            count += self._parse(data[end - _SLICE_BYTES : end])
+            if self._state is _State.ENDED:
+                return
+            if self._is_held or (count > _FRAMES_A_TURN and end < len(data)):
+                self._late = bytearray(data[end:])
+                self._transport.pause_reading()
+                if not self._is_held:
+                    self._loop.call_soon(self._read_on)
+                return
+
+    def _read_on(self) -> None:
+        if self._late is None or self._is_held:
+            return
+        data, self._late = self._late, None
+        if self._state is not _State.ENDED:
+            self._parse_slices(data)
+        # Reading may have been paused again, or the transport may be closing.
+        if self._late is None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _parse(self, data: bytes | bytearray) -> int:
+        """Parse these bytes and deliver their frames; how many there were."""
+        parser = self._parser
+        parser.receive_data(data)
+        frames = parser.events_received()
+        per_s = self._limits.frames_per_s
+        if per_s and self._is_flood(len(frames)):
+            reason = f"more than {per_s:g} frames a second"
+            self._refuse("flood", int(per_s), CloseCode.POLICY_VIOLATION, reason)
+            return len(frames)
+        for frame in frames:
+            assert isinstance(frame, Frame)
+            self._take(frame)
+        self._conclude()
+        return len(frames)
 
     def _is_flood(self, count: int) -> bool:
         """Whether the peer sends too many frames; pings and fragments count too."""

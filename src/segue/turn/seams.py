@@ -94,6 +94,10 @@ class IdempotencyKeys(Protocol):
         """Let go of a key whose turn was refused before it began."""
 
 
+# Behind the last item of every conversation.
+POSITION_MAX = 2**53
+
+
 class Conversations(Protocol):
     """Rows of items by name. Their items are never read where a turn already knows them."""
 
@@ -101,9 +105,12 @@ class Conversations(Protocol):
         """The conversation without its items."""
 
     async def read(
-        self, owner: Owner, conversation_id: str, since: int = 0
+        self, owner: Owner, conversation_id: str, since: int = 0, until: int = POSITION_MAX
     ) -> Sequence[ConversationItem]:
-        """Its items in order, but for the first so many that were ever added."""
+        """Its items in order, from this position to before that one. Positions of erased items stay empty."""
+
+    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str]]:
+        """The position and the name of each item, in order."""
 
     async def save(
         self,

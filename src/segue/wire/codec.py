@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -60,8 +61,9 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`\Z")
 _LONG_VALUE = re.compile(rf"'([^']{{{NAME_CHARS_MAX}}})[^']+'")
 # How far a frame that is too deep to decode is skimmed for its lane: some milliseconds of work.
 SKIM_BYTES_MAX = 64 * 1024
+SKIM_TOKENS_MAX = 8_192
 # A string that is still open at the end matches too: otherwise each quote in it would be tried as a beginning.
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[][{}:,]', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[[{]+|[]}]+|[:,]', re.DOTALL)
 
 
 class Peek(Struct, frozen=True):
@@ -208,7 +210,7 @@ def _skim(frame: bytes) -> Envelope:
     fields: dict[bytes, Raw] = {}
     depth = 0
     key = last = b""
-    for found in _TOKEN.finditer(frame, 0, SKIM_BYTES_MAX):
+    for found in islice(_TOKEN.finditer(frame, 0, SKIM_BYTES_MAX), SKIM_TOKENS_MAX):
         token = found[0]
         if depth == 1:
             if token == b":":
@@ -217,7 +219,10 @@ def _skim(frame: bytes) -> Envelope:
                 key = b""
             elif key and token.startswith(b'"'):
                 fields[key] = Raw(token)
-        depth += (token in b"[{") - (token in b"]}")
+        if token[0] in b"[{":
+            depth += len(token)
+        elif token[0] in b"]}":
+            depth -= len(token)
         last = token
     return Envelope(fields.get(b'"type"', UNSET), fields.get(b'"stream_id"', UNSET))
 

@@ -376,7 +376,12 @@ UPDATE conversations SET speaker = NULL, worker = NULL, version = version + 1 WH
 
 -- name: read_shelved
 SELECT item_id, body FROM shelved
-WHERE owner = $1 AND conversation_id = $2 AND position >= $3
+WHERE owner = $1 AND conversation_id = $2 AND position >= $3 AND position < $4
+ORDER BY position;
+
+-- name: name_shelved
+SELECT position, item_id FROM shelved
+WHERE owner = $1 AND conversation_id = $2
 ORDER BY position;
 
 -- name: delete_conversation

@@ -245,7 +245,12 @@ VALUES (:owner, :id, :position, :item_id, :body);
 
 -- name: read_shelved
 SELECT item_id, body FROM shelved
-WHERE owner = :owner AND conversation_id = :id AND position >= :since
+WHERE owner = :owner AND conversation_id = :id AND position >= :since AND position < :until
+ORDER BY position;
+
+-- name: name_shelved
+SELECT position, item_id FROM shelved
+WHERE owner = :owner AND conversation_id = :id
 ORDER BY position;
 
 -- name: delete_conversation
