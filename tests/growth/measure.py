@@ -2,7 +2,7 @@
 
 A `Bench` runs a real server on uvloop in a thread of its own; the client sends by blocking sockets from the caller's
 thread. Everything is counted in CPU time, so that other processes on the machine matter little. A *hold* is the CPU
-time that the process used between two turns of the loop, worker threads included (a thread may hold the interpreter's lock,
+time that the process used between two turns of the loop, worker threads included (one may hold the interpreter's lock,
 which stops the loop as well), the client's own thread not.
 """
 

@@ -63,7 +63,7 @@ _LONG_VALUE = re.compile(rf"'([^']{{{NAME_CHARS_MAX}}})[^']+'")
 SKIM_BYTES_MAX = 64 * 1024
 SKIM_TOKENS_MAX = 8_192
 # A string that is still open at the end matches too: otherwise each quote in it would be tried as a beginning.
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[[{]+|[]}]+|[:,]', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{\[]+|[}\]]+|[:,]', re.DOTALL)
 
 
 class Peek(Struct, frozen=True):
