@@ -26,7 +26,7 @@ from tests.support import Served, serving
 RATIO_MAX = 2.9
 HOLD_S_MAX = 0.050
 # Below this, a ratio is noise.
-FLOOR_S = 0.010
+FLOOR_S = 0.015
 # How often each size is tried: the quickest counts. Where the result is bad, as often as the next number says.
 TRIES = (1, 2, 4)
 # No request is refused because the model could not read it.

@@ -606,12 +606,12 @@ def steered(client: Client, size: int) -> Callable[[], object]:
 
 
 def input_tokens(client: Client, size: int) -> Callable[[], object]:
-    body = json.dumps({"model": "scripted", "input": [message(index) for index in range(size)]})
+    body = json.dumps({"model": "scripted", **fresh(items(message)(size))})
     return lambda: client.post(f"{RESPONSES}/input_tokens", body.encode())
 
 
 def compacted(client: Client, size: int) -> Callable[[], object]:
-    body = json.dumps({"model": "scripted", "input": [message(index) for index in range(size)]})
+    body = json.dumps({"model": "scripted", **fresh(items(message)(size))})
     return lambda: client.post(f"{RESPONSES}/compact", body.encode())
 
 
