@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 
-from tests.growth.patterns import ANCHORED, RATIO_MAX, patterns, worst
+from tests.growth.patterns import ANCHORED, RATIO_MAX, TRUSTED, patterns, worst
 
 
 def test_patterns_grow_no_faster_than_their_input() -> None:
     found = dict(patterns())
     assert len(found) > 40
-    assert set(found) >= ANCHORED
+    assert set(found) >= ANCHORED | TRUSTED
     bad = {
         name: result
         for name, pattern in found.items()
-        if (result := worst(pattern, is_anchored=name in ANCHORED))[0] > RATIO_MAX
+        if name not in TRUSTED
+        and (result := worst(pattern, is_anchored=name in ANCHORED))[0] > RATIO_MAX
     }
     assert not bad
 
