@@ -42,6 +42,8 @@ class HandGuard:
         self.may_answer = asyncio.Event()
         self.was_asked = asyncio.Event()
         self.verdict = PASSED
+        # Texts with this word are blocked.
+        self.forbidden = ""
 
     @property
     def name(self) -> str:
@@ -51,6 +53,8 @@ class HandGuard:
         self.checked += texts
         self.was_asked.set()
         await self.may_answer.wait()
+        if self.forbidden and any(self.forbidden in text for text in texts):
+            return Verdict("no")
         return self.verdict
 
     async def watch(self, text: str) -> Verdict:
@@ -524,6 +528,27 @@ async def test_tool_of_the_server_waits_for_the_verdict(tmp_path: Path) -> None:
         # What the tool has found was shown to the guard as well.
         shown = '{"type": "function", "function": {"name": "pay", "description": "Pays."}}'
         assert guard.checked.count(shown) == 2
+
+
+@pytest.mark.parametrize("word, types", [("Says it", []), ("forbidden fruit", ["mcp_call"])])
+async def test_what_a_tool_of_the_server_has_found_is_checked_before_it_leaves(
+    word: str, types: list[str], tmp_path: Path
+) -> None:
+    """The list of a remote server's tools, and the output of a call: the client gets neither."""
+    turns = (echoing("forbidden fruit"), DONE)
+    async with hosting_own(tmp_path, *turns, **HAND) as (served, far), wire(served) as socket:
+        tool = {"type": "mcp", "server_label": "own", "require_approval": "never"}
+        (guard,) = BY_HAND
+        guard.forbidden = word
+        guard.may_answer.set()
+        await socket.create(input="Go", tools=[tool], store=False)
+        events = await socket.events()
+    assert events[-1]["response"]["error"]["code"] == "invalid_prompt"
+    done = [one["item"] for one in events if one["type"] == "response.output_item.done"]
+    assert [one["type"] for one in done] == ["mcp_list_tools", *types]
+    assert word not in json.dumps([one.get("output") or one.get("tools") for one in done])
+    assert far.calls == ["forbidden fruit"] * len(types)
+    assert sum("Says it" in text for text in guard.checked) == 1, "nothing is shown twice"
 
 
 async def test_compaction_of_a_blocked_conversation_fails(tmp_path: Path, rules: Flags) -> None:

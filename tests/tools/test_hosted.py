@@ -28,7 +28,7 @@ from segue.turn.assemble import Assembler
 from segue.turn.plan import USUAL, Plan, Tally
 from segue.turn.resolve import resolve
 from segue.turn.running import Running
-from segue.turn.seams import Hosted, HostedCalls, Tool
+from segue.turn.seams import Gate, Hosted, HostedCalls, Tool
 from segue.turn.values import NO_IDS, Cancel, HostedCall, Round, Scene, Source, ToolResult
 from segue.wire.codec import as_item, decode_create, decode_item, encode
 from segue.wire.items import Item, McpCall, McpListTools, WebSearchCall
@@ -185,7 +185,7 @@ def types_of(items: Sequence[Item]) -> list[str]:
 
 def test_server_tools_and_their_calls_fit_the_seams() -> None:
     hosted: Hosted = ServerTools(read_pdf=read_pdf)
-    calls: Callable[[Plan, Running], HostedCalls] = hosted.open
+    calls: Callable[[Plan, Running, Gate | None], HostedCalls] = hosted.open
     assert calls is not None
 
 

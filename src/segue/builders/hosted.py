@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from segue.settings import Settings
 from segue.turn.plan import Plan
 from segue.turn.running import Running
-from segue.turn.seams import HostedCalls
+from segue.turn.seams import Gate, HostedCalls
 from segue.wire.items import Item
 from segue.wire.tools import Tools
 
@@ -53,5 +53,5 @@ class HostedTools(AsyncExitStack):
     async def read_files(self, plan: Plan) -> Plan:
         return await self._load().read_files(plan)
 
-    def open(self, plan: Plan, running: Running) -> HostedCalls:
-        return self._load().open(plan, running)
+    def open(self, plan: Plan, running: Running, gate: Gate | None) -> HostedCalls:
+        return self._load().open(plan, running, gate)

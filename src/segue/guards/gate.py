@@ -71,8 +71,9 @@ class GuardGate:
         self._running = running
         self._tally = plan.tally
         self._asking: asyncio.Task[None] | None = None
-        # Items that the guards have seen before their round, because they approve a call.
+        # Items that the guards have seen before their round, because they approve a call or were found by one.
         self._shown: dict[int, Item] = {}
+        self._is_head_shown = False
         self.is_shut = False
         # What was read and waits for the verdict, or for its place after what is watched.
         self._held: deque[Parsed] = deque()
@@ -103,7 +104,8 @@ class GuardGate:
             return
         items = self._unseen(scene, is_first=is_first)
         words: list[str] = []
-        if is_first and not self._shown:
+        if is_first and not self._is_head_shown:
+            self._is_head_shown = True
             parent = resolved.parent
             known = parent if parent is not None and has_passed(parent, guards.names) else None
             words = texts_of_head(resolved.head, self._plan.response, known)
@@ -114,6 +116,13 @@ class GuardGate:
         self.ask(scene, is_first=is_first)
         self._shown |= {id(item): item for item in self._unseen(scene, is_first=is_first)}
         await self._verdict()
+        return not self.is_shut
+
+    async def admit(self, items: Sequence[Item]) -> bool:
+        """The guards check these items now; the round that follows does not show them again."""
+        if self._guards.inputs and not self.is_shut:
+            self._shown |= {id(item): item for item in items}
+            await self._check([], items)
         return not self.is_shut
 
     def _unseen(self, scene: Scene, *, is_first: bool) -> list[Item]:

@@ -25,12 +25,13 @@ from segue.tools.tool_search import answer
 from segue.turn.plan import Plan, Span
 from segue.turn.resolve import still_listed
 from segue.turn.running import Running
-from segue.turn.seams import Tool
+from segue.turn.seams import Gate, Tool
 from segue.turn.values import HostedCall, Round, Scene, Source, ToolResult
 from segue.wire.codec import as_item, definitions_in, encode
 from segue.wire.effects import apply_effects
 from segue.wire.items import (
     Item,
+    ItemValue,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
@@ -90,8 +91,8 @@ class ServerTools:
     async def read_files(self, plan: Plan) -> Plan:
         return _with_given(plan, await read_pdfs(plan.resolved.given, self.read_pdf))
 
-    def open(self, plan: Plan, running: Running) -> TurnToolCalls:
-        return TurnToolCalls(plan, running, self)
+    def open(self, plan: Plan, running: Running, gate: Gate | None) -> TurnToolCalls:
+        return TurnToolCalls(plan, running, self, gate)
 
 
 def _with_given(plan: Plan, given: tuple[Item, ...]) -> Plan:
@@ -103,17 +104,20 @@ def _with_given(plan: Plan, given: tuple[Item, ...]) -> Plan:
 class TurnToolCalls:
     """The hosted calls of one turn."""
 
-    def __init__(self, plan: Plan, running: Running, hosted: ServerTools) -> None:
+    def __init__(
+        self, plan: Plan, running: Running, hosted: ServerTools, gate: Gate | None = None
+    ) -> None:
         self._plan = plan
         self._running = running
         self._hosted = hosted
+        self._gate = gate
         self._count = self._refused = self._searches = 0
         # Sources are numbered through the whole response, so that searches run one after the other.
         self._searching = asyncio.Lock()
         # What the tools have found, in the order in which the model was shown it.
         self._sources: list[Source] = []
         # The outputs of the calls, until they are given to the model.
-        self._outputs: dict[str, str] = {}
+        self._outputs: dict[str, Item] = {}
         # The tools as the request gave them, secrets included: read for the first call, dropped with the turn.
         self._definitions: dict[str, Raw] | None = None
 
@@ -202,8 +206,7 @@ class TurnToolCalls:
         made: dict[str, tuple[Item, Item]] = {}
         for item in await self._work([*map(as_item, calls)]):
             assert isinstance(item.value, McpCall)
-            request_id = str(item.value.approval_request_id)
-            made[request_id] = item, output_item(request_id, self._output_of(item))
+            made[str(item.value.approval_request_id)] = item, self._output_of(item.value)
         items: list[Item] = []
         for item in given:
             items.append(item)
@@ -232,7 +235,7 @@ class TurnToolCalls:
             await self._run(pending)
         else:
             self._running.publish(self._running.assembler.abandon())
-        answers = [output_item(str(item.value.id), self._output_of(item)) for item in pending]
+        answers = [self._output_of(item.value) for item in pending]
         if may_run:
             answers += await self._search(wrote, scene)
         return tuple(answers)
@@ -255,8 +258,8 @@ class TurnToolCalls:
             answers.append(output)
         return answers
 
-    def _output_of(self, item: Item) -> str:
-        return self._outputs.pop(str(item.value.id), NOT_MADE)
+    def _output_of(self, call: ItemValue) -> Item:
+        return self._outputs.pop(str(call.id), None) or output_item(_call_id(call), NOT_MADE)
 
     # --- running ---
 
@@ -294,7 +297,11 @@ class TurnToolCalls:
                 running.assembler.cite = self._cite
         else:
             result = _failed(value, TOO_MANY, REFUSED)
-        self._outputs[str(value.id)] = result.text
+        output = output_item(_call_id(value), result.text)
+        found = (result.item,) if is_listing else (result.item, output)
+        if self._gate is not None and not await self._gate.admit(found):
+            return
+        self._outputs[str(value.id)] = output
         running.publish(running.assembler.finish(result.item))
 
     def _cite(self, text: str) -> list[Raw]:
@@ -359,6 +366,11 @@ class TurnToolCalls:
             if isinstance(value, McpCall) and isinstance(value.output, str):
                 value = structs.replace(value, output=text)
         return structs.replace(result, text=text, item=as_item(value))
+
+
+def _call_id(call: ItemValue) -> str:
+    """What the output of this call names: the request that a person has approved, or else the call."""
+    return str(getattr(call, "approval_request_id", None) or call.id)
 
 
 def _failed(value: _Begun, message: str, code: int) -> ToolResult:

@@ -432,7 +432,7 @@ class TurnLoop:
         """What is done before the model speaks: files are read and hosted tools run, if the input may pass."""
         if self.resources.hosted is None:
             return None
-        self.hosted = self.resources.hosted.open(self.plan, self.running)
+        self.hosted = self.resources.hosted.open(self.plan, self.running, self.gate)
         try:
             await self.running.begin()
             self.plan = await self.hosted.begin(self._may_begin)
@@ -485,7 +485,7 @@ class TurnLoop:
         if self.hosted is None:
             if self.resources.hosted is None:
                 return items
-            self.hosted = self.resources.hosted.open(self.plan, self.running)
+            self.hosted = self.resources.hosted.open(self.plan, self.running, self.gate)
         return await self.hosted.append(items, self.rounds, self._may_append)
 
     async def _wait(self, required: list[Required]) -> None:

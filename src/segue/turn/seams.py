@@ -273,6 +273,9 @@ class Gate(Filter, Protocol):
     async def clear(self, scene: Scene, *, is_first: bool) -> bool:
         """Whether approved calls may be made, before the model sees this scene."""
 
+    async def admit(self, items: Sequence[Item]) -> bool:
+        """Whether model and client may get what one of our own tools has found."""
+
     async def vet(self, text: str) -> bool:
         """Whether a text that the client does not see may be kept."""
 
@@ -330,8 +333,8 @@ class Hosted(Protocol):
     async def read_files(self, plan: Plan) -> Plan:
         """The plan with the text of its PDF files."""
 
-    def open(self, plan: Plan, running: Running) -> HostedCalls:
-        """The calls of this turn."""
+    def open(self, plan: Plan, running: Running, gate: Gate | None) -> HostedCalls:
+        """The calls of this turn. What they find passes the gate before anybody gets it."""
 
 
 class Dialect(Protocol):
