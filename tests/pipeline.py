@@ -105,6 +105,9 @@ class Listener:
     def attached(self, running: Running) -> None:
         pass
 
+    def lose(self) -> None:
+        pass
+
     def deliver(self, events: Sequence[Event]) -> None:
         self.events += events
         if events[-1].is_terminal:

@@ -21,6 +21,7 @@ from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
 from segue.models import ServedModels, build_models
+from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.settings import Settings
 from segue.storage import KEYS_TOPIC, open_store
@@ -31,10 +32,10 @@ from segue.transports.auth import origin_policy
 from segue.transports.http import HttpApp
 from segue.transports.services import Services
 from segue.transports.upgrades import Upgrades
-from segue.turn.plan import Plan, Resources
+from segue.turn.plan import Caller, Plan, Resources
 from segue.turn.running import Running
 from segue.turn.seams import Gate, IdempotencyKeys, Keys, Turns
-from segue.turn.values import Retention
+from segue.turn.values import Owner, Retention
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers
@@ -98,6 +99,12 @@ async def _open_server(
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         feed = build_feed(state, runner, observers, health, upgrades)
         http = HttpApp(services, Dashboard(services, feed).routes)
+
+        async def caller_of(owner: Owner, key: str) -> Caller:
+            account = await state.accounts.find_digest(key)
+            quota = account.turn_quota
+            return Caller(owner, store.turns, may=account.scopes, quota=quota, key=key)
+
         retention = Retention(settings.retention_s, settings.events_retention_s)
         peers = None if state.cluster is None else state.cluster.peers
         with suppress(TimeoutError):
@@ -105,6 +112,7 @@ async def _open_server(
         async with (
             in_background(keep_up(store.maintenance, retention, eraser.forget, runner.fenced)),
             _joined(state, upgrades),
+            in_background(QueuedTurns(runner, store.maintenance, store.turns, caller_of).keep()),
             state.meter.running(),
         ):
             keys = (store.keys, state.hashes, state.accounts)
@@ -139,6 +147,7 @@ def build_runner(
         records,
         heartbeat_s=settings.heartbeat_s,
         background_s_max=settings.background_s_max,
+        outlives=settings.store_kind != "memory",
     )
     if cluster is not None:
         # Imported here: one process alone needs nothing of the cluster room.

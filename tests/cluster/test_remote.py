@@ -74,6 +74,9 @@ class Reader:
     def attached(self, running: Running) -> None:
         self.running = running
 
+    def lose(self) -> None:
+        pass
+
     def deliver(self, events: Sequence[Event]) -> None:
         self.events += events
 

@@ -100,6 +100,9 @@ class Ear:
 
     def attached(self, running: Running) -> None: ...
 
+    def lose(self) -> None:
+        pass
+
     def deliver(self, events: Sequence[Event]) -> None:
         self.events += events
 

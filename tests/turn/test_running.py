@@ -30,6 +30,9 @@ class Ear:
     def attached(self, running: Running) -> None:
         pass
 
+    def lose(self) -> None:
+        pass
+
     def deliver(self, events: Sequence[Event]) -> None:
         self.heard += [event.number for event in events]
 

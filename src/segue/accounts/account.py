@@ -147,6 +147,17 @@ class Accounts:
             return self._enter(digest, key)
         raise _refused(secret)
 
+    async def find_digest(self, digest: str) -> Account:
+        """The account of a key by its digest; a refusal if the key is gone. Nothing: the account without a key."""
+        if not digest:
+            return self._local
+        account = self._accounts.get(digest)
+        if account is not None and _is_trusted(account):
+            return account
+        for key in (await self._keys.find([digest])).values():
+            return self._enter(digest, key)
+        raise _refused("")
+
     def check(self, account: Account) -> None:
         """Refuse an account that was admitted earlier and has lost its key since."""
         if not self.may_stay(account):

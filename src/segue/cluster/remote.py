@@ -118,6 +118,9 @@ class EventForwarder:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._forward())
 
+    def lose(self) -> None:
+        self._on_end(self._topic)
+
     async def _forward(self) -> None:
         while self._waiting:
             if not self._waiting[-1].is_terminal:

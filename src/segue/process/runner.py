@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
+
+from msgspec import structs
 
 from segue.errors import ApiError, Fenced, TooMany, Unavailable
 from segue.ids import item_ids, new_id
@@ -23,21 +26,24 @@ from segue.process.conversations import ConversationTurns, acquire, join
 from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
+from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.commit import commit, entry_of
 from segue.turn.compact import CompactionKind
 from segue.turn.compose import count
+from segue.turn.decide import End
 from segue.turn.loop import TurnLoop
 from segue.turn.plan import Caller, Model, Models, Plan, Resources, Span, Tally
 from segue.turn.prepare import prepare
 from segue.turn.resolve import check_items
 from segue.turn.running import Running, Subscriber
 from segue.turn.seams import Conversations, EventLog, IdempotencyKeys, Turns
-from segue.turn.values import Drain, Round
+from segue.turn.values import Drain, Round, Turn
 from segue.wire.items import Item
 from segue.wire.requests import Create
+from segue.wire.response import NO_USAGE, Response
 
 log = logging.getLogger(__name__)
 
@@ -69,17 +75,23 @@ class Runner:
         *,
         heartbeat_s: float = HEARTBEAT_S,
         background_s_max: float = BACKGROUND_S_MAX,
+        outlives: bool = True,
     ) -> None:
+        """`outlives`: the store outlives this process, and so do turns that are queued in it."""
         self.resources = resources
         self.is_draining = False
         self.heartbeat_s = heartbeat_s
         self._background_s_max = background_s_max
+        self._outlives = outlives
         self.records = records
         self._start_limit = StartLimit()
         self._beginnings = Beginnings()
         self._tasks: set[asyncio.Task[None]] = set()
         # The turns that others end, or whose key or conversation they give away, if this process seems dead.
         self._leased: set[str] = set()
+        # The tasks of turns that are queued, by id, and those that this process has let go of.
+        self._queued: dict[str, asyncio.Task[None]] = {}
+        self._left: set[str] = set()
         # Writes that the store has still to take; a stop does not wait for them.
         self._retries: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
@@ -131,9 +143,11 @@ class Runner:
         create: Create,
         caller: Caller,
         tally: Tally,
-        subscriber: Subscriber,
+        subscriber: Subscriber | None,
         transport: str,
         turn_id: str,
+        queued: Turn | None = None,
+        first: int = 0,
     ) -> Running:
         conversation: ConversationTurns | None = None
         if create.conversation is not None:
@@ -141,9 +155,13 @@ class Runner:
             caller = replace(caller, turns=conversation, joined=conversation.joined)
         try:
             plan = await self._prepare(create, caller, tally, turn_id)
+            if queued is not None:
+                created_at = queued.response.created_at
+                response = structs.replace(plan.response, created_at=created_at)
+                plan = replace(plan, response=response)
             if plan.response.background:
-                await self._queue(plan, caller.turns)
-            return self.start(plan, caller.turns, subscriber, transport, conversation)
+                await self._queue(plan, caller)
+            return self.start(plan, caller.turns, subscriber, transport, conversation, first)
         except BaseException:
             if conversation is not None:
                 await asyncio.shield(self._release(conversation, turn_id))
@@ -198,30 +216,55 @@ class Runner:
             plan = await hosted.read_files(plan)
         return await count(plan, self.resources.prompt_cache)
 
-    async def _queue(self, plan: Plan, turns: Turns) -> None:
+    @property
+    def background_room(self) -> int:
+        """How many more turns may run in the background."""
+        return BACKGROUND_MAX - sum(one.is_background for one in self.registry.running.values())
+
+    async def _queue(self, plan: Plan, caller: Caller) -> None:
         """A background response is stored before the client hears that it is queued."""
         try:
-            if sum(one.is_background for one in self.registry.running.values()) >= BACKGROUND_MAX:
+            if self.background_room <= 0:
                 raise TooMany(f"At most {BACKGROUND_MAX} responses run in the background.")
-            given = (*plan.resolved.earlier, Round(plan.resolved.given))
-            await turns.save(commit(plan, plan.response, given, plan.resolved.open_calls))
+            turn = _unanswered(plan, plan.response)
+            if self._outlives:
+                turn = with_request(turn, plan.resolved.create, caller.key)
+            await caller.turns.save(turn)
         except BaseException:
             self.give_up(plan)
             raise
+
+    async def resume(self, turn: Turn, create: Create, caller: Caller) -> None:
+        """Run a turn that another process had queued; `TryLater` if it must wait, any other error if it is refused."""
+        with self._beginnings.enter():
+            logged = await self.records.log.read_after(turn.owner, turn.id, -1)
+            first = logged[-1].number + 1 if logged else 0
+            await self._begin(create, caller, Tally(), None, "http", turn.id, turn, first)
+
+    async def refuse(self, turn: Turn, error: ApiError, turns: Turns) -> None:
+        """End a turn as failed that another process had queued and that cannot be run any more."""
+        logged = await self.records.log.read_after(turn.owner, turn.id, -1)
+        first = logged[-1].number + 1 if logged else 0
+        assembler = Assembler(turn.response, item_ids(turn.id), first=first)
+        events = assembler.start()
+        response = assembler.conclude(End("failed", error=error), NO_USAGE, int(time.time()))
+        await turns.save(replace(turn, response=response, request=b""))
+        await self.records.log.append(turn.owner, turn.id, [*events, assembler.end()])
 
     def start(
         self,
         plan: Plan,
         turns: Turns,
-        subscriber: Subscriber,
+        subscriber: Subscriber | None,
         transport: str,
         conversation: ConversationTurns | None = None,
+        first: int = 0,
     ) -> Running:
         """Let it run. Its first events leave before this returns to the event loop."""
         seal = partial(self.resources.seals.seal, plan.owner)
         running = Running(
             plan.owner,
-            Assembler(plan.response, item_ids(plan.id), plan.model.reasoning, seal),
+            Assembler(plan.response, item_ids(plan.id), plan.model.reasoning, seal, first),
             is_stored=plan.is_stored,
             is_rollout=plan.is_rollout,
             can_be_steered=plan.can_be_steered,
@@ -229,7 +272,8 @@ class Runner:
         running.check = partial(_check_later, plan.model)
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)
-        running.attach(subscriber)
+        if subscriber is not None:
+            running.attach(subscriber)
         self.registry.running[plan.id] = running
         if plan.is_stored and (plan.response.background or plan.key or conversation):
             self._leased.add(plan.id)
@@ -263,37 +307,82 @@ class Runner:
         heartbeat = Heartbeat(running, self.heartbeat_s)
         if running.is_background:
             running.on_begin = partial(self._leave_queue, plan, running, turns, heartbeat)
+            task = asyncio.current_task()
+            if self._outlives and task is not None:
+                self._queued[plan.id] = task
+                if self.is_draining:
+                    self._let_go()
         try:
             await TurnLoop(plan, running, turns, self.resources).run()
+        except asyncio.CancelledError:
+            if plan.id not in self._left:
+                raise
         finally:
             heartbeat.stop()
-            if conversation is not None:
-                await self._release(conversation, plan.id)
-            response = running.assembler.response
-            if plan.quota is not None:
-                plan.quota.release(response.usage.total_tokens if response.usage else 0)
-            running.publish([running.assembler.end()])
-            sent_at = perf_counter()
-            plan.tally.spans.append(Span("send", sent_at, sent_at))
-            if running.event_writer is not None:
-                await running.event_writer.finish()
-            if plan.key:
-                await self._repeats.ended(plan, running)
-            elif plan.is_stored and running.event_writer is None and transport != "http":
-                # Its last events may be on a connection that is lost, which is not noticed yet.
-                self.registry.keep_ended(running)
-            del self.registry.running[plan.id]
-            self._leased.discard(plan.id)
-            if running.unsaved is not None and running.is_background:
-                self._retry(partial(turns.save, running.unsaved))
+            self._queued.pop(plan.id, None)
+            if plan.id in self._left:
+                await self._leave(plan, running)
+            else:
+                await self._end(plan, running, turns, transport, conversation)
+
+    async def _end(
+        self,
+        plan: Plan,
+        running: Running,
+        turns: Turns,
+        transport: str,
+        conversation: ConversationTurns | None,
+    ) -> None:
+        """The turn is saved: release what it holds, send its terminal event, and keep what may be asked for again."""
+        if conversation is not None:
+            await self._release(conversation, plan.id)
+        response = running.assembler.response
+        if plan.quota is not None:
+            plan.quota.release(response.usage.total_tokens if response.usage else 0)
+        running.publish([running.assembler.end()])
+        sent_at = perf_counter()
+        plan.tally.spans.append(Span("send", sent_at, sent_at))
+        if running.event_writer is not None:
+            await running.event_writer.finish()
+        if plan.key:
+            await self._repeats.ended(plan, running)
+        elif plan.is_stored and running.event_writer is None and transport != "http":
+            # Its last events may be on a connection that is lost, which is not noticed yet.
+            self.registry.keep_ended(running)
+        del self.registry.running[plan.id]
+        self._leased.discard(plan.id)
+        if running.unsaved is not None and running.is_background:
+            self._retry(partial(turns.save, running.unsaved))
         await self.records.afterwards.put(_ended(plan, running, transport, sent_at))
 
     async def _leave_queue(
         self, plan: Plan, running: Running, turns: Turns, heartbeat: Heartbeat
     ) -> None:
         """The engine begins with a turn that was queued; from here on its time counts."""
+        self._queued.pop(plan.id, None)
+        begun = running.assembler.leave_queue()
+        if self._outlives:
+            await self._save_begun(plan, running, turns)
         heartbeat.end_after(self._background_s_max)
-        running.publish([running.assembler.leave_queue()])
+        running.publish([begun])
+
+    async def _save_begun(self, plan: Plan, running: Running, turns: Turns) -> None:
+        try:
+            await turns.save(_unanswered(plan, running.response))
+        except Fenced:
+            # It is another process's by now.
+            self._left.add(plan.id)
+            raise asyncio.CancelledError from None
+
+    async def _leave(self, plan: Plan, running: Running) -> None:
+        """Let go of a turn that is queued in the store: another process runs it."""
+        self._left.discard(plan.id)
+        self.give_up(plan)
+        if running.event_writer is not None:
+            await running.event_writer.finish()
+        del self.registry.running[plan.id]
+        self._leased.discard(plan.id)
+        running.abandon()
 
     def _retry(self, write: Callable[[], Awaitable[None]]) -> None:
         """A client waits for this to be written, and the store still says otherwise."""
@@ -330,17 +419,25 @@ class Runner:
 
     def fenced(self) -> None:
         """This process stood still, and others have ended what it ran and given away what it held."""
-        for turn_id in tuple(self._leased):
+        self._let_go()
+        for turn_id in self._leased - self._left:
             self.registry.running[turn_id].notify(Drain())
 
     async def drain(self, grace_s: float) -> None:
         """Take no new turns; give those that run this long, then end them as failed."""
         self.is_draining = True
+        self._let_go()
         await self._wait_for_ends(grace_s)
         self._beginnings.refuse()
         for running in tuple(self.registry.running.values()):
             running.notify(Drain())
         await self._wait_for_ends(END_S_MAX, with_others=False)
+
+    def _let_go(self) -> None:
+        """Turns that are queued are for another process, or for the next one."""
+        self._left.update(self._queued)
+        for task in self._queued.values():
+            task.cancel()
 
     async def _wait_for_ends(self, s_max: float, *, with_others: bool = True) -> None:
         """Until no request is being prepared and no turn runs here, or is followed from here; at most so long."""
@@ -353,6 +450,12 @@ class Runner:
                     *(others.tasks if others else ()),
                 ]:
                     await asyncio.wait(waiting)
+
+
+def _unanswered(plan: Plan, response: Response) -> Turn:
+    """A turn to which nothing was answered yet."""
+    given = (*plan.resolved.earlier, Round(plan.resolved.given))
+    return commit(plan, response, given, plan.resolved.open_calls)
 
 
 def _refuse_if(is_draining: bool) -> None:

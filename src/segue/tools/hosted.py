@@ -219,6 +219,7 @@ class TurnToolCalls:
         if not begun:
             return ()
         running = self._running
+        await running.begin()
         for item in begun:
             running.publish(running.assembler.begin(item))
         await self._run(begun)

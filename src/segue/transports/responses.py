@@ -13,7 +13,7 @@ from msgspec import UNSET, structs
 
 from segue.errors import Conflict, InvalidRequest, response_not_found
 from segue.ids import given_id, new_id
-from segue.transports.exchange import Exchange, listening, subscribed
+from segue.transports.exchange import ClientGone, Exchange, listening, subscribed
 from segue.transports.paging import choose_page, encode_page
 from segue.transports.services import Services
 from segue.transports.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber
@@ -67,7 +67,8 @@ class ResponseRoutes:
     def _caller(self, exchange: Exchange) -> Caller:
         account = exchange.account
         turns, quota = self._services.turns, account.turn_quota
-        return Caller(exchange.owner, turns, may=account.scopes, quota=quota)
+        key = account.digest
+        return Caller(exchange.owner, turns, may=account.scopes, quota=quota, key=key)
 
     async def _stream(self, exchange: Exchange, create: Create, tally: Tally) -> None:
         """Every event, as it comes."""
@@ -80,6 +81,10 @@ class ResponseRoutes:
     async def _write(self, exchange: Exchange, subscriber: SseSubscriber) -> None:
         while not subscriber.is_over:
             data = await subscriber.take()
+            if subscriber.is_lost:
+                # The client comes back for the rest, to the process that has the turn then.
+                await exchange.cut()
+                raise ClientGone
             if not exchange.has_started:
                 await exchange.start(200, SSE_HEADERS)
             async with asyncio.timeout(self._services.limits.write_s_max):

@@ -31,6 +31,8 @@ class SseSubscriber:
     def __init__(self, bytes_max: int) -> None:
         # Whether everything has been taken, the end included.
         self.is_over = False
+        # Whether the turn goes on in another process.
+        self.is_lost = False
         self._is_ended = False
         self._bytes_max = bytes_max
         self._chunks: list[bytes] = []
@@ -60,6 +62,10 @@ class SseSubscriber:
             self._is_ended = True
             self._wake.set()
 
+    def lose(self) -> None:
+        self.is_lost = True
+        self._wake.set()
+
     async def take(self) -> bytes:
         """Everything that is ready, as one write of whole events."""
         await self._wake.wait()
@@ -87,6 +93,9 @@ class LastSubscriber:
     def deliver(self, events: Sequence[Event]) -> None:
         if events[-1].is_terminal:
             self._end.set()
+
+    def lose(self) -> None:
+        self._end.set()
 
     async def ended(self) -> None:
         """Wait for the end of the turn."""

@@ -113,6 +113,9 @@ class LaneSubscriber:
     def is_full(self) -> bool:
         return self._socket.is_full
 
+    def lose(self) -> None:
+        """Nothing to do: no turn of a socket is queued."""
+
     def deliver(self, events: Sequence[Event]) -> None:
         """Write these events. The lane is free before the terminal event leaves (docs/hazards.md F22)."""
         suffix, last = self._suffix, events[-1]

@@ -128,7 +128,10 @@ class Assembler:
         new_id: NewId,
         reasoning: ReasoningView = "text",
         seal: Seal | None = None,
+        first: int = 0,
     ) -> None:
+        # The number of its first event; above 0 another process has sent those before it.
+        self.first = first
         # As it stands: final once the turn has ended.
         self.response = response
         # What it was before it was known how it ends.
@@ -137,7 +140,7 @@ class Assembler:
         self._reasoning = REASONING[reasoning]
         self._seal = seal
         self._state: Literal["new", "open", "ended"] = "new"
-        self._numbers = count()
+        self._numbers = count(first)
         self._open: _OpenItem | None = None
         self._snapshot = Raw(b"")
         self._compaction_id = ""
@@ -172,7 +175,8 @@ class Assembler:
         assert self._state == "new", self._state
         self._state = "open"
         self._snapshot = encode_response(self.response)
-        return [self._event(Created, response=self._snapshot), self.heartbeat()]
+        created = [] if self.first else [self._event(Created, response=self._snapshot)]
+        return [*created, self.heartbeat()]
 
     def leave_queue(self) -> Event:
         """A turn in the background is queued no more."""

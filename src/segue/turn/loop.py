@@ -434,7 +434,6 @@ class TurnLoop:
             return None
         self.hosted = self.resources.hosted.open(self.plan, self.running, self.gate)
         try:
-            await self.running.begin()
             self.plan = await self.hosted.begin(self._may_begin)
         except ApiError as error:
             return error

@@ -152,6 +152,8 @@ class Caller:
     may: frozenset[str] = frozenset()
     # None for a caller without limits.
     quota: Quota | None = None
+    # The digest of the caller's API key; nothing for a caller without one.
+    key: str = ""
 
 
 class Span(NamedTuple):

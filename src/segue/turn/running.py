@@ -39,6 +39,9 @@ class Subscriber(Protocol):
     def deliver(self, events: Sequence[Event]) -> None:
         """Take these events. Must not raise and must not wait."""
 
+    def lose(self) -> None:
+        """The turn goes on in another process: no more events come from here."""
+
 
 class EventSink(Protocol):
     """Where the events of a turn are written as well, for clients that follow it later."""
@@ -84,7 +87,7 @@ class Running:
         self.published_at = 0.0
         self._subscribers: list[Subscriber] = []
         # One long answer with its reasoning; beyond it a late subscriber asks the store.
-        self._ring = EventRing()
+        self._ring = EventRing(assembler.first)
         # Notices that were not yet acted on, oldest first.
         self.inbox: deque[Notice] = deque()
         self._scope: asyncio.Timeout | None = None
@@ -205,6 +208,12 @@ class Running:
             subscriber.deliver(events)
         if self.is_ended:
             self._subscribers.clear()
+
+    def abandon(self) -> None:
+        """It goes on in another process."""
+        for subscriber in self._subscribers:
+            subscriber.lose()
+        self._subscribers.clear()
 
     def release(self) -> None:
         """The turn is over and kept for its events alone: free the rest."""

@@ -1,0 +1,95 @@
+"""How does a queued turn outlive its process?
+
+A turn in the background is saved with its request, and is queued until its engine begins. A process that stops lets go
+of such turns, and one that dies leaves them; the store keeps them, and another process, or the next one on the same
+store, takes each of them over once and runs it under its own id, for the same key. Its events go on where they ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from segue.errors import ApiError, TryLater
+from segue.turn.plan import Caller
+from segue.turn.seams import Maintenance, Turns
+from segue.turn.values import Owner, Turn
+from segue.wire.codec import decode_create, encode
+from segue.wire.requests import Create
+
+if TYPE_CHECKING:
+    from segue.process.runner import Runner
+
+log = logging.getLogger(__name__)
+
+# How often a process asks for turns that are nobody's, and tries again to run one that it could not run yet.
+TAKE_S = 2.0
+
+# The caller of a turn, from its owner and the name of its key.
+FindCaller = Callable[[Owner, str], Awaitable[Caller]]
+
+_decode_request = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
+
+
+def with_request(turn: Turn, create: Create, key: str) -> Turn:
+    """The turn with what is needed to run it elsewhere."""
+    return replace(turn, request=msgspec.msgpack.encode((key, encode(create))))
+
+
+class QueuedTurns:
+    """Runs the turns that other processes have left queued."""
+
+    def __init__(
+        self, runner: Runner, maintenance: Maintenance, turns: Turns, find_caller: FindCaller
+    ) -> None:
+        self._runner = runner
+        self._maintenance = maintenance
+        self._turns = turns
+        self._find_caller = find_caller
+
+    async def keep(self) -> None:
+        """Take over what is nobody's, as far as there is room, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                room = 0 if self._runner.is_draining else self._runner.background_room
+                try:
+                    taken = await self._maintenance.take_over(room)
+                except ApiError:
+                    log.warning("queued responses of other processes could not be taken over")
+                    taken = ()
+                if taken:
+                    log.info("%d queued responses were taken over", len(taken))
+                for name in taken:
+                    tasks.create_task(self._run(*name))
+                await asyncio.sleep(TAKE_S)
+
+    async def _run(self, owner: Owner, turn_id: str) -> None:
+        """Run one as soon as its key has a place for it; one that is refused now ends as failed."""
+        while not self._runner.is_draining:
+            try:
+                turn = await self._turns.read(owner, turn_id)
+                if turn is None or not turn.request:
+                    # It was deleted meanwhile.
+                    return
+                await self._resume(turn)
+                return
+            except TryLater:
+                await asyncio.sleep(TAKE_S)
+            except Exception:
+                log.exception("turn %s was taken over and could not be run", turn_id)
+                return
+
+    async def _resume(self, turn: Turn) -> None:
+        key, body = _decode_request(turn.request)
+        try:
+            caller = await self._find_caller(turn.owner, key)
+            await self._runner.resume(turn, decode_create(body), caller)
+        except TryLater:
+            raise
+        except ApiError as error:
+            await self._runner.refuse(turn, error, self._turns)
