@@ -141,6 +141,7 @@ def build_runner(
         open_gate=_open_gate(served),
         guards=served.owners,
         append_s_max=settings.append_s_max,
+        cache_salt=state.cache_salt,
     )
     runner = Runner(
         resources,

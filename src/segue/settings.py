@@ -169,6 +169,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     render_cache_bytes_max: Limit = 256 * MIB
     check_rendering: bool = False
     guard_sides: Literal["both", "input", "output"] = "both"
+    cache_salt: Literal["auto", "on", "off"] = "auto"
     guard_window_chars: Annotated[int, Meta(ge=64)] = 400
     guard_url: str = ""
     guard_key: str = ""
@@ -358,6 +359,7 @@ HELP = {
     },
     "guards": {
         "guard_sides": "what guards check",
+        "cache_salt": "keep owners apart in an engine's prefix cache; auto: where there are keys of several owners",
         "guard_window_chars": "characters of output held back and checked together",
         "guard_url": "base URL of a moderation API, without /v1/moderations",
         "guard_key": "API key of the moderation API",

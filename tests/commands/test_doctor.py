@@ -43,6 +43,10 @@ async def test_taken_port_is_told_from_a_segue_that_runs(tmp_path: Path) -> None
         assert told["port"].is_ok
         assert "a Segue server runs there" in told["port"].found
         assert "the running server" in told["store"].found
+    # One that needs keys does not show its checks to everybody.
+    keyed = f"sqlite:///{tmp_path / 'keyed.db'}"
+    with served_process("--store", keyed, "--auth", "keys", cwd=tmp_path) as served:
+        assert (await checks(port=served.port, store=keyed))["port"].is_ok
 
 
 async def test_store_that_cannot_be_had_is_named(tmp_path: Path) -> None:
@@ -68,6 +72,14 @@ async def test_engine_that_is_away_is_told_from_one_that_answers() -> None:
     away = (await checks(engine="chat", engine_url=[url], model=["m"]))["engine chat"]
     assert not away.is_ok
     assert url in away.advice
+
+
+async def test_sharing_of_the_prefix_cache_is_told() -> None:
+    async with FakeChat() as engine:
+        flags = {"engine": "chat", "engine_url": [engine.url], "model": ["m"]}
+        assert "kept apart" in (await checks(**flags))["prefix cache"].found
+        assert "shared" in (await checks(**flags, cache_salt="off"))["prefix cache"].found
+    assert "shared" in (await checks(engine="embedded"))["prefix cache"].found
 
 
 async def test_token_engine_without_a_tokenizer_is_named() -> None:

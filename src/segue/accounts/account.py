@@ -100,6 +100,9 @@ class Accounts:
         # Accounts whose limits bound what their owner has in memory; and what is called when the first of them comes.
         self.bounded: dict[Owner, set[Account]] = {}
         self.on_bounded: Callable[[], None] | None = None
+        # Whether the store has, or ever had, keys of several owners; and who has come here while it had not.
+        self.has_several_owners = False
+        self._owners: set[Owner] = set()
         self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self._look_now = asyncio.Event()
 
@@ -144,6 +147,7 @@ class Accounts:
         async with self._lookups:
             keys = await self._keys.find(self._digests(secret))
         for digest, key in keys.items():
+            await self._meet(key.owner)
             return self._enter(digest, key)
         raise _refused(secret)
 
@@ -165,6 +169,13 @@ class Accounts:
         if account.key_id and not _is_trusted(account):
             raise Unavailable("Keys cannot be checked at the moment. Please retry.")
         account.used_at = time.monotonic()
+
+    async def _meet(self, owner: Owner) -> None:
+        """Whoever is not alone is known not to be before its first request; who was alone may learn of it later."""
+        if not self.has_several_owners and owner not in self._owners:
+            owners = {key.owner for key in await self._keys.given_out()}
+            self.has_several_owners = len(owners) > 1
+            self._owners.add(owner)
 
     def _enter(self, digest: str, key: Key) -> Account:
         account = self._accounts.get(digest)

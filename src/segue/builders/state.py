@@ -50,6 +50,12 @@ class State:
         self.budget.enter(near, account.key_id, limit)
         return near, LayeredTurns(near, self.store.turns)
 
+    def cache_salt(self, owner: Owner) -> str | None:
+        """What keeps this owner's prompts apart in an engine's prefix cache, where others could learn of them there."""
+        wanted = self.settings.cache_salt
+        is_salted = wanted == "on" or (wanted == "auto" and self.accounts.has_several_owners)
+        return self.hashes.salt(owner) if is_salted else None
+
     def trim(self, turn: EndedTurn) -> None:
         """After each turn: what its owner has in the process's caches, besides connections, counts for each key."""
         owner, cached = turn.entry.owner, self.store.state

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from rich.console import Console
@@ -48,6 +49,8 @@ DISK_BYTES_MIN = 1024**3
 # Engines that are asked for a model by its name, and how many names of theirs are shown.
 NAMED = ("vllm", "chat")
 NAMES_MAX = 8
+# Engines whose prefix cache can be kept apart by owner.
+SALTED = ("vllm", "sglang", "chat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +133,7 @@ def _is_taken(settings: Settings) -> bool:
 
 
 class _Ready(msgspec.Struct):
-    status: str
-    checks: dict[str, bool]
+    status: Literal["ready", "not ready"]
 
 
 def _ready_status(settings: Settings) -> int | None:
@@ -211,10 +213,23 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
         where = ", ".join(map(shown_address, model.engine_url)) or "in this process"
         found = f"{where}: {'answers' if is_up else 'does not answer'}"
         yield Check(f"engine {model.engine}", is_up, found, _advice(model))
+        if model.engine != "scripted":
+            yield Check("prefix cache", True, _sharing(settings, model))
         if is_up and model.engine_url:
             for check in compare(model, built.engine.facts):
                 yield check
             yield await check_vocabulary(model)
+
+
+def _sharing(settings: Settings, model: ModelSettings) -> str:
+    """Whether one owner can learn from the engine what another has sent."""
+    if settings.cache_salt == "off":
+        return "shared by all owners, because cache_salt is off"
+    if model.engine not in SALTED:
+        return f"shared by all owners: {model.engine} has no cache_salt (docs/security.md)"
+    when = "" if settings.cache_salt == "on" else " once there are keys of several"
+    whose = ", if it is a vLLM or an SGLang" if model.engine == "chat" else ""
+    return f"kept apart by owner{when}{whose}"
 
 
 def compare(model: ModelSettings, facts: EngineFacts) -> Iterator[Check]:

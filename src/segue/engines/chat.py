@@ -406,6 +406,8 @@ class ChatEngine(Generic[F]):
         told = template_values(self._values, scene.effort)
         if told and (self._is_own or self._values):
             settings["chat_template_kwargs"] = told
+        if job.cache_salt is not None and self._is_own:
+            settings["cache_salt"] = job.cache_salt
         if head.text.verbosity is not None:
             settings["verbosity"] = head.text.verbosity
         if _allowed(scene):

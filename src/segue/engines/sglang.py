@@ -80,6 +80,9 @@ def _request(job: Job, model: str, known: None) -> TokenRequest:
     fields: dict[str, object] = {**id, "stream": True, "sampling_params": settings}
     if images := images_of(job):
         fields["image_data"] = [at.url for at in images]
+    if job.cache_salt is not None:
+        # Older servers have no field for a salt of its own.
+        fields["extra_key"] = job.cache_salt
     if sampling.wants_logprobs:
         fields |= {"return_logprob": True, "top_logprobs_num": sampling.top_logprobs}
     return TokenRequest(PATH, "input_ids", fields, abort=(ABORT, msgspec.json.encode(id)))

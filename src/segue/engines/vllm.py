@@ -177,6 +177,8 @@ def _request(job: Job, model: str, offer: VllmOffer) -> TokenRequest:
                 param="input",
             )
         fields["content_parts"] = [{"type": "image_url", "url": at.url} for at in images]
+    if job.cache_salt is not None:
+        fields["cache_salt"] = job.cache_salt
     if offer.has_generate:
         fields["sampling_params"] = offer.own | settings | {"detokenize": False}
         return TokenRequest(GENERATE, "token_ids", fields)

@@ -7,6 +7,7 @@ that rotating the seal keys revokes no API key. docs/decisions/0012 says why.
 
 from __future__ import annotations
 
+import base64
 import hmac
 import secrets
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from segue.stores.seals import RingKey
 
 PREFIX = "sk-segue-"
 SECRET_BYTES = 32
-# So that a digest and a sealed text never come from the same bits.
+# So that a digest, a salt and a sealed text never come from the same bits.
 PURPOSE = b"segue api keys"
+SALT_PURPOSE = b"segue cache salts"
 
 
 def new_secret() -> str:
@@ -29,6 +31,7 @@ class KeyHashes:
 
     def __init__(self, ring: Sequence[RingKey]) -> None:
         self._secrets = {key.name.hex(): hmac.digest(key.secret, PURPOSE, "sha256") for key in ring}
+        self._salt_key = hmac.digest(ring[0].secret, SALT_PURPOSE, "sha256")
 
     @property
     def newest(self) -> str:
@@ -43,3 +46,8 @@ class KeyHashes:
         """Every digest that this secret may be stored under, the newest first."""
         body = secret.encode(errors="replace")
         return [hmac.digest(key, body, "sha256").hex() for key in self._secrets.values()]
+
+    def salt(self, owner: str) -> str:
+        """What stands for this owner elsewhere: the same in every process and after a restart, never guessed."""
+        digest = hmac.digest(self._salt_key, owner.encode(), "sha256")
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")

@@ -396,6 +396,7 @@ class TurnLoop:
             route=route,
             chain=partial(_root_id, plan),
             model_turns=plan.resolved.model_turns + sum(one.did_sample for one in self.rounds),
+            cache_salt=self.resources.cache_salt(plan.owner),
         )
 
     def _tokens_left(self) -> int | None:

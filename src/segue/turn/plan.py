@@ -103,6 +103,8 @@ class Resources:
     guards: Mapping[Owner, Guards] = field(default_factory=dict)
     # How long a rollout waits for the outputs of its calls.
     append_s_max: float = 600.0
+    # What keeps an owner's prompts apart in an engine's prefix cache; None: nothing.
+    cache_salt: Callable[[Owner], str | None] = lambda owner: None
 
 
 class Resolved(Struct, frozen=True):
@@ -223,4 +225,6 @@ class Plan:
     threshold: int = 0
     # How long a rollout waits for the outputs of its calls.
     append_s_max: float = 600.0
+    # What keeps an owner's prompts apart in an engine's prefix cache; None: nothing.
+    cache_salt: Callable[[Owner], str | None] = lambda owner: None
     guards: Guards = NO_GUARDS

@@ -450,6 +450,8 @@ class Job(Struct, frozen=True):
     chain: Callable[[], str] = str
     # How often the model has spoken before in this history.
     model_turns: int = 0
+    # Prompts with another one share nothing in the engine's prefix cache.
+    cache_salt: str | None = None
 
 
 class TokenLogprob(Struct, frozen=True):

@@ -45,7 +45,7 @@ class Fake:
         self.gate = asyncio.Event()
         self.held = asyncio.Event()
         self.left = asyncio.Event()
-        self._seen: list[list[int]] = []
+        self._seen: list[tuple[object, list[int]]] = []
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -116,15 +116,15 @@ class Fake:
         self.requests.append(body)
         return body
 
-    def cached(self, prompt: Sequence[int]) -> int:
-        """How many leading ids it has computed before, in whole blocks; it remembers this prompt."""
-        best = max((_common(prompt, seen) for seen in self._seen), default=0)
+    def cached(self, prompt: Sequence[int], salt: object = None) -> int:
+        """How many leading ids it has computed before under this salt, in whole blocks."""
+        best = max((_common(prompt, seen) for one, seen in self._seen if one == salt), default=0)
         # The last id is always computed: its logits are needed.
         best = min(best, len(prompt) - 1)
         return best - best % self.block
 
-    def remember(self, ids: Sequence[int]) -> None:
-        self._seen.append(list(ids))
+    def remember(self, ids: Sequence[int], salt: object = None) -> None:
+        self._seen.append((salt, list(ids)))
 
     async def begin(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(

@@ -84,7 +84,7 @@ class FakeSglang(Fake):
         limit = self.context_tokens - len(prompt) if limit is None else limit
         stops = cast("list[int]", sampling["stop_token_ids"])
         ids, reason = spoken(self.answer(prompt), stops, limit)
-        cached = self.cached(prompt)
+        cached = self.cached(prompt, body.get("extra_key"))
         sent = 0
         for n in range(len(ids)):
             await self.pause(request, n)
@@ -120,7 +120,7 @@ class FakeSglang(Fake):
             await response.write(event({"text": "…", "output_ids": shown, "meta_info": meta}))
             sent = count
         await response.write(DONE)
-        self.remember([*prompt, *ids])
+        self.remember([*prompt, *ids], body.get("extra_key"))
         return response
 
 

@@ -75,7 +75,7 @@ class FakeVllm(Fake):
         response = await self.begin(request)
         head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": self.model}
         ids, reason = spoken(self.answer(prompt), *_limits(body))
-        cached = self.cached(prompt)
+        cached = self.cached(prompt, body.get("cache_salt"))
         for n, id in enumerate(ids):
             await self.pause(request, n)
             if n == self.fault_at:
@@ -104,7 +104,7 @@ class FakeVllm(Fake):
             await response.write(event({**head, "choices": [choice], "usage": None}))
         await response.write(event({**head, "choices": [], "usage": _usage(prompt, ids, cached)}))
         await response.write(DONE)
-        self.remember([*prompt, *ids])
+        self.remember([*prompt, *ids], body.get("cache_salt"))
         return response
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
@@ -127,7 +127,7 @@ class FakeVllm(Fake):
             return refused
         response = await self.begin(request)
         ids, reason = spoken(self.answer(prompt), *_limits(sampling))
-        cached = self.cached(prompt)
+        cached = self.cached(prompt, body.get("cache_salt"))
         for n, id in enumerate(ids):
             await self.pause(request, n)
             is_last = n == len(ids) - 1
@@ -143,7 +143,7 @@ class FakeVllm(Fake):
         usage = _usage([*prompt, *[0] * 65 * len(parts)], ids, cached)
         await response.write(event({"request_id": "1", "choices": [], "usage": usage}))
         await response.write(DONE)
-        self.remember([*prompt, *ids])
+        self.remember([*prompt, *ids], body.get("cache_salt"))
         return response
 
     def _refuse(self, prompt: Sequence[int], sampling: Body) -> web.Response | None:
