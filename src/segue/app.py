@@ -78,19 +78,20 @@ async def open_app(settings: Settings, place: WorkerPlace = ALONE) -> AsyncItera
         HostedTools(settings) as hosted,
     ):
         state = await build_state(settings, store, cluster)
-        async with _open_server(served, state, hosted) as app:
+        async with _open_server(served, state, hosted, place.replaced) as app:
             yield app
 
 
 @asynccontextmanager
 async def _open_server(
-    served: ServedModels, state: State, hosted: HostedTools
+    served: ServedModels, state: State, hosted: HostedTools, replaced: int
 ) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
     async with (
         open_observers(state) as observers,
         build_runner(served, state, hosted, observers) as runner,
     ):
+        observers.metrics.note_replaced(replaced)
         eraser = Eraser(state, runner)
         health = HealthCheck(state, runner.models, observers)
         services = build_services(state, runner, observers, eraser, health)

@@ -149,6 +149,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     connection_age_s: Positive = 3600.0
     grace_s: Duration = 30.0
     heartbeat_s: Positive = 15.0
+    hang_s: Duration = 10.0
     # Whole histories with images arrive in one frame (docs/protocol.md 6.11); a gateway's 16 MiB broke clients
     # (docs/hazards.md F11).
     body_bytes_max: Amount = 64 * MIB
@@ -338,6 +339,7 @@ HELP = {
         "connection_age_s": "maximum age of a WebSocket in seconds",
         "grace_s": "seconds that running responses may take to finish at shutdown",
         "heartbeat_s": "seconds of silence in a running stream until a heartbeat is sent",
+        "hang_s": "seconds until a worker whose event loop stands still is replaced; 0: never",
         "body_bytes_max": "largest request body or WebSocket message in bytes",
         "outbox_bytes_max": "unsent bytes for a slow client until its response is paused",
         "write_s_max": "seconds until a client that reads nothing is disconnected",

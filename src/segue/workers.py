@@ -6,7 +6,8 @@
 
 A process reads its instructions from standard input, so that no secret shows in the process list; when standard input
 ends, the parent is gone, and the process shuts down as after a signal. A process that dies is started again, after a
-pause that grows. Signals go to the parent, which passes them on: the first drains, the second ends the grace period.
+pause that grows; so is a worker whose event loop stands still, which is killed first. Signals go to the parent, which
+passes them on: the first drains, the second ends the grace period.
 
 Each worker's port is a socket of its own with `SO_REUSEPORT`, so that the kernel spreads connections evenly. The parent
 holds them all: connections for a worker that has died wait for the next one.
@@ -49,6 +50,9 @@ PAUSE_MAX_S = 5.0
 LIVED_S = 30.0
 # After the grace period: what a worker may take to end itself.
 END_S_MAX = 15.0
+# How often a worker reports that its event loop turns, and how often the parent looks.
+TURN_S = 0.25
+LOOK_S = 1.0
 # The exit status for wrong settings.
 MISCONFIGURED = 2
 
@@ -61,9 +65,11 @@ class Orders(Struct, frozen=True):
     group: str
     hub: str
     engines: str
-    # The file descriptors of its port, and of the pipe where it reports that it is ready.
+    # The file descriptors of its port, and of the pipe where it reports that it is ready and that its loop turns.
     port: int
     ready: int
+    # How often the worker in this place has been replaced because it hung.
+    replaced: int
 
 
 def is_spread() -> bool:
@@ -101,6 +107,11 @@ class Child:
         self.is_ready = asyncio.Event()
         # The exit status of a process that never became ready.
         self.failed: int | None = None
+        # When its event loop last turned, by the clock of the parent's loop; None while it starts.
+        self.turned_at: float | None = None
+        # The pipe where it says so.
+        self._readable = -1
+        self.replaced = 0
 
     async def keep(self) -> int:
         """Run the process until `stop`; returns its exit status."""
@@ -113,6 +124,7 @@ class Child:
                 # `stop` was called while it was being started.
                 self.signal(signal.SIGTERM)
             status = await process.wait()
+            self.turned_at = None
             if self._stopping.is_set():
                 return status
             if not self.is_ready.is_set():
@@ -131,6 +143,20 @@ class Child:
         """Ask the process to stop; a second call ends its grace period."""
         self._stopping.set()
         self.signal(signal.SIGTERM)
+
+    def replace_if_hung(self, now: float, hang_s: float) -> None:
+        """Kill the process if its event loop has stood still for too long; `keep` starts the next one."""
+        if self.turned_at is None or self._stopping.is_set() or now - self.turned_at <= hang_s:
+            return
+        log.error(
+            "%s hangs: its event loop has stood still for %.1f s (hang_s is %g); killing and replacing it",
+            self.name,
+            now - self.turned_at,
+            hang_s,
+        )
+        self.turned_at = None
+        self.replaced += 1
+        self.signal(signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process runs."""
@@ -158,14 +184,19 @@ class Child:
         assert process.stdin is not None
         # Standard input stays open: its end tells the process that the parent is gone.
         process.stdin.write(msgspec.json.encode(self._orders(writable)) + b"\n")
+        self._readable = readable
         asyncio.get_running_loop().add_reader(readable, self._on_readable, readable)
         return process
 
     def _on_readable(self, readable: int) -> None:
-        """The process is ready (a byte), or gone (the end of the pipe)."""
-        if os.read(readable, 1):
+        """The process is ready and its event loop turns (bytes), or it is gone (the end of the pipe)."""
+        loop = asyncio.get_running_loop()
+        if os.read(readable, 4096):
             self.is_ready.set()
-        asyncio.get_running_loop().remove_reader(readable)
+            if readable == self._readable:
+                self.turned_at = loop.time()
+            return
+        loop.remove_reader(readable)
         os.close(readable)
 
 
@@ -217,9 +248,21 @@ class Supervisor:
         if not failed and not self._stopping.is_set():
             host, number = self._ports[0].getsockname()[:2]
             announce(self._settings, url_of(host, number, is_secure=bool(self._settings.tls_cert)))
-            await self._stopping.wait()
+            await _first(self._stopping.wait(), self._watch(workers))
         status = await self._stop(workers)
         return failed[0] if failed else status
+
+    async def _watch(self, workers: list[Child]) -> None:
+        """Replace workers that hang. Where this process stood still itself, nothing is known of the others."""
+        loop, hang_s = asyncio.get_running_loop(), self._settings.hang_s
+        while True:
+            due_at = loop.time() + LOOK_S
+            await asyncio.sleep(LOOK_S)
+            is_late = loop.time() - due_at > LOOK_S
+            for worker in workers if hang_s else ():
+                if is_late and worker.turned_at is not None:
+                    worker.turned_at = loop.time()
+                worker.replace_if_hung(loop.time(), hang_s)
 
     def _child(self, name: str, port: socket.socket | None) -> Child:
         def orders(ready: int) -> Orders:
@@ -231,6 +274,7 @@ class Supervisor:
                 engines=self._folder if has_engines_inside(self._settings) else "",
                 port=-1 if port is None else port.fileno(),
                 ready=ready,
+                replaced=child.replaced,
             )
 
         child = Child(name, orders, port)
@@ -332,10 +376,19 @@ def _report_ready(descriptor: int) -> None:
     os.close(descriptor)
 
 
+def _report_turns(descriptor: int) -> None:
+    """Report that this worker is ready, and from now on that its event loop turns."""
+    os.set_blocking(descriptor, False)
+    # The pipe is full if the parent stands still.
+    with suppress(OSError):
+        os.write(descriptor, b"1")
+    asyncio.get_running_loop().call_later(TURN_S, _report_turns, descriptor)
+
+
 async def _run_worker(orders: Orders) -> None:
-    place = WorkerPlace(orders.group, orders.hub, orders.engines)
+    place = WorkerPlace(orders.group, orders.hub, orders.engines, orders.replaced)
     with socket.socket(fileno=orders.port) as port:
-        await serve_on(port, orders.settings, lambda url: _report_ready(orders.ready), place)
+        await serve_on(port, orders.settings, lambda url: _report_turns(orders.ready), place)
 
 
 async def _run_engines(orders: Orders) -> None:

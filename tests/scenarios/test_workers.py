@@ -102,8 +102,9 @@ async def test_chain_cancel_and_follow_cross_workers_and_counters_are_one(tmp_pa
     assert "Traceback" not in "".join(served.printed)
 
 
-async def test_worker_that_dies_is_started_again(tmp_path: Path) -> None:
-    with served_process(*flags(tmp_path), cwd=tmp_path) as served:
+async def test_worker_that_dies_or_hangs_is_replaced(tmp_path: Path) -> None:
+    """What was stored is there all the time. A worker hangs when its event loop stands still, as if it were stopped."""
+    with served_process(*flags(tmp_path, "--hang-s", "2"), cwd=tmp_path) as served:
         done = await post(served, input="remember")
         for victim in children(served):
             os.kill(victim, signal.SIGKILL)
@@ -113,7 +114,19 @@ async def test_worker_that_dies_is_started_again(tmp_path: Path) -> None:
         async with asyncio.timeout(WAIT_S):
             while await metric(served, "segue_workers") != 2:
                 pass
+        victim = children(served)[0]
+        os.kill(victim, signal.SIGSTOP)
+        await until(lambda: victim not in children(served) and len(children(served)) == 2)
+        async with asyncio.timeout(WAIT_S):
+            while await metric(served, "segue_workers_replaced_total") < 1:
+                pass
+        assert await metric(served, "segue_loop_lag_seconds_count") > 0
+        assert (await fetch(served, "GET", f"/v1/responses/{done['id']}")).json == done
         assert served.stop() == 0
+    printed = "".join(served.printed)
+    assert re.search(
+        r"worker \d hangs: its event loop has stood still for .* replacing it", printed
+    )
 
 
 async def test_stop_truncates_none_of_two_hundred_responses(tmp_path: Path) -> None:

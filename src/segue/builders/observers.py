@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from segue.background import in_background
 from segue.builders.state import State
 from segue.dashboard.history import RecentTurns
 from segue.dashboard.views import ReplicaView
@@ -49,6 +50,7 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
     state.accounts.on_bounded = lambda: observers.append(state.trim)
     refusals = [metrics.note_refusal, history.note_refusal]
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(in_background(metrics.watch_loop()))
         if settings.otel_endpoint:
             traces = Traces(settings.otel_endpoint, settings.otel_headers)
             observers.append((await stack.enter_async_context(traces)).observe)

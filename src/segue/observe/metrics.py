@@ -6,6 +6,7 @@ never carry ids or content. Every metric is declared here and listed in docs/obs
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import add
@@ -22,6 +23,10 @@ from segue.turn.plan import Span
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
+# Below a millisecond nobody notices; above a few seconds a worker is replaced.
+LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
+# How often it is measured how late the event loop is.
+LAG_EVERY_S = 0.25
 
 # Settings that bound what a process uses.
 LIMITS = (
@@ -83,6 +88,9 @@ class Metrics:
         self._stages = prometheus.Histogram(
             name, about, ("stage",), registry=self.registry, buckets=BUCKETS
         )
+        name, about = "segue_loop_lag_seconds", "How late the event loop runs what is due"
+        self._lag = prometheus.Histogram(name, about, registry=self.registry, buckets=LAG_BUCKETS)
+        self._replaced = self._counter("workers_replaced", "Workers replaced because they hung")
         self._engine_up = self._gauge("segue_engine_up", "1 if the replica answers", ("replica",))
         about = "Requests that wait for an engine replica"
         self._engine_waiting = self._gauge(ENGINE_WAITING, about, ("replica",))
@@ -103,6 +111,18 @@ class Metrics:
     def watch(self, name: str, read: Callable[[], float]) -> None:
         """From now on `read` gives the value of this gauge."""
         self._gauge(name, WATCHED[name]).set_function(read)
+
+    def note_replaced(self, count: int) -> None:
+        """How often the worker in this place has been replaced because it hung."""
+        self._replaced.inc(count)
+
+    async def watch_loop(self) -> None:
+        """Measure how late the event loop is, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_at = loop.time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            self._lag.observe(max(0.0, loop.time() - due_at))
 
     def observe(self, turn: EndedTurn) -> None:
         """Count a turn that ended."""
