@@ -27,6 +27,8 @@ from typing import Any, cast
 import uvloop
 
 from segue.app import App
+from segue.process.intake import Inflow, Intake
+from segue.process.memory import Memory
 from segue.server import build_server
 from segue.settings import load_settings
 from segue.transports.socket import MessageFault, Socket, SocketClosed
@@ -48,6 +50,7 @@ class Echo:
     """A session that says what it hears."""
 
     socket: Socket
+    inflow = Inflow(Intake(1 << 30), "")
 
     def opened(self, socket: Socket) -> None:
         self.socket = socket
@@ -108,7 +111,7 @@ async def run(wstest: str, cases: Sequence[str]) -> list[Verdict]:
     settings = load_settings({"engine": "scripted", "port": 0, "frames_per_s": 0}, environment={})
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     echoing = SimpleNamespace(
-        http=_no_http, upgrades=SimpleNamespace(accept=lambda request: Echo())
+        http=_no_http, upgrades=SimpleNamespace(accept=lambda request: Echo()), memory=Memory()
     )
     server = build_server(cast(App, echoing), settings, listening.set_result)
     serving = asyncio.create_task(server.serve())

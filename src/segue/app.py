@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from segue.accounts.account import Accounts
 from segue.background import in_background
 from segue.builders.cluster import ALONE, WorkerPlace, open_cluster
@@ -21,6 +23,7 @@ from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
 from segue.models import ServedModels, build_models
+from segue.process.memory import Memory, memory_for
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.settings import Settings
@@ -59,6 +62,7 @@ class App:
     accounts: Accounts
     # None where one process serves alone.
     peers: Peers | None
+    memory: Memory
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, close the WebSocket connections."""
@@ -70,6 +74,8 @@ class App:
 @asynccontextmanager
 async def open_app(settings: Settings, place: WorkerPlace = ALONE) -> AsyncIterator[App]:
     """Everything wired and running; what was opened last is closed first."""
+    memory_bytes = memory_for(settings.memory_bytes_max, settings.workers)
+    settings = structs.replace(settings, memory_bytes_max=memory_bytes)
     served = build_models(settings, place.engines)
     async with (
         aclosing(served),
@@ -112,12 +118,13 @@ async def _open_server(
             await asyncio.wait_for(health.meet_engines(), MEET_S_MAX)
         async with (
             in_background(keep_up(store.maintenance, retention, eraser.forget, runner.fenced)),
+            in_background(state.memory.keep_within()),
             _joined(state, upgrades),
             in_background(QueuedTurns(runner, store.maintenance, store.turns, caller_of).keep()),
             state.meter.running(),
         ):
             keys = (store.keys, state.hashes, state.accounts)
-            yield App(http, upgrades, runner, store.turns, *keys, peers)
+            yield App(http, upgrades, runner, store.turns, *keys, peers, state.memory)
 
 
 def build_runner(
@@ -151,6 +158,7 @@ def build_runner(
         background_s_max=settings.background_s_max,
         outlives=settings.store_kind != "memory",
     )
+    runner.memory = state.memory
     if cluster is not None:
         # Imported here: one process alone needs nothing of the cluster room.
         from segue.cluster.remote import RemoteTurns
@@ -189,6 +197,7 @@ def build_services(
         is_ready=health.check,
         write_metrics=health.write_metrics,
         limits=settings,
+        memory=state.memory,
         note_refusal=observers.note_refusal,
     )
 
@@ -238,19 +247,25 @@ def watch_gauges(
     runner: Runner,
     upgrades: Upgrades,
 ) -> None:
-    """The gauges, each read where its value lives."""
-    store = state.store
-
-    def state_bytes() -> int:
-        caches = (store.state, *store.beside, state.render_cache, served, upgrades.lost, hosted)
-        sessions = sum(session.state_bytes for session in upgrades.sessions)
-        total: int = sum(cache.bytes for cache in caches) + runner.registry.ended_bytes + sessions
-        return total
-
+    """The gauges, each read where its value lives, and what the memory of the process consists of."""
+    store, memory, registry = state.store, state.memory, runner.registry
+    parts: dict[str, Callable[[], int]] = {
+        "connections": lambda: sum(session.state_bytes for session in upgrades.sessions),
+        "lost_connections": lambda: upgrades.lost.bytes,
+        "stored": lambda: store.state.bytes + sum(cache.bytes for cache in store.beside),
+        "prompts": lambda: state.render_cache.bytes,
+        "running": lambda: sum(running.bytes for running in registry.running.values()),
+        "ended": lambda: registry.ended_bytes,
+        "engines": lambda: served.bytes,
+        "files": lambda: hosted.bytes,
+    }
+    # What costs least to fill again goes first.
+    memory.watch(parts, (state.render_cache.shrink, store.state.shrink, state.budget.shrink))
     watch = observers.metrics.watch
     watch("segue_connections", lambda: len(upgrades.sessions))
-    watch("segue_state_bytes", state_bytes)
-    watch("segue_unread_bytes", lambda: sum(one.unread_bytes for one in upgrades.sessions))
+    watch("segue_state_bytes", lambda: memory.bytes)
+    observers.metrics.watch_parts(memory.parts)
+    watch("segue_unread_bytes", lambda: memory.unread.bytes)
     watch("segue_ledger_backlog", lambda: observers.afterwards.backlog)
 
 

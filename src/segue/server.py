@@ -98,8 +98,8 @@ def build_server(
         app.http,
         host=settings.host,
         port=settings.port,
-        http=cast("type[asyncio.Protocol]", http_class(http_limits)),
-        ws=socket_class(app.upgrades.accept, limits),
+        http=cast("type[asyncio.Protocol]", http_class(http_limits, app.memory.unread)),
+        ws=socket_class(app.upgrades.accept, limits, app.memory.unread),
         ssl_context_factory=(
             None if certificate is None else lambda config, usual: certificate.context
         ),

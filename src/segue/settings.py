@@ -164,6 +164,8 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     # A store keeps the name of a deleted turn for a day, so that no late save brings it back.
     background_s_max: Annotated[float, Meta(gt=0, le=80_000)] = 21_600.0
     reconnect_s: Annotated[float, Meta(ge=0, le=120)] = 0.0
+    # For all workers together; 0: half of the memory that there is.
+    memory_bytes_max: Limit = 0
     connection_state_bytes_max: Amount = 256 * MIB
     connections_state_bytes_max: Amount = 2048 * MIB
     process_state_bytes_max: Amount = 512 * MIB
@@ -353,6 +355,7 @@ HELP = {
         "reconnect_s": "seconds to keep unstored responses of a lost connection; 0: not at all",
     },
     "memory": {
+        "memory_bytes_max": "memory for histories, caches, requests and unread answers; 0: half of what there is",
         "connection_state_bytes_max": "memory for the history of one WebSocket connection in bytes",
         "connections_state_bytes_max": "memory for the history of all WebSocket connections in bytes",
         "process_state_bytes_max": "memory cache of stored responses in bytes",

@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"turn", "session", "process", "accounts", "cluster", "transports"}
     | {"observe", "models", "storage", "dashboard", "builders"}
     | ADAPTERS,
-    "listener": INNER | {"transports"},
+    "listener": INNER | {"process", "transports"},
     "server": INNER | {"app", "listener", "process", "transports"},
     # 5: how does a person start it, connect to it, look at it?
     "commands": GROUND | {"server", "models", "storage", "turn", "accounts"},

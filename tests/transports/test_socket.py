@@ -22,6 +22,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request
 
 from segue.errors import ApiError, Unavailable
+from segue.process.intake import Inflow, Intake
+from segue.process.memory import Unread
 from segue.transports.socket import Socket, SocketClosed, SocketLimits, SocketListener, socket_class
 from segue.wire.codec import encode_error_body
 
@@ -57,6 +59,7 @@ class Heard:
         self.answer: Callable[[Socket, bytes], None] = lambda socket, text: None
         self.event: bytes | None = b'{"type":"error"}'
         self.changed = asyncio.Event()
+        self.inflow = Inflow(Intake(1 << 30), "")
         self._socket: Socket | None = None
 
     @property
@@ -219,7 +222,7 @@ async def serving(
     listening = net.create_server(("127.0.0.1", 0))
     if send_bytes is not None:
         listening.setsockopt(net.SOL_SOCKET, net.SO_SNDBUF, send_bytes)
-    kind = socket_class(accept or (lambda request: heard), SocketLimits(**limits))
+    kind = socket_class(accept or (lambda request: heard), SocketLimits(**limits), Unread())
     config = uvicorn.Config(
         no_app,
         ws=kind,
@@ -753,6 +756,28 @@ async def test_message_that_is_never_whole_is_not_waited_for() -> None:
                 await peer.send(b"a")
         how = await running.heard.end()
         assert how == SocketClosed(None, True, "a message was not complete after 0.1 s")
+        assert running.heard.refusals == [("late", 0)]
+
+
+@on_both_loops
+async def test_half_message_is_not_read_while_there_is_no_room_and_is_not_lost() -> None:
+    limits = {"ping_s": 0.02, "pong_s_max": 0.1}
+    async with serving(**limits) as running, running.peer() as peer:
+        intake = Intake(1 << 20)
+        older, running.heard.socket._inflow = Inflow(intake, ""), Inflow(intake, "")
+        older.count(1 << 20, 0)
+        message = b"m" * (8 << 20)
+        sending = asyncio.create_task(peer.send(frame(TEXT, message)))
+        # Longer than a silent peer would be waited for.
+        for _ in range(10):
+            assert (await peer.frame())[0] == PING
+        assert not sending.done()
+        assert intake.bytes < 4 << 20
+        older.count(0, 0)
+        await running.heard.until(lambda: running.heard.texts)
+        await sending
+        assert running.heard.texts == [message]
+        assert intake.bytes == 0
 
 
 @on_both_loops
@@ -813,7 +838,7 @@ class FakeTransport(asyncio.Transport):
 
 
 def fake_socket(heard: Heard, transport: FakeTransport, **limits: Any) -> Socket:
-    socket = Socket(lambda request: heard, SocketLimits(**limits), set())
+    socket = Socket(lambda request: heard, SocketLimits(**limits), set(), Unread())
     socket.connection_made(transport)
     socket.data_received(
         b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -11,6 +11,7 @@ from segue.accounts.account import Account, Accounts
 from segue.accounts.metering import Meter
 from segue.builders.cluster import Cluster
 from segue.process.afterwards import EndedTurn
+from segue.process.memory import Memory
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Runner
 from segue.settings import Settings
@@ -41,6 +42,8 @@ class State:
     # The memory of all connections together.
     budget: Budget
     render_cache: RenderCache
+    # What all of it may hold.
+    memory: Memory
 
     def open_cache(self, account: Account) -> tuple[NearTurns, Turns]:
         """A fresh cache for a connection, and the same cache in front of the store."""
@@ -76,7 +79,9 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
     meter = Meter(store.shared_limits, None if cluster is None else cluster.peers, budget.trim)
     accounts = Accounts(store.keys, hashes.digests, settings.auth, meter)
     render_cache = RenderCache(settings.render_cache_bytes_max)
-    return State(settings, store, cluster, ring, hashes, accounts, meter, budget, render_cache)
+    memory = Memory(settings.memory_bytes_max, settings.body_bytes_max)
+    caches = (budget, render_cache, memory)
+    return State(settings, store, cluster, ring, hashes, accounts, meter, *caches)
 
 
 class Eraser:

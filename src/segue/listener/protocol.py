@@ -19,6 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from segue.errors import ApiError, Refused, Unavailable
+from segue.process.memory import Unread
 from segue.transports.exchange import CUT, raw_refusal
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class HttpProtocol(HttpToolsProtocol):
     """One HTTP connection."""
 
     limits = HttpLimits()
+    unread = Unread()
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     # Bytes since the last byte of a body, or since a head was complete.
@@ -76,6 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
+        self.unread.writers.discard(self)
         for cycle in self._earlier:
             # uvicorn notifies only the newest request that its client has left.
             if not cycle.response_complete:
@@ -170,6 +173,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None and not self.transport.is_closing():
             self._write_timer.cancel()
             self._write_timer = None
+            self.unread.writers.discard(self)
 
     def on_response_complete(self) -> None:
         """The answer is written, but perhaps not read."""
@@ -220,6 +224,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._write_timer = None
         self._unread_bytes = self._left_bytes()
         if self._unread_bytes:
+            self.unread.writers.add(self)
             self._write_timer = self.loop.call_later(self.limits.write_s_max, self._read_is_late)
 
     def _read_is_late(self) -> None:
@@ -229,6 +234,10 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._watch_reader()
+
+    @property
+    def unread_bytes(self) -> int:
+        return self._left_bytes()
 
     def _left_bytes(self) -> int:
         try:
@@ -243,13 +252,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_timer = self._write_timer = None
 
 
-def http_class(limits: HttpLimits) -> Callable[..., asyncio.Protocol]:
+def http_class(limits: HttpLimits, unread: Unread) -> Callable[..., asyncio.Protocol]:
     """The class for uvicorn's `http=`."""
 
     class ServedHttp(HttpProtocol):
         pass
 
-    ServedHttp.limits = limits
+    ServedHttp.limits, ServedHttp.unread = limits, unread
     return ServedHttp
 
 

@@ -7,7 +7,7 @@ never carry ids or content. Every metric is declared here and listed in docs/obs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import add
 
@@ -39,6 +39,7 @@ LIMITS = (
     "frames_burst_max",
     "frames_per_s",
     "handshake_s_max",
+    "memory_bytes_max",
     "outbox_bytes_max",
     "process_state_bytes_max",
     "render_cache_bytes_max",
@@ -64,12 +65,13 @@ COUNTED = {
 WATCHED = {
     "segue_workers": "Worker processes counted in this page",
     "segue_connections": "Open WebSocket connections",
-    "segue_state_bytes": "Bytes of history and caches in memory",
-    "segue_unread_bytes": "Bytes sent to WebSocket clients that they have not read yet",
+    "segue_state_bytes": "Bytes of history, caches, requests and answers in memory",
+    "segue_unread_bytes": "Bytes sent to clients that they have not read yet",
     "segue_ledger_backlog": "Ended turns whose usage is not written to the store yet",
 }
 ENGINE_WAITING = "segue_engine_waiting"
-SUMMED = {*WATCHED, ENGINE_WAITING}
+MEMORY = "segue_memory_bytes"
+SUMMED = {*WATCHED, ENGINE_WAITING, MEMORY}
 
 
 class Metrics:
@@ -94,6 +96,7 @@ class Metrics:
         self._engine_up = self._gauge("segue_engine_up", "1 if the replica answers", ("replica",))
         about = "Requests that wait for an engine replica"
         self._engine_waiting = self._gauge(ENGINE_WAITING, about, ("replica",))
+        self._memory = self._gauge(MEMORY, "What segue_state_bytes consists of", ("part",))
         self._limits = self._gauge("segue_limit", "Configured limits", ("setting",))
         self.watch("segue_workers", lambda: 1)
 
@@ -123,6 +126,11 @@ class Metrics:
             due_at = loop.time() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
             self._lag.observe(max(0.0, loop.time() - due_at))
+
+    def watch_parts(self, parts: Mapping[str, Callable[[], int]]) -> None:
+        """From now on these give what each part of the memory holds."""
+        for part, read in parts.items():
+            self._memory.labels(part).set_function(read)
 
     def observe(self, turn: EndedTurn) -> None:
         """Count a turn that ended."""

@@ -56,6 +56,12 @@ class RenderCache:
             if self._owner_bytes[owner] <= bytes_max:
                 return
 
+    def shrink(self, size: int) -> None:
+        """Let go of so many bytes, the longest unused first."""
+        target = self._bytes - size
+        while self._entries and self._bytes > target:
+            self._drop(next(iter(self._entries)))
+
     def find(self, resent: Resent) -> tuple[Warm | None, int]:
         """The longest beginning of these items that was rendered before, and how many items that is."""
         if not self._bytes_max or not self._entries:
@@ -83,8 +89,7 @@ class RenderCache:
         warm = Warm(resent.fingerprint, resent.head, context)
         self._entries[key] = warm
         self._count(resent.owner, _measure(warm))
-        while self._bytes > self._bytes_max:
-            self._drop(next(iter(self._entries)))
+        self.shrink(self._bytes - self._bytes_max)
 
     def _drop(self, key: CacheKey) -> None:
         self._count(key[0], -_measure(self._entries.pop(key)))

@@ -25,6 +25,7 @@ from segue.process.beginnings import Beginnings, shutting_down
 from segue.process.conversations import ConversationTurns, acquire, join
 from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
+from segue.process.memory import Memory
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
@@ -80,6 +81,7 @@ class Runner:
         """`outlives`: the store outlives this process, and so do turns that are queued in it."""
         self.resources = resources
         self.is_draining = False
+        self.memory = Memory()
         self.heartbeat_s = heartbeat_s
         self._background_s_max = background_s_max
         self._outlives = outlives
@@ -183,6 +185,7 @@ class Runner:
         compacts: CompactionKind | None = None,
     ) -> Plan:
         _refuse_if(self.is_draining)
+        self.memory.check()
         plan = await prepare(create, caller, tally, self.resources, turn_id, compacts)
         try:
             _refuse_if(self.is_draining)
@@ -270,6 +273,7 @@ class Runner:
             can_be_steered=plan.can_be_steered,
         )
         running.check = partial(_check_later, plan.model)
+        running.input_bytes = plan.tally.bytes_received
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)
         if subscriber is not None:

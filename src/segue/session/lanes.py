@@ -95,6 +95,11 @@ class Lanes(Generic[Request, Pin, Kept]):
         return sum(map(len, self._waiting.values()))
 
     @property
+    def waiting_bytes(self) -> int:
+        """How large these are."""
+        return sum(ticket.size for queue in self._waiting.values() for ticket in queue)
+
+    @property
     def running(self) -> int:
         """How many requests run."""
         return len(self._running)
@@ -136,7 +141,7 @@ class Lanes(Generic[Request, Pin, Kept]):
         if self.waiting >= self.waiting_max:
             most = self.waiting_max
             raise TooMany(f"Too many requests wait on this connection (at most {most}).")
-        size += sum(ticket.size for queue in self._waiting.values() for ticket in queue)
+        size += self.waiting_bytes
         if size > (most := self.waiting_bytes_max):
             raise TooMany(f"Requests that wait on a connection may have {most} bytes in total.")
 

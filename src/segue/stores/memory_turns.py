@@ -172,6 +172,10 @@ class MemoryTurns:
                 else:
                     heappop(oldest)
 
+    def shrink(self, size: int) -> None:
+        """Drop so many bytes."""
+        self._shrink(self.bytes - size)
+
     def _oldest_use(self, owner: Owner) -> int:
         return next(iter(self._leaves[owner].values()))
 
@@ -329,6 +333,12 @@ class Budget:
             self._trim(share.key, share.key_bytes_max())
         if self.bytes > self._bytes_max:
             self._shrink_fairly()
+
+    def shrink(self, size: int) -> None:
+        """Drop so many bytes, of the least recently used caches."""
+        self._count_all()
+        target = self.bytes - size
+        self._shrink(lambda: self.bytes - target, tuple(self._shares.values()))
 
     def trim(self, key: str) -> None:
         """The limit of this key may have changed: shrink its caches to it."""

@@ -17,8 +17,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from segue.accounts.account import Account
-from segue.errors import ApiError, InvalidRequest, Refused, Unauthenticated, too_large
+from segue.errors import ApiError, InvalidRequest, Refused, Unauthenticated, Unavailable, too_large
 from segue.ids import new_id
+from segue.process.intake import Inflow
+from segue.process.memory import Memory
 from segue.transports.inflate import inflate
 from segue.turn.running import Running, Subscriber
 from segue.turn.values import Cancel, Owner
@@ -35,6 +37,11 @@ Send = Callable[[AsgiMessage], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 JSON = (b"content-type", b"application/json")
+TOO_LARGE = "payload_too_large"
+# A body that inflates to no more than this waits for nobody.
+INFLATED_BYTES = 1024 * 1024
+# Answers above this size are counted before they leave.
+ANSWER_BYTES, ANSWER_WAIT_S = 1024 * 1024, 5
 # A refused upload that takes longer than this is cut off.
 DISCARD_S_MAX = 10.0
 # Our extension of ASGI, which has no message for aborting a connection.
@@ -48,8 +55,12 @@ class ClientGone(Exception):
 class Exchange:
     """One HTTP request and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, body_s_max: float) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, body_s_max: float, memory: Memory
+    ) -> None:
         self.scope = scope
+        self._memory = memory
+        self._inflow: Inflow | None = None
         self._body_s_max = body_s_max
         self.receive = receive
         self.send = send
@@ -75,18 +86,39 @@ class Exchange:
 
     async def body(self, bytes_max: int) -> bytes:
         """The whole body, decompressed, within the limits."""
+        self._inflow = inflow = Inflow(self._memory.intake, self.account.key_id)
         try:
             async with asyncio.timeout(self._body_s_max):
-                body = await self._receive_all(bytes_max)
+                body = await self._receive_all(inflow, bytes_max)
+                plain = await self._inflate(body, inflow, bytes_max)
         except TimeoutError:
             # The rest is not waited for.
             self._is_read = True
             message = f"The request body took longer than {self._body_s_max:g} s."
             raise Refused(message, status=408, code="request_timeout") from None
+        inflow.count(0, len(plain))
+        return plain
+
+    async def _inflate(self, body: bytes, inflow: Inflow, bytes_max: int) -> bytes:
+        """The plain body. One that becomes large waits until there is room for the largest."""
         encoding = self.header(b"content-encoding").strip().lower()
+        small = min(bytes_max, max(len(body), INFLATED_BYTES))
+        try:
+            return await inflate(body, encoding, small)
+        except Refused as error:
+            if error.code != TOO_LARGE or small == bytes_max:
+                raise
+        # It is not complete yet: the oldest of such may always go on.
+        inflow.count(len(body), 0)
+        await inflow.room(len(body) + bytes_max)
         return await inflate(body, encoding, bytes_max)
 
-    async def _receive_all(self, bytes_max: int) -> bytes:
+    def release(self) -> None:
+        """The body is a turn now, or no longer needed."""
+        if self._inflow is not None:
+            self._inflow.count(0, 0)
+
+    async def _receive_all(self, inflow: Inflow, bytes_max: int) -> bytes:
         chunks: list[bytes] = []
         size = 0
         while not self._is_read:
@@ -95,6 +127,9 @@ class Exchange:
             if size > bytes_max:
                 chunks.clear()
                 raise too_large(max(size, self._declared_bytes), bytes_max)
+            if not self._is_read:
+                inflow.count(size, 0)
+                await inflow.more()
         return b"".join(chunks)
 
     async def text(self, bytes_max: int) -> bytes:
@@ -141,7 +176,10 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def answer(self, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
-        """Send a whole answer."""
+        """Send a whole answer. A large one is refused where too much waits for clients that do not read."""
+        unread = self._memory.unread
+        if len(body) > ANSWER_BYTES and unread.bytes + len(body) > unread.bytes_max:
+            raise Unavailable("Too many answers wait for their clients.", wait_s=ANSWER_WAIT_S)
         length = (b"content-length", str(len(body)).encode())
         await self.start(status, [*headers, length])
         await self.write(body, is_last=True)

@@ -88,7 +88,8 @@ class HttpApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's entry point."""
         assert scope["type"] == "http", "WebSockets have their own class, and there is no lifespan"
-        exchange = Exchange(scope, receive, send, self._services.limits.body_s_max)
+        body_s_max, memory = self._services.limits.body_s_max, self._services.memory
+        exchange = Exchange(scope, receive, send, body_s_max, memory)
         try:
             await self._serve(exchange)
         except ClientGone:
@@ -101,6 +102,8 @@ class HttpApp:
             if exchange.has_started:
                 raise
             await exchange.refuse(ServerFault("The server had an error."))
+        finally:
+            exchange.release()
 
     async def _serve(self, exchange: Exchange) -> None:
         policy, origin = self._services.origin_policy, exchange.header(b"origin")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import closing
 
 from msgspec import UNSET, structs
 
@@ -72,29 +73,34 @@ class ResponseRoutes:
 
     async def _stream(self, exchange: Exchange, create: Create, tally: Tally) -> None:
         """Every event, as it comes."""
-        subscriber = SseSubscriber(self._services.limits.outbox_bytes_max)
+        subscriber = SseSubscriber(
+            self._services.limits.outbox_bytes_max, self._services.memory.unread
+        )
         caller = self._caller(exchange)
         running = await self._runner.begin(create, caller, tally, subscriber, "sse")
+        exchange.release()
         async with subscribed(exchange, running, subscriber):
             await self._write(exchange, subscriber)
 
     async def _write(self, exchange: Exchange, subscriber: SseSubscriber) -> None:
-        while not subscriber.is_over:
-            data = await subscriber.take()
-            if subscriber.is_lost:
-                # The client comes back for the rest, to the process that has the turn then.
-                await exchange.cut()
-                raise ClientGone
-            if not exchange.has_started:
-                await exchange.start(200, SSE_HEADERS)
-            async with asyncio.timeout(self._services.limits.write_s_max):
-                await exchange.write(data, is_last=subscriber.is_over)
+        with closing(subscriber):
+            while not subscriber.is_over:
+                data = await subscriber.take()
+                if subscriber.is_lost:
+                    # The client comes back for the rest, to the process that has the turn then.
+                    await exchange.cut()
+                    raise ClientGone
+                if not exchange.has_started:
+                    await exchange.start(200, SSE_HEADERS)
+                async with asyncio.timeout(self._services.limits.write_s_max):
+                    await exchange.write(data, is_last=subscriber.is_over)
 
     async def _reply(self, exchange: Exchange, create: Create, tally: Tally) -> None:
         """The response at the end of its turn, or the status of its failure; in the background, as it begins."""
         subscriber = LastSubscriber()
         caller = self._caller(exchange)
         running = await self._runner.begin(create, caller, tally, subscriber, "http")
+        exchange.release()
         if running.is_background:
             running.detach(subscriber)
         else:
@@ -168,7 +174,9 @@ class ResponseRoutes:
         ended: Response | None = None
         if await self._reach(exchange) is None:
             ended = (await self._read(exchange.owner, turn_id)).response
-        subscriber = SseSubscriber(self._services.limits.outbox_bytes_max)
+        subscriber = SseSubscriber(
+            self._services.limits.outbox_bytes_max, self._services.memory.unread
+        )
         if not await self._runner.follow(exchange.owner, turn_id, subscriber, int(after), ended):
             message = "The events of this response are not kept, or not that far back."
             raise InvalidRequest(message, code="unsupported_value", param="stream")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from segue.accounts.account import Account, Accounts
+from segue.process.memory import Memory
 from segue.process.runner import Runner
 from segue.settings import Settings
 from segue.transports.auth import OriginPolicy
@@ -49,5 +50,7 @@ class Services:
     write_metrics: Callable[[], Awaitable[bytes]]
     # The limits of a client are settings.
     limits: Settings = field(default_factory=Settings)
+    # What this process holds, and may hold.
+    memory: Memory = field(default_factory=Memory)
     # Called with the transport and the code of a request that was refused before it became a turn.
     note_refusal: Callable[[str, str], None] = lambda transport, code: None

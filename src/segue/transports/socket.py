@@ -43,6 +43,8 @@ from websockets.typing import Subprotocol
 
 from segue.errors import ApiError, Refused, ServerFault
 from segue.ids import new_id
+from segue.process.intake import Inflow
+from segue.process.memory import Unread
 from segue.transports.auth import PROTOCOL
 from segue.transports.exchange import raw_refusal
 
@@ -98,11 +100,14 @@ class SocketLimits:
 
 
 # Why a message is not accepted. The size that comes with "flood" is the number of frames a second.
-MessageFault = Literal["binary", "too_big", "invalid", "flood", "violation"]
+MessageFault = Literal["binary", "too_big", "invalid", "flood", "late", "violation"]
 
 
 class SocketListener(Protocol):
     """The user of a connection: called on the loop, must neither block nor raise."""
+
+    # Counts what has come and is not a turn yet.
+    inflow: Inflow
 
     def opened(self, socket: Socket) -> None:
         """The upgrade was answered; messages may be sent."""
@@ -145,6 +150,7 @@ class Socket(asyncio.Protocol):
         "_flush_is_due",
         "_frames_at",
         "_frames_left",
+        "_inflow",
         "_is_held",
         "_is_paused",
         "_late",
@@ -163,9 +169,12 @@ class Socket(asyncio.Protocol):
         "_timer",
         "_transport",
         "_unfinished_s",
+        "_unread",
+        "_waits_for_room",
         "_write_timer",
     )
 
+    _inflow: Inflow
     _listener: SocketListener
     _transport: asyncio.Transport
 
@@ -174,8 +183,10 @@ class Socket(asyncio.Protocol):
         accept: AcceptUpgrade,
         limits: SocketLimits,
         connections: set[asyncio.Protocol],
+        unread: Unread,
     ) -> None:
         self._accept = accept
+        self._unread = unread
         self._limits = limits
         self._connections = connections
         self._loop = asyncio.get_running_loop()
@@ -193,6 +204,7 @@ class Socket(asyncio.Protocol):
         # What came and is not parsed yet, while reading is paused.
         self._late: bytearray | None = None
         self._is_held = False
+        self._waits_for_room = False
         # The outbox. It holds whole frames, so that a control frame may go between any two writes.
         self._queue: list[bytes] = []
         self._blocks = 0
@@ -246,8 +258,10 @@ class Socket(asyncio.Protocol):
     @property
     def is_full(self) -> bool:
         """Whether to wait for `SocketListener.resumed` before sending more."""
-        waiting = self.unread_bytes if self._is_paused else self._queued_bytes
-        return waiting > self._limits.outbox_bytes_max
+        bytes_max = self._limits.outbox_bytes_max
+        if not self._is_paused:
+            return self._queued_bytes > bytes_max
+        return self.unread_bytes > min(bytes_max, self._unread.share)
 
     def hold(self) -> None:
         """Read nothing more until `release`; what was parsed already still comes."""
@@ -300,6 +314,7 @@ class Socket(asyncio.Protocol):
             self._late += data  # A transport with TLS may have had some when reading was paused.
         else:
             self._parse_slices(data)
+            self._count_arriving()
 
     def eof_received(self) -> None:
         if self._state is not _State.ENDED:
@@ -311,10 +326,12 @@ class Socket(asyncio.Protocol):
         self._end(SocketClosed(None, True, f"connection lost: {exc or 'end of stream'}"))
         self._set_timer(None)
         self._set_write_timer(None)
+        self._unread.writers.discard(self)
         self._connections.discard(self)
 
     def pause_writing(self) -> None:
         self._is_paused = True
+        self._unread.writers.add(self)
         self._paused_bytes = self._transport.get_write_buffer_size()
         # What the transport holds counts only from here on.
         self._resume_is_owed = self._resume_is_owed or self.is_full
@@ -322,6 +339,7 @@ class Socket(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        self._unread.writers.discard(self)
         self._set_write_timer(None)
         self._flush()
 
@@ -378,7 +396,7 @@ class Socket(asyncio.Protocol):
         response.headers["x-request-id"] = new_id("req")
         self._parser.send_response(response)
         self._transport.write(b"".join(self._parser.data_to_send()))
-        self._listener = answer
+        self._listener, self._inflow = answer, answer.inflow
         self._state = _State.OPEN
         self._set_timer(self._limits.ping_s, self._ping)
         answer.opened(self)
@@ -417,8 +435,13 @@ class Socket(asyncio.Protocol):
         data, self._late = self._late, None
         if self._state is not _State.ENDED:
             self._parse_slices(data)
+            self._count_arriving()
+        self._resume_reading()
+
+    def _resume_reading(self) -> None:
         # Reading may have been paused again, or the transport may be closing.
-        if self._late is None and not self._transport.is_closing():
+        is_paused = self._late is not None or self._waits_for_room
+        if not is_paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _parse(self, data: bytes | bytearray) -> int:
@@ -451,6 +474,24 @@ class Socket(asyncio.Protocol):
         self._frames_left = min(limits.frames_burst_max, self._frames_left + gained)
         self._frames_at = now
         return self._frames_left < 0
+
+    def _count_arriving(self) -> None:
+        """Count the message that is not complete, and read no more of it while there is no room."""
+        inflow = self._inflow
+        arriving = (
+            len(self._parser.reader.buffer) + len(self._partial or b"") + len(self._late or b"")
+        )
+        if self._state is not _State.OPEN or not (arriving or inflow.arriving):
+            return
+        inflow.count(arriving, inflow.held)
+        if arriving and not inflow.read_on(self._room_came) and not self._waits_for_room:
+            self._waits_for_room = True
+            self._transport.pause_reading()
+
+    def _room_came(self) -> None:
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self._resume_reading()
 
     def _take(self, frame: Frame) -> None:
         """Deliver a text message when it is whole; end the connection for any other."""
@@ -556,13 +597,16 @@ class Socket(asyncio.Protocol):
             self._cut(f"no bytes for {self._limits.pong_s_max:g} s after a ping")
             return
         if self._unfinished_s > self._limits.message_s_max:
-            self._cut(f"a message was not complete after {self._limits.message_s_max:g} s")
+            reason = f"a message was not complete after {self._limits.message_s_max:g} s"
+            _log.warning("WebSocket connection closed: %s", reason)
+            self._refuse("late", 0, CloseCode.POLICY_VIOLATION, reason)
             return
         wait_s = self._limits.ping_s
         if not self._is_paused:  # else the ping would wait, and the write timer watches already
             self._transport.write(_PING)
             wait_s = min(wait_s, self._limits.pong_s_max - self._silent_s)
-            self._silent_s += wait_s
+            # What we do not read is no silence of the peer.
+            self._silent_s += 0.0 if self._waits_for_room else wait_s
         is_on_its_way = self._partial is not None or bool(self._parser.reader.buffer)
         self._unfinished_s = self._unfinished_s + wait_s if is_on_its_way else 0.0
         self._set_timer(wait_s, self._ping)
@@ -652,9 +696,14 @@ class Socket(asyncio.Protocol):
         self._is_paused = False  # uvloop raises on a transport that has ended
         if state in (_State.OPEN, _State.CLOSING):
             self._listener.closed(how)
+            self._inflow.count(0, 0)
+            # What still comes is dropped; unread, it would reset the connection and lose our last event.
+            self._room_came()
 
 
-def socket_class(accept: AcceptUpgrade, limits: SocketLimits) -> type[asyncio.Protocol]:
+def socket_class(
+    accept: AcceptUpgrade, limits: SocketLimits, unread: Unread
+) -> type[asyncio.Protocol]:
     """The class for uvicorn's `ws=`; `accept` decides each upgrade, its path included."""
 
     class ServedSocket(Socket):
@@ -664,7 +713,7 @@ def socket_class(accept: AcceptUpgrade, limits: SocketLimits) -> type[asyncio.Pr
             self, config: Config, server_state: ServerState, app_state: dict[str, object]
         ) -> None:
             connections = cast("set[asyncio.Protocol]", server_state.connections)
-            super().__init__(accept, limits, connections)
+            super().__init__(accept, limits, connections, unread)
 
     return ServedSocket
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from segue.process.memory import UNREAD_BYTES_MIN, Unread
 from segue.turn.running import Running
 from segue.wire.events import Event
 
@@ -28,7 +29,8 @@ def sse(event: Event) -> bytes:
 class SseSubscriber:
     """Buffers events as SSE until the connection takes them, and slows the turn down when it does not."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, unread: Unread) -> None:
+        self._unread = unread
         # Whether everything has been taken, the end included.
         self.is_over = False
         # Whether the turn goes on in another process.
@@ -45,12 +47,18 @@ class SseSubscriber:
 
     @property
     def is_full(self) -> bool:
-        return self._bytes > self._bytes_max
+        return self._bytes > min(self._bytes_max, self._unread.share)
+
+    @property
+    def unread_bytes(self) -> int:
+        return self._bytes
 
     def deliver(self, events: Sequence[Event]) -> None:
         chunks = [sse(event) for event in events]
         self._bytes += sum(map(len, chunks))
         self._chunks += chunks
+        if self._bytes > UNREAD_BYTES_MIN:
+            self._unread.writers.add(self)
         if events[-1].is_terminal:
             self.end()
         self._wake.set()
@@ -66,6 +74,10 @@ class SseSubscriber:
         self.is_lost = True
         self._wake.set()
 
+    def close(self) -> None:
+        """Nothing waits any more."""
+        self._unread.writers.discard(self)
+
     async def take(self) -> bytes:
         """Everything that is ready, as one write of whole events."""
         await self._wake.wait()
@@ -73,6 +85,7 @@ class SseSubscriber:
         data = b"".join(self._chunks)
         self._chunks.clear()
         self._bytes = 0
+        self.close()
         self.is_over = self._is_ended
         if self._running is not None:
             self._running.wake()

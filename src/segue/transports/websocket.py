@@ -33,6 +33,7 @@ from segue.errors import (
     too_large,
 )
 from segue.process.beginnings import shutting_down
+from segue.process.intake import Inflow
 from segue.session.lanes import Lane, Lanes, Ticket
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
@@ -147,6 +148,7 @@ class SocketSession:
         self._lanes: Lanes[PendingCreate, Turn, HeldSteer] = Lanes(
             waiting_bytes_max=services.limits.body_bytes_max
         )
+        self.inflow = Inflow(services.memory.intake, account.key_id)
         self._near, self._turns = services.open_cache(account)
         self.subscribers: dict[ServedTicket, LaneSubscriber] = {}
         self._ended: EndedTurns = {}
@@ -212,6 +214,8 @@ class SocketSession:
             trace = "" if create.client_metadata is UNSET else codec.decode_traceparent(create)
             pending = PendingCreate(create, Tally(bytes_received=len(text), traceparent=trace))
             parent_id = create.previous_response_id
+            if not self._lanes.is_idle:
+                self._check_room(len(text))
             ticket = self._lanes.add(lane, pending, parent_id, size=len(text))
             if ticket.crosses_lanes and parent_id is not None:
                 ticket.pin = self._near.held(self.owner, parent_id)
@@ -225,6 +229,17 @@ class SocketSession:
             self._refuse(ServerFault(OUR_FAULT), lane)
             return
         self._start_waiting()
+        if self.inflow.grant:
+            self._count_waiting()
+
+    def _check_room(self, size: int) -> None:
+        """A create that has to wait counts as long as it does."""
+        if not self.inflow.extend(self.inflow.arriving + self._lanes.waiting_bytes + size):
+            self._count_waiting()
+            raise TooMany("Too many bytes of requests wait in this server. Please retry.")
+
+    def _count_waiting(self) -> None:
+        self.inflow.count(self.inflow.arriving, self._lanes.waiting_bytes)
 
     def _received_other(self, kind: str, text: bytes) -> None:
         """A frame of another type than a create."""
@@ -254,6 +269,9 @@ class SocketSession:
                 error: ApiError = too_large(size, self._services.limits.body_bytes_max)
             case "flood":
                 error = TooMany(f"At most {size} frames a second are accepted on one connection.")
+            case "late":
+                message = f"The message took longer than {self._services.limits.body_s_max:g} s."
+                error = Refused(message, status=408, code="request_timeout")
             case "invalid":
                 message = "We could not parse the JSON of your request: it is not valid UTF-8."
                 error = InvalidRequest(message, code="invalid_json")
@@ -297,6 +315,8 @@ class SocketSession:
                 self._spawn(self._serve(ticket))
             else:
                 self.subscribers[ticket].running.notify(append)
+        if self.inflow.grant:
+            self._count_waiting()
 
     async def _serve(self, ticket: ServedTicket) -> None:
         """Prepare a turn and let it run; a refusal frees its lane."""

@@ -85,6 +85,8 @@ class Running:
         # The calls that a waiting rollout asks the client to answer; None while it does not wait.
         self.awaited_calls: dict[str, Call] | None = None
         self.published_at = 0.0
+        # The size of its request.
+        self.input_bytes = 0
         self._subscribers: list[Subscriber] = []
         # One long answer with its reasoning; beyond it a late subscriber asks the store.
         self._ring = EventRing(assembler.first)
@@ -118,8 +120,10 @@ class Running:
 
     @property
     def bytes(self) -> int:
-        """What its events and its saved turn hold in memory."""
-        return self._ring.bytes + (self.turn.bytes if self.turn is not None else 0)
+        """What its input, its events and its saved turn hold in memory."""
+        return (
+            self.input_bytes + self._ring.bytes + (self.turn.bytes if self.turn is not None else 0)
+        )
 
     @property
     def is_background(self) -> bool:
@@ -219,6 +223,7 @@ class Running:
         """The turn is over and kept for its events alone: free the rest."""
         self.check = lambda items, tally: None
         self.inbox.clear()
+        self.input_bytes = 0
 
     def log_events(self, event_writer: EventSink) -> None:
         """From now on, and as far back as is known, its events are written to the log."""

@@ -1,0 +1,93 @@
+"""A server with little memory: half requests wait, others go on, and what it holds can be seen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.support import MODEL, WAIT_S, Served, fetch, metric, serving, wire
+
+MIB = 1024 * 1024
+# So that a few bodies are all that may be on their way.
+LITTLE = {"memory_bytes_max": 64 * MIB, "body_bytes_max": 4 * MIB}
+TEXT = "word " * (MIB // 2)
+BODY = json.dumps({"model": MODEL, "input": TEXT, "store": False, "max_output_tokens": 1}).encode()
+INBOUND = 'segue_memory_bytes{part="inbound"}'
+
+
+@asynccontextmanager
+async def half_body(served: Served, body: bytes) -> AsyncIterator[asyncio.StreamWriter]:
+    """A request whose last byte is still missing; the rest is sent as far as it is read."""
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body[:-1])
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+async def until_inbound(served: Served, least: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while await metric(served, INBOUND) < least:
+            pass
+
+
+async def post(served: Served, body: bytes, **headers: str) -> Any:
+    answer = await fetch(served, "POST", "/v1/responses", body, headers)
+    return answer.status, answer.json
+
+
+async def test_half_requests_wait_while_small_ones_and_the_oldest_are_served() -> None:
+    async with serving(**LITTLE) as served, wire(served) as socket:
+        async with (
+            half_body(served, BODY) as oldest,
+            half_body(served, BODY),
+            half_body(served, BODY),
+        ):
+            await until_inbound(served, len(BODY) - 1)
+            later = asyncio.create_task(post(served, BODY))
+            assert (await post(served, b'{"model":"scripted","input":"x","store":false}'))[0] == 200
+            assert (await socket.turn(input="x", store=False))["type"] == "response.completed"
+            assert await metric(served, INBOUND) < 2 * LITTLE["body_bytes_max"]
+            assert await metric(served, "segue_state_bytes") >= len(BODY) - 1
+            oldest.write(BODY[-1:])
+        assert (await later)[0] == 200
+        async with asyncio.timeout(WAIT_S):
+            while await metric(served, INBOUND):
+                pass
+
+
+async def test_compressed_requests_are_inflated_as_there_is_room() -> None:
+    small = zlib.compress(BODY)
+    async with serving(**LITTLE) as served:
+        encoded = {"Content-Encoding": "deflate"}
+        answers = await asyncio.gather(*(post(served, small, **encoded) for _ in range(8)))
+        assert [status for status, _ in answers] == [200] * 8
+        assert served.app.memory.intake.bytes == 0
+        assert served.app.memory.intake.pool.members == 0
+
+
+async def test_request_that_does_not_end_is_refused_after_its_time() -> None:
+    async with serving(**LITTLE, body_s_max=0.3) as served, half_body(served, BODY):
+        await until_inbound(served, 1)
+        async with asyncio.timeout(WAIT_S):
+            while await metric(served, INBOUND):
+                pass
+
+
+async def test_turn_is_refused_at_the_limit_of_all_memory_and_runs_after_it() -> None:
+    async with serving(**LITTLE) as served, wire(served) as socket:
+        memory = served.app.memory
+        memory.bytes_max = -1
+        memory.look()
+        refused = await socket.turn(input="x", store=False)
+        assert refused["error"]["message"] == "The server has reached its memory limit."
+        assert (await post(served, b'{"model":"scripted","input":"x"}'))[0] == 503
+        memory.bytes_max = MIB
+        memory.look()
+        assert (await socket.turn(input="x", store=False))["type"] == "response.completed"
