@@ -1,6 +1,8 @@
 """How do ids look? A prefix for the kind, and 128 random bits that cannot be guessed.
 
-The id of an item that we made contains the id of its turn, so that a reference to it can be followed without an index.
+Where there are several workers, 32 of the bits of a turn's id are the tag of the worker that begins it, so that the
+others know whom to ask. The id of an item that we made contains the id of its turn, so that a reference to it can be
+followed without an index.
 """
 
 from __future__ import annotations
@@ -10,12 +12,25 @@ from collections.abc import Callable
 from itertools import count
 from secrets import token_hex
 
+# Enough to tell thousands of workers apart; 96 bits are left that cannot be guessed.
+TAG_CHARS = 8
+
 _OF_TURN = re.compile(r"[a-z]+_(?P<turn>[0-9a-f]{32})_?[0-9a-f]+\Z")
 
 
 def new_id(prefix: str) -> str:
     """A fresh id such as `resp_0f3a…`, with 128 random bits."""
     return f"{prefix}_{token_hex(16)}"
+
+
+def new_turn_id(home: str = "") -> str:
+    """A fresh id for a turn; `home`: the tag of this worker, where there are others."""
+    return f"resp_{home}{token_hex(16 - len(home) // 2)}"
+
+
+def tag_of(any_id: str) -> str:
+    """The tag of a worker, or of the worker that began a turn."""
+    return any_id.partition("_")[2][:TAG_CHARS]
 
 
 def item_ids(turn_id: str) -> Callable[[str], str]:

@@ -163,6 +163,27 @@ async def test_store_that_cannot_be_asked_refuses_only_what_was_not_granted_befo
         await some.take_request()
 
 
+async def test_key_whose_report_fails_keeps_no_other_from_reporting() -> None:
+    clock = Clock()
+    shared_limits, meter = metered(clock)
+    draw = shared_limits.draw
+
+    async def fail_for_one(wanted: Draw) -> Grant:
+        if wanted.key_id == "locked":
+            raise Unavailable("locked")
+        return await draw(wanted)
+
+    limits = KeyLimits(requests_per_min=60, tokens_per_min=100)
+    quotas = [KeyQuota(limits, name, meter, clock) for name in ("locked", "free")]
+    for one in quotas:
+        await one.take_request()
+        await one.hold()
+        one.release(7)
+    shared_limits.draw = fail_for_one  # type: ignore[method-assign]
+    assert await meter.report() == 1
+    assert [one.has_changes for one in quotas] == [True, False]
+
+
 async def test_what_was_not_used_is_given_back() -> None:
     clock = Clock()
     _, meter = metered(clock)

@@ -70,14 +70,14 @@ async def test_first_answer_is_enough_to_find_something(three: list[Peers]) -> N
     there.answer("who", silent)
     far.answer("who", says(b"me"))
     async with asyncio.timeout(module.ANSWER_S / 2):
-        assert await here.find("who", b"") == (far.worker, b"me")
+        assert await here.find("who", b"", here.others) == (far.worker, b"me")
 
 
 async def test_nothing_is_found_if_no_worker_has_an_answer(three: list[Peers]) -> None:
     here, there, _ = three
     there.answer("who", says(None))
     async with asyncio.timeout(module.ANSWER_S / 2):
-        assert await here.find("who", b"") is None
+        assert await here.find("who", b"", here.others) is None
 
 
 async def test_worker_that_does_not_answer_is_not_waited_for_long(
@@ -169,6 +169,6 @@ async def test_bus_that_is_away_is_a_line_in_the_log(
         monkeypatch.setattr(module, "ANSWER_S", 0.01)
         with monkeypatch.context() as away:
             away.setattr(bus, "publish", publish)
-            assert await here.find("who", b"") is None
+            assert await here.find("who", b"", here.others) is None
             await here.send("news", b"")
     assert "cluster message not sent" in caplog.text

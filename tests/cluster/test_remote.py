@@ -13,6 +13,7 @@ from segue.cluster import remote as module
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
 from segue.cluster.remote import RemoteTurns
+from segue.ids import new_turn_id
 from segue.stores.memory import MemoryEventLog
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
@@ -45,7 +46,7 @@ class Worker:
 
     def start(self, *, is_stored: bool = True) -> Running:
         """A turn that has published its first events."""
-        response = make_turn(f"resp_{len(self.runnings)}", status="in_progress").response
+        response = make_turn(new_turn_id(self.remote.home), status="in_progress").response
         running = Running(OWNER, Assembler(response, str), is_stored=is_stored)
         self.runnings[running.id] = running
         running.publish(running.assembler.start())
@@ -93,15 +94,15 @@ async def test_follower_receives_the_same_events_in_the_same_order(
     running = source.start()
     own = Reader()
     running.attach(own)
-    remote = await follower.remote.reach(OWNER, running.id)
+    remote = await follower.remote.reach(OWNER, running.id, is_known=False)
     assert remote is not None
-    assert await follower.remote.reach(OWNER, running.id) is remote
+    assert await follower.remote.reach(OWNER, running.id, is_known=False) is remote
     foreign = Reader()
     assert remote.attach(foreign)
     speak(running, 100)
     await until(lambda: len(foreign.events) == len(own.events))
     assert foreign.events == own.events
-    assert await follower.remote.look(OWNER, running.id) is not None
+    assert await follower.remote.look(OWNER, running.id, is_known=False) is not None
 
 
 async def test_foreign_unstored_and_absent_turns_are_not_found(pair: tuple[Worker, Worker]) -> None:
@@ -109,8 +110,43 @@ async def test_foreign_unstored_and_absent_turns_are_not_found(pair: tuple[Worke
     unstored = source.start(is_stored=False)
     stored = source.start()
     for owner, turn_id in ((OWNER, unstored.id), ("bert", stored.id), (OWNER, "resp_absent")):
-        assert await follower.remote.reach(owner, turn_id) is None
-        assert await follower.remote.look(owner, turn_id) is None
+        assert await follower.remote.reach(owner, turn_id, is_known=False) is None
+        assert await follower.remote.look(owner, turn_id, is_known=False) is None
+
+
+async def test_made_up_ids_ask_nobody_and_others_only_their_home(
+    pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, follower = pair
+    third = Worker(follower.bus, follower.turns, follower.log)
+    async with third.peers.joined():
+        await until(lambda: len(follower.peers.others) == 2)
+        asked: list[str] = []
+        publish = follower.bus.publish
+
+        async def note(topic: str, body: bytes) -> None:
+            if b"look" in body or b"follow" in body:
+                asked.append(topic)
+            await publish(topic, body)
+
+        monkeypatch.setattr(follower.bus, "publish", note)
+        running = source.start()
+        for name in ("resp_" + "0" * 32, "resp_absent", "", "x", new_turn_id()):
+            assert await follower.remote.look(OWNER, name, is_known=False) is None
+            assert await follower.remote.reach(OWNER, name, is_known=False) is None
+        assert asked == []
+        assert await follower.remote.look(OWNER, running.id, is_known=False) is not None
+        assert asked == [f"to/{source.peers.worker}", f"to/{follower.peers.worker}"]
+
+
+async def test_turn_that_was_taken_over_is_found_where_it_runs(pair: tuple[Worker, Worker]) -> None:
+    """Its id names a worker that is gone, and the store knows that it has not ended."""
+    source, follower = pair
+    running = source.start()
+    moved = new_turn_id()
+    source.runnings[moved] = running
+    assert await follower.remote.look(OWNER, moved, is_known=False) is None
+    assert await follower.remote.look(OWNER, moved, is_known=True) is not None
 
 
 async def test_slow_reader_of_a_follower_slows_the_turn_and_lets_it_go_on(
@@ -118,7 +154,7 @@ async def test_slow_reader_of_a_follower_slows_the_turn_and_lets_it_go_on(
 ) -> None:
     source, follower = pair
     running = source.start()
-    remote = await follower.remote.reach(OWNER, running.id)
+    remote = await follower.remote.reach(OWNER, running.id, is_known=False)
     assert remote is not None
     slow = Reader()
     remote.attach(slow)
@@ -140,7 +176,7 @@ async def test_remote_turn_without_subscribers_goes_and_the_turn_runs_on(
     monkeypatch.setattr(module, "IDLE_S", 0.01)
     source, follower = pair
     running = source.start()
-    assert await follower.remote.reach(OWNER, running.id) is not None
+    assert await follower.remote.reach(OWNER, running.id, is_known=False) is not None
     await until(lambda: not running.has_subscribers)
     assert follower.remote.find(OWNER, running.id) is None
     assert not running.inbox
@@ -149,7 +185,7 @@ async def test_remote_turn_without_subscribers_goes_and_the_turn_runs_on(
 async def test_worker_that_dies_no_longer_holds_a_turn(pair: tuple[Worker, Worker]) -> None:
     source, follower = pair
     running = source.start()
-    remote = await follower.remote.reach(OWNER, running.id)
+    remote = await follower.remote.reach(OWNER, running.id, is_known=False)
     assert remote is not None
     slow = Reader()
     remote.attach(slow)
@@ -165,7 +201,7 @@ async def test_worker_that_dies_no_longer_holds_a_turn(pair: tuple[Worker, Worke
 async def test_cancel_of_a_remote_turn_reaches_its_source(pair: tuple[Worker, Worker]) -> None:
     source, follower = pair
     running = source.start()
-    remote = await follower.remote.reach(OWNER, running.id)
+    remote = await follower.remote.reach(OWNER, running.id, is_known=False)
     assert remote is not None
     remote.attach(Reader())
     remote.notify(Cancel())
@@ -180,7 +216,7 @@ async def test_subscriber_that_leaves_does_not_cancel_for_others(
     running = source.start()
     own = Reader()
     running.attach(own)
-    remote = await follower.remote.reach(OWNER, running.id)
+    remote = await follower.remote.reach(OWNER, running.id, is_known=False)
     assert remote is not None
     reader = Reader()
     remote.attach(reader)
@@ -197,7 +233,7 @@ async def test_turn_that_has_just_ended_is_followed_to_its_end(pair: tuple[Worke
     running = source.start()
     last = Event("response.completed", running.last + 1, ended(running))
     running.publish([last])
-    remote = await follower.remote.reach(OWNER, running.id)
+    remote = await follower.remote.reach(OWNER, running.id, is_known=False)
     assert remote is not None
     reader = Reader()
     assert remote.attach(reader)

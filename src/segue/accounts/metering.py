@@ -87,19 +87,24 @@ class Meter:
     async def _keep_reporting(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
-            try:
-                await self.report()
-            except ApiError:
-                log.warning("what API keys have used could not be written to the store")
+            if failed := await self.report():
+                log.warning("what %d API keys have used could not be written to the store", failed)
 
-    async def report(self) -> None:
-        """Report to the store what has changed, and forget the quotas that hold nothing any more."""
+    async def report(self) -> int:
+        """Report to the store what has changed, each key by itself, and forget the quotas that hold nothing any more;
+        how many reports failed."""
+        failed = 0
         for key_id, quota in tuple(self._quotas.items()):
             if quota.has_changes:
-                await quota.report()
+                try:
+                    await quota.report()
+                except ApiError:
+                    failed += 1
+                    continue
                 self._on_report(key_id)
             if quota.is_idle:
                 del self._quotas[key_id]
+        return failed
 
     async def _give_back(self, _: str, body: bytes) -> bytes:
         """Another process is short of places of this key."""

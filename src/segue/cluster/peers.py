@@ -146,9 +146,11 @@ class Peers:
         """The answers of these workers, by worker."""
         return (await self._ask(subject, body, of, is_first_enough=False)).answers
 
-    async def find(self, subject: str, body: bytes) -> tuple[str, bytes] | None:
-        """The first worker that has an answer, and the answer."""
-        question = await self._ask(subject, body, self.others, is_first_enough=True)
+    async def find(
+        self, subject: str, body: bytes, of: Collection[str]
+    ) -> tuple[str, bytes] | None:
+        """The first of these workers that has an answer, and the answer."""
+        question = await self._ask(subject, body, of, is_first_enough=True)
         return next(iter(question.answers.items()), None)
 
     async def _ask(
@@ -161,7 +163,7 @@ class Peers:
         number = self._number
         self._questions[number] = question
         message = self._message("ask", number=number, subject=subject, body=body)
-        is_for_all = set(of) == set(self._peers)
+        is_for_all = len(of) > 1 and set(of) == set(self._peers)
         try:
             for topic in ["all"] if is_for_all else map(_topic, of):
                 await self._publish(topic, message)

@@ -7,8 +7,11 @@
 
 A `RemoteTurn` is a `Running` like any other: transports attach to it, detach, and cancel it, and it sends that to the
 source. When its reader is slow it asks the source to hold. It goes when it has ended or has no subscribers any more.
-If the source is gone, or silent for too long, the follower asks all workers once more and then reads the store: a turn
-that a dead worker left running ends there as failed.
+If the source is gone, or silent for too long, the follower asks once more and then reads the store: a turn that a dead
+worker left running ends there as failed.
+
+Whom to ask is in the id of a turn: the tag of the worker that began it. A turn that the store knows as running may have
+been taken over by another worker since; only then are the others asked too.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from msgspec import Struct
 
 from segue.cluster.peers import Peers
 from segue.errors import ApiError
-from segue.ids import new_id
+from segue.ids import new_id, tag_of
 from segue.turn.assemble import Assembler
 from segue.turn.running import EventSink, Running, Subscriber
 from segue.turn.seams import Bus, EventLog, Turns
@@ -230,6 +233,11 @@ class RemoteTurns:
         return tuple(self._tasks)
 
     @property
+    def home(self) -> str:
+        """The tag of this worker in the ids of its turns."""
+        return tag_of(self._peers.worker)
+
+    @property
     def has_others(self) -> bool:
         """Whether there are other workers."""
         return bool(self._peers.others)
@@ -241,12 +249,13 @@ class RemoteTurns:
         remote = self._remote.get(turn_id)
         return remote if remote is not None and remote.owner == owner else None
 
-    async def look(self, owner: Owner, turn_id: str) -> bytes | None:
+    async def look(self, owner: Owner, turn_id: str, *, is_known: bool) -> bytes | None:
         """The encoded response so far of a turn that runs in another worker; None if there is none."""
-        answer = await self._peers.find("look", _pack(TurnRef(owner, turn_id)))
+        ref = TurnRef(owner, turn_id)
+        answer = await self._ask("look", ref, _pack(ref), is_known=is_known)
         return None if answer is None else answer[1]
 
-    async def reach(self, owner: Owner, turn_id: str) -> Running | None:
+    async def reach(self, owner: Owner, turn_id: str, *, is_known: bool) -> Running | None:
         """A turn that runs in another worker, or has just ended there; None if there is none."""
         ref = TurnRef(owner, turn_id)
         lock = self._reaching.setdefault(ref, asyncio.Lock())
@@ -255,13 +264,15 @@ class RemoteTurns:
                 if (known := self.find(owner, turn_id)) is not None:
                     return known
                 started: asyncio.Future[Running | None] = asyncio.Future()
-                self._spawn(self._follow(ref, started))
+                self._spawn(self._follow(ref, started, is_known=is_known))
                 return await started
         finally:
             if not lock.locked():
                 self._reaching.pop(ref, None)
 
-    async def _follow(self, ref: TurnRef, started: asyncio.Future[Running | None]) -> None:
+    async def _follow(
+        self, ref: TurnRef, started: asyncio.Future[Running | None], *, is_known: bool
+    ) -> None:
         """Follow one turn from its first event to its last."""
         topic = new_id("events")
         events: EventQueue = asyncio.Queue()
@@ -269,7 +280,7 @@ class RemoteTurns:
             async with self._bus.subscribe(
                 topic, lambda body: events.put_nowait(_decode_events(body))
             ):
-                answer = await self._ask_source(ref, -1, topic)
+                answer = await self._ask_source(ref, -1, topic, is_known=is_known)
                 if answer is None:
                     return
                 source, start = answer
@@ -290,12 +301,24 @@ class RemoteTurns:
                 started.set_result(None)
 
     async def _ask_source(
-        self, ref: TurnRef, after: int, topic: str
+        self, ref: TurnRef, after: int, topic: str, *, is_known: bool
     ) -> tuple[str, FollowStart] | None:
         """The worker that runs the turn, and its answer."""
         request = FollowRequest(ref.owner, ref.turn_id, after, topic)
-        answer = await self._peers.find("follow", _pack(request))
+        answer = await self._ask("follow", ref, _pack(request), is_known=is_known)
         return None if answer is None else (answer[0], _decode_start(answer[1]))
+
+    async def _ask(
+        self, subject: str, ref: TurnRef, body: bytes, *, is_known: bool
+    ) -> tuple[str, bytes] | None:
+        """The answer of the worker that began the turn. `is_known`: the store has the turn, and it has not ended: then
+        any other worker may have taken it over."""
+        home = [worker for worker in self._peers.others if tag_of(worker) == tag_of(ref.turn_id)]
+        answer = await self._peers.find(subject, body, home)
+        if answer is None and is_known:
+            others = [worker for worker in self._peers.others if worker not in home]
+            answer = await self._peers.find(subject, body, others)
+        return answer
 
     def _send(self, source: str, topic: str, ref: TurnRef, subject: str) -> None:
         body = _pack(ref) if subject == "cancel" else topic.encode()
@@ -331,7 +354,7 @@ class RemoteTurns:
     async def _recover(self, ref: TurnRef, remote: RemoteTurn, topic: str) -> None:
         """The source was silent, or events were missed: follow the turn again, or read how it ended."""
         while not remote.is_over.is_set():
-            answer = await self._ask_source(ref, remote.last, topic)
+            answer = await self._ask_source(ref, remote.last, topic, is_known=True)
             if answer is not None and answer[1].first <= remote.last + 1:
                 return
             try:

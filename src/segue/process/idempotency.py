@@ -2,7 +2,8 @@
 
 A request with a key claims it before it is prepared. Whoever holds the key has the turn: a repeat follows that turn
 instead of starting its own, from its first event on. A request that is refused, or cancelled by its client, releases
-its key. The key may be held by another worker; then the repeat waits until that turn can be followed.
+its key. The key may be held by another worker; then the repeat waits until that turn can be followed, or until that
+worker is known to be dead and the key is free.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from hashlib import blake2b
 from msgspec import UNSET, structs
 
 from segue.errors import ApiError, Conflict, Unavailable
-from segue.ids import new_id
 from segue.process.registry import TurnRegistry
 from segue.turn.assemble import Assembler
 from segue.turn.plan import Plan
@@ -30,8 +30,11 @@ log = logging.getLogger(__name__)
 
 # How often a request may find its key taken by another request that is then refused.
 CLAIMS_MAX = 5
-# How long a repeat waits for a turn of another worker that has its key and has not begun, and how often it looks.
-REPEAT_S_MAX = 15.0
+# How long a repeat waits for a turn of another worker that has its key and cannot be followed, and how often it looks.
+# Longer than a worker that has died keeps its keys: its lease, and the next look at leases that are over.
+REPEAT_S_MAX = 20.0
+# After that nothing is decided: when the client may ask again.
+UNDECIDED_S = 2.0
 REPEAT_LOOK_S, REPEAT_PAUSE_S_MAX = 0.05, 0.5
 # The same for an unstored turn, which cannot be followed from here: it may still be refused.
 UNSTORED_S_MAX = 0.5
@@ -63,7 +66,7 @@ class Repeats:
         start: Callable[[str], Awaitable[Running]],
     ) -> Running:
         """The turn that the key stands for already; or a new one, started under the id of the claim."""
-        claim = claim_of(create, owner)
+        claim = claim_of(create, owner, self._registry.new_id())
         is_settled = self._preparing[claim.turn_id] = asyncio.Event()
         try:
             for _ in range(CLAIMS_MAX):
@@ -165,18 +168,29 @@ class Repeats:
         loop, pause_s = asyncio.get_running_loop(), REPEAT_LOOK_S
         until = loop.time() + (REPEAT_S_MAX if held.is_stored else UNSTORED_S_MAX)
         others = self._registry.others
-        while others is not None and (held.is_stored or others.has_others):
-            running = await others.reach(held.owner, held.turn_id) if held.is_stored else None
-            running = running or await self._replayed(held, turns)
+        while True:
+            running = await self._reached(held, turns)
             if running is not None:
                 return running
             if (await self._claim(claim)).turn_id == claim.turn_id:
                 return None
-            if loop.time() > until or await _has_ended(held, turns):
+            if not held.is_stored and (others is None or not others.has_others):
+                raise _spent(held)
+            if held.is_stored and await _has_ended(held, turns):
+                raise _spent(held)
+            if others is None or loop.time() > until:
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, REPEAT_PAUSE_S_MAX)
-        raise _spent(held)
+        raise _undecided() if held.is_stored else _spent(held)
+
+    async def _reached(self, held: Claim, turns: Turns) -> Running | None:
+        """A turn of another worker, as it runs there or from the store."""
+        others, running = self._registry.others, None
+        if held.is_stored and others is not None:
+            is_known = await turns.read(held.owner, held.turn_id) is not None
+            running = await others.reach(held.owner, held.turn_id, is_known=is_known)
+        return running or await self._replayed(held, turns)
 
     async def _replayed(self, held: Claim, turns: Turns) -> Running | None:
         """A turn that has ended, from the store and its event log."""
@@ -199,7 +213,7 @@ async def _has_ended(held: Claim, turns: Turns) -> bool:
     return turn is not None and turn.response.status in ENDED
 
 
-def claim_of(create: Create, owner: Owner) -> Claim:
+def claim_of(create: Create, owner: Owner, turn_id: str) -> Claim:
     """The claim of a request on its key; how the answer is transported is no part of the digest."""
     assert create.idempotency_key is not None
     meaning = structs.replace(
@@ -213,7 +227,7 @@ def claim_of(create: Create, owner: Owner) -> Claim:
     return Claim(
         owner=owner,
         key=create.idempotency_key,
-        turn_id=new_id("resp"),
+        turn_id=turn_id,
         digest=blake2b(encode(meaning), digest_size=16).digest(),
         is_stored=create.store is not False,
     )
@@ -221,6 +235,13 @@ def claim_of(create: Create, owner: Owner) -> Claim:
 
 def _contended() -> Unavailable:
     return Unavailable("Too many concurrent requests use this idempotency key.")
+
+
+def _undecided() -> Unavailable:
+    return Unavailable(
+        "The process that runs the request with this idempotency key cannot be reached.",
+        wait_s=UNDECIDED_S,
+    )
 
 
 def _spent(held: Claim) -> Conflict:

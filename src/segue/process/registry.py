@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from segue.errors import Unavailable
+from segue.ids import new_turn_id
 from segue.turn.running import Running, Subscriber
 from segue.turn.seams import EventLog, Turns
 from segue.turn.values import Owner
@@ -29,16 +30,20 @@ class OtherWorkers(Protocol):
     """Turns that run in other processes."""
 
     @property
+    def home(self) -> str:
+        """The tag of this process in the ids of its turns."""
+
+    @property
     def has_others(self) -> bool:
         """Whether there is any other process now."""
 
     def find(self, owner: Owner, turn_id: str) -> Running | None:
         """A turn of another process that is followed here already."""
 
-    async def reach(self, owner: Owner, turn_id: str) -> Running | None:
-        """A turn of another process, followed from now on."""
+    async def reach(self, owner: Owner, turn_id: str, *, is_known: bool) -> Running | None:
+        """A turn of another process, followed from now on. `is_known`: the store has it, and it has not ended."""
 
-    async def look(self, owner: Owner, turn_id: str) -> bytes | None:
+    async def look(self, owner: Owner, turn_id: str, *, is_known: bool) -> bytes | None:
         """A stored turn of another process as it stands, encoded."""
 
     @property
@@ -57,6 +62,10 @@ class TurnRegistry:
         # What ended turns that may be followed again hold in memory.
         self.ended_bytes = 0
         self.others: OtherWorkers | None = None
+
+    def new_id(self) -> str:
+        """An id for a turn that begins in this process."""
+        return new_turn_id("" if self.others is None else self.others.home)
 
     # --- finding ---
 
@@ -85,14 +94,16 @@ class TurnRegistry:
         turn = await turns.read(owner, turn_id)
         if turn is not None and turn.response.status in ENDED:
             return None
-        return await self.others.reach(owner, turn_id)
+        return await self.others.reach(owner, turn_id, is_known=turn is not None)
 
-    async def look(self, owner: Owner, turn_id: str) -> bytes | None:
+    async def look(self, owner: Owner, turn_id: str, *, is_known: bool) -> bytes | None:
         """A stored turn while it runs, in this process or in another one, as it stands, encoded."""
         here = self.find_here(owner, turn_id)
         if here is not None:
             return encode(here.visible) if here.is_stored else None
-        return None if self.others is None else await self.others.look(owner, turn_id)
+        if self.others is None:
+            return None
+        return await self.others.look(owner, turn_id, is_known=is_known)
 
     # --- following again ---
 
@@ -118,7 +129,8 @@ class TurnRegistry:
         others = self.others if self.others and self.others.has_others else None
         if running is None and others and not (logged and logged[-1].is_terminal):
             # It may have ended in another worker a moment ago, which has not logged all of it yet.
-            running = await others.reach(owner, turn_id)
+            is_known = ended is not None and ended.status not in ENDED
+            running = await others.reach(owner, turn_id, is_known=is_known)
             if running is not None and running.attach(subscriber, after=after):
                 return True
             logged = await self._log.read_after(owner, turn_id, after)
@@ -127,6 +139,9 @@ class TurnRegistry:
             raise Unavailable(
                 "The process that runs this response cannot be reached.", wait_s=LOST_S
             )
+        if logged is None and ended is not None and ended.background and ended.status == "failed":
+            # Its process died before it had logged anything.
+            logged = []
         if logged is None:
             return False
         if running is not None:

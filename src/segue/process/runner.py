@@ -19,7 +19,7 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.errors import ApiError, Fenced, TooMany, Unavailable
-from segue.ids import item_ids, new_id
+from segue.ids import item_ids
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
 from segue.process.conversations import ConversationTurns, acquire, join
@@ -137,7 +137,7 @@ class Runner:
             await self._start_limit.enter()
             start = partial(self._begin, create, caller, tally, subscriber, transport)
             if create.idempotency_key is None:
-                return await start(new_id("resp"))
+                return await start(self.registry.new_id())
             return await self._repeats.begin(create, caller.owner, caller.turns, subscriber, start)
 
     async def _begin(
@@ -174,7 +174,7 @@ class Runner:
     ) -> Plan:
         """A plan, or a refusal. It holds a slot of the caller's quota: call `give_up` if you do not start the plan."""
         with self._beginnings.enter():
-            return await self._prepare(create, caller, tally, new_id("resp"), compacts)
+            return await self._prepare(create, caller, tally, self.registry.new_id(), compacts)
 
     async def _prepare(
         self,
