@@ -183,7 +183,7 @@ async def test_faults_of_caller_engine_and_server_have_three_statuses(
             engine.status = 500
             broken = await fetch(served, "POST", "/v1/responses", asked)
             with monkeypatch.context() as patched:
-                patched.setattr(served.app.runner, "prepare", stumble)
+                patched.setattr(served.app.runner, "_prepare", stumble)
                 ours = await fetch(served, "POST", "/v1/responses", asked)
         assert [one.status for one in (wrong, broken, ours)] == [400, 502, 500]
     async with serving(**flags) as served:

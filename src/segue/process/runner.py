@@ -18,7 +18,7 @@ from time import perf_counter
 
 from msgspec import structs
 
-from segue.errors import ApiError, Fenced, TooMany, Unavailable
+from segue.errors import ApiError, Fenced, TooMany, TryLater, Unavailable
 from segue.ids import item_ids
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
@@ -363,20 +363,24 @@ class Runner:
         self, plan: Plan, running: Running, turns: Turns, heartbeat: Heartbeat
     ) -> None:
         """The engine begins with a turn that was queued; from here on its time counts."""
-        self._queued.pop(plan.id, None)
         begun = running.assembler.leave_queue()
         if self._outlives:
-            await self._save_begun(plan, running, turns)
+            await self._save_begun(_unanswered(plan, running.response), turns)
+        self._queued.pop(plan.id, None)
         heartbeat.end_after(self._background_s_max)
         running.publish([begun])
 
-    async def _save_begun(self, plan: Plan, running: Running, turns: Turns) -> None:
-        try:
-            await turns.save(_unanswered(plan, running.response))
-        except Fenced:
-            # It is another process's by now.
-            self._left.add(plan.id)
-            raise asyncio.CancelledError from None
+    async def _save_begun(self, turn: Turn, turns: Turns) -> None:
+        """Nothing of it leaves before the store has this: until then another process may take it over."""
+        while True:
+            try:
+                await turns.save(turn)
+                return
+            except Fenced:
+                self._left.add(turn.id)
+                raise asyncio.CancelledError from None
+            except TryLater:
+                await asyncio.sleep(RETRY_S)
 
     async def _leave(self, plan: Plan, running: Running) -> None:
         """Let go of a turn that is queued in the store: another process runs it."""
