@@ -1,4 +1,4 @@
-"""How do ids look? A prefix for the kind, and 128 random bits that cannot be guessed.
+"""How do ids look? A prefix for the kind, and random bits that cannot be guessed, 128 as a rule.
 
 Where there are several workers, 32 of the bits of a turn's id are the tag of the worker that begins it, so that the
 others know whom to ask. The id of an item that we made contains the id of its turn, so that a reference to it can be

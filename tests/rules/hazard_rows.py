@@ -215,6 +215,8 @@ FAILURES: dict[str, Tests] = {
         "background::test_model_runs_once_for_one_key",
         "background::test_key_of_a_stored_response_survives_a_restart",
         "across_workers::test_repeat_elsewhere_hears_the_turn_and_starts_none",
+        "fencing::test_repeat_after_a_crash_waits_for_the_lease_and_runs",
+        "stores/leases::test_key_that_was_given_away_is_not_used_twice",
     ),
     "F33 the client is gone and tokens burn, or are not counted": (
         LEFT,
