@@ -18,7 +18,7 @@ from segue.turn.values import Claim, Conversation, Turn
 from segue.wire.events import Event
 from segue.wire.requests import Create
 from tests.contracts.stores import Stores, open_stores
-from tests.contracts.turns import OWNER, make_turn
+from tests.contracts.turns import OWNER, make_turn, said
 from tests.postgres import PostgresServer
 
 Open = Callable[[], Awaitable[Stores]]
@@ -120,6 +120,19 @@ async def test_turns_of_a_dead_process_end_in_a_few_statements(
     ended = await alive.log.read_after(OWNER, f"t{BATCH + 1}", -1)
     assert ended is not None
     assert [event.type for event in ended] == ["response.created", "response.failed"]
+
+
+async def test_long_turns_of_a_dead_process_end_a_few_at_a_time(open_one: Open) -> None:
+    """They are decoded within a transaction, which must not be idle for long."""
+    dead, alive = await open_one(), await open_one()
+    given = [said("x" * 9_000_000)]
+    for number in range(3):
+        await dead.turns.save(make_turn(f"t{number}", given=given, status="in_progress"))
+    await dead.crash()
+    database: PostgresDatabase = alive.store.maintenance._database  # type: ignore[attr-defined]
+    names = (dead.store.maintenance._database.worker, BATCH)  # type: ignore[attr-defined]
+    assert len(await database.fetch("abandoned", lambda *row: row, *names)) == 2
+    assert await alive.maintenance.recover() == 3
 
 
 # --- what a process that was taken for dead still writes ---------------------------------------------

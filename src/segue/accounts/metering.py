@@ -110,5 +110,6 @@ class Meter:
         """Another process is short of places of this key."""
         quota = self._quotas.get(body.decode())
         if quota is not None:
-            await quota.give_back()
+            with suppress(ApiError):
+                await quota.give_back()
         return b""

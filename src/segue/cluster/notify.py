@@ -39,6 +39,15 @@ PAUSE_MAX_S = 2.0
 # One transaction. PostgreSQL drops equal payloads; the name and the position make each part unique.
 NOTIFY = "SELECT pg_notify($1, part) FROM unnest($2::text[]) WITH ORDINALITY AS t (part, place) ORDER BY place"
 
+# A session whose machine has vanished must not hold up the server's queue of notifications.
+SESSION = {
+    "application_name": "segue bus",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "20s",
+}
+
 FOREIGN = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
 
@@ -158,7 +167,7 @@ class NotifyBus:
             self._url,
             timeout=CONNECT_S,
             command_timeout=STATEMENT_S,
-            server_settings={"application_name": "segue bus"},
+            server_settings=SESSION,
         )
         session.add_termination_listener(lambda _: self._is_lost.set())
         self._is_lost.clear()

@@ -458,7 +458,7 @@ async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> 
         ]
         if last:
             await connection.execute(QUERIES["append_last"], *_columns(last, 4))
-    return len(ends) + len(unreadable), len(left) == BATCH
+    return len(ends) + len(unreadable), bool(left)
 
 
 async def _take_some(

@@ -179,11 +179,19 @@ WHERE workers.seen_at < seconds_now() - $3::bigint
     );
 
 -- name: abandoned
--- $1 worker, $2 how many. With the number of the last event that was written down. Rows that are being written are skipped.
+-- $1 worker, $2 how many, and no more once they have 16 MiB: they are decoded before they are written. With the number of the
+-- last event that was written down. Rows that are being written are skipped.
 SELECT
     owner, (SELECT max(last) FROM events WHERE events.owner = turns.owner AND turn_id = turns.id),
     id, parent_id, history, response, instructions, tools
-FROM turns WHERE worker = $1 ORDER BY seq LIMIT $2
+FROM turns
+WHERE worker = $1 AND seq IN (
+    SELECT seq FROM (
+        SELECT seq, sum(octet_length(history)) OVER (ORDER BY seq) - octet_length(history) AS bytes
+        FROM turns WHERE worker = $1 ORDER BY seq LIMIT $2
+    ) AS sized WHERE bytes < 16777216
+)
+ORDER BY seq
 FOR UPDATE OF turns SKIP LOCKED;
 
 -- name: parts_of
