@@ -75,7 +75,7 @@ def _style() -> str:
     )
 
 
-def _svg(height: float, label: str, parts: Sequence[str]) -> str:
+def picture(height: float, label: str, parts: Sequence[str]) -> str:
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {WIDTH} {height:.0f}" '
         f'role="img" aria-label="{escape(label)}">'
@@ -83,12 +83,12 @@ def _svg(height: float, label: str, parts: Sequence[str]) -> str:
     return "\n".join([head, _style(), *parts, "</svg>"]) + "\n"
 
 
-def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
     named = f' class="{kind}"' if kind else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{escape(words)}</text>'
 
 
-def _bar(
+def bar(
     x: float, y: float, width: float, height: float, colour: str, title: str, radius: int = 0
 ) -> str:
     return (
@@ -117,7 +117,7 @@ def total_chart(runs: Sequence[BenchRun]) -> str:
         panel = [run for run in runs if run.tokens_per_s == speed]
         parts += _total_panel(panel, column * WIDTH / columns, top, WIDTH / columns)
         bottom = max(bottom, top + len(panel) * ROW + 50)
-    return _svg(bottom, "Time of the whole loop, by way and speed", parts)
+    return picture(bottom, "Time of the whole loop, by way and speed", parts)
 
 
 def _total_panel(runs: Sequence[BenchRun], left: float, top: float, width: float) -> list[str]:
@@ -125,8 +125,8 @@ def _total_panel(runs: Sequence[BenchRun], left: float, top: float, width: float
     reference = baseline(runs)
     x = left + LABEL
     parts = [
-        _text(left + 8, top + 20, speed_words(runs[0].tokens_per_s), "title"),
-        _text(left + width - 24, top + 20, f"{runs[0].turns} turns", "soft", "end"),
+        text(left + 8, top + 20, speed_words(runs[0].tokens_per_s), "title"),
+        text(left + width - 24, top + 20, f"{runs[0].turns} turns", "soft", "end"),
     ]
     for number, run in enumerate(runs):
         y = top + 34 + number * ROW
@@ -134,15 +134,15 @@ def _total_panel(runs: Sequence[BenchRun], left: float, top: float, width: float
         low, high = scale * min(run.total_s_each), scale * max(run.total_s_each)
         after = x + max(size, high)
         parts += [
-            _text(x - 8, y + 13, run.name, "", "end"),
-            _bar(x, y, size, BAR, run.name, f"{run.name}: {run.total_s:.3f} s", 3),
-            _text(after + 8, y + 13, seconds_words(run.total_s)),
+            text(x - 8, y + 13, run.name, "", "end"),
+            bar(x, y, size, BAR, run.name, f"{run.name}: {run.total_s:.3f} s", 3),
+            text(after + 8, y + 13, seconds_words(run.total_s)),
         ]
         if high - low > 1.5:
             parts.append(_path("spread", (x + low, y + BAR / 2), (x + high, y + BAR / 2)))
         if reference is not None and run is not reference:
             change = f"{-shorter(run, reference):+.0%}".replace("-", "−")
-            parts.append(_text(after + 68, y + 13, change, "soft"))
+            parts.append(text(after + 68, y + 13, change, "soft"))
     return parts
 
 
@@ -181,16 +181,16 @@ def line_chart(
 ) -> str:
     """Lines with their names at their ends; `below` names the horizontal axis."""
     left, top, right, bottom = 64.0, 44.0, WIDTH - 190.0, 314.0
-    parts = [_text(8, 20, title, "title")]
+    parts = [text(8, 20, title, "title")]
     for value, words in y.labels:
         at = y.place(value, bottom, top)
         parts += [
             _path("grid", (left, at), (right, at)),
-            _text(left - 8, at + 4, words, "soft", "end"),
+            text(left - 8, at + 4, words, "soft", "end"),
         ]
     for value, words in x.labels:
-        parts.append(_text(x.place(value, left, right), bottom + 20, words, "soft", "middle"))
-    parts.append(_text((left + right) / 2, bottom + 38, below, "soft", "middle"))
+        parts.append(text(x.place(value, left, right), bottom + 20, words, "soft", "middle"))
+    parts.append(text((left + right) / 2, bottom + 38, below, "soft", "middle"))
 
     def placed(point: tuple[float, float]) -> tuple[float, float]:
         return x.place(point[0], left, right), y.place(point[1], bottom, top)
@@ -203,9 +203,9 @@ def line_chart(
             _path(f"line {kind}", *map(placed, line.points)),
             _path(f"line thin {kind}", (end[0] + 3, end[1]), (name - 4, height)),
             f'<circle class="fill {kind}" cx="{name:.1f}" cy="{height:.1f}" r="4"/>',
-            _text(name + 9, height + 4, line.label),
+            text(name + 9, height + 4, line.label),
         ]
-    return _svg(bottom + 50, title, parts)
+    return picture(bottom + 50, title, parts)
 
 
 def along_chart(runs: Sequence[BenchRun]) -> str:
@@ -247,16 +247,16 @@ def stage_chart(runs: Sequence[BenchRun]) -> str:
     """One bar a way, divided into the stages of a turn; all runs have one speed and one context."""
     scale = (WIDTH - LABEL - 90) / max(sum(run.stages_ms.values()) for run in runs)
     words = f"Where a turn's time goes at {speed_words(runs[0].tokens_per_s)}, ms"
-    parts = [_text(8, 20, words, "title")]
+    parts = [text(8, 20, words, "title")]
     for number, run in enumerate(runs):
         x, y = float(LABEL), 40.0 + number * 32
-        parts.append(_text(x - 8, y + 16, run.name, "", "end"))
+        parts.append(text(x - 8, y + 16, run.name, "", "end"))
         for stage, name in STAGE_WORDS.items():
             spent = run.stages_ms.get(stage, 0.0)
             if spent * scale >= 0.2:
-                parts.append(_bar(x, y, spent * scale, 22, stage, f"{name}: {spent:.2f} ms"))
+                parts.append(bar(x, y, spent * scale, 22, stage, f"{name}: {spent:.2f} ms"))
                 x += spent * scale
-        parts.append(_text(x + 8, y + 16, f"{sum(run.stages_ms.values()):.1f}"))
+        parts.append(text(x + 8, y + 16, f"{sum(run.stages_ms.values()):.1f}"))
     x, y = float(LABEL), 48.0 + len(runs) * 32
     for stage, name in STAGE_WORDS.items():
         if not any(run.stages_ms.get(stage, 0.0) for run in runs):
@@ -264,6 +264,6 @@ def stage_chart(runs: Sequence[BenchRun]) -> str:
         width = 34 + 7 * len(name)
         if x + width > WIDTH:
             x, y = float(LABEL), y + 22
-        parts += [_bar(x, y, 12, 12, stage, name, 2), _text(x + 18, y + 11, name, "soft")]
+        parts += [bar(x, y, 12, 12, stage, name, 2), text(x + 18, y + 11, name, "soft")]
         x += width
-    return _svg(y + 26, "Where a turn's time goes", parts)
+    return picture(y + 26, "Where a turn's time goes", parts)
