@@ -20,18 +20,18 @@ from pathlib import Path
 
 import msgspec
 
-from bench.gpu.cases import Case, Figures, in_words, measure, stages
-from bench.gpu.report import report
+from bench.gpu.cases import Case, in_words, measure, stages
+from bench.gpu.report import report, results
 from bench.gpu.servers import GATEWAYS, Servers
 
 RESULTS = "results.jsonl"
 
 
 def make_models(folder: Path) -> None:
-    """Both at once: they take a quarter of a minute."""
-    extra = {"written": [], "real": [str(folder / "smollm2.gguf")]}
+    """All at once: they take a quarter of a minute."""
+    extra = {"written": [], "small": [], "real": [str(folder / "smollm2.gguf")]}
     # The machine's own transformers, and the reader of GGUF files that came with vLLM's packages.
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{folder / 'vllm'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{folder / 'own'}:{folder / 'vllm'}"}
     making = [
         subprocess.Popen(
             [
@@ -77,12 +77,6 @@ def run(servers: Servers, cases: Sequence[Case], ready: Sequence[str], until: fl
     print("all measured", flush=True)
 
 
-def results(path: Path) -> list[Figures]:
-    """What was measured so far."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [msgspec.json.decode(line, type=Figures) for line in lines]
-
-
 def main(arguments: Sequence[str]) -> None:
     """Do what the command says."""
     parser = argparse.ArgumentParser(
@@ -97,6 +91,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=float, default=3_600, help="begin no case after these")
     parser.add_argument("--flags", default="", help="more flags for vLLM")
     parser.add_argument("--contexts", type=int, nargs="*", help="only these")
+    parser.add_argument("--results", type=Path, nargs="*", help="of each machine, for the report")
     parser.add_argument("--json", type=Path, help="of the report")
     parser.add_argument("--svg", type=Path, help="of the report")
     options = parser.parse_args(arguments)
@@ -117,7 +112,7 @@ def main(arguments: Sequence[str]) -> None:
         case "stop":
             servers.stop(options.engines or [name for stage in every for name in stage.engines])
         case "report":
-            report(results(options.folder / RESULTS), options.json, options.svg)
+            report(options.results or [servers.folder / RESULTS], options.json, options.svg)
         case _:
             make_models(options.folder)
             for stage in every:
@@ -125,7 +120,7 @@ def main(arguments: Sequence[str]) -> None:
                     run(servers, stage.cases, start(servers, stage.engines), until)
                 finally:
                     servers.stop(stage.engines)
-            report(results(options.folder / RESULTS), options.json, options.svg)
+            report(options.results or [servers.folder / RESULTS], options.json, options.svg)
 
 
 if __name__ == "__main__":

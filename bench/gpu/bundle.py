@@ -87,7 +87,7 @@ def unpack(wheels: Iterable[Path], target: Path) -> None:
 
 
 def engine(work: Path, folder: Path) -> None:
-    """vLLM and its packages, below `vllm`."""
+    """vLLM and its packages, below `vllm`; what measures it, below `own`."""
     listed = ["-r", str(Path(__file__).with_name("packages.txt"))]
     download(work / "packages", listed, alone=False)
     packages = download(work / "packages", ALONE)
@@ -97,20 +97,15 @@ def engine(work: Path, folder: Path) -> None:
         for path in (folder / "vllm").glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     (folder / "vllm" / "vllm" / "vllm-rs").chmod(0o755)
-    _benchmark(folder)
+    _benchmark(folder / "own")
     _tokenizer(work, folder / "tokenizer")
 
 
 def _benchmark(folder: Path) -> None:
-    """This benchmark and what it uses of Segue, which is enough to make models."""
-    for name in ("bench/__init__.py", "bench/gpu"):
-        source, target = ROOT / name, folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            unwanted = shutil.ignore_patterns("__pycache__", "results*")
-            shutil.copytree(source, target, ignore=unwanted, dirs_exist_ok=True)
-        else:
-            shutil.copyfile(source, target)
+    """This benchmark, and Segue's own code, which it uses."""
+    unwanted = shutil.ignore_patterns("__pycache__", "results*")
+    for source in (ROOT / "bench", ROOT / "src" / "segue", ROOT / "src" / "segue_bench"):
+        shutil.copytree(source, folder / source.name, ignore=unwanted)
 
 
 def _tokenizer(work: Path, target: Path) -> None:

@@ -1,11 +1,12 @@
 """Which models does the GPU serve? Folders that vLLM loads, made on the spot from what is small enough to carry.
 
-    python -m bench.gpu.models written FOLDER TOKENIZER_FOLDER [--layers N --hidden N]
+    python -m bench.gpu.models written|small FOLDER TOKENIZER_FOLDER
     python -m bench.gpu.models real FOLDER TOKENIZER_FOLDER FILE.gguf
 
 `written` has the dimensions of Qwen3-0.6B and Qwen3's vocabulary. Its weights are random, but for two tables: whatever
 was read last, the likeliest next token is the next one of `ANSWER`, round and round. So every way gets the same answer,
 the answer is text that encodes back to the same ids, and n-gram speculation guesses right nearly always.
+`small` is the same with fewer layers and fewer keys, for speed.
 `real` is SmolLM2-135M from its GGUF, with positions stretched to the same context, which it was not trained for. The
 rows of the special tokens in its head are zero, so that no turn ends before its limit.
 """
@@ -30,9 +31,11 @@ ANSWER = (
 # Small, so that what the layers add does not hide which token was read.
 WEIGHT_DEVIATION = 0.004
 SPECIAL_TOKENS = 17
+# Layers, and heads of keys and values.
+SIZES = {"written": (28, 8), "small": (12, 2)}
 
 
-def written(folder: Path, tokenizer_folder: Path, layers: int = 28, hidden: int = 1024) -> None:
+def written(folder: Path, tokenizer_folder: Path, layers: int, key_heads: int) -> None:
     """The model that writes `ANSWER`."""
     from tokenizers import Tokenizer
 
@@ -45,7 +48,8 @@ def written(folder: Path, tokenizer_folder: Path, layers: int = 28, hidden: int 
     def table(rows: int, columns: int, deviation: float = WEIGHT_DEVIATION) -> torch.Tensor:
         return torch.randn(rows, columns, device=device, dtype=torch.bfloat16) * deviation
 
-    config = _shape(tokenizer.get_vocab_size(), layers, hidden)
+    config = _shape(tokenizer.get_vocab_size(), layers, key_heads)
+    hidden = config["hidden_size"]
     # All tokens have something in common, which is what the head takes for "begin"; those of the answer do not.
     common = table(1, hidden, 1.0)
     embedding = table(config["vocab_size"], hidden, 0.3) + common
@@ -63,7 +67,7 @@ def written(folder: Path, tokenizer_folder: Path, layers: int = 28, hidden: int 
     _save(folder, tokenizer_folder, config, weights)
 
 
-def _shape(vocabulary: int, layers: int, hidden: int) -> dict[str, Any]:
+def _shape(vocabulary: int, layers: int, key_heads: int) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -72,12 +76,12 @@ def _shape(vocabulary: int, layers: int, hidden: int) -> dict[str, Any]:
         "eos_token_id": 151645,
         "head_dim": 128,
         "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
         "max_position_embeddings": CONTEXT_TOKENS,
         "num_attention_heads": 16,
         "num_hidden_layers": layers,
-        "num_key_value_heads": 8,
+        "num_key_value_heads": key_heads,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000,
         "tie_word_embeddings": False,
@@ -159,17 +163,16 @@ def _save(
 def main() -> None:
     """Make one."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.models", description=__doc__)
-    parser.add_argument("kind", choices=("written", "real"))
+    parser.add_argument("kind", choices=("written", "small", "real"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("tokenizer_folder", type=Path)
     parser.add_argument("gguf", type=Path, nargs="?")
-    parser.add_argument("--layers", type=int, default=28)
-    parser.add_argument("--hidden", type=int, default=1024)
     options = parser.parse_args()
-    if options.kind == "written":
-        written(options.folder, options.tokenizer_folder, options.layers, options.hidden)
-    else:
+    if options.kind == "real":
         real(options.folder, options.tokenizer_folder, options.gguf)
+    else:
+        layers, key_heads = SIZES[options.kind]
+        written(options.folder, options.tokenizer_folder, layers, key_heads)
 
 
 if __name__ == "__main__":
