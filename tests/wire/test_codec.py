@@ -383,3 +383,66 @@ def test_open_string_in_a_frame_is_one_token(escape: bytes) -> None:
     assert decode_envelope(b'{"type":"x","a":"' + escape * 10_000 + b'","b":' + b"[" * 5_000)[
         0
     ] in ("x", None)
+
+
+# --- how many values a large request may have -------------------------------------------------------
+
+json_values = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='a"\\,[]{}é', max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def structure_of(value: object) -> str:
+    """The brackets and commas of a value, as a JSON encoder writes them."""
+    match value:
+        case dict():
+            return "{" + ",".join(map(structure_of, value.values())) + "}"
+        case list():
+            return "[" + ",".join(map(structure_of, value)) + "]"
+        case _:
+            return ""
+
+
+@given(json_values)
+def test_structure_is_seen_without_what_is_in_strings(value: object) -> None:
+    for data in (
+        json.dumps(value).encode(),
+        json.dumps(value, indent=1, ensure_ascii=False).encode(),
+    ):
+        seen = [data[at : at + 1] for _, at in codec._marks(data)]
+        assert b"".join(seen).decode() == structure_of(value)
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b'{"input":[' + b"111," * 100_000 + b"1]}", "items in one list: at most 100000"),
+        (b'{"metadata": {' + b'"a":"",' * 99_999 + b'"b":""}}', "items in one list: at most 65536"),
+        (
+            b'{"input":[{"a":[' + b"111," * 99_999 + b"1]}]}",
+            "values in one item or tool: at most 65536",
+        ),
+        (b'{"tools":[' + b"[[]," * 99_999 + b"1", "values in one item or tool: at most 65536"),
+        (b"{" + b'"a":1,' * 99_999 + b'"b":1}', "fields: at most 1000"),
+        (b'{"input":[' + b"[1,1,1,1,1]," * 99_999 + b"1]}", "values: at most 500000"),
+    ],
+    ids=["items", "elements", "an item", "nested", "fields", "values"],
+)
+def test_body_with_too_many_values_is_refused_before_it_is_decoded(
+    body: bytes, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "FEW_VALUES", 90_000)
+    with pytest.raises(InvalidRequest, match=what):
+        codec.decode_create(body)
+    with pytest.raises(InvalidRequest, match=what):
+        codec.decode_frame(body)
+
+
+def test_text_with_many_commas_is_no_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "FEW_VALUES", 1_000)
+    text = 'one, "two", [three], {four}\\' * 20_000
+    assert codec.decode_create(json.dumps({"input": text}).encode()).input == text

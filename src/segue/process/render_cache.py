@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Literal, assert_never
 
+from segue.background import off_loop
 from segue.turn.values import Messages, Owner, Prompt, Resent, Tokens, Warm
 from segue.wire.items import AdditionalTools, Item, ItemValue, Reasoning
 from segue.wire.kinds import shown_as
@@ -62,24 +64,29 @@ class RenderCache:
         while self._entries and self._bytes > target:
             self._drop(next(iter(self._entries)))
 
-    def find(self, resent: Resent) -> tuple[Warm | None, int]:
+    async def find(self, resent: Resent) -> tuple[Warm | None, int]:
         """The longest beginning of these items that was rendered before, and how many items that is."""
         if not self._bytes_max or not self._entries:
             return None, 0
+        return await off_loop(resent.is_long, self._find, resent)
+
+    def _find(self, resent: Resent) -> tuple[Warm | None, int]:
         digests = _digests(resent)
         for count in range(len(resent.given), 0, -1):
             key = (resent.owner, resent.fingerprint, digests[count])
             warm = self._entries.get(key)
             if warm is not None and is_cut(resent.given, count):
-                self._entries.move_to_end(key)
+                # It may have been dropped meanwhile, where this runs in a thread.
+                with suppress(KeyError):
+                    self._entries.move_to_end(key)
                 return warm, count
         return None, 0
 
-    def keep(self, resent: Resent, context: Prompt, recalled_items: int) -> None:
+    async def keep(self, resent: Resent, context: Prompt, recalled_items: int) -> None:
         """Remember what these items became, in place of what was recalled for the first so many of them."""
         if not self._bytes_max or not is_cut(resent.given, len(resent.given)):
             return
-        digests = _digests(resent)
+        digests = await off_loop(resent.is_long, _digests, resent)
         key = (resent.owner, resent.fingerprint, digests[len(resent.given)])
         if key in self._entries:
             return
@@ -162,7 +169,9 @@ def _digests(resent: Resent) -> list[bytes]:
     first.update(b"%d" % (resent.root_at // DAY_S))
     found = [first.digest()]
     for item in resent.given:
-        found.append(blake2b(found[-1] + item.raw, digest_size=16).digest())
+        digest = blake2b(found[-1], digest_size=16)
+        digest.update(item.raw)
+        found.append(digest.digest())
     return found
 
 

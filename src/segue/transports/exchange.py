@@ -44,6 +44,8 @@ INFLATED_BYTES = 1024 * 1024
 ANSWER_BYTES, ANSWER_WAIT_S = 1024 * 1024, 5
 # A refused upload that takes longer than this is cut off.
 DISCARD_S_MAX = 10.0
+# How much of a body is checked before the event loop may do other work.
+CHECKED_BYTES = 4 * 1024 * 1024
 # Our extension of ASGI, which has no message for aborting a connection.
 CUT = "segue.cut"
 
@@ -84,7 +86,7 @@ class Exchange:
         """The value of a header, or ""; a repeated header is both values joined, which no check accepts."""
         return ", ".join(v.decode("latin-1") for k, v in self.scope["headers"] if k == name)
 
-    async def body(self, bytes_max: int) -> bytes:
+    async def body(self, bytes_max: int) -> bytes | bytearray:
         """The whole body, decompressed, within the limits."""
         self._inflow = inflow = Inflow(self._memory.intake, self.account.key_id)
         try:
@@ -99,7 +101,7 @@ class Exchange:
         inflow.count(0, len(plain))
         return plain
 
-    async def _inflate(self, body: bytes, inflow: Inflow, bytes_max: int) -> bytes:
+    async def _inflate(self, body: bytearray, inflow: Inflow, bytes_max: int) -> bytes | bytearray:
         """The plain body. One that becomes large waits until there is room for the largest."""
         encoding = self.header(b"content-encoding").strip().lower()
         small = min(bytes_max, max(len(body), INFLATED_BYTES))
@@ -118,23 +120,22 @@ class Exchange:
         if self._inflow is not None:
             self._inflow.count(0, 0)
 
-    async def _receive_all(self, inflow: Inflow, bytes_max: int) -> bytes:
-        chunks: list[bytes] = []
-        size = 0
+    async def _receive_all(self, inflow: Inflow, bytes_max: int) -> bytearray:
+        """One growing buffer: to join many parts at the end would take long."""
+        body = bytearray()
         while not self._is_read:
-            chunks.append(await self._receive_part())
-            size += len(chunks[-1])
-            if size > bytes_max:
-                chunks.clear()
+            body += await self._receive_part()
+            if (size := len(body)) > bytes_max:
+                body.clear()
                 raise too_large(max(size, self._declared_bytes), bytes_max)
             if not self._is_read:
                 inflow.count(size, 0)
                 await inflow.more()
-        return b"".join(chunks)
+        return body
 
-    async def text(self, bytes_max: int) -> bytes:
+    async def text(self, bytes_max: int) -> bytes | bytearray:
         """The whole body, if it is UTF-8."""
-        return check_utf8(await self.body(bytes_max))
+        return await check_utf8(await self.body(bytes_max))
 
     @property
     def _declared_bytes(self) -> int:
@@ -193,8 +194,20 @@ class Exchange:
         await self.answer(error.status, encode_error_body(error), headers)
 
 
-def check_utf8(body: bytes) -> bytes:
-    """The body, if it is UTF-8: parts of it are kept as bytes and never decoded."""
+async def check_utf8(body: bytes | bytearray) -> bytes | bytearray:
+    """The body, if it is UTF-8: parts of it are kept as bytes and never decoded. A long one is checked in slices."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for at in range(0, len(body), CHECKED_BYTES):
+            if at:
+                await asyncio.sleep(0)
+            decoder.decode(body[at : at + CHECKED_BYTES], at + CHECKED_BYTES >= len(body))
+    except UnicodeDecodeError:
+        _refuse_bytes(body)
+    return body
+
+
+def _refuse_bytes(body: bytes | bytearray) -> None:
     try:
         codecs.utf_8_decode(body, "strict", True)
     except UnicodeDecodeError as error:
@@ -202,7 +215,6 @@ def check_utf8(body: bytes) -> bytes:
             f"We could not parse the JSON of your request: it is not valid UTF-8 at byte {error.start}.",
             code="invalid_json",
         ) from None
-    return body
 
 
 def _error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:

@@ -21,7 +21,7 @@ MEMBERS_MAX = 16
 ZSTD_STEP_BYTES = 1024
 
 
-async def inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:
+async def inflate(body: bytes | bytearray, encoding: str, bytes_max: int) -> bytes | bytearray:
     """The plain body, or a refusal: an unknown encoding, broken data, a bomb."""
     match encoding:
         case "" | "identity":
@@ -45,7 +45,7 @@ async def inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:
         raise InvalidRequest(message, code="invalid_encoding") from None
 
 
-def _inflate_zlib(body: bytes, bytes_max: int) -> bytes:
+def _inflate_zlib(body: bytes | bytearray, bytes_max: int) -> bytes:
     plain = b""
     for _ in range(MEMBERS_MAX):
         # 32: zlib detects whether this is gzip or deflate.
@@ -61,7 +61,7 @@ def _inflate_zlib(body: bytes, bytes_max: int) -> bytes:
     raise zlib.error("too many members")
 
 
-def _inflate_zstd(body: bytes, bytes_max: int) -> bytes:
+def _inflate_zstd(body: bytes | bytearray, bytes_max: int) -> bytes:
     stream = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
     chunks: list[bytes] = []
     size = 0

@@ -12,6 +12,7 @@ from contextlib import closing
 
 from msgspec import UNSET, structs
 
+from segue.background import off_loop
 from segue.errors import Conflict, InvalidRequest, response_not_found
 from segue.ids import given_id, new_id
 from segue.transports.exchange import ClientGone, Exchange, listening, subscribed
@@ -22,7 +23,7 @@ from segue.turn.compact import ASSUMED_CONTEXT_TOKENS, window
 from segue.turn.plan import Caller, Tally
 from segue.turn.running import Running
 from segue.turn.values import Cancel, Owner, Turn
-from segue.wire.codec import decode_create, decode_traceparent, encode
+from segue.wire.codec import LARGE_BYTES, decode_create, decode_traceparent, encode
 from segue.wire.requests import Create
 from segue.wire.response import ENDED, CompactionWindow, Deleted, InputTokens, Response
 
@@ -61,7 +62,7 @@ class ResponseRoutes:
         if exchange.account.is_limited:
             await exchange.account.quota.take_request()
         body = await exchange.text(self._services.limits.body_bytes_max)
-        create = decode_create(body)
+        create = await off_loop(len(body) > LARGE_BYTES, decode_create, body)
         trace = exchange.header(b"traceparent") or decode_traceparent(create)
         return create, Tally(bytes_received=len(body), traceparent=trace)
 

@@ -156,6 +156,9 @@ class SocketSession:
         self._steering: Steering | None = None
         # What rollouts were given, until there is a place for them to go on.
         self._appends: dict[ServedTicket, Append] = {}
+        # Frames that came behind a large one, while that is decoded.
+        self._behind: list[bytes] = []
+        self._is_decoding = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._age_timer: asyncio.TimerHandle | None = None
         self._is_aged = False
@@ -197,12 +200,38 @@ class SocketSession:
     # --- frames in ---
 
     def received(self, text: bytes) -> None:
-        """One frame: a create joins its lane, a steer or an append goes to its turn, anything else is refused."""
+        """One frame. A large one is decoded in a thread; meanwhile nothing is read, and what was read already waits."""
+        if self._is_decoding:
+            self._behind.append(text)
+        elif len(text) > codec.LARGE_BYTES:
+            self._is_decoding = True
+            self.socket.hold()
+            self._spawn(self._receive_large(text))
+        else:
+            self._take(text)
+
+    async def _receive_large(self, text: bytes) -> None:
+        try:
+            decoded: Create | str | ApiError = await asyncio.to_thread(codec.decode_frame, text)
+        except ApiError as error:
+            decoded = error
+        self._is_decoding = False
+        self._take(text, decoded)
+        behind, self._behind = self._behind, []
+        for frame in behind:
+            self.received(frame)
+        if not self._is_decoding:
+            self.socket.release()
+
+    def _take(self, text: bytes, decoded: Create | str | ApiError | None = None) -> None:
+        """A create joins its lane, a steer or an append goes to its turn, anything else is refused."""
         lane: Lane = None
         try:
             if self._is_dismissed:
                 raise _revoked()
-            create = codec.decode_frame(text)
+            create = codec.decode_frame(text) if decoded is None else decoded
+            if isinstance(create, ApiError):
+                raise create
             if isinstance(create, str):
                 self._received_other(create, text)
                 return

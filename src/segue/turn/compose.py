@@ -30,6 +30,7 @@ from segue.turn.values import (
     Tokens,
     Unfinished,
 )
+from segue.wire.codec import LARGE_BYTES
 from segue.wire.items import CompactionTrigger, Item
 
 # Rendering more than this many bytes moves to a thread: the tokenizer lets others run meanwhile.
@@ -62,16 +63,17 @@ def _resent(plan: Plan) -> Resent | None:
     if resolved.parent is not None or resolved.earlier:
         return None
     fingerprint = plan.model.dialect.fingerprint
-    return Resent(plan.owner, fingerprint, resolved.head, resolved.given, plan.root_at)
+    is_long = plan.tally.bytes_received > LARGE_BYTES
+    return Resent(plan.owner, fingerprint, resolved.head, resolved.given, plan.root_at, is_long)
 
 
-def set_scene(plan: Plan, cache: PromptCache) -> Scene:
+async def set_scene(plan: Plan, cache: PromptCache) -> Scene:
     """What the dialect will see; the beginning of a history that was sent again is looked up."""
     resolved = plan.resolved
     given, recalled = resolved.given, None
     rounds = tuple(one for one in resolved.earlier if one.is_fresh)
     if resolved.parent is None and (resent := _resent(plan)) is not None:
-        recalled, count = cache.find(resent)
+        recalled, count = await cache.find(resent)
         if recalled is not None:
             rounds, given = (Round(given[:count]),), given[count:]
     if plan.compacts:
@@ -90,13 +92,13 @@ def set_scene(plan: Plan, cache: PromptCache) -> Scene:
     )
 
 
-def remember(plan: Plan, first: Composed, cache: PromptCache) -> None:
+async def remember(plan: Plan, first: Composed, cache: PromptCache) -> None:
     """Keep the prompt of a history that came as a whole, for when it is sent again."""
     resent = _resent(plan)
     if resent is not None and not first.is_truncated:
         is_recalled = first.scene.recalled is not None
         recalled_items = len(first.scene.rounds[0].given) if is_recalled else 0
-        cache.keep(resent, first.rendered.context, recalled_items)
+        await cache.keep(resent, first.rendered.context, recalled_items)
 
 
 async def compose(plan: Plan, scene: Scene, *, may_truncate: bool) -> Composed:
@@ -135,7 +137,7 @@ def measure(plan: Plan, item: Item) -> int:
 async def count(plan: Plan, cache: PromptCache) -> int:
     """How many tokens the engine would be given; about how many, where only the endpoint knows and does not say."""
     may_truncate = plan.resolved.create.truncation == "auto"
-    composed = await compose(plan, set_scene(plan, cache), may_truncate=may_truncate)
+    composed = await compose(plan, await set_scene(plan, cache), may_truncate=may_truncate)
     counted = plan.model.count_tokens and await plan.model.count_tokens(composed.scene)
     return counted or composed.length
 

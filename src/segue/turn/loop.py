@@ -129,10 +129,10 @@ class TurnLoop:
             if self.resources.open_gate is not None and (plan.guards.inputs or plan.guards.outputs):
                 self.gate = self.resources.open_gate(plan, self.running)
             error = await self._begin_hosted() if plan.resolved.is_hosted else None
-            self.scene = set_scene(self.plan, self.resources.prompt_cache)
+            self.scene = await set_scene(self.plan, self.resources.prompt_cache)
             end = await self._play() if error is None else End("failed", error=error)
             if self.first_composed is not None and plan.resolved.parent is None:
-                remember(self.plan, self.first_composed, self.resources.prompt_cache)
+                await remember(self.plan, self.first_composed, self.resources.prompt_cache)
             await self._save(end)
         except Exception:
             # A mistake of ours; the client still gets its one terminal event.
@@ -444,7 +444,8 @@ class TurnLoop:
         return None
 
     async def _may_begin(self, plan: Plan) -> bool:
-        return await self._may_act(set_scene(plan, self.resources.prompt_cache), is_first=True)
+        scene = await set_scene(plan, self.resources.prompt_cache)
+        return await self._may_act(scene, is_first=True)
 
     async def _may_append(self, items: tuple[Item, ...]) -> bool:
         return await self._may_act(structs.replace(self.scene, given=items), is_first=False)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 
 from msgspec import Raw, Struct, structs
 
+from segue.background import off_loop
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, parent_not_found
 from segue.ids import given_id, turn_of
 from segue.turn.admit import admit
@@ -19,7 +21,7 @@ from segue.turn.plan import Caller, Model, Plan, Resources, Span, Tally
 from segue.turn.resolve import resolve
 from segue.turn.seams import Seals
 from segue.turn.values import Owner, Round, Turn
-from segue.wire.codec import decode_item, user_message
+from segue.wire.codec import ITEMS_MAX, LARGE_BYTES, decode_item, user_message
 from segue.wire.items import (
     Compaction,
     CompactionSummary,
@@ -45,8 +47,9 @@ SLICE_BYTES = 64 * 1024
 INDIRECT = (ItemReference, Reasoning, Compaction, CompactionSummary, McpCall, WebSearchCall)
 # Clients name some of the items of a conversation, at most all of a long one.
 REFERENCES_MAX = 4_096
-# An input of a million items is refused before its items are looked at.
-ITEMS_MAX = 100_000
+# Looking at so many items, or at so much of one, takes some milliseconds.
+MANY_ITEMS = 2_000
+LONG_ITEM_BYTES = 1024 * 1024
 
 
 async def prepare(
@@ -68,7 +71,8 @@ async def prepare(
             tally.items_validated += 1
         elif create.input is not None:
             given = await decode_items(create.input, tally)
-        has_media = _has_media(given)
+        is_long = len(given) > MANY_ITEMS
+        has_media = await off_loop(is_long, _has_media, given)
         if has_media and resources.reads_urls and resources.hosted is not None:
             given = await resources.hosted.fetch(given)
         if caller.joined is not None:
@@ -93,9 +97,11 @@ async def prepare(
             )
             given, earlier = with_outputs(unsealed.given), unsealed.earlier
             # A reference may stand for an item with files.
-            has_media = has_media or _has_media(given)
+            has_media = has_media or await off_loop(is_long, _has_media, given)
         has_web = resources.has_web and "web_search" in caller.may
-        resolved = resolve(create, given, parent, earlier, has_web=has_web, has_media=has_media)
+        is_long = len(given) > MANY_ITEMS or tally.bytes_received > LARGE_BYTES
+        bind = partial(resolve, has_web=has_web, has_media=has_media)
+        resolved = await off_loop(is_long, bind, create, given, parent, earlier)
         if resolved.is_hosted and resources.hosted is not None:
             resources.hosted.check(resolved.head.tools, caller.may)
         if has_media:
@@ -249,7 +255,11 @@ async def decode_items(raws: Sequence[Raw], tally: Tally, path: str = "input") -
     held = 0
     for index, raw in enumerate(raws):
         held += memoryview(raw).nbytes
-        items.append(decode_item(raw, f"{path}[{index}]"))
+        item_path = f"{path}[{index}]"
+        if memoryview(raw).nbytes > LONG_ITEM_BYTES:
+            items.append(await asyncio.to_thread(decode_item, raw, item_path))
+        else:
+            items.append(decode_item(raw, item_path))
         if held > SLICE_BYTES:
             held = 0
             await asyncio.sleep(0)

@@ -289,10 +289,10 @@ class Gate(Filter, Protocol):
 class PromptCache(Protocol):
     """Prompts of earlier requests by their leading items, for clients that resend their whole history."""
 
-    def find(self, resent: Resent) -> tuple[Warm | None, int]:
+    async def find(self, resent: Resent) -> tuple[Warm | None, int]:
         """The prompt of the longest known beginning, and how many items that is."""
 
-    def keep(self, resent: Resent, context: Prompt, recalled_items: int) -> None:
+    async def keep(self, resent: Resent, context: Prompt, recalled_items: int) -> None:
         """Remember this prompt, in place of the one found for the first so many items."""
 
 

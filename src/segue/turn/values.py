@@ -336,6 +336,8 @@ class Resent(Struct, frozen=True):
     head: Head
     given: tuple[Item, ...]
     root_at: int = 0
+    # Whether it takes long to look at all of it.
+    is_long: bool = False
 
 
 class Scene(Struct, frozen=True):

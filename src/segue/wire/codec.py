@@ -8,7 +8,7 @@ that reads it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import TypeAlias, TypeVar
@@ -48,6 +48,19 @@ WITHOUT_RAW = items.FunctionCall | items.CustomToolCall | _OUTPUTS | items.Reaso
 
 # Far above any real request, far below what would hold the loop or fill memory (docs/hazards.md T7).
 TOOLS_MAX = 4_096
+# How many values a request may have; fields; elements of its input, and of another field; values in one element, which
+# is an item or a tool. To decode more would hold the loop for too long, or fill memory.
+VALUES_MAX = 500_000
+FIELDS_MAX = 1_000
+ITEMS_MAX = 100_000
+ELEMENTS_MAX = 65_536
+ELEMENT_VALUES_MAX = 65_536
+# A larger body is decoded in a thread. With so few values it need not be looked at first.
+LARGE_BYTES = 256 * 1024
+FEW_VALUES = 150_000
+COMMA, QUOTE = b',"'
+# The most that is searched at once.
+WINDOW_BYTES = 1024 * 1024
 # How deep an item or a tool may be. Schemas that people write have a dozen levels; walking down recursively, as
 # renderers and encoders do, ends at some hundreds.
 DEPTH_MAX = 256
@@ -62,6 +75,9 @@ _LONG_VALUE = re.compile(rf"'([^']{{{NAME_CHARS_MAX}}})[^']+'")
 # How far a frame that is too deep to decode is skimmed for its lane: some milliseconds of work.
 SKIM_BYTES_MAX = 64 * 1024
 SKIM_TOKENS_MAX = 8_192
+# Short strings and all that is between them, but no structure; and many escapes of a string at once.
+_BETWEEN = re.compile(rb'(?:"[^"\\]{0,256}+"|[^"{}\[\],]{1,4096}+){0,256}+')
+_ESCAPES = re.compile(rb'(?:\\.[^"\\]{0,64}+){1,1024}+', re.DOTALL)
 # A string that is still open at the end matches too: otherwise each quote in it would be tried as a beginning.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{\[]+|[}\]]+|[:,]', re.DOTALL)
 
@@ -110,7 +126,7 @@ ITEM_TYPES = frozenset(
 TOOL_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in ToolDefinition.__args__)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes, path: str = "") -> T:
+def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes | bytearray, path: str = "") -> T:
     """Decode, or refuse with the reason and the path."""
     try:
         return decoder.decode(data)
@@ -124,13 +140,86 @@ def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes, path: str = "")
         raise InvalidRequest(message, code="invalid_json", param=path or None) from None
 
 
-def decode_create(body: bytes) -> Create:
-    """A request for one turn, its items and tools still raw."""
+def decode_create(body: bytes | bytearray) -> Create:
+    """A request for one turn, its items and tools still raw. Slow work if the body is large."""
+    if len(body) > LARGE_BYTES:
+        check_shape(body)
     return _decode(_create, body)
 
 
+def check_shape(body: bytes | bytearray) -> None:
+    """Refuse a large body with more values than may be decoded, before it is decoded. Slow work, for a thread."""
+    marks = (b",", b"[", b"{")
+    windows = range(0, len(body), WINDOW_BYTES)
+    if (
+        sum(body.count(mark, at, at + WINDOW_BYTES) for at in windows for mark in marks)
+        <= FEW_VALUES
+    ):
+        return
+    depth = values = fields = elements = inner = 0
+    elements_max = ELEMENTS_MAX
+    for mark, at in _marks(body):
+        if mark == COMMA:
+            if depth > 2:
+                inner += 1
+            elif depth == 2:
+                elements += 1
+                inner = 0
+            else:
+                fields += 1
+        elif mark in b"]}":
+            depth -= 1
+            continue
+        else:
+            depth += 1
+            inner += 1
+            if depth == 2:
+                elements = inner = 0
+                key = body[max(at - 64, 0) : at].rstrip(b" \t\r\n:")
+                elements_max = ITEMS_MAX if key.endswith((b'"input"', b'"items"')) else ELEMENTS_MAX
+        values += 1
+        if inner > ELEMENT_VALUES_MAX:
+            raise _too_many("values in one item or tool", ELEMENT_VALUES_MAX)
+        if elements >= elements_max:
+            raise _too_many("items in one list", elements_max)
+        if values > VALUES_MAX:
+            raise _too_many("values", VALUES_MAX)
+        if fields > FIELDS_MAX:
+            raise _too_many("fields", FIELDS_MAX)
+
+
+def _too_many(what: str, count_max: int) -> InvalidRequest:
+    message = f"The request has too many {what}: at most {count_max}."
+    return InvalidRequest(message, code="invalid_value")
+
+
+def _marks(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """The brackets and commas of some JSON with their positions, but for those in strings."""
+    at, size = 0, len(body)
+    while (found := _BETWEEN.match(body, at)) and (at := found.end()) < size:
+        mark = body[at]
+        at += 1
+        if mark == QUOTE:
+            at = _string_end(body, at)
+        elif mark in b",[]{}":
+            yield mark, at - 1
+
+
+def _string_end(body: bytes | bytearray, at: int) -> int:
+    """Behind the string whose inside begins here."""
+    while (quote := body.find(b'"', at)) >= 0:
+        escape = body.find(b"\\", at, quote)
+        if escape < 0:
+            return quote + 1
+        found = _ESCAPES.match(body, escape)
+        at = escape + 2 if found is None else found.end()
+    return len(body)
+
+
 def decode_frame(frame: bytes) -> Create | str:
-    """The create in a frame, or the type of another frame."""
+    """The create in a frame, or the type of another frame. Slow work if the frame is large."""
+    if len(frame) > LARGE_BYTES:
+        check_shape(frame)
     try:
         create = _decode(_create, frame)
     except InvalidRequest:
@@ -170,13 +259,17 @@ def _bad_steer(message: str) -> InvalidRequest:
     return InvalidRequest(message, code="invalid_input", param="input")
 
 
-def decode_conversation(body: bytes) -> requests.NewConversation:
+def decode_conversation(body: bytes | bytearray) -> requests.NewConversation:
     """What a conversation begins with, or is changed to."""
+    if len(body) > LARGE_BYTES:
+        check_shape(body)
     return _decode(_conversation, body or b"{}")
 
 
-def decode_added(body: bytes) -> requests.AddedItems:
+def decode_added(body: bytes | bytearray) -> requests.AddedItems:
     """Items for a conversation, still raw."""
+    if len(body) > LARGE_BYTES:
+        check_shape(body)
     return _decode(_added, body)
 
 
@@ -195,7 +288,7 @@ def with_input_before(create: Create, before: Sequence[Item]) -> Create:
 def decode_envelope(frame: bytes) -> tuple[str | None, str | None]:
     """The type and the lane of a frame that cannot be read as a whole; None where they are no use."""
     try:
-        envelope = _envelope.decode(frame)
+        envelope = _envelope.decode(frame) if len(frame) <= LARGE_BYTES else _skim(frame)
     except RecursionError:
         envelope = _skim(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError):
