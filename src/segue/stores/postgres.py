@@ -465,6 +465,9 @@ async def _take_some(
     connection: PostgresConnection, *, me: str, count_max: int
 ) -> Sequence[_TurnKey]:
     """Make some of the queued turns that are nobody's this process's; those that another takes now are skipped."""
+    if not await connection.fetch(QUERIES["left"], 1):
+        # Mostly there are none, and a transaction is three round trips.
+        return []
     async with connection.transaction():
         taken = await fetch(connection, "left", _turn_key, count_max)
         if taken:
