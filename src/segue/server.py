@@ -21,7 +21,7 @@ from segue.app import ALONE, App, WorkerPlace, open_app
 from segue.background import in_background
 from segue.errors import Misconfigured
 from segue.listener.fd_limit import fit_connections
-from segue.listener.protocol import HttpLimits, http_class
+from segue.listener.protocol import LISTENERS, HttpLimits, http_class, set_tcp_options
 from segue.listener.tls import Certificate
 from segue.process.heap import keep_trimmed, tune_heap
 from segue.settings import Settings
@@ -53,10 +53,16 @@ class UvicornServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then report the URL."""
+        if sockets is not None:
+            # uvloop accepts one connection for each of them in a pass.
+            sockets += [port.dup() for port in tuple(sockets) for _ in range(LISTENERS - 1)]
         await super().startup(sockets)
+        for listening in self.servers if self.started else ():
+            for port in listening.sockets:
+                set_tcp_options(port)
         if self.started:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._on_listening(url_of(host, port, is_secure=self.config.is_ssl))
+            host, number = self.servers[0].sockets[0].getsockname()[:2]
+            self._on_listening(url_of(host, number, is_secure=self.config.is_ssl))
 
 
 def url_of(host: str, number: int, *, is_secure: bool) -> str:

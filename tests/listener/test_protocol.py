@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import websockets
 
+from segue.listener.protocol import LISTENERS, UPGRADE_S_MAX, UPGRADES_MAX, UpgradeQueue
 from segue.storage import give_out
 from tests.support import MODEL, WAIT_S, Served, fetch, serving, until, wire
 
@@ -305,3 +306,30 @@ async def test_flood_of_frames_ends_the_connection_and_no_other(flood: str) -> N
         assert (await healthy.turn(input="hi", store=False))["type"] == "response.completed"
         if flood == "pings":
             assert codes == ["rate_limit_exceeded"]
+
+
+async def test_upgrades_of_a_herd_happen_a_few_in_each_pass_and_in_order() -> None:
+    queue, done = UpgradeQueue(), list[int]()
+    for number in range(3 * UPGRADES_MAX):
+        queue.put(lambda number=number: done.append(number))
+    assert done == list(range(UPGRADES_MAX))
+    for passes in (2, 3):
+        await asyncio.sleep(0)
+        assert done == list(range(passes * UPGRADES_MAX))
+    await asyncio.sleep(0)
+    assert queue.put(lambda: done.append(-1))
+    assert done[-1] == -1
+
+
+async def test_upgrades_wait_while_connections_come_faster_than_they_are_accepted() -> None:
+    queue, done = UpgradeQueue(), list[int]()
+    for _ in range(3):
+        queue.accepted = LISTENERS
+        assert not queue.put(lambda: done.append(1))
+        await asyncio.sleep(0)
+    assert done == []
+    # It is quiet now; and where it never is, they do not wait for ever.
+    await asyncio.sleep(0)
+    assert done == [1, 1, 1]
+    queue.accepted, queue._held_at = LISTENERS, asyncio.get_running_loop().time() - UPGRADE_S_MAX
+    assert queue.put(lambda: done.append(2))

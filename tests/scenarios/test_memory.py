@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from segue.readers.text_reader import TextReader
 from tests.support import MODEL, WAIT_S, Served, fetch, metric, serving, wire
 
 MIB = 1024 * 1024
@@ -91,3 +94,20 @@ async def test_turn_is_refused_at_the_limit_of_all_memory_and_runs_after_it() ->
         memory.bytes_max = MIB
         memory.look()
         assert (await socket.turn(input="x", store=False))["type"] == "response.completed"
+
+
+async def test_connections_and_turns_are_freed_without_the_garbage_collector() -> None:
+    async with serving() as served:
+        gc.collect()
+        gc.disable()
+        try:
+            async with wire(served) as socket:
+                await socket.turn(input="x", store=False)
+                (session,) = map(weakref.ref, served.app.upgrades.sessions)
+            await post(served, b'{"model":"scripted","input":"x"}')
+            async with asyncio.timeout(WAIT_S):
+                while session() is not None:
+                    await metric(served, INBOUND)
+            assert not [one for one in gc.get_objects() if type(one) is TextReader]
+        finally:
+            gc.enable()

@@ -12,11 +12,14 @@ import logging
 import random
 import socket as net
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import is_ssl
 
 from segue.errors import ApiError, Refused, Unavailable
 from segue.process.memory import Unread
@@ -36,7 +39,12 @@ TCP_OPTIONS = {
     "TCP_KEEPINTVL": 10,
     "TCP_KEEPCNT": 4,
     "TCP_USER_TIMEOUT": 60_000,
+    "TCP_NODELAY": 1,
 }
+# Sockets accepted in one pass of the event loop, which accepts one for each listener.
+LISTENERS = 8
+# Upgrades in one pass, and how long they wait at most while connections come faster than they are accepted.
+UPGRADES_MAX, UPGRADE_S_MAX = 4, 0.5
 # A slow reader that takes this much within the time limit may go on.
 PROGRESS_BYTES_MIN = 64 * 1024
 
@@ -50,17 +58,68 @@ class HttpLimits:
     connections_max: int = 10_000
 
 
+class UpgradeQueue:
+    """Lets a few upgrades happen in each pass of the event loop, in the order in which they came.
+
+    When thousands of clients come back in the same moment, all of them are accepted first: a health check is behind
+    them in the same queue of the kernel.
+    """
+
+    def __init__(self) -> None:
+        # Connections that were accepted in this pass.
+        self.accepted = 0
+        self._left = UPGRADES_MAX
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_due = False
+        self._held_at: float | None = None
+
+    def put(self, upgrade: Callable[[], None]) -> bool:
+        """Call this now, or soon; whether it was called."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._next_pass)
+        if self._waiting or not self._left or self._is_busy():
+            self._waiting.append(upgrade)
+            return False
+        self._left -= 1
+        upgrade()
+        return True
+
+    def _is_busy(self) -> bool:
+        """Whether more connections wait to be accepted."""
+        if self.accepted < LISTENERS:
+            self._held_at = None
+            return False
+        now = asyncio.get_running_loop().time()
+        self._held_at = self._held_at or now
+        return now - self._held_at < UPGRADE_S_MAX
+
+    def _next_pass(self) -> None:
+        is_busy, self.accepted = self._is_busy(), 0
+        self._left = 0 if is_busy else UPGRADES_MAX
+        while self._left and self._waiting:
+            self._left -= 1
+            self._waiting.popleft()()
+        self._is_due = bool(self._waiting)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next_pass)
+        else:
+            self._left = UPGRADES_MAX
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One HTTP connection."""
 
     limits = HttpLimits()
     unread = Unread()
+    upgrades = UpgradeQueue()
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     # Bytes since the last byte of a body, or since a head was complete.
     _overhead_bytes = 0
     _unread_bytes = 0
     _is_in_head = True
+    _is_upgrading = False
     # Whether the last request has been received completely.
     _is_complete = True
     _chunk = b""
@@ -68,8 +127,11 @@ class HttpProtocol(HttpToolsProtocol):
     _earlier: Sequence[RequestResponseCycle] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        _set_tcp_options(transport)
+        # As uvicorn does it, but for the addresses of both ends, which nobody reads and each of which is a system call.
+        self.connections.add(self)
+        self.transport, self.flow = transport, FlowControl(transport)
+        self.scheme = "https" if is_ssl(transport) else "http"
+        self.upgrades.accepted += 1
         if len(self.connections) > self.limits.connections_max:
             wait_s = random.randint(1, RETRY_S_MAX)
             self._refuse(Unavailable("Too many connections. Please retry.", wait_s=wait_s))
@@ -87,7 +149,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_upgrading:
             return
         self._overhead_bytes += len(data)
         if self._is_complete and self._head_timer is None:
@@ -162,7 +224,14 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(Refused(message, status=400, code="invalid_upgrade"))
             return
         self._stop_timers()
-        super().handle_websocket_upgrade()
+        self._is_upgrading = True
+        if not self.upgrades.put(self._upgrade):
+            self.transport.pause_reading()
+
+    def _upgrade(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+            super().handle_websocket_upgrade()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -258,16 +327,15 @@ def http_class(limits: HttpLimits, unread: Unread) -> Callable[..., asyncio.Prot
     class ServedHttp(HttpProtocol):
         pass
 
-    ServedHttp.limits, ServedHttp.unread = limits, unread
+    ServedHttp.limits, ServedHttp.unread, ServedHttp.upgrades = limits, unread, UpgradeQueue()
     return ServedHttp
 
 
-def _set_tcp_options(transport: asyncio.Transport) -> None:
-    """Let the system notice a client that is gone without closing: HTTP has no ping."""
-    connection: net.socket | None = transport.get_extra_info("socket")
-    if connection is None or connection.family not in (net.AF_INET, net.AF_INET6):
-        return
-    connection.setsockopt(net.SOL_SOCKET, net.SO_KEEPALIVE, 1)
-    for name, value in TCP_OPTIONS.items():
-        if hasattr(net, name):
-            connection.setsockopt(net.IPPROTO_TCP, getattr(net, name), value)
+def set_tcp_options(port: net.socket) -> None:
+    """Let the system notice clients that are gone without closing: HTTP has no ping. Connections inherit it from their
+    port."""
+    if port.family in (net.AF_INET, net.AF_INET6):
+        port.setsockopt(net.SOL_SOCKET, net.SO_KEEPALIVE, 1)
+        for name, value in TCP_OPTIONS.items():
+            if hasattr(net, name):
+                port.setsockopt(net.IPPROTO_TCP, getattr(net, name), value)

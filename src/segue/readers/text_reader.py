@@ -80,6 +80,10 @@ class _Call:
     scanned: int = 0
 
 
+def _closed(text: str) -> None:
+    """The state after the last one."""
+
+
 class TextReader:
     """A `Reader`: see the table of states at the top.
 
@@ -143,6 +147,8 @@ class TextReader:
             ids = ids + self._vocabulary.ids(Own(brace + end))
         ids.append(self._bound.seal[0] if self._stop is None else self._stop)
         parsed.append(TurnClosed(ids + self._bound.seal[1:]))
+        # A method of its own would keep it, and the whole scene, until the garbage collector comes.
+        self._state = _closed
         return parsed
 
     def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:

@@ -25,7 +25,6 @@ import asyncio
 import codecs
 import enum
 import logging
-import socket as net
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -296,12 +295,6 @@ class Socket(asyncio.Protocol):
         self._connections.add(self)
         high = min(_TRANSPORT_BYTES_MAX, self._limits.outbox_bytes_max // 4)
         self._transport.set_write_buffer_limits(high)
-        connection: net.socket | None = transport.get_extra_info("socket")
-        if connection is not None and connection.family in (net.AF_INET, net.AF_INET6):
-            connection.setsockopt(net.IPPROTO_TCP, net.TCP_NODELAY, 1)
-            if hasattr(net, "TCP_USER_TIMEOUT"):
-                timeout_ms = int(self._limits.pong_s_max * 1000)
-                connection.setsockopt(net.IPPROTO_TCP, net.TCP_USER_TIMEOUT, timeout_ms)
 
     def data_received(self, data: bytes) -> None:
         self._silent_s = 0.0
@@ -328,6 +321,9 @@ class Socket(asyncio.Protocol):
         self._set_write_timer(None)
         self._unread.writers.discard(self)
         self._connections.discard(self)
+        if hasattr(self, "_listener"):
+            # They hold each other, and the listener a whole history: the garbage collector may come late.
+            del self._listener
 
     def pause_writing(self) -> None:
         self._is_paused = True
