@@ -122,7 +122,7 @@ def stages() -> list[Stage]:
     ]
     second = [
         *alone("fast", short, [100_000, 20_000, 1_000]),
-        *alone("fast-rust", ("chat", "ws"), [100_000, 20_000]),
+        *alone("fast-rust", ("ids", "chat", "ws"), [100_000, 20_000]),
         *crowd("real", (*short, "http-off"), 32, 5),
         *crowd("real-tuned", (*own, "ws"), 32, 5),
         *crowd("real-rust", ("chat", "ws"), 32, 5),

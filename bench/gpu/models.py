@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-CONTEXT_TOKENS = 131_072
+from bench.gpu.servers import CONTEXT_TOKENS
+
 # No token occurs twice.
 ANSWER = (
     " Then we read another file, look at each line that uses this name and change what must be changed below it;"

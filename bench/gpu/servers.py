@@ -21,7 +21,7 @@ from urllib.request import urlopen
 from segue_bench.server import ServerProcess
 
 START_S_MAX = 300.0
-CONTEXT_TOKENS = int(os.environ.get("GPU_BENCH_CONTEXT", "131072"))
+CONTEXT_TOKENS = 131_072
 PARALLEL = 64
 # 8 guesses a step, from what stands in the prompt already.
 SPECULATION = json.dumps(
