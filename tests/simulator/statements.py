@@ -1,0 +1,499 @@
+"""What does each statement of `stores/sql/postgres_queries.sql` do to the tables?
+
+One function for each name, with the statement's own parameters. It must follow the SQL, word for word: `get` and `rows`
+see the snapshot of the statement, `lock` the newest version of a row. `tests/simulator/test_model.py` runs the same
+operations on these and on PostgreSQL itself. Rows are never changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+if TYPE_CHECKING:
+    from tests.simulator.database import Row, Transaction
+
+Statement = Callable[..., object]
+STATEMENTS: dict[str, Statement] = {}
+
+TURN = ("id", "parent_id", "history", "response", "instructions", "tools")
+USAGE = (
+    "turn_id", "owner", "model", "status", "input_tokens", "cached_tokens", "output_tokens", "ended_at",
+    "tool_calls",
+)  # fmt: skip
+
+
+def statement(function: Statement) -> Statement:
+    STATEMENTS[function.__name__] = function
+    return function
+
+
+def pick(row: Row, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in names)
+
+
+def touched(count: int) -> str:
+    """What the server says of a statement that is not a query."""
+    return f"DONE {count}"
+
+
+# --- turns ---
+
+
+@statement
+def find(t: Transaction, owner: str, id: str) -> object:
+    found, above = [], id
+    while (row := t.get("turns", owner, above)) is not None and row not in found:
+        found.append(row)
+        above = row["parent_id"]
+    return [pick(row, TURN) for row in found]
+
+
+@statement
+def read(t: Transaction, owner: str, id: str) -> object:
+    row = t.get("turns", owner, id)
+    return [] if row is None else [pick(row, TURN)]
+
+
+@statement
+def parts(t: Transaction, owner: str, digests: list[bytes]) -> object:
+    rows = [t.get("parts", owner, digest) for digest in digests]
+    return [(row["digest"], row["body"]) for row in rows if row is not None]
+
+
+def put_usage(t: Transaction, values: Sequence[Any]) -> None:
+    """`ON CONFLICT (turn_id) DO NOTHING`."""
+    if t.lock("usage", values[0]) is None:
+        t.put("usage", (values[0],), dict(zip(USAGE, values, strict=True)))
+
+
+def put_turn(t: Transaction, row: Row) -> None:
+    """Insert or replace a turn; one that was erased stays so."""
+    key = (row["owner"], row["id"])
+    before = t.lock("turns", *key)
+    if before is None and t.database.tables["erased"].get(key) is not None:
+        return
+    if before is None:
+        t.database.sequence += 1
+    seq = t.database.sequence if before is None else before["seq"]
+    t.put("turns", key, {**row, "seq": seq})
+
+
+@statement
+def save(t: Transaction, owner: str, id: str, *rest: Any) -> object:
+    parent_id, history, response, instructions, tools, worker, *usage = rest[:13]
+    digests, bodies = rest[13:]
+    new = dict(zip(digests, bodies, strict=True))
+    for digest in (instructions, tools):
+        if digest is not None and digest not in new and t.get("parts", owner, digest) is None:
+            raise asyncpg.ForeignKeyViolationError("a part is gone")
+    for digest, body in new.items():
+        if t.get("parts", owner, digest) is None:
+            t.put("parts", (owner, digest), {"owner": owner, "digest": digest, "body": body})
+    put_turn(
+        t,
+        {
+            "owner": owner, "id": id, "parent_id": parent_id, "history": history, "response": response,
+            "instructions": instructions, "tools": tools, "worker": worker, "saved_at": t.now,
+        },
+    )  # fmt: skip
+    if usage[0] is not None:
+        put_usage(t, (id, owner, *usage))
+    return touched(1)
+
+
+@statement
+def delete(t: Transaction, owner: str, id: str) -> object:
+    row = t.lock("turns", owner, id, mode="update")
+    if row is None:
+        return touched(0)
+    t.drop("turns", owner, id)
+    if t.get("erased", owner, id) is None:
+        t.put("erased", (owner, id), {"owner": owner, "turn_id": id, "erased_at": t.now})
+    for event in t.rows("events"):
+        if (event["owner"], event["turn_id"]) == (owner, id):
+            t.drop("events", owner, id, event["first"])
+    for claim_ in t.rows("claims"):
+        if (claim_["owner"], claim_["turn_id"]) == (owner, id):
+            t.drop("claims", owner, claim_["key"])
+    return touched(1)
+
+
+# --- usage ---
+
+
+@statement
+def settle(t: Transaction, *values: Any) -> object:
+    put_usage(t, values)
+    return touched(1)
+
+
+# --- events ---
+
+
+def is_erased(t: Transaction, owner: str, id: str) -> bool:
+    return t.get("erased", owner, id) is not None
+
+
+@statement
+def append(t: Transaction, owner: str, turn_id: str, first: int, last: int, body: bytes) -> object:
+    if is_erased(t, owner, turn_id):
+        return touched(0)
+    before = t.lock("events", owner, turn_id, first)
+    if before is not None and last <= before["last"]:
+        return touched(0)
+    row = {"owner": owner, "turn_id": turn_id, "first": first, "last": last, "body": body}
+    t.put("events", (owner, turn_id, first), {**row, "logged_at": t.now})
+    return touched(1)
+
+
+def events_of(t: Transaction, owner: str, turn_id: str) -> list[Row]:
+    """In order."""
+    rows = [row for row in t.rows("events") if (row["owner"], row["turn_id"]) == (owner, turn_id)]
+    return sorted(rows, key=lambda row: row["first"])
+
+
+@statement
+def events_after(t: Transaction, owner: str, turn_id: str, number: int) -> object:
+    rows = [] if is_erased(t, owner, turn_id) else events_of(t, owner, turn_id)
+    return [(row["body"],) for row in rows if row["last"] > number or row is rows[-1]]
+
+
+@statement
+def delete_events(t: Transaction, owner: str, turn_id: str) -> object:
+    rows = events_of(t, owner, turn_id)
+    for row in rows:
+        t.drop("events", owner, turn_id, row["first"])
+    return touched(len(rows))
+
+
+# --- idempotency keys ---
+
+
+@statement
+def claim(
+    t: Transaction, owner: str, key: bytes, turn_id: str, digest: bytes, worker: str, age_s: int
+) -> object:
+    row = {"owner": owner, "key": key, "turn_id": turn_id, "digest": digest, "worker": worker}
+    held = t.lock("claims", owner, key)
+    if held is None or held["claimed_at"] < t.now - age_s:
+        held = {**row, "claimed_at": t.now}
+        t.put("claims", (owner, key), held)
+    return [(held["turn_id"], held["digest"])]
+
+
+@statement
+def release(t: Transaction, owner: str, key: bytes, turn_id: str) -> object:
+    held = t.lock("claims", owner, key, mode="update")
+    if held is None or held["turn_id"] != turn_id:
+        return touched(0)
+    t.drop("claims", owner, key)
+    return touched(1)
+
+
+# --- workers ---
+
+
+@statement
+def beat(t: Transaction, worker: str) -> object:
+    t.database.homes[worker] = t.session.client
+    t.lock("workers", worker)
+    t.put("workers", (worker,), {"id": worker, "seen_at": t.now})
+    return touched(1)
+
+
+@statement
+def leave(t: Transaction, worker: str) -> object:
+    row = t.lock("workers", worker, mode="update")
+    t.drop("workers", worker)
+    return touched(int(row is not None))
+
+
+@statement
+def dead(t: Transaction, me: str, lease_s: int) -> object:
+    found = {row["id"] for row in t.rows("workers") if row["seen_at"] < t.now - lease_s}
+    for table in ("turns", "conversations", "places"):
+        workers = {row["worker"] for row in t.rows(table)} - {None}
+        found |= {worker for worker in workers if t.get("workers", worker) is None}
+    return [(worker,) for worker in sorted(found - {me})]
+
+
+@statement
+def abandoned(t: Transaction, worker: str, limit: int) -> object:
+    rows = sorted(
+        (row for row in t.rows("turns") if row["worker"] == worker), key=lambda row: row["seq"]
+    )
+    return [
+        (
+            row["owner"],
+            max((one["last"] for one in events_of(t, row["owner"], row["id"])), default=None),
+            *pick(row, TURN),
+        )
+        for row in rows[:limit]
+    ]
+
+
+@statement
+def give_up(t: Transaction, owner: str, id: str) -> object:
+    row = t.lock("turns", owner, id)
+    if row is not None:
+        t.put("turns", (owner, id), {**row, "worker": None})
+    return touched(int(row is not None))
+
+
+@statement
+def end(
+    t: Transaction, owner: str, id: str, worker: str, response: bytes, *usage: Any
+) -> object:
+    row = t.lock("turns", owner, id)
+    if row is None or row["worker"] != worker:
+        return touched(0)
+    t.put("turns", (owner, id), {**row, "response": response, "worker": None, "saved_at": t.now})
+    put_usage(t, (id, owner, *usage))
+    return touched(1)
+
+
+@statement
+def release_claims(t: Transaction, worker: str) -> object:
+    count = 0
+    for row in t.rows("claims"):
+        if row["worker"] == worker and t.get("turns", row["owner"], row["turn_id"]) is None:
+            t.lock("claims", row["owner"], row["key"], mode="update")
+            t.drop("claims", row["owner"], row["key"])
+            count += 1
+    return touched(count)
+
+
+@statement
+def erasures(t: Transaction, age_s: int) -> object:
+    rows = t.rows("erased")
+    return [(row["owner"], row["turn_id"]) for row in rows if row["erased_at"] >= t.now - age_s]
+
+
+# --- sweeping: nothing gets old in the time of a simulation ---
+
+
+@statement
+def old_turns(t: Transaction, *values: Any) -> object:
+    return []
+
+
+def _nothing_old(t: Transaction, *values: Any) -> object:
+    return touched(0)
+
+
+for _name in ("delete_old_events", "delete_erased_events", "delete_old_claims", "delete_old_erased"):
+    STATEMENTS[_name] = _nothing_old
+
+
+# --- keys and ring ---
+
+KEY = ("digest", "id", "name", "owner", "scopes", "limits", "ring", "created_at", "revoked_at")
+
+
+@statement
+def add_key(t: Transaction, *values: Any) -> object:
+    row = dict(zip(KEY, values, strict=True))
+    t.put("keys", (row["id"],), row)
+    return touched(1)
+
+
+@statement
+def find_keys(t: Transaction, digests: list[str]) -> object:
+    rows = t.rows("keys")
+    is_found = [row for row in rows if row["digest"] in digests and row["revoked_at"] is None]
+    return [pick(row, KEY) for row in is_found]
+
+
+@statement
+def list_keys(t: Transaction) -> object:
+    return [pick(row, KEY) for row in sorted(t.rows("keys"), key=lambda row: row["created_at"])]
+
+
+@statement
+def begin_ring(t: Transaction, name: bytes, secret: bytes) -> object:
+    if t.lock("ring", 1) is None:
+        t.put("ring", (1,), {"place": 1, "name": name, "secret": secret})
+    return touched(1)
+
+
+@statement
+def ring(t: Transaction) -> object:
+    return [(row["name"], row["secret"]) for row in t.rows("ring")]
+
+
+# --- migrations: the tables of the model are up to date ---
+
+
+@statement
+def lock_migrations(t: Transaction) -> object:
+    return []
+
+
+@statement
+def make_migrations(t: Transaction) -> object:
+    return touched(0)
+
+
+@statement
+def version(t: Transaction) -> object:
+    from segue.stores.sql_files import load_migrations
+
+    return [(load_migrations("postgres")[-1][0],)]
+
+
+@statement
+def ready(t: Transaction) -> object:
+    return [(1,)]
+
+
+# --- conversations ---
+
+CONVERSATION = ("created_at", "metadata", "tip_id", "tip_items", "count", "version", "speaker")
+
+
+@statement
+def find_conversation(t: Transaction, owner: str, id: str) -> object:
+    row = t.get("conversations", owner, id)
+    return [] if row is None else [pick(row, CONVERSATION)]
+
+
+def shelve(t: Transaction, key: tuple[str, str], at: int, ids: list[str], bodies: list[bytes]) -> None:
+    for place, (item_id, body) in enumerate(zip(ids, bodies, strict=True), at):
+        row = {"owner": key[0], "conversation_id": key[1], "position": place}
+        t.put("shelved", (*key, place), {**row, "item_id": item_id, "body": body})
+
+
+@statement
+def create_conversation(
+    t: Transaction, owner: str, id: str, created_at: int, metadata: bytes, tip_id: str | None,
+    tip_items: int, ids: list[str], bodies: list[bytes],
+) -> object:  # fmt: skip
+    if t.lock("conversations", owner, id) is not None:
+        return touched(0)
+    row = {"owner": owner, "id": id, "created_at": created_at, "metadata": metadata, "tip_id": tip_id}
+    row |= {"tip_items": tip_items, "count": len(ids), "version": 1, "speaker": None, "worker": None}
+    t.put("conversations", (owner, id), row)
+    shelve(t, (owner, id), 0, ids, bodies)
+    return touched(len(ids))
+
+
+@statement
+def update_conversation(
+    t: Transaction, owner: str, id: str, metadata: bytes, tip_id: str | None, tip_items: int, version: int,
+    ids: list[str], bodies: list[bytes], speaker: str | None, worker: str,
+) -> object:  # fmt: skip
+    seen = t.get("conversations", owner, id)
+    row = None if seen is None else t.lock("conversations", owner, id)
+    if row is None or row["version"] != version:
+        return []
+    if speaker is None:
+        worker = None  # type: ignore[assignment]
+    elif speaker == row["speaker"]:
+        worker = row["worker"]
+    place = row["count"]
+    moved = {**row, "metadata": metadata, "tip_id": tip_id, "tip_items": tip_items, "worker": worker}
+    moved |= {"count": place + len(ids), "version": version + 1, "speaker": speaker}
+    t.put("conversations", (owner, id), moved)
+    shelve(t, (owner, id), place, ids, bodies)
+    return [(place,)]
+
+
+@statement
+def release_speakers(t: Transaction, worker: str) -> object:
+    rows = [row for row in t.rows("conversations") if row["worker"] == worker]
+    for seen in rows:
+        row = t.lock("conversations", seen["owner"], seen["id"])
+        if row is not None and row["worker"] == worker:
+            free = {"speaker": None, "worker": None, "version": row["version"] + 1}
+            t.put("conversations", (row["owner"], row["id"]), {**row, **free})
+    return touched(len(rows))
+
+
+@statement
+def read_shelved(t: Transaction, owner: str, id: str, since: int) -> object:
+    rows = [
+        row
+        for row in t.rows("shelved")
+        if (row["owner"], row["conversation_id"]) == (owner, id) and row["position"] >= since
+    ]
+    rows.sort(key=lambda row: row["position"])
+    return [(row["item_id"], row["body"]) for row in rows]
+
+
+@statement
+def delete_conversation(t: Transaction, owner: str, id: str) -> object:
+    row = t.lock("conversations", owner, id, mode="update")
+    if row is None:
+        return touched(0)
+    t.drop("conversations", owner, id)
+    for one in t.rows("shelved"):
+        if (one["owner"], one["conversation_id"]) == (owner, id):
+            t.drop("shelved", owner, id, one["position"])
+    return touched(1)
+
+
+# --- limits ---
+
+
+@statement
+def relax_draw(t: Transaction) -> object:
+    return touched(0)
+
+
+@statement
+def begin_draw(t: Transaction, key_id: str, requests: int, tokens: int) -> object:
+    row = t.lock("meters", key_id)
+    if row is None:
+        row = {"key_id": key_id, "requests": float(requests), "tokens": float(tokens)}
+        row["filled_at"] = t.clock
+        t.put("meters", (key_id,), row)
+    return [(row["requests"], row["tokens"], row["filled_at"], t.clock)]
+
+
+@statement
+def held_by_others(t: Transaction, key_id: str, worker: str) -> object:
+    rows = [row for row in t.rows("places") if row["key_id"] == key_id and row["worker"] != worker]
+    return [(sum(row["connections"] for row in rows), sum(row["lanes"] for row in rows))]
+
+
+@statement
+def end_draw(
+    t: Transaction, key_id: str, requests: float, tokens: float, at: float, worker: str,
+    connections: int, lanes: int,
+) -> object:  # fmt: skip
+    row = t.lock("meters", key_id)
+    if row is not None:
+        t.put("meters", (key_id,), {**row, "requests": requests, "tokens": tokens, "filled_at": at})
+    t.lock("places", key_id, worker)
+    place = {"key_id": key_id, "worker": worker, "connections": connections, "lanes": lanes}
+    t.put("places", (key_id, worker), place)
+    return touched(1)
+
+
+@statement
+def drop_held(t: Transaction, key_id: str, worker: str) -> object:
+    t.lock("places", key_id, worker, mode="update")
+    t.drop("places", key_id, worker)
+    return touched(1)
+
+
+@statement
+def release_places(t: Transaction, worker: str) -> object:
+    rows = [row for row in t.rows("places") if row["worker"] == worker]
+    for row in rows:
+        t.lock("places", row["key_id"], worker, mode="update")
+        t.drop("places", row["key_id"], worker)
+    return touched(len(rows))
+
+
+# --- messages ---
+
+
+@statement
+def notify(t: Transaction, channel: str, payloads: list[str]) -> object:
+    for payload in payloads:
+        t.notify(channel, payload)
+    return [("",)] * len(payloads)
