@@ -20,8 +20,6 @@ from tests.simulator.process import Process, Said
 FREE_S = LEASE_S + 2 * BEAT_S + 8.0
 # No transaction of ours keeps a row locked for longer, whatever becomes of its client.
 ROW_LOCK_S = float(LEASE_S)
-# A process that was ill may say for this long that a turn still runs which others have ended.
-STALE_S = 10.0
 
 
 class Watch:
@@ -69,7 +67,9 @@ class Watch:
                     if worker and self._database.homes.get(worker) == process.name:
                         if table == "claims" and self._is_saved(row["owner"], row["turn_id"]):
                             continue
-                        self._world.fail(f"{table}: {process.name} is dead and still holds {row_name(row)}")
+                        self._world.fail(
+                            f"{table}: {process.name} is dead and still holds {row_name(row)}"
+                        )
                         return
 
     def _is_saved(self, owner: str, turn_id: str) -> bool:
@@ -91,7 +91,7 @@ def row_name(row: dict[str, object]) -> str:
     return str(row.get("id") or row.get("turn_id") or row.get("key_id"))
 
 
-def check_endings(world: World, heard: Heard, processes: list[Process]) -> None:
+def check_endings(world: World, heard: Heard) -> None:
     """One ending for every response; one success for every key."""
     by_turn: dict[str, list[Sighting]] = defaultdict(list)
     by_key: dict[str, set[str]] = defaultdict(set)
@@ -103,9 +103,15 @@ def check_endings(world: World, heard: Heard, processes: list[Process]) -> None:
         ends = {one.status for one in seen} & ENDED
         if len(ends) > 1:
             world.fail(f"{turn_id} has ended as {sorted(ends)}")
+        ended_at = min((one.heard_at for one in seen if one.status in ENDED), default=world.now)
+        for one in seen:
+            if one.status not in ENDED and one.asked_at > ended_at and one.was_well:
+                world.fail(f"{turn_id} had ended, and is {one.status} again at {one.process}")
     for key, turns in by_key.items():
         if len(turns) > 1:
-            world.fail(f"the idempotency key {key} has become {len(turns)} responses: {sorted(turns)}")
+            world.fail(
+                f"the idempotency key {key} has become {len(turns)} responses: {sorted(turns)}"
+            )
 
 
 def check_kept(world: World, heard: Heard, database: Database) -> None:
@@ -139,7 +145,10 @@ def check_usage(world: World, said: Said, database: Database, processes: list[Pr
         row, home = usage.get(turn_id), said.homes[turn_id]
         if row is None and home in alive:
             world.fail(f"{turn_id} sampled {tokens} tokens in {home} and has no usage row")
-        elif row is not None and row["output_tokens"] not in (tokens, *((0,) if home not in alive else ())):
+        elif row is not None and row["output_tokens"] not in (
+            tokens,
+            *((0,) if home not in alive else ()),
+        ):
             world.fail(
                 f"{turn_id} sampled {tokens} tokens in {home}; its usage row says {row['output_tokens']}"
             )

@@ -21,6 +21,8 @@ ENDED = {"completed", "failed", "incomplete", "cancelled"}
 ANSWER_S = 40.0
 POLL_S = (0.5, 4.0)
 TRIES_MAX = 12
+# A process that was ill may say for this long that a turn still runs which others have ended.
+STALE_S = 6.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Sighting:
     process: str
     how: str
     key: str = ""
+    # Whether the process had been well for a while.
+    was_well: bool = False
 
 
 @dataclass
@@ -91,7 +95,12 @@ class Client:
             request.leave()
 
     async def ask(
-        self, method: str, target: str, body: object = None, key: str = "", process: Process | None = None
+        self,
+        method: str,
+        target: str,
+        body: object = None,
+        key: str = "",
+        process: Process | None = None,
     ) -> Request:
         request = self.send(process or self.any_process(), method, target, body, key)
         await self.finish(request)
@@ -99,9 +108,10 @@ class Client:
 
     def see(self, asked_at: float, request: Request, response: Any, how: str, key: str = "") -> str:
         """Note what was heard of a response; its status."""
-        seen = Sighting(
-            asked_at, self.world.now, response["id"], response["status"], request.process.name, how, key
-        )
+        since, now, name = request.process.well_since, self.world.now, request.process.name
+        was_well = since is not None and now - since > STALE_S
+        turn_id, status = response["id"], response["status"]
+        seen = Sighting(asked_at, now, turn_id, status, name, how, key, was_well)
         self.heard.sightings.append(seen)
         self.world.note(f"{how} at {seen.process}: {seen.turn_id[5:13]} {seen.status}")
         return seen.status
@@ -112,7 +122,9 @@ class Client:
     # --- stories ---
 
     def body(self, **fields: Any) -> dict[str, Any]:
-        pieces, pause_ms = self.random.choice(((1, 20), (3, 100), (10, 100), (10, 400), (20, 500), (12, 2_000)))
+        pieces, pause_ms = self.random.choice(
+            ((1, 20), (3, 100), (10, 100), (10, 400), (20, 500), (12, 2_000))
+        )
         return {"model": "m", "input": f"{pieces} pieces of {pause_ms} ms", **fields}
 
     async def plain(self, body: dict[str, Any], key: str = "", polls: int = 2) -> None:
@@ -122,7 +134,9 @@ class Client:
             request = await self.ask("POST", "/v1/responses", body, key)
             if request.is_whole and request.status == 200:
                 response = request.json()
-                status = self.see(asked_at, request, response, "repeat" if attempt else "create", key)
+                status = self.see(
+                    asked_at, request, response, "repeat" if attempt else "create", key
+                )
                 if conversation := body.get("conversation"):
                     if status == "completed":
                         self.heard.conversations.setdefault(conversation, []).append(response["id"])
@@ -173,7 +187,9 @@ class Client:
 
     async def stream(self, body: dict[str, Any], key: str = "") -> None:
         """A stream; if it breaks off, or the client leaves, it is resumed elsewhere."""
-        request = self.send(self.any_process(), "POST", "/v1/responses", {**body, "stream": True}, key)
+        request = self.send(
+            self.any_process(), "POST", "/v1/responses", {**body, "stream": True}, key
+        )
         asked_at = self.world.now
         leaves_after = self.random.choice((0.3, 2.0, ANSWER_S, ANSWER_S))
         await self.finish(request, leaves_after if body.get("background") else ANSWER_S)
@@ -219,7 +235,9 @@ class Client:
         events = [json.loads(one.partition(b"data: ")[2]) for one in chunks if b"[DONE]" not in one]
         numbers = [event["sequence_number"] for event in events]
         if numbers != list(range(after + 1, after + 1 + len(numbers))):
-            self.world.fail(f"a stream from {request.process.name} after {after} has the numbers {numbers}")
+            self.world.fail(
+                f"a stream from {request.process.name} after {after} has the numbers {numbers}"
+            )
         return events
 
     def last(
@@ -239,7 +257,9 @@ class Client:
         """No answer, or an error: what it says must be true, and must pass."""
         name = request.process.name
         if not request.is_whole:
-            self.world.note(f"{how} at {name}: {'connection lost' if request.is_lost else 'no answer'}")
+            self.world.note(
+                f"{how} at {name}: {'connection lost' if request.is_lost else 'no answer'}"
+            )
             return
         error = request.json()["error"]
         self.world.note(f"{how} at {name}: {request.status} {error['code']}")

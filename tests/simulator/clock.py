@@ -12,6 +12,7 @@ import heapq
 import logging
 import random
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from unittest.mock import patch
 import segue.ids
 from segue.accounts.quota import KeyQuota
 from segue.cluster.idempotency import SharedIdempotencyKeys
+from segue.errors import Unavailable
 
 # When the world begins, in seconds since 1970.
 EPOCH = 1_800_000_000.0
@@ -42,8 +44,9 @@ class World:
         self.trace: list[tuple[float, str]] = []
         # What must never happen; the first one fails the seed.
         self.broken: list[str] = []
-        self._ready: deque[tuple[ProcessLoop | None, asyncio.Handle]] = deque()
-        self._timers: list[tuple[float, int, ProcessLoop | None, asyncio.Handle]] = []
+        # What is due: a callback of a process, or a function and its arguments that belong to none.
+        self._ready: deque[tuple[ProcessLoop | None, Any]] = deque()
+        self._timers: list[tuple[float, int, ProcessLoop | None, Any]] = []
         self._count = 0
         self.is_closing = False
 
@@ -62,16 +65,16 @@ class World:
 
     def at(self, when: float, call: Callable[..., object], *values: object) -> None:
         """Call this at that time, outside of all processes."""
-        handle = asyncio.Handle(call, values, _NOBODY)  # type: ignore[arg-type]
-        self.put_timer(max(when, self.now), None, handle)
+        self._count += 1
+        heapq.heappush(self._timers, (max(when, self.now), self._count, None, (call, values)))
 
     def after(self, pause_s: float, call: Callable[..., object], *values: object) -> None:
         self.at(self.now + pause_s, call, *values)
 
-    def put(self, loop: ProcessLoop | None, handle: asyncio.Handle) -> None:
+    def put(self, loop: ProcessLoop, handle: asyncio.Handle) -> None:
         self._ready.append((loop, handle))
 
-    def put_timer(self, when: float, loop: ProcessLoop | None, handle: asyncio.Handle) -> None:
+    def put_timer(self, when: float, loop: ProcessLoop, handle: asyncio.Handle) -> None:
         self._count += 1
         heapq.heappush(self._timers, (when, self._count, loop, handle))
 
@@ -86,9 +89,7 @@ class World:
                 return
             self.now = max(self.now, self._timers[0][0])
             while self._timers and self._timers[0][0] <= self.now:
-                _, _, loop, handle = heapq.heappop(self._timers)
-                if not handle.cancelled():
-                    self._ready.append((loop, handle))
+                self._ready.append(heapq.heappop(self._timers)[2:])
 
     def _run_ready(self) -> None:
         set_loop, ready = asyncio._set_running_loop, self._ready
@@ -96,10 +97,10 @@ class World:
             if not ready:
                 return
             loop, handle = ready.popleft()
-            if handle.cancelled():
-                continue
             if loop is None:
-                handle._run()
+                handle[0](*handle[1])
+            elif handle._cancelled:
+                continue
             elif loop.is_paused or loop.is_dead:
                 loop.held.append(handle)
             else:
@@ -129,7 +130,6 @@ class World:
             for task in loop.tasks:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             loop.tasks.clear()
-
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
@@ -165,14 +165,22 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self.world.put_timer(when, self, handle)
         return handle
 
     def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self.world.now + delay, callback, *args, context=context)
 
@@ -180,11 +188,25 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(  # type: ignore[override]
-        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+        self,
+        coro: Coroutine[Any, Any, Any],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
     ) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         self.tasks.append(task)
         return task
+
+    def mind(self, task: asyncio.Task[Any]) -> None:
+        """This task must not fail."""
+        task.add_done_callback(self._look_at)
+
+    def _look_at(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            frames = traceback.format_tb(error.__traceback__)
+            cause = f" from {error.__cause__!r}" if error.__cause__ else ""
+            self.world.fail(f"{self.name}: {error!r}{cause} {frames[-1]}")
 
     def run_in_executor(self, executor: object, call: Callable[..., Any], *args: Any) -> Any:
         """A thread of the model works in no time."""
@@ -212,21 +234,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             self.world.fail(f"{self.name}: {context['message']}: {context.get('exception')!r}")
 
 
-class _Nobody:
-    """Stands for the loop of a callback that belongs to no process: its faults are ours."""
-
-    def get_debug(self) -> bool:
-        return False
-
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        raise RuntimeError(context["message"]) from context.get("exception")
-
-
-_NOBODY = _Nobody()
-
 # What a process may log as an error while its store or its peers are away.
 EXPECTED_ERRORS = (
     "the store could not be maintained",
+    "the heartbeat could not be written",
     "could not write the events of turn",
     "could not record the usage of",
     "API keys could not be confirmed",
@@ -242,8 +253,9 @@ class _Errors(logging.Handler):
         self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not str(record.msg).startswith(EXPECTED_ERRORS):
-            error = record.exc_info[1] if record.exc_info else None
+        error = record.exc_info[1] if record.exc_info else None
+        is_expected = isinstance(error, Unavailable)
+        if not is_expected and not str(record.msg).startswith(EXPECTED_ERRORS):
             self._world.fail(f"logged: {record.getMessage()}: {error!r}")
 
 
@@ -284,5 +296,3 @@ def ruling(world: World) -> Iterator[None]:
 
 def world_clock(world: World) -> Callable[[], float]:
     return lambda: world.now + 1_000.0
-
-

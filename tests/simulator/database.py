@@ -21,17 +21,20 @@ from tests.simulator.statements import STATEMENTS
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 Table = dict[Key, Row]
-Mode = Literal["key share", "no key update", "update"]
+Mode = Literal["key share", "share", "no key update", "update"]
 
-# Which locks exclude each other (PostgreSQL 13.3.2).
+# Which locks exclude each other (PostgreSQL's manual, 13.3.2).
 CONFLICTS = {
-    ("key share", "update"),
-    ("no key update", "no key update"),
-    ("no key update", "update"),
-    ("update", "key share"),
-    ("update", "no key update"),
-    ("update", "update"),
+    (one, other)
+    for one, others in {
+        "key share": ("update",),
+        "share": ("no key update", "update"),
+        "no key update": ("share", "no key update", "update"),
+        "update": ("key share", "share", "no key update", "update"),
+    }.items()
+    for other in others
 }
+STRENGTH = ("key share", "share", "no key update", "update")
 TABLES = (
     "parts", "turns", "usage", "events", "claims", "workers", "erased", "conversations", "shelved",
     "keys", "ring", "meters", "places",
@@ -86,19 +89,23 @@ class Transaction:
 
     def lock(self, table: str, *key: Any, mode: Mode = "no key update") -> Row | None:
         """Lock a row and read its newest version; `Blocked` if another transaction has locked it."""
+        if not self.can_lock(table, *key, mode=mode):
+            raise Blocked((table, key))
         name = (table, key)
-        held = self.database.locks.get(name)
-        if held and any(
-            one is not self and (mode, other) in CONFLICTS for one, other in held.items()
-        ):
-            raise Blocked(name)
-        if self.locks.get(name) != "update":
-            self.locks[name] = mode
-            self.database.locks.setdefault(name, {})[self] = mode
+        before = self.locks.get(name, mode)
+        self.locks[name] = mode = max(before, mode, key=STRENGTH.index)
+        self.database.locks.setdefault(name, {})[self] = mode
         written = self.writes.get(table)
         if written and key in written:
             return written[key]
         return self.database.tables[table].get(key)
+
+    def can_lock(self, table: str, *key: Any, mode: Mode) -> bool:
+        """Whether no other transaction has locked this row."""
+        held = self.database.locks.get((table, key), {})
+        return not any(
+            one is not self and (mode, other) in CONFLICTS for one, other in held.items()
+        )
 
     def put(self, table: str, key: Key, row: Row) -> None:
         """Insert or replace a row, which must be locked."""
@@ -157,6 +164,9 @@ def _seconds(text: str) -> float:
 
 class Database:
     """The server."""
+
+    # Whether statements look at who owns what; without it nobody is fenced off.
+    fences = True
 
     def __init__(self, world: World, faults: Faults) -> None:
         self.world = world
@@ -369,7 +379,9 @@ class Database:
     def _time_out_idle(self, session: Session, active_at: float) -> None:
         is_idle = session.is_explicit and not session.waiting and session.active_at == active_at
         if session.is_open and is_idle:
-            self.world.note(f"database ends session {session.number} of {session.client}: idle in transaction")
+            self.world.note(
+                f"database ends session {session.number} of {session.client}: idle in transaction"
+            )
             session.push(None)
             self.close(session)
 

@@ -129,7 +129,9 @@ class Network:
                 raise
         return connection
 
-    def create_pool(self, dsn: str, *, max_size: int = 10, timeout: float = 60.0, **options: Any) -> Pool:
+    def create_pool(
+        self, dsn: str, *, max_size: int = 10, timeout: float = 60.0, **options: Any
+    ) -> Pool:
         return Pool(self, max_size, timeout, options)
 
 
@@ -324,7 +326,9 @@ class Pool:
         self._network = network
         self._timeout = timeout
         self._options = {
-            name: options[name] for name in ("command_timeout", "server_settings") if name in options
+            name: options[name]
+            for name in ("command_timeout", "server_settings")
+            if name in options
         }
         self._idle: list[Connection] = []
         self._free = max_size

@@ -91,7 +91,7 @@ class Process:
         self.loop = ProcessLoop(world, name)
         self.app: App | None = None
         self._said = said
-        self.requests: set[Request] = set()
+        self.requests: dict[Request, None] = {}
         # Since when it has been well: alive, running, and connected.
         self.well_since: float | None = world.now
         self.died_at: float | None = None
@@ -100,7 +100,7 @@ class Process:
         self._run(self._live())
 
     def _run(self, work: Any) -> None:
-        self.loop.call_soon(self.loop.create_task, work)
+        self.loop.call_soon(lambda: self.loop.mind(self.loop.create_task(work)))
 
     async def _live(self) -> None:
         engine = SimulatedEngine(self.name, self._said)
@@ -118,7 +118,7 @@ class Process:
         if self.app is None or self.loop.is_dead:
             request.lose()
             return
-        self.requests.add(request)
+        self.requests[request] = None
         self._run(self.app.http(request.scope(), request.receive, request.send))
 
     # --- what may happen to it ---
@@ -157,7 +157,9 @@ class Process:
     def look(self) -> None:
         """Note since when it has been well."""
         is_well = self.is_alive and not self.loop.is_paused and self.app is not None
-        is_well = is_well and not any(path.startswith(f"{self.name}/") for path in self.network.cuts)
+        is_well = is_well and not any(
+            path.startswith(f"{self.name}/") for path in self.network.cuts
+        )
         if not is_well:
             self.well_since = None
         elif self.well_since is None:
@@ -207,7 +209,7 @@ class Request:
     async def send(self, message: Mapping[str, Any]) -> None:
         self._down.put(lambda: self.client.call_soon(self._take, message))
         if message["type"] == "http.response.body" and not message["more_body"]:
-            self.process.requests.discard(self)
+            self.process.requests.pop(self, None)
 
     def _disconnect(self) -> None:
         self._is_left = True

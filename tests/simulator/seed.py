@@ -31,7 +31,7 @@ from tests.simulator.network import Network
 from tests.simulator.process import Process, Said
 
 # Clients begin and faults happen within this time; a fault lasts at most so long.
-BUSY_S = 15.0
+BUSY_S = 12.0
 FAULT_S_MAX = 24.0
 # The longest that all clients together may take after peace has come.
 END_S_MAX = 400.0
@@ -41,7 +41,40 @@ OPEN_SECRET = "sk-segue-" + "o" * 43
 LIMITED_SECRET = "sk-segue-" + "l" * 43
 LIMITS = KeyLimits(requests_per_min=120, tokens_per_min=20_000, lanes_max=3)
 
-FAULTS = ("pause", "kill", "vanish", "cut store", "cut bus", "cut all", "lost answers", "slow store")
+FAULTS = (
+    "pause",
+    "kill",
+    "vanish",
+    "cut store",
+    "cut bus",
+    "cut all",
+    "lost answers",
+    "slow store",
+)
+
+
+STORIES = ("plain", "background", "stream", "followed", "conversation")
+# Least delay and spread of a network: of one machine, of one room, of one country, of two continents.
+NETWORKS = ((0.0002, 0.001), (0.001, 0.01), (0.01, 0.05), (0.05, 0.2))
+
+
+@dataclass(frozen=True)
+class Emphasis:
+    """What is drawn more often, where something rare is looked for."""
+
+    processes: tuple[int, ...] = (2, 2, 3, 3, 4)
+    networks: tuple[tuple[float, float], ...] = NETWORKS
+    stories: tuple[str, ...] = STORIES
+    faults: tuple[str, ...] = FAULTS
+    fault_counts: tuple[int, ...] = (0, 1, 1, 2, 2, 3, 4)
+    fault_lengths: tuple[float, ...] = (2.0, 8.0, 20.0, FAULT_S_MAX)
+    # How likely a request has an idempotency key, a key with limits, and a crowd beside it.
+    keyed: float = 0.4
+    limited: float = 0.3
+    crowd: float = 0.05
+
+
+EVERYTHING = Emphasis()
 
 
 @dataclass
@@ -79,13 +112,13 @@ class Simulation:
     """One seed, while it runs."""
 
     seed: int
+    emphasis: Emphasis = EVERYTHING
     faults: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.world = World(self.seed)
         self.random = random = self.world.random
-        # A quiet network as a rule; sometimes one of another continent.
-        least_s, spread_s = random.choice(((0.0002, 0.001), (0.001, 0.01), (0.01, 0.05), (0.05, 0.2)))
+        least_s, spread_s = random.choice(self.emphasis.networks)
         lag = Random(random.random())
         self.server = SeededFaults(Random(random.random()))
         self.database = Database(self.world, self.server)
@@ -137,7 +170,7 @@ class Simulation:
 
     def _play(self) -> None:
         world = self.world
-        for name in "ABCD"[: self.random.choice((2, 2, 3, 3, 4))]:
+        for name in "ABCD"[: self.random.choice(self.emphasis.processes)]:
             self._start(name)
         world.run(20, lambda: all(one.app is not None for one in self.processes))
         watch = Watch(world, self.database, self.processes)
@@ -148,11 +181,11 @@ class Simulation:
         if not world.broken:
             world.note("peace")
             world.run(world.now + END_S_MAX, self._is_quiet)
-            world.run(world.now + FREE_S + 2)
+            world.run(world.now + (FREE_S + 2 if self.faults else 2))
         if not world.broken:
             self._ask_all()
         if not world.broken:
-            check_endings(world, self.heard, self.processes)
+            check_endings(world, self.heard)
             check_kept(world, self.heard, self.database)
             check_usage(world, self.said, self.database, self.processes)
 
@@ -176,20 +209,26 @@ class Simulation:
         self.world.at(at, lambda: self.clients.call_soon(self._spawn, story))
 
     def _spawn(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self.tasks.append(self.clients.create_task(story()))
+        task = self.clients.create_task(story())
+        self.clients.mind(task)
+        self.tasks.append(task)
 
     def _plan_clients(self) -> None:
-        random, begin = self.random, self.world.now
+        random, begin, emphasis = self.random, self.world.now, self.emphasis
         stories = random.randrange(3, 11)
         # So that a dead process may leave more than one batch of turns behind.
-        if random.random() < 0.05:
+        if random.random() < emphasis.crowd:
             self._plan_crowd(begin)
         for number in range(stories):
-            client = self._client(LIMITED_SECRET if random.random() < 0.3 else OPEN_SECRET)
-            key = f"key{number}" if random.random() < 0.4 else ""
-            kind = random.choice(("plain", "background", "stream", "followed", "conversation"))
+            client = self._client(
+                LIMITED_SECRET if random.random() < emphasis.limited else OPEN_SECRET
+            )
+            key = f"key{number}" if random.random() < emphasis.keyed else ""
+            kind = random.choice(emphasis.stories)
             at = begin + random.uniform(0, BUSY_S)
-            self._begin(at, lambda client=client, kind=kind, key=key: self._story(client, kind, key))
+            self._begin(
+                at, lambda client=client, kind=kind, key=key: self._story(client, kind, key)
+            )
 
     def _story(self, client: Client, kind: str, key: str) -> Coroutine[Any, Any, None]:
         match kind:
@@ -214,12 +253,12 @@ class Simulation:
 
     def _plan_faults(self) -> float:
         """When everything is mended again."""
-        random, peace_at = self.random, self.world.now + BUSY_S
+        random, peace_at, emphasis = self.random, self.world.now + BUSY_S, self.emphasis
         lives = len(self.processes)
-        for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4))):
-            kind, process = random.choice(FAULTS), random.choice(self.processes[:])
+        for _ in range(random.choice(emphasis.fault_counts)):
+            kind, process = random.choice(emphasis.faults), random.choice(self.processes)
             at = self.world.now + random.uniform(0, BUSY_S)
-            length = random.choice((1.0, 6.0, 18.0, FAULT_S_MAX)) * random.uniform(0.5, 1)
+            length = random.choice(emphasis.fault_lengths) * random.uniform(0.5, 1)
             if kind in ("kill", "vanish"):
                 lives -= 1
                 if not lives:
@@ -288,11 +327,15 @@ class Simulation:
                 self.world.fail(f"{turn_id} has not ended at {process.name}")
         await self._one_more(client, process, {"model": "m", "input": "1 pieces of 20 ms"})
 
-    async def _one_more(self, client: Client, process: Process | None, body: dict[str, Any]) -> None:
+    async def _one_more(
+        self, client: Client, process: Process | None, body: dict[str, Any]
+    ) -> None:
         request = await client.ask("POST", "/v1/responses", body, process=process)
         if request.status != 200 or request.json()["status"] != "completed":
             name = request.process.name
-            self.world.fail(f"a turn in peace at {name}: {request.status} {bytes(request.answer[:300])!r}")
+            self.world.fail(
+                f"a turn in peace at {name}: {request.status} {bytes(request.answer[:300])!r}"
+            )
 
     async def _speak_last(self, conversation: str) -> None:
         """No conversation is locked any more."""
@@ -304,10 +347,13 @@ class Simulation:
         await asyncio.sleep(1)
         body = {"model": "m", "input": "1 pieces of 400 ms"}
         process = self._reachable()[0]
-        one_more = (self._one_more(self._client(LIMITED_SECRET), process, body) for _ in range(LIMITS.lanes_max))
+        one_more = (
+            self._one_more(self._client(LIMITED_SECRET), process, body)
+            for _ in range(LIMITS.lanes_max)
+        )
         await asyncio.gather(*one_more)
 
 
-def simulate(seed: int) -> Outcome:
+def simulate(seed: int, emphasis: Emphasis = EVERYTHING) -> Outcome:
     """Run one seed."""
-    return Simulation(seed).run()
+    return Simulation(seed, emphasis).run()

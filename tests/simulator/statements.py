@@ -8,6 +8,7 @@ operations on these and on PostgreSQL itself. Rows are never changed in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -63,28 +64,19 @@ def parts(t: Transaction, owner: str, digests: list[bytes]) -> object:
     return [(row["digest"], row["body"]) for row in rows if row is not None]
 
 
-def put_usage(t: Transaction, values: Sequence[Any]) -> None:
+def put_usage(t: Transaction, values: Sequence[Any], *, is_provisional: bool = False) -> None:
     """`ON CONFLICT (turn_id) DO NOTHING`."""
     if t.lock("usage", values[0]) is None:
-        t.put("usage", (values[0],), dict(zip(USAGE, values, strict=True)))
-
-
-def put_turn(t: Transaction, row: Row) -> None:
-    """Insert or replace a turn; one that was erased stays so."""
-    key = (row["owner"], row["id"])
-    before = t.lock("turns", *key)
-    if before is None and t.database.tables["erased"].get(key) is not None:
-        return
-    if before is None:
-        t.database.sequence += 1
-    seq = t.database.sequence if before is None else before["seq"]
-    t.put("turns", key, {**row, "seq": seq})
+        row = dict(zip(USAGE, values, strict=True))
+        t.put("usage", (values[0],), {**row, "is_provisional": is_provisional})
 
 
 @statement
 def save(t: Transaction, owner: str, id: str, *rest: Any) -> object:
     parent_id, history, response, instructions, tools, worker, *usage = rest[:13]
-    digests, bodies = rest[13:]
+    digests, bodies, me, is_keyed = rest[13:]
+    if is_keyed and not holds_key(t, owner, id, me):
+        return []
     new = dict(zip(digests, bodies, strict=True))
     for digest in (instructions, tools):
         if digest is not None and digest not in new and t.get("parts", owner, digest) is None:
@@ -92,16 +84,33 @@ def save(t: Transaction, owner: str, id: str, *rest: Any) -> object:
     for digest, body in new.items():
         if t.get("parts", owner, digest) is None:
             t.put("parts", (owner, digest), {"owner": owner, "digest": digest, "body": body})
-    put_turn(
-        t,
-        {
+    before = t.lock("turns", owner, id)
+    if before is not None and before["saved_by"] not in (None, me) and t.database.fences:
+        return []
+    if before is not None or t.database.tables["erased"].get((owner, id)) is None:
+        t.database.sequence += 1
+        row = {
             "owner": owner, "id": id, "parent_id": parent_id, "history": history, "response": response,
-            "instructions": instructions, "tools": tools, "worker": worker, "saved_at": t.now,
-        },
-    )  # fmt: skip
+            "instructions": instructions, "tools": tools, "worker": worker, "saved_by": me,
+            "saved_at": t.now, "seq": t.database.sequence if before is None else before["seq"],
+        }  # fmt: skip
+        t.put("turns", (owner, id), row)
+    else:
+        # The trigger `stay_erased` deletes it at once.
+        drop_beside(t, owner, id)
     if usage[0] is not None:
         put_usage(t, (id, owner, *usage))
-    return touched(1)
+    return [(1,)]
+
+
+def holds_key(t: Transaction, owner: str, turn_id: str, me: str) -> bool:
+    """`held`: the claim of this turn, still this worker's, locked."""
+    for row in t.rows("claims"):
+        if (row["owner"], row["turn_id"], row["worker"]) == (owner, turn_id, me):
+            newest = t.lock("claims", owner, row["key"], mode="share")
+            if newest is not None and (newest["turn_id"], newest["worker"]) == (turn_id, me):
+                return True
+    return not t.database.fences
 
 
 @statement
@@ -110,15 +119,18 @@ def delete(t: Transaction, owner: str, id: str) -> object:
     if row is None:
         return touched(0)
     t.drop("turns", owner, id)
+    drop_beside(t, owner, id)
+    return touched(1)
+
+
+def drop_beside(t: Transaction, owner: str, id: str) -> None:
+    """The trigger behind every deletion of a turn."""
     if t.get("erased", owner, id) is None:
         t.put("erased", (owner, id), {"owner": owner, "turn_id": id, "erased_at": t.now})
-    for event in t.rows("events"):
-        if (event["owner"], event["turn_id"]) == (owner, id):
-            t.drop("events", owner, id, event["first"])
-    for claim_ in t.rows("claims"):
-        if (claim_["owner"], claim_["turn_id"]) == (owner, id):
-            t.drop("claims", owner, claim_["key"])
-    return touched(1)
+    delete_events(t, owner, id)
+    for row in t.rows("claims"):
+        if (row["owner"], row["turn_id"]) == (owner, id):
+            t.drop("claims", owner, row["key"])
 
 
 # --- usage ---
@@ -126,8 +138,29 @@ def delete(t: Transaction, owner: str, id: str) -> object:
 
 @statement
 def settle(t: Transaction, *values: Any) -> object:
-    put_usage(t, values)
+    before = t.lock("usage", values[0])
+    if before is None:
+        put_usage(t, values)
+    elif before["is_provisional"]:
+        counted = dict(zip(USAGE, values, strict=True))
+        names = ("input_tokens", "cached_tokens", "output_tokens", "tool_calls")
+        known = {name: counted[name] for name in names}
+        t.put("usage", (values[0],), {**before, **known, "is_provisional": False})
     return touched(1)
+
+
+@statement
+def report(t: Transaction, owner: str | None, since: int) -> object:
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for row in t.rows("usage"):
+        if row["ended_at"] >= since and owner in (None, row["owner"]):
+            day = datetime.fromtimestamp(row["ended_at"], UTC).strftime("%Y-%m-%d")
+            sums = groups.setdefault((day, row["owner"], row["model"]), [0] * 5)
+            sums[0] += 1
+            names = ("input_tokens", "cached_tokens", "output_tokens", "tool_calls")
+            for at, name in enumerate(names, 1):
+                sums[at] += row[name]
+    return [(*group, *sums) for group, sums in sorted(groups.items())]
 
 
 # --- events ---
@@ -138,8 +171,12 @@ def is_erased(t: Transaction, owner: str, id: str) -> bool:
 
 
 @statement
-def append(t: Transaction, owner: str, turn_id: str, first: int, last: int, body: bytes) -> object:
-    if is_erased(t, owner, turn_id):
+def append(
+    t: Transaction, owner: str, turn_id: str, first: int, last: int, body: bytes, me: str
+) -> object:
+    saved = t.get("turns", owner, turn_id) and t.lock("turns", owner, turn_id, mode="share")
+    is_foreign = bool(saved) and saved["saved_by"] not in (None, me) and t.database.fences
+    if is_foreign or is_erased(t, owner, turn_id):
         return touched(0)
     before = t.lock("events", owner, turn_id, first)
     if before is not None and last <= before["last"]:
@@ -176,6 +213,9 @@ def delete_events(t: Transaction, owner: str, turn_id: str) -> object:
 def claim(
     t: Transaction, owner: str, key: bytes, turn_id: str, digest: bytes, worker: str, age_s: int
 ) -> object:
+    lease = t.get("workers", worker) and t.lock("workers", worker, mode="key share")
+    if (not lease or lease["claimed_by"] is not None) and t.database.fences:
+        return []
     row = {"owner": owner, "key": key, "turn_id": turn_id, "digest": digest, "worker": worker}
     held = t.lock("claims", owner, key)
     if held is None or held["claimed_at"] < t.now - age_s:
@@ -185,9 +225,9 @@ def claim(
 
 
 @statement
-def release(t: Transaction, owner: str, key: bytes, turn_id: str) -> object:
+def release(t: Transaction, owner: str, key: bytes, turn_id: str, me: str) -> object:
     held = t.lock("claims", owner, key, mode="update")
-    if held is None or held["turn_id"] != turn_id:
+    if held is None or (held["turn_id"], held["worker"]) != (turn_id, me):
         return touched(0)
     t.drop("claims", owner, key)
     return touched(1)
@@ -196,12 +236,63 @@ def release(t: Transaction, owner: str, key: bytes, turn_id: str) -> object:
 # --- workers ---
 
 
+def put_worker(t: Transaction, worker: str, seen_at: int, claimed_by: str | None = None) -> None:
+    t.put("workers", (worker,), {"id": worker, "seen_at": seen_at, "claimed_by": claimed_by})
+
+
+@statement
+def join(t: Transaction, worker: str) -> object:
+    t.database.homes[worker] = t.session.client
+    if t.lock("workers", worker) is None:
+        put_worker(t, worker, t.now)
+    return touched(1)
+
+
 @statement
 def beat(t: Transaction, worker: str) -> object:
-    t.database.homes[worker] = t.session.client
-    t.lock("workers", worker)
-    t.put("workers", (worker,), {"id": worker, "seen_at": t.now})
+    row = t.get("workers", worker) and t.lock("workers", worker)
+    if (not row or row["claimed_by"] is not None) and t.database.fences:
+        return touched(0)
+    put_worker(t, worker, t.now)
     return touched(1)
+
+
+@statement
+def expire(t: Transaction, worker: str) -> object:
+    row = t.lock("workers", worker)
+    if row is not None:
+        put_worker(t, worker, 0, row["claimed_by"])
+    return touched(int(row is not None))
+
+
+@statement
+def claim_worker(t: Transaction, worker: str, me: str, lease_s: int) -> object:
+    row = t.lock("workers", worker)
+    if row is None:
+        put_worker(t, worker, 0, me)
+        return touched(1)
+    alive = {
+        one["id"]
+        for one in t.rows("workers")
+        if one["id"] != me and one["claimed_by"] is None and one["seen_at"] >= t.now - lease_s
+    }
+    if row["seen_at"] >= t.now - lease_s or (row["claimed_by"] or me) in alive:
+        return touched(0)
+    put_worker(t, worker, row["seen_at"], me)
+    return touched(1)
+
+
+@statement
+def lock_lease(t: Transaction, worker: str) -> object:
+    return [] if t.lock("workers", worker, mode="update") is None else [(1,)]
+
+
+@statement
+def lock_claims(t: Transaction, worker: str) -> object:
+    rows = [row for row in t.rows("claims") if row["worker"] == worker]
+    for row in sorted(rows, key=lambda row: (row["owner"], row["key"])):
+        t.lock("claims", row["owner"], row["key"], mode="update")
+    return [(1,)] * len(rows)
 
 
 @statement
@@ -217,42 +308,64 @@ def dead(t: Transaction, me: str, lease_s: int) -> object:
     for table in ("turns", "conversations", "places"):
         workers = {row["worker"] for row in t.rows(table)} - {None}
         found |= {worker for worker in workers if t.get("workers", worker) is None}
-    return [(worker,) for worker in sorted(found - {me})]
+    return [(worker,) for worker in sorted(found - {me, ""})]
 
 
 @statement
 def abandoned(t: Transaction, worker: str, limit: int) -> object:
-    rows = sorted(
-        (row for row in t.rows("turns") if row["worker"] == worker), key=lambda row: row["seq"]
-    )
-    return [
-        (
-            row["owner"],
-            max((one["last"] for one in events_of(t, row["owner"], row["id"])), default=None),
-            *pick(row, TURN),
-        )
-        for row in rows[:limit]
-    ]
+    found = []
+    for seen in sorted(t.rows("turns"), key=lambda row: row["seq"]):
+        key = (seen["owner"], seen["id"])
+        if seen["worker"] == worker and t.can_lock("turns", *key, mode="update"):
+            row = t.lock("turns", *key, mode="update")
+            if row is not None and row["worker"] == worker:
+                last = max((one["last"] for one in events_of(t, *key)), default=None)
+                found.append((row["owner"], last, *pick(row, TURN)))
+        if len(found) == limit:
+            break
+    return found
 
 
 @statement
-def give_up(t: Transaction, owner: str, id: str) -> object:
-    row = t.lock("turns", owner, id)
-    if row is not None:
-        t.put("turns", (owner, id), {**row, "worker": None})
-    return touched(int(row is not None))
+def parts_of(t: Transaction, owners: list[str], digests: list[bytes]) -> object:
+    rows = [t.get("parts", *key) for key in zip(owners, digests, strict=True)]
+    return [(row["owner"], row["digest"], row["body"]) for row in rows if row is not None]
 
 
 @statement
-def end(
-    t: Transaction, owner: str, id: str, worker: str, response: bytes, *usage: Any
-) -> object:
-    row = t.lock("turns", owner, id)
-    if row is None or row["worker"] != worker:
-        return touched(0)
-    t.put("turns", (owner, id), {**row, "response": response, "worker": None, "saved_at": t.now})
-    put_usage(t, (id, owner, *usage))
-    return touched(1)
+def give_up(t: Transaction, owners: list[str], ids: list[str], me: str) -> object:
+    for key in zip(owners, ids, strict=True):
+        row = t.lock("turns", *key)
+        if row is not None:
+            t.put("turns", key, {**row, "worker": None, "saved_by": me})
+    return touched(len(ids))
+
+
+@statement
+def end_turns(t: Transaction, me: str, *columns: list[Any]) -> object:
+    for owner, id, response, model, *tokens, ended_at, tool_calls in zip(*columns, strict=True):
+        row = t.lock("turns", owner, id)
+        if row is not None:
+            ended = {"response": response, "worker": None, "saved_by": me, "saved_at": t.now}
+            t.put("turns", (owner, id), {**row, **ended})
+        usage = (id, owner, model, "failed", *tokens, ended_at, tool_calls)
+        put_usage(t, usage, is_provisional=True)
+    return touched(len(columns[0]))
+
+
+@statement
+def append_last(t: Transaction, *columns: list[Any]) -> object:
+    for owner, turn_id, number, body in zip(*columns, strict=True):
+        if t.lock("events", owner, turn_id, number) is None:
+            row = {
+                "owner": owner,
+                "turn_id": turn_id,
+                "first": number,
+                "last": number,
+                "body": body,
+            }
+            t.put("events", (owner, turn_id, number), {**row, "logged_at": t.now})
+    return touched(len(columns[0]))
 
 
 @statement
@@ -260,7 +373,9 @@ def release_claims(t: Transaction, worker: str) -> object:
     count = 0
     for row in t.rows("claims"):
         if row["worker"] == worker and t.get("turns", row["owner"], row["turn_id"]) is None:
-            t.lock("claims", row["owner"], row["key"], mode="update")
+            newest = t.lock("claims", row["owner"], row["key"], mode="update")
+            if newest is None or newest["worker"] != worker:
+                continue
             t.drop("claims", row["owner"], row["key"])
             count += 1
     return touched(count)
@@ -284,7 +399,12 @@ def _nothing_old(t: Transaction, *values: Any) -> object:
     return touched(0)
 
 
-for _name in ("delete_old_events", "delete_erased_events", "delete_old_claims", "delete_old_erased"):
+for _name in (
+    "delete_old_events",
+    "delete_erased_events",
+    "delete_old_claims",
+    "delete_old_erased",
+):
     STATEMENTS[_name] = _nothing_old
 
 
@@ -360,7 +480,9 @@ def find_conversation(t: Transaction, owner: str, id: str) -> object:
     return [] if row is None else [pick(row, CONVERSATION)]
 
 
-def shelve(t: Transaction, key: tuple[str, str], at: int, ids: list[str], bodies: list[bytes]) -> None:
+def shelve(
+    t: Transaction, key: tuple[str, str], at: int, ids: list[str], bodies: list[bytes]
+) -> None:
     for place, (item_id, body) in enumerate(zip(ids, bodies, strict=True), at):
         row = {"owner": key[0], "conversation_id": key[1], "position": place}
         t.put("shelved", (*key, place), {**row, "item_id": item_id, "body": body})
@@ -373,8 +495,20 @@ def create_conversation(
 ) -> object:  # fmt: skip
     if t.lock("conversations", owner, id) is not None:
         return touched(0)
-    row = {"owner": owner, "id": id, "created_at": created_at, "metadata": metadata, "tip_id": tip_id}
-    row |= {"tip_items": tip_items, "count": len(ids), "version": 1, "speaker": None, "worker": None}
+    row = {
+        "owner": owner,
+        "id": id,
+        "created_at": created_at,
+        "metadata": metadata,
+        "tip_id": tip_id,
+    }
+    row |= {
+        "tip_items": tip_items,
+        "count": len(ids),
+        "version": 1,
+        "speaker": None,
+        "worker": None,
+    }
     t.put("conversations", (owner, id), row)
     shelve(t, (owner, id), 0, ids, bodies)
     return touched(len(ids))
@@ -394,7 +528,13 @@ def update_conversation(
     elif speaker == row["speaker"]:
         worker = row["worker"]
     place = row["count"]
-    moved = {**row, "metadata": metadata, "tip_id": tip_id, "tip_items": tip_items, "worker": worker}
+    moved = {
+        **row,
+        "metadata": metadata,
+        "tip_id": tip_id,
+        "tip_items": tip_items,
+        "worker": worker,
+    }
     moved |= {"count": place + len(ids), "version": version + 1, "speaker": speaker}
     t.put("conversations", (owner, id), moved)
     shelve(t, (owner, id), place, ids, bodies)
@@ -439,45 +579,33 @@ def delete_conversation(t: Transaction, owner: str, id: str) -> object:
 
 
 @statement
-def relax_draw(t: Transaction) -> object:
-    return touched(0)
-
-
-@statement
-def begin_draw(t: Transaction, key_id: str, requests: int, tokens: int) -> object:
-    row = t.lock("meters", key_id)
-    if row is None:
-        row = {"key_id": key_id, "requests": float(requests), "tokens": float(tokens)}
-        row["filled_at"] = t.clock
-        t.put("meters", (key_id,), row)
-    return [(row["requests"], row["tokens"], row["filled_at"], t.clock)]
-
-
-@statement
-def held_by_others(t: Transaction, key_id: str, worker: str) -> object:
+def level(t: Transaction, key_id: str, worker: str) -> object:
     rows = [row for row in t.rows("places") if row["key_id"] == key_id and row["worker"] != worker]
-    return [(sum(row["connections"] for row in rows), sum(row["lanes"] for row in rows))]
+    held = (sum(row["connections"] for row in rows), sum(row["lanes"] for row in rows))
+    row = t.get("meters", key_id)
+    if row is None:
+        return [(t.clock, 0, *held, None, None, None)]
+    return [(t.clock, row["version"], *held, row["requests"], row["tokens"], row["filled_at"])]
 
 
 @statement
-def end_draw(
-    t: Transaction, key_id: str, requests: float, tokens: float, at: float, worker: str,
+def save_level(
+    t: Transaction, key_id: str, requests: float, tokens: float, at: float, version: int, worker: str,
     connections: int, lanes: int,
 ) -> object:  # fmt: skip
-    row = t.lock("meters", key_id)
-    if row is not None:
-        t.put("meters", (key_id,), {**row, "requests": requests, "tokens": tokens, "filled_at": at})
-    t.lock("places", key_id, worker)
-    place = {"key_id": key_id, "worker": worker, "connections": connections, "lanes": lanes}
-    t.put("places", (key_id, worker), place)
-    return touched(1)
-
-
-@statement
-def drop_held(t: Transaction, key_id: str, worker: str) -> object:
-    t.lock("places", key_id, worker, mode="update")
-    t.drop("places", key_id, worker)
-    return touched(1)
+    before = t.lock("meters", key_id)
+    if before is not None and before["version"] != version:
+        return []
+    row = {"key_id": key_id, "requests": requests, "tokens": tokens, "filled_at": at}
+    t.put("meters", (key_id,), {**row, "version": version + 1})
+    if (connections, lanes) != (0, 0):
+        t.lock("places", key_id, worker)
+        place = {"key_id": key_id, "worker": worker, "connections": connections, "lanes": lanes}
+        t.put("places", (key_id, worker), place)
+    else:
+        t.lock("places", key_id, worker, mode="update")
+        t.drop("places", key_id, worker)
+    return [(1,)]
 
 
 @statement
