@@ -137,9 +137,8 @@ class Client:
                 status = self.see(
                     asked_at, request, response, "repeat" if attempt else "create", key
                 )
-                if conversation := body.get("conversation"):
-                    if status == "completed":
-                        self.heard.conversations.setdefault(conversation, []).append(response["id"])
+                if status == "completed" and (conversation := body.get("conversation")):
+                    self.heard.conversations.setdefault(conversation, []).append(response["id"])
                 await self.poll(response["id"], polls)
                 if not key or attempt >= 2 or self.random.random() < 0.5:
                     return

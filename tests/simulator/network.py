@@ -108,7 +108,7 @@ class Network:
         self,
         dsn: str = "",
         *,
-        timeout: float = 60.0,
+        timeout: float = 60.0,  # noqa: ASYNC109  # as asyncpg's
         command_timeout: float | None = None,
         server_settings: dict[str, str] | None = None,
         **_: object,
@@ -298,7 +298,7 @@ class Connection:
                 self._network.delay_s(), self._network.database.close, session
             )
 
-    async def close(self, *, timeout: float | None = None) -> None:
+    async def close(self) -> None:
         self.terminate()
 
 
@@ -337,7 +337,7 @@ class Pool:
     def __await__(self) -> Any:
         return _self(self).__await__()
 
-    async def acquire(self, *, timeout: float | None = None) -> Connection:
+    async def acquire(self, *, timeout: float | None = None) -> Connection:  # noqa: ASYNC109
         async with asyncio.timeout(timeout):
             while not self._idle and not self._free:
                 room: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -47,10 +47,10 @@ def settings() -> Settings:
 
 @dataclass
 class Said:
-    """What all engines have said: how many tokens for each turn, and in which process."""
+    """What all engines have said: how many tokens for each turn, by the process that ran it. One that was queued may be
+    taken over by another process."""
 
-    tokens: Counter[str] = field(default_factory=Counter)
-    homes: dict[str, str] = field(default_factory=dict)
+    tokens: dict[str, Counter[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,13 +70,12 @@ class SimulatedEngine:
         assert isinstance(job.chain, partial)
         plan, ids = job.chain.args[0], answer_ids()
         (pieces, pause_ms) = ASKED.findall(plan.resolved.given[-1].raw)[-1]
-        turn_id = plan.id
-        self.said.homes[turn_id] = self.process
+        said = self.said.tokens.setdefault(plan.id, Counter())
         for index in range(int(pieces)):
             await asyncio.sleep(int(pause_ms) / 1_000)
-            self.said.tokens[turn_id] += 1
+            said[self.process] += 1
             yield Ids([ids[index % (len(ids) - 2)]])
-        self.said.tokens[turn_id] += 1
+        said[self.process] += 1
         yield Ids([ids[-1]])
         yield Finish("stop")
 

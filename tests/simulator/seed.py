@@ -1,7 +1,7 @@
 """What does one seed stand for? A few processes, clients with their stories, faults, and then peace.
 
-Everything is drawn from the seed before the world begins to turn. After the faults everything is mended, a while passes,
-and every response is read once more at every process that is alive: by then all of them say the same.
+Everything is drawn from the seed. After the faults everything is mended, a while passes, and every response is read
+once more at every process that is alive: by then all of them say the same.
 """
 
 from __future__ import annotations

@@ -354,6 +354,30 @@ def end_turns(t: Transaction, me: str, *columns: list[Any]) -> object:
 
 
 @statement
+def left(t: Transaction, limit: int) -> object:
+    return [(row[0], row[2]) for row in abandoned(t, "", limit)]
+
+
+@statement
+def hand_over(t: Transaction, owners: list[str], ids: list[str], worker: str, other: str) -> object:
+    for key in zip(owners, ids, strict=True):
+        for seen in t.rows("claims"):
+            if (seen["owner"], seen["turn_id"]) == key:
+                row = t.lock("claims", seen["owner"], seen["key"])
+                if row is not None:
+                    t.put("claims", (seen["owner"], seen["key"]), {**row, "worker": other})
+        for seen in t.rows("conversations"):
+            if (seen["owner"], seen["speaker"]) == key and seen["worker"] == worker:
+                row = t.lock("conversations", seen["owner"], seen["id"])
+                if row is not None and (row["worker"], row["speaker"]) == (worker, key[1]):
+                    t.put("conversations", (seen["owner"], seen["id"]), {**row, "worker": other})
+        row = t.lock("turns", *key)
+        if row is not None:
+            t.put("turns", key, {**row, "worker": other, "saved_by": other})
+    return touched(len(ids))
+
+
+@statement
 def append_last(t: Transaction, *columns: list[Any]) -> object:
     for owner, turn_id, number, body in zip(*columns, strict=True):
         if t.lock("events", owner, turn_id, number) is None:

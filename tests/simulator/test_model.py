@@ -54,6 +54,7 @@ class Script:
             self.save, self.save, self.save, self.find, self.delete, self.append, self.read_events,
             self.claim, self.claim, self.release, self.write_conversation, self.write_conversation,
             self.read_conversation, self.settle, self.draw, self.die, self.beat, self.recover,
+            self.take_over,
         ]  # fmt: skip
         for _ in range(STEPS):
             step = self.random.choice(steps)
@@ -78,7 +79,8 @@ class Script:
         instructions = self.random.choice((b"null", b'"' + b"x" * 100 + b'"'))
         is_keyed = status == "completed" and self.random.random() < 0.5
         turn = make_turn(self.turn_id(), status=status, instructions=instructions)
-        return await self.stores[at].turns.save(replace(turn, holds_key=is_keyed))
+        request = self.random.choice((b"", b"{}")) if status == "queued" else b""
+        return await self.stores[at].turns.save(replace(turn, holds_key=is_keyed, request=request))
 
     async def read_turn(self, at: int, turn_id: str) -> object:
         turn = await self.stores[at].turns.read(OWNER, turn_id)
@@ -158,6 +160,9 @@ class Script:
 
     async def recover(self, at: int) -> object:
         return await self.stores[at].maintenance.recover()
+
+    async def take_over(self, at: int) -> object:
+        return list(await self.stores[at].maintenance.take_over(2))
 
     async def totals(self) -> object:
         return list(await self.stores[0].ledger.report(None, 0))

@@ -150,7 +150,9 @@ class TurnRegistry:
             return False
         if not logged and ended is not None and ended.status in ENDED:
             last = await self._log.read_after(owner, turn_id, after - 1) or []
-            logged = [] if last and last[-1].is_terminal else [terminal_event(ended, after + 1)]
+            # What a dead process left ends in the log with a number that its clients may have for another event.
+            has_end = bool(last) and last[-1].is_terminal and ended.status != "failed"
+            logged = [] if has_end else [terminal_event(ended, after + 1)]
         if logged:
             subscriber.deliver(logged)
         return True
