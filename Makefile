@@ -53,7 +53,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-autobahn test-reliability test-vllm test-models models check format bench walk lock clean
+.PHONY: help setup serve test test-clients test-autobahn test-reliability simulate test-vllm test-models models check format bench walk lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,9 @@ test-models: $(DEV_DONE) $(MODELS_ALL_DONE) ## try every model family with its o
 
 test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) $(if $(SEGUE_TEST_NGINX),,$(NGINX_DONE)) ## the long versions: hundreds of losses, kills and floods
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)
+
+simulate: $(DEV_DONE) ## processes that pause, die and are cut off, on a simulated clock; ARGS="--seeds 10000 --jobs 2"
+	@$(VENV)/bin/python -m tests.simulator $(ARGS)
 
 test-autobahn: $(DEV_DONE) $(AUTOBAHN_DONE) ## Autobahn's WebSocket cases against our socket class (needs a Python 2.7)
 	@$(VENV)/bin/python -m tests.autobahn --wstest $(AUTOBAHN)/bin/wstest $(ARGS)
