@@ -576,15 +576,23 @@ def release_speakers(t: Transaction, worker: str) -> object:
     return touched(len(rows))
 
 
-@statement
-def read_shelved(t: Transaction, owner: str, id: str, since: int) -> object:
+def shelved(t: Transaction, owner: str, id: str) -> list[Row]:
+    """In order."""
     rows = [
-        row
-        for row in t.rows("shelved")
-        if (row["owner"], row["conversation_id"]) == (owner, id) and row["position"] >= since
+        row for row in t.rows("shelved") if (row["owner"], row["conversation_id"]) == (owner, id)
     ]
-    rows.sort(key=lambda row: row["position"])
+    return sorted(rows, key=lambda row: row["position"])
+
+
+@statement
+def read_shelved(t: Transaction, owner: str, id: str, since: int, until: int) -> object:
+    rows = [row for row in shelved(t, owner, id) if since <= row["position"] < until]
     return [(row["item_id"], row["body"]) for row in rows]
+
+
+@statement
+def name_shelved(t: Transaction, owner: str, id: str) -> object:
+    return [(row["position"], row["item_id"]) for row in shelved(t, owner, id)]
 
 
 @statement
