@@ -147,8 +147,9 @@ def check_usage(world: World, said: Said, database: Database, processes: list[Pr
             if homes:
                 world.fail(f"{turn_id} sampled {dict(said_in)} and has no usage row")
             continue
-        # What died with its process may be counted as nothing.
-        known = {*said_in.values(), *(() if homes else (0,))}
+        # What died with its process may be counted as nothing, and so may a first token that nobody could be told of.
+        is_first = row["status"] == "failed" and max(said_in.values()) <= 1
+        known = {*said_in.values(), *(() if homes and not is_first else (0,))}
         if row["output_tokens"] not in known:
             world.fail(
                 f"{turn_id} sampled {dict(said_in)}; its usage row says {row['output_tokens']}"

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import segue.ids
 from segue.accounts.quota import KeyQuota
 from segue.cluster.idempotency import SharedIdempotencyKeys
-from segue.errors import Unavailable
+from segue.errors import Fenced, Unavailable
 
 # When the world begins, in seconds since 1970.
 EPOCH = 1_800_000_000.0
@@ -254,7 +254,7 @@ class _Errors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        is_expected = isinstance(error, Unavailable)
+        is_expected = isinstance(error, Unavailable | Fenced)
         if not is_expected and not str(record.msg).startswith(EXPECTED_ERRORS):
             self._world.fail(f"logged: {record.getMessage()}: {error!r}")
 

@@ -20,6 +20,7 @@ import segue.app
 from segue.app import App, WorkerPlace, open_app
 from segue.models import ServedModels
 from segue.settings import Settings, load_settings
+from segue.transports.exchange import CUT
 from segue.turn.plan import Model
 from segue.turn.values import EngineFacts, Finish, Ids, Job, Piece
 from tests.contracts.engine import chatml
@@ -194,7 +195,7 @@ class Request:
         headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
         return {
             "type": "http", "method": self.method, "path": url.path, "headers": headers,
-            "query_string": url.query.encode(), "extensions": {},
+            "query_string": url.query.encode(), "extensions": {CUT: {"call": self._abort}},
         }  # fmt: skip
 
     async def receive(self) -> dict[str, Any]:
@@ -209,6 +210,11 @@ class Request:
         self._down.put(lambda: self.client.call_soon(self._take, message))
         if message["type"] == "http.response.body" and not message["more_body"]:
             self.process.requests.pop(self, None)
+
+    def _abort(self) -> None:
+        """The process cuts the connection."""
+        self.lose()
+        self._disconnect()
 
     def _disconnect(self) -> None:
         self._is_left = True

@@ -157,8 +157,8 @@ REMOVALS: Mapping[str, Removal] = {
         "a machine that vanishes in the middle of a transaction keeps rows locked",
         _session_timeouts,
         Emphasis(
-            networks=FAR, stories=("conversation",), faults=("vanish", "slow store"), fault_counts=(4,),
-            processes=(4,),
+            processes=(4,), networks=FAR, stories=("conversation",), story_counts=(20, 25),
+            faults=("vanish",), fault_counts=(3,),
         ),
     ),
 }  # fmt: skip

@@ -65,6 +65,7 @@ class Emphasis:
     processes: tuple[int, ...] = (2, 2, 3, 3, 4)
     networks: tuple[tuple[float, float], ...] = NETWORKS
     stories: tuple[str, ...] = STORIES
+    story_counts: tuple[int, int] = (3, 10)
     faults: tuple[str, ...] = FAULTS
     fault_counts: tuple[int, ...] = (0, 1, 1, 2, 2, 3, 4)
     fault_lengths: tuple[float, ...] = (2.0, 8.0, 20.0, FAULT_S_MAX)
@@ -215,7 +216,7 @@ class Simulation:
 
     def _plan_clients(self) -> None:
         random, begin, emphasis = self.random, self.world.now, self.emphasis
-        stories = random.randrange(3, 11)
+        stories = random.randint(*emphasis.story_counts)
         # So that a dead process may leave more than one batch of turns behind.
         if random.random() < emphasis.crowd:
             self._plan_crowd(begin)

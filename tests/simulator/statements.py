@@ -99,7 +99,9 @@ def save(t: Transaction, owner: str, id: str, *rest: Any) -> object:
         # The trigger `stay_erased` deletes it at once.
         drop_beside(t, owner, id)
     if usage[0] is not None:
-        put_usage(t, (id, owner, *usage))
+        t.lock("usage", id)
+        counted = dict(zip(USAGE, (id, owner, *usage), strict=True))
+        t.put("usage", (id,), {**counted, "is_provisional": False})
     return [(1,)]
 
 

@@ -24,7 +24,8 @@ SELECT digest, body FROM parts WHERE owner = $1 AND digest = ANY ($2::bytea[]);
 -- $1 owner, $2 id, $3 parent, $4 history, $5 response, $6 instructions, $7 tools, $8 worker; from $9 on the usage of a
 -- turn that has ended: model, status, input, cached, output, end, tools; $16 and $17 digests and bodies of parts that may be new;
 -- $18 this worker, $19 whether the turn holds an idempotency key and has no row yet. One row comes back if it was written. It is
--- not if another worker wrote the turn last, or if the key is no longer this worker's.
+-- not if another worker wrote the turn last, or if the key is no longer this worker's. Whoever ends the turn knows its usage: a
+-- process that it was taken from may have entered something before.
 WITH held AS (
     SELECT 1 FROM claims
     WHERE $19::boolean AND owner = $1 AND turn_id = $2 AND worker = $18::text
@@ -56,7 +57,14 @@ WITH held AS (
         (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
     SELECT $2, $1, $9, $10, $11, $12, $13, $14, $15 FROM kept
     WHERE $9::text IS NOT NULL
-    ON CONFLICT (turn_id) DO NOTHING
+    ON CONFLICT (turn_id) DO UPDATE SET
+        status = excluded.status,
+        input_tokens = excluded.input_tokens,
+        cached_tokens = excluded.cached_tokens,
+        output_tokens = excluded.output_tokens,
+        ended_at = excluded.ended_at,
+        tool_calls = excluded.tool_calls,
+        is_provisional = false
 )
 SELECT 1 FROM kept;
 
