@@ -191,7 +191,9 @@ class Simulation:
             check_usage(world, self.said, self.database, self.processes)
 
     def _is_quiet(self) -> bool:
-        return all(task.done() for task in self.tasks)
+        if not all(task.done() for task in self.tasks):
+            return False
+        return not any(one.app and one.app.runner.running_count for one in self._reachable())
 
     def _start(self, name: str) -> None:
         self.processes.append(Process(self.world, self.network, name, self.said))
