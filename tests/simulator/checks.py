@@ -148,7 +148,7 @@ def check_usage(world: World, said: Said, database: Database, processes: list[Pr
                 world.fail(f"{turn_id} sampled {dict(said_in)} and has no usage row")
             continue
         # What died with its process may be counted as nothing, and so may a first token that nobody could be told of.
-        is_first = row["status"] == "failed" and max(said_in.values()) <= 1
+        is_first = row["status"] == "failed" and max(said_in.values(), default=0) <= 1
         known = {*said_in.values(), *(() if homes and not is_first else (0,))}
         if row["output_tokens"] not in known:
             world.fail(
