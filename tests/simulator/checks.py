@@ -142,7 +142,7 @@ def check_usage(world: World, said: Said, database: Database, processes: list[Pr
     alive = {one.name for one in processes if one.is_alive}
     usage = {id: row for (id,), row in database.tables["usage"].items()}
     for turn_id, said_in in said.tokens.items():
-        row, homes = usage.get(turn_id), sorted(said_in.keys() & alive)
+        row, homes = usage.get(turn_id), [home for home, _ in said_in if home in alive]
         if row is None:
             if homes:
                 world.fail(f"{turn_id} sampled {dict(said_in)} and has no usage row")

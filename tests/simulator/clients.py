@@ -113,7 +113,7 @@ class Client:
         turn_id, status = response["id"], response["status"]
         seen = Sighting(asked_at, now, turn_id, status, name, how, key, was_well)
         self.heard.sightings.append(seen)
-        self.world.note(f"{how} at {seen.process}: {seen.turn_id[5:13]} {seen.status}")
+        self.world.note(f"{how} at {seen.process}: {seen.turn_id[-8:]} {seen.status}")
         return seen.status
 
     async def pause(self, least_s: float = POLL_S[0], most_s: float = POLL_S[1]) -> None:

@@ -48,10 +48,10 @@ def settings() -> Settings:
 
 @dataclass
 class Said:
-    """What all engines have said: how many tokens for each turn, by the process that ran it. One that was queued may be
-    taken over by another process."""
+    """What all engines have said: for each turn how many tokens, by the process and the run. One that was queued may be
+    taken over and run again."""
 
-    tokens: dict[str, Counter[str]] = field(default_factory=dict)
+    tokens: dict[str, Counter[tuple[str, int]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -72,11 +72,12 @@ class SimulatedEngine:
         plan, ids = job.chain.args[0], answer_ids()
         (pieces, pause_ms) = ASKED.findall(plan.resolved.given[-1].raw)[-1]
         said = self.said.tokens.setdefault(plan.id, Counter())
+        run = (self.process, len(said))
         for index in range(int(pieces)):
             await asyncio.sleep(int(pause_ms) / 1_000)
-            said[self.process] += 1
+            said[run] += 1
             yield Ids([ids[index % (len(ids) - 2)]])
-        said[self.process] += 1
+        said[run] += 1
         yield Ids([ids[-1]])
         yield Finish("stop")
 
