@@ -157,7 +157,7 @@ REMOVALS: Mapping[str, Removal] = {
         "a machine that vanishes in the middle of a transaction keeps rows locked",
         _session_timeouts,
         Emphasis(
-            processes=(4,), networks=FAR, stories=("conversation",), story_counts=(20, 25),
+            processes=(4,), networks=FAR, stories=("conversation",), story_counts=(12, 16),
             faults=("vanish",), fault_counts=(3,),
         ),
     ),
