@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -380,6 +381,17 @@ HALVES = {
 UNUSED_PARTS = """
     SELECT {key} FROM parts WHERE NOT EXISTS
     (SELECT 1 FROM turns WHERE instructions = parts.{key} OR tools = parts.{key})"""
+
+
+async def settled_halves(path: Path) -> list[str]:
+    """The same, once the turns that a dead process left queued have been run."""
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as reader:
+            if not reader.execute(HALVES["turns whose process is dead"]).fetchall():
+                break
+        await asyncio.sleep(0.05)
+    return halves(path)
 
 
 def halves(path: Path) -> list[str]:

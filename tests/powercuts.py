@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from segue.stores.seals import read_ring
-from tests.crashes import Book, Fact, check, halves, writing
+from tests.crashes import Book, Fact, check, settled_halves, writing
 from tests.cuts import SHM_BYTES, WAYS, cut_at
 from tests.disk import Recording, Step, Synced, Told, recorded
 from tests.support import serving
@@ -127,7 +127,7 @@ async def restart(folder: Path, facts: Sequence[Fact], outcome: Outcome) -> list
     began = time.process_time()
     async with serving(store=f"sqlite:///{path}") as served:
         outcome.starts_s.append(time.process_time() - began)
-        found = [*halves(path), *await check(served, facts)]
+        found = [*await check(served, facts), *await settled_halves(path)]
     if kept is not None and read_ring(ring) != kept:
         found.append("the ring of keys is another one")
     if kept is None and facts:

@@ -214,6 +214,7 @@ def build_feed(
         probe=health.check,
         replicas=health.replicas,
         backlog=lambda: observers.afterwards.backlog,
+        lag_ms=lambda: observers.metrics.lag_ms,
     )
     if state.cluster is None:
         return Feed(observers.history, sources)

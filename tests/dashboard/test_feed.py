@@ -42,6 +42,7 @@ def make_feed(probe: Any = answers) -> Feed:
                 ReplicaView("scripted", name, up) for name, up in checks.items()
             ],
             backlog=lambda: 0,
+            lag_ms=lambda: 1.25,
         ),
     )
 
@@ -118,6 +119,7 @@ async def test_key_sees_neither_caches_nor_engines_of_the_process() -> None:
     assert update is not None
     picture = update["picture"]
     assert (picture["memory"], picture["replicas"], picture["backlog"]) == ([], [], None)
+    assert picture["lag_ms"] is None
 
 
 async def test_engine_that_does_not_answer_does_not_hold_the_feed_up() -> None:

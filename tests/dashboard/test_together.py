@@ -39,6 +39,7 @@ def picture(number: int, **changed: Any) -> Picture:
         "replicas": [ReplicaView("m", "a", number == 2, 1, None)],
         "refusals": [RefusalCount("http", "x", number, float(number))],
         "backlog": number,
+        "lag_ms": float(number),
     }
     return Picture(**fields | changed)
 
@@ -56,13 +57,14 @@ def test_counts_are_added_and_lists_are_joined() -> None:
     assert both.memory == [CacheUse("turns", 3, 200), CacheUse(FULLEST, 2, 50)]
     assert both.replicas == [ReplicaView("m", "a", True, 2, None)]
     assert [(one.count, one.at_ms) for one in both.refusals] == [(3, 2.0)]
-    assert both.backlog == 3
+    assert (both.backlog, both.lag_ms) == (3, 2.0)
 
 
 def test_key_that_may_not_see_the_process_sees_it_nowhere() -> None:
-    bare = {"memory": (), "replicas": (), "refusals": (), "backlog": None}
+    bare = {"memory": (), "replicas": (), "refusals": (), "backlog": None, "lag_ms": None}
     both = together([picture(1, **bare), picture(2, **bare)])
     assert (both.memory, both.replicas, both.refusals, both.backlog) == ([], [], [], None)
+    assert both.lag_ms is None
 
 
 def test_lists_of_many_workers_keep_their_limits() -> None:
@@ -88,6 +90,7 @@ def make_feed(worker: str, others: Mapping[str, Feed]) -> Feed:
             probe=probe,
             replicas=lambda checks: [],
             backlog=lambda: 0,
+            lag_ms=lambda: 0.0,
             ask=ask,
             worker=worker,
         ),

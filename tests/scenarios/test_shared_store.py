@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,16 +64,21 @@ async def test_deleted_response_leaves_the_other_servers_memory(
         assert again["error"]["code"] == "previous_response_not_found"
 
 
-async def test_stored_turns_survive_the_process_and_running_ones_end_as_failed(
+async def test_stored_turns_survive_the_process_queued_ones_too_and_running_ones_end_as_failed(
     flags: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [
         word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)
     ]
-    with served_process(*words, "--tps", "2", cwd=tmp_path) as served:
+    # A turn is queued until its first token.
+    with served_process(*words, "--tps", "1", cwd=tmp_path) as served:
         first = (await post(served, input="one", max_output_tokens=1)).json
         running = (await post(served, input="two", background=True)).json
-        assert running["status"] in ("queued", "in_progress")
+        async with asyncio.timeout(20):
+            while (await status_of(served, running)) != "in_progress":
+                pass
+        queued = (await post(served, input="four", background=True)).json
+        assert queued["status"] == "queued"
         served.process.kill()
         served.process.wait(30)
     # A lease in PostgreSQL is over after a while, by its clock; here after a moment.
@@ -82,8 +88,14 @@ async def test_stored_turns_survive_the_process_and_running_ones_end_as_failed(
         answer = await post(again, input="three", previous_response_id=first["id"])
         assert answer.status == 200
         async with asyncio.timeout(20):
-            while True:
-                found = (await fetch(again, "GET", f"/v1/responses/{running['id']}")).json
-                if found["status"] == "failed":
-                    break
+            while await status_of(again, running) != "failed":
+                pass
+            while await status_of(again, queued) != "completed":
+                pass
+        found = (await fetch(again, "GET", f"/v1/responses/{running['id']}")).json
         assert found["error"]["code"] == "server_error"
+
+
+async def status_of(served: Server, response: dict[str, Any]) -> str:
+    found: str = (await fetch(served, "GET", f"/v1/responses/{response['id']}")).json["status"]
+    return found

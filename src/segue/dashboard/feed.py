@@ -66,6 +66,7 @@ class Sources:
     probe: Callable[[], Awaitable[Mapping[str, bool]]]
     replicas: Callable[[Mapping[str, bool]], Sequence[ReplicaView]]
     backlog: Callable[[], int]
+    lag_ms: Callable[[], float]
     # Asks the other workers of the same parent process, if there are any; and the name of this worker among them.
     ask: Callable[[bytes], Awaitable[Mapping[str, bytes]]] | None = None
     worker: str = ""
@@ -180,6 +181,7 @@ class Feed:
             replicas=sources.replicas(self._checks) if may else (),
             refusals=history.refusals if may else (),
             backlog=sources.backlog() if may else None,
+            lag_ms=round(sources.lag_ms()) if may else None,
         )
 
     def _keep_probing(self) -> None:

@@ -246,6 +246,8 @@ const drawCells = ({ cells, count: all }) => {
 };
 
 export const drawMemory = (picture, isOperator) => {
+  $("lag").textContent =
+    picture.lag_ms === null ? "" : `Event loop at most ${span(picture.lag_ms).join(" ")} late in the last minute`;
   $("memory").replaceChildren(
     ...(picture.memory.length
       ? picture.memory.map((one) => {

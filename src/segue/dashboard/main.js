@@ -20,6 +20,7 @@ const EMPTY = {
   replicas: [],
   refusals: [],
   backlog: null,
+  lag_ms: null,
 };
 const VIEWS = ["live", "race", "playground"];
 

@@ -27,6 +27,7 @@ def together(pictures: Sequence[Picture]) -> Picture:
     replicas = (row for one in pictures for row in one.replicas)
     refusals = (row for one in pictures for row in one.refusals)
     backlogs = [one.backlog for one in pictures if one.backlog is not None]
+    lags = [one.lag_ms for one in pictures if one.lag_ms is not None]
     columns = zip(*(structs.astuple(one.totals) for one in pictures), strict=True)
     return Picture(
         totals=Totals(*map(sum, columns)),
@@ -37,6 +38,7 @@ def together(pictures: Sequence[Picture]) -> Picture:
         replicas=_merged(replicas, lambda row: (row.model, row.name), _merge_replicas),
         refusals=_merged(refusals, lambda row: (row.transport, row.code), _merge_refusals),
         backlog=sum(backlogs) if backlogs else None,
+        lag_ms=max(lags, default=None),
     )
 
 

@@ -153,6 +153,8 @@ class Picture(Struct, frozen=True):
     replicas: Sequence[ReplicaView]
     refusals: Sequence[RefusalCount]
     backlog: int | None
+    # How late the event loop was at most in the last minute.
+    lag_ms: float | None = None
 
 
 class WorkerShare(Struct, frozen=True):

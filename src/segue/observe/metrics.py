@@ -7,6 +7,7 @@ never carry ids or content. Every metric is declared here and listed in docs/obs
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import add
@@ -92,6 +93,7 @@ class Metrics:
         )
         name, about = "segue_loop_lag_seconds", "How late the event loop runs what is due"
         self._lag = prometheus.Histogram(name, about, registry=self.registry, buckets=LAG_BUCKETS)
+        self._lags_s: deque[float] = deque(maxlen=int(60 / LAG_EVERY_S))
         self._replaced = self._counter("workers_replaced", "Workers replaced because they hung")
         self._engine_up = self._gauge("segue_engine_up", "1 if the replica answers", ("replica",))
         about = "Requests that wait for an engine replica"
@@ -125,7 +127,14 @@ class Metrics:
         while True:
             due_at = loop.time() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
-            self._lag.observe(max(0.0, loop.time() - due_at))
+            lag_s = max(0.0, loop.time() - due_at)
+            self._lag.observe(lag_s)
+            self._lags_s.append(lag_s)
+
+    @property
+    def lag_ms(self) -> float:
+        """How late the event loop was at most in the last minute."""
+        return 1000 * max(self._lags_s, default=0.0)
 
     def watch_parts(self, parts: Mapping[str, Callable[[], int]]) -> None:
         """From now on these give what each part of the memory holds."""

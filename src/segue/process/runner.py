@@ -363,12 +363,12 @@ class Runner:
         self, plan: Plan, running: Running, turns: Turns, heartbeat: Heartbeat
     ) -> None:
         """The engine begins with a turn that was queued; from here on its time counts."""
-        begun = running.assembler.leave_queue()
         if self._outlives:
-            await self._save_begun(_unanswered(plan, running.response), turns)
+            begun = structs.replace(plan.response, status="in_progress")
+            await self._save_begun(_unanswered(plan, begun), turns)
         self._queued.pop(plan.id, None)
         heartbeat.end_after(self._background_s_max)
-        running.publish([begun])
+        running.publish([running.assembler.leave_queue()])
 
     async def _save_begun(self, turn: Turn, turns: Turns) -> None:
         """Nothing of it leaves before the store has this: until then another process may take it over."""
