@@ -283,12 +283,13 @@ async def test_turn_that_runs_while_its_parent_is_deleted_does_not_bring_it_back
 async def test_nobody_is_told_of_an_end_that_is_not_on_the_disk(tmp_path: Path) -> None:
     """Neither whoever asks for a response that has just been finished: its save may still fail, or be lost."""
     path = tmp_path / "turns.db"
-    async with serving(store=f"sqlite:///{path}", tps=100) as served:
+    async with serving(store=f"sqlite:///{path}", tps=20) as served:
         begun = await create(served, input="x", background=True)
+        running = served.app.runner.find("local", begun["id"])
+        assert running is not None
+        await until(lambda: running.visible.status == "in_progress")
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            running = served.app.runner.find("local", begun["id"])
-            assert running is not None
             await until(lambda: running.response.status == "completed")
             shown = (await get(served, begun["id"])).json
             assert (shown["status"], shown["output"], shown["usage"]) == ("in_progress", [], None)
