@@ -208,7 +208,7 @@ def build_feed(
     """What the dashboard shows of this process and of its siblings."""
     sources = Sources(
         models=list(runner.models),
-        sessions=lambda: (session.status() for session in upgrades.sessions),
+        sessions=lambda: (session.status() for session in tuple(upgrades.sessions)),
         runnings=lambda: runner.registry.running.values(),
         memory=lambda: _cache_uses(state, upgrades),
         probe=health.check,

@@ -1,6 +1,7 @@
 """Turns that are over, made by hand."""
 
 from segue.process.afterwards import MARKS, EndedTurn
+from segue.transports.websocket import SessionStatus
 from segue.turn.plan import Span, Tally
 from segue.turn.values import UsageEntry
 
@@ -31,3 +32,16 @@ def settled(
         Span(stage, marks[name], marks[name]) for name, stage in MARKS.items() if name in marks
     ]
     return EndedTurn(entry, tally, "websocket", parent_id=parent, lane=lane)
+
+
+def glance(number: int, owner: str = "anna", running: int = 0) -> SessionStatus:
+    return SessionStatus(
+        key=str(number),
+        owner=owner,
+        opened_at=float(number),
+        lanes=2,
+        running=running,
+        waiting=1,
+        turns=number,
+        state_bytes=100,
+    )

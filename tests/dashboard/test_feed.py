@@ -1,6 +1,8 @@
 """A watcher hears everything new once, as one message, and nothing where nothing changed."""
 
 import asyncio
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,7 +20,8 @@ from segue.dashboard.feed import (
 from segue.dashboard.history import OWNERS_MAX, REFUSALS_MAX, RING_MAX, RecentTurns
 from segue.dashboard.views import CacheUse, ReplicaView, Viewer
 from segue.errors import TooMany
-from tests.dashboard.made import settled
+from segue.transports.websocket import SessionStatus
+from tests.dashboard.made import glance, settled
 
 ANNA = Viewer("anna", is_operator=False)
 OPERATOR = Viewer("operator", is_operator=True)
@@ -203,3 +206,22 @@ def test_what_is_remembered_has_a_limit() -> None:
     assert len(feed.history._owners) == OWNERS_MAX
     assert len(feed.history._refusals) == REFUSALS_MAX
     assert len(feed.history._ring) == RING_MAX
+
+
+async def test_connections_are_looked_at_once_for_all_pages() -> None:
+    looks = 0
+
+    def sessions() -> list[SessionStatus]:
+        nonlocal looks
+        looks += 1
+        return [glance(number, running=number % 3) for number in range(2_000)]
+
+    feed = make_feed()
+    feed = Feed(feed.history, replace(feed._sources, sessions=sessions))
+    with ExitStack() as pages:
+        watchers = [pages.enter_context(feed.watching(ANNA)) for _ in range(16)]
+        watchers += [pages.enter_context(feed.watching(OPERATOR)) for _ in range(16)]
+        updates = await asyncio.gather(*(told(watcher) for watcher in watchers))
+        counts = {update["picture"]["connections"]["count"] for update in updates if update}
+    assert counts == {2_000}
+    assert looks == 1

@@ -1,26 +1,12 @@
 """What a watcher sees is its own; an operator sees totals, and nobody's conversations."""
 
 from segue.dashboard.views import CELLS_MAX, CONNECTIONS_LISTED_MAX, Viewer, connections, turn_row
-from segue.transports.websocket import SessionStatus
 from segue.turn.plan import Span
-from tests.dashboard.made import settled
+from tests.dashboard.made import glance, settled
 
 SALT = b"salt"
 ANNA = Viewer("anna", is_operator=False)
 OPERATOR = Viewer("operator", is_operator=True)
-
-
-def glance(number: int, owner: str = "anna", running: int = 0) -> SessionStatus:
-    return SessionStatus(
-        key=str(number),
-        owner=owner,
-        opened_at=float(number),
-        lanes=2,
-        running=running,
-        waiting=1,
-        turns=number,
-        state_bytes=100,
-    )
 
 
 def test_key_sees_only_its_own_connections() -> None:

@@ -17,7 +17,7 @@ from tests.growth.measure import Case, Structure
 
 Json = Any
 # The limits that the table goes up to: items of an input, tools, references, bytes of a body.
-ITEMS, TOOLS, REFERENCES, BODY = 100_000, 4_096, 4_096, 60_000_000
+ITEMS, VALUES, TOOLS, REFERENCES, BODY = 100_000, 65_000, 4_096, 4_096, 60_000_000
 HEAD = 60_000
 RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
 
@@ -279,6 +279,14 @@ def unknown_fields(size: int) -> bytes:
 
 def unknown_item_fields(size: int) -> Mapping[str, Json]:
     return {"input": [{**message(0), **{f"f{index}": index for index in range(size)}}]}
+
+
+def too_many_item_fields(size: int) -> bytes:
+    return raw_create(b'[{"role":"user","content":"x",' + b'"f":1,' * size + b'"g":1}]')
+
+
+def too_many_fields(size: int) -> bytes:
+    return raw_create(b'"x",' + b'"f":1,' * size + b'"g":1')
 
 
 def deep_item(size: int) -> Mapping[str, Json]:
@@ -629,22 +637,23 @@ STRUCTURES = (
     Structure("calls with their outputs", posted(pairs), 2_000, ITEMS),
     Structure("calls first, then outputs", posted(open_pairs), 2_000, ITEMS),
     Structure("custom calls with their outputs", posted(other_pairs), 2_000, ITEMS),
-    Structure("outputs without a call id", posted(shell_outputs), 2_000, ITEMS),
+    Structure("outputs without a call id", posted(shell_outputs), 2_000, ITEMS // 2),
     Structure("item references, two items", references, 1_000, REFERENCES),
     Structure("item references, in the history", own_references, 1_000, REFERENCES),
     Structure("item references that name nothing", posted(lost_references, 404), 2_000, REFERENCES),
     Structure("additional_tools items", posted(additional_tools), 1_000, 20_000),
     Structure("tools of one additional_tools item", posted(many_additional), 1_000, TOOLS),
     Structure("configuration updates", posted(updates), 2_000, ITEMS - 1),
-    Structure("tools of an mcp_list_tools item", posted(listed_servers), 1_000, ITEMS - 1),
-    Structure("mcp_list_tools items", posted(server_lists), 1_000, ITEMS - 1),
-    Structure("unknown fields of an item", posted(unknown_item_fields), 5_000, 1_000_000),
-    Structure("nested lists in an item", posted(deep_item), 20_000, 4_000_000),
+    Structure("tools of an mcp_list_tools item", posted(listed_servers), 1_000, 12_000),
+    Structure("mcp_list_tools items", posted(server_lists), 1_000, ITEMS // 2),
+    Structure("unknown fields of an item", posted(unknown_item_fields), 5_000, VALUES),
+    Structure("fields of an item, refused", posted(too_many_item_fields, 400), 640_000, 8_000_000),
+    Structure("nested lists in an item", posted(deep_item), 20_000, VALUES),
     # --- parts
-    Structure("input_text parts", posted(text_parts("input_text", "user")), 5_000, 500_000),
-    Structure("output_text parts", posted(text_parts("output_text", "assistant")), 5_000, 500_000),
-    Structure("annotations", posted(annotations), 2_000, 500_000),
-    Structure("logprobs", posted(logprobs), 2_000, 500_000),
+    Structure("input_text parts", posted(text_parts("input_text", "user")), 5_000, 20_000),
+    Structure("output_text parts", posted(text_parts("output_text", "assistant")), 5_000, 20_000),
+    Structure("annotations", posted(annotations), 2_000, 10_000),
+    Structure("logprobs", posted(logprobs), 2_000, 10_000),
     Structure("bytes of an image", posted(image), 1_000_000, BODY),
     Structure("bytes of a file", posted(file_data), 200_000, BODY),
     Structure("files", posted(many_files), 500, 20_000),
@@ -652,7 +661,7 @@ STRUCTURES = (
     Structure("tools", posted(lambda n: {"tools": functions(n)}), 1_000, TOOLS),
     Structure("tools of a namespace", posted(namespace), 1_000, TOOLS),
     Structure("allowed tools of as many tools", posted(allowed), 1_000, TOOLS),
-    Structure("allowed tools that are not there", posted(allowed_only), 2_000, 100_000),
+    Structure("allowed tools that are not there", posted(allowed_only), 2_000, 20_000),
     Structure(
         "fields of a tool's schema",
         posted(lambda n: {"tools": [function("f", wide(n))]}),
@@ -672,20 +681,23 @@ STRUCTURES = (
         500_000,
     ),
     Structure(
-        "depth of a format's schema", posted(lambda n: {"text": schema_format(nested(n))}), 120, 120
+        "depth of a format's schema",
+        posted(lambda n: {"text": schema_format(nested(n))}),
+        120,
+        16_000,
     ),
     # --- fields
     Structure("metadata", posted(metadata, 400), 5_000, 1_000_000),
-    Structure("include", posted(include), 5_000, 1_000_000),
+    Structure("include", posted(include), 5_000, VALUES),
     Structure("stop strings", posted(stop_strings, 400), 5_000, 1_000_000),
-    Structure("unknown fields of a request", posted(unknown_fields), 5_000, 1_000_000),
+    Structure("unknown fields of a request", posted(unknown_fields), 5_000, VALUES),
     # --- text
     Structure("words", posted(long_text), 100_000, BODY),
     Structure("a word", posted(one_word), 20_000, 2_000_000),
-    Structure("spaces", posted(spaces), 50_000, BODY),
-    Structure("line ends", posted(new_lines), 50_000, BODY),
+    Structure("spaces", posted(spaces), 50_000, 2_000_000),
+    Structure("line ends", posted(new_lines), 50_000, 2_000_000),
     Structure("marks of the prompt format", posted(marks), 50_000, BODY),
-    Structure("escapes", posted(escapes), 50_000, BODY // 2),
+    Structure("escapes", posted(escapes), 50_000, 10_000_000),
     Structure("Unicode escapes", posted(unicode_escapes), 50_000, BODY // 6),
     # --- JSON that is refused
     Structure("numbers as items", posted(numbers, 400), 200_000, BODY // 2),
@@ -694,6 +706,13 @@ STRUCTURES = (
     Structure("brackets, on a socket", framed(brackets), 200_000, BODY),
     Structure("brackets and commas, on a socket", framed(structure), 200_000, BODY),
     Structure("quotes in an open string, on a socket", framed(quotes), 16_000, BODY // 2),
+    Structure("fields of a request, refused", posted(too_many_fields, 400), 640_000, 8_000_000),
+    Structure(
+        "parts of a message, refused",
+        posted(text_parts("input_text", "user"), 400),
+        200_000,
+        1_000_000,
+    ),
     # --- HTTP
     Structure("gzip", zipped, 400_000, BODY),
     Structure("chunks of one byte", chunked, 5_000, 500_000),

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +25,7 @@ from segue.dashboard.history import RecentTurns
 from segue.dashboard.together import together
 from segue.dashboard.views import (
     CacheUse,
+    Connections,
     Look,
     Picture,
     ReplicaView,
@@ -41,6 +43,10 @@ log = logging.getLogger(__name__)
 TURNS_MAX = 250
 # Pages open at once; each costs about a millisecond a second.
 WATCHERS_MAX = 32
+# All connections are looked at once for all pages, so many in one turn of the loop. That may take one part in so many
+# of the time: with thousands of connections the pages are renewed less often.
+STATUSES_A_TURN = 250
+SURVEY_PART = 50
 # Pause between two messages while something happens, and while nothing does.
 TICK_S = 0.25
 IDLE_S = 1.0
@@ -107,6 +113,11 @@ class Feed:
         self._probe_at = 0.0
         # When a page was opened, or another worker had something new.
         self._stirred_at = float("-inf")
+        # The connections as they were looked at last, in the order of their age; and what each viewer sees of them.
+        self._statuses: list[SessionStatus] = []
+        self._seen: dict[Viewer, Connections] = {}
+        self._survey_at = float("-inf")
+        self._surveying = asyncio.Lock()
         self._salt = secrets.token_bytes(16)
         self._process = sources.process or secrets.token_hex(8)
 
@@ -154,10 +165,12 @@ class Feed:
     async def answer(self, question: bytes) -> bytes:
         """This worker's part of an update, for a watcher at another worker."""
         look = _look(question)
+        await self._survey()
         return encode(self.share(look.viewer, look.places.get(self._sources.worker, 0)))
 
     async def shares(self, viewer: Viewer, places: dict[str, int]) -> dict[str, WorkerShare]:
         """The parts of all workers of the same parent process, this one first."""
+        await self._survey()
         own = self._sources.worker
         shares = {own: self.share(viewer, places.get(own, 0))}
         if self._sources.ask is not None:
@@ -174,7 +187,7 @@ class Feed:
         running_count, running = views.running_rows(sources.runnings(), viewer)
         return Picture(
             totals=history.totals if may else history.totals_of(viewer.owner),
-            connections=views.connections(sources.sessions(), viewer, history.wall_ms, self._salt),
+            connections=self._connections(viewer),
             running_count=running_count,
             running=running,
             memory=sources.memory() if may else (),
@@ -183,6 +196,33 @@ class Feed:
             backlog=sources.backlog() if may else None,
             lag_ms=round(sources.lag_ms()) if may else None,
         )
+
+    async def _survey(self) -> None:
+        """Look at all connections, unless that was done a moment ago."""
+        async with self._surveying:
+            if time.perf_counter() < self._survey_at:
+                return
+            cpu_s = 0.0
+            statuses: list[SessionStatus] = []
+            sessions = iter(self._sources.sessions())
+            while True:
+                began = time.thread_time()
+                some = list(islice(sessions, STATUSES_A_TURN))
+                cpu_s += time.thread_time() - began
+                statuses += some
+                if len(some) < STATUSES_A_TURN:
+                    break
+                await asyncio.sleep(0)
+            statuses.sort(key=lambda one: one.opened_at)
+            self._statuses, self._seen = statuses, {}
+            self._survey_at = time.perf_counter() + max(TICK_S / 2, SURVEY_PART * cpu_s)
+
+    def _connections(self, viewer: Viewer) -> Connections:
+        """What this viewer sees of the last survey; several pages of one viewer see the same."""
+        if viewer not in self._seen:
+            shown = views.connections(self._statuses, viewer, self.history.wall_ms, self._salt)
+            self._seen[viewer] = shown
+        return self._seen[viewer]
 
     def _keep_probing(self) -> None:
         """Check the engines now and then, beside the stream: an engine that does not answer must not delay it."""

@@ -229,9 +229,8 @@ def load_of(one: SessionStatus | ConnectionRow) -> tuple[int, int]:
 def connections(
     glances: Iterable[SessionStatus], viewer: Viewer, wall_ms: float, salt: bytes
 ) -> Connections:
-    """The connections that this viewer may count, and the busiest of its own."""
+    """The connections that this viewer may count, the oldest first, and the busiest of its own."""
     seen = [one for one in glances if viewer.is_operator or one.owner == viewer.owner]
-    seen.sort(key=lambda one: one.opened_at)
     own = (one for one in seen if one.owner == viewer.owner)
     busiest = nlargest(CONNECTIONS_LISTED_MAX, own, key=load_of)
     return Connections(

@@ -18,7 +18,8 @@ from segue.wire.tools import Execution, ToolDefinition
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class _Part(Struct, frozen=True, tag_field="type", kw_only=True):
+# Nothing in an item refers back to it, so the garbage collector need not look: for a long input it would hold the loop.
+class _Part(Struct, frozen=True, tag_field="type", kw_only=True, gc=False):
     """One piece of a message's or an output's content."""
 
 
@@ -99,7 +100,7 @@ MessagePart = InputText | InputImage | InputFile | InputAudio | OutputText | Ref
 OutputPart = InputText | InputImage | InputFile | InputAudio | OutputText
 
 
-class Body(Struct, frozen=True, tag_field="type", kw_only=True):
+class Body(Struct, frozen=True, tag_field="type", kw_only=True, gc=False):
     """What every item may carry."""
 
     id: MaybeText = UNSET
@@ -400,7 +401,7 @@ _NamedCall = FunctionCall | CustomToolCall
 ClientCall = _NamedCall | ComputerCall | ShellCall | LocalShellCall | ApplyPatchCall
 
 
-class Item(Struct, frozen=True):
+class Item(Struct, frozen=True, gc=False):
     """The bytes of an item as they came or will leave, and what they mean."""
 
     raw: bytes
