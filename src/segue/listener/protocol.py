@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import is_ssl
 
 from segue.errors import ApiError, Refused, Unavailable
-from segue.process.memory import Unread
+from segue.process.memory import UNREAD_BYTES_MIN, Unread
 from segue.transports.exchange import CUT, raw_refusal
 
 log = logging.getLogger(__name__)
@@ -292,8 +292,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._write_timer.cancel()
             self._write_timer = None
         self._unread_bytes = self._left_bytes()
-        if self._unread_bytes:
+        self.unread.writers.discard(self)
+        if self._unread_bytes > UNREAD_BYTES_MIN:
             self.unread.writers.add(self)
+        if self._unread_bytes:
             self._write_timer = self.loop.call_later(self.limits.write_s_max, self._read_is_late)
 
     def _read_is_late(self) -> None:

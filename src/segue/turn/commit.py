@@ -11,8 +11,8 @@ from segue.wire.items import Call, Item
 from segue.wire.kinds import call_of, is_hosted_result
 from segue.wire.response import ENDED, NO_USAGE, Response
 
-# What a node costs beside its payload: the objects themselves, measured with tracemalloc on small turns.
-NODE_BYTES = 2_000
+# What a node and each of its items cost beside their payload: the objects themselves.
+NODE_BYTES, ITEM_BYTES = 2_000, 500
 
 
 def commit(
@@ -68,16 +68,18 @@ def warm_after(
 
 
 def _measure(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: int) -> int:
-    """What this turn adds: bytes as sent and twice that for the typed form, and four for every id, kept and joined.
+    """What this turn adds: the bytes of items and their typed form, whose text is as long, or longer where it is not
+    ASCII; and four for every id, kept and joined.
 
     Tools and instructions count where they are not the parent's very own.
     """
-    text = sum(len(item.raw) for one in rounds for item in (*one.given, *one.wrote))
+    raws = [item.raw for one in rounds for item in (*one.given, *one.wrote)]
+    text = sum(ITEM_BYTES + len(raw) * (2 if raw.isascii() else 3) for raw in raws)
     head, parent = resolved.head, resolved.parent
     if parent is None or parent.warm is None or parent.warm.head is not head:
-        text += len(head.tools.raw) + len(head.instructions or "")
+        text += 3 * len(head.tools.raw) + 2 * len(head.instructions or "")
     ids = 2 * sum(len(ids) for one in rounds for ids in (*one.ids, one.tail)) + tokens_tokenized
-    return NODE_BYTES + 3 * text + 4 * ids
+    return NODE_BYTES + text + 4 * ids
 
 
 def entry_of(owner: Owner, response: Response, *, is_hosted: bool = True) -> UsageEntry | None:

@@ -153,8 +153,7 @@ class Running:
             return False
         missed = self._ring.after(after)
         # A turn that is over may be kept for its events, and must not keep its subscribers: they hold connections.
-        if not self.is_ended:
-            self._subscribers.append(subscriber)
+        self._subscribe(subscriber)
         subscriber.attached(self)
         if missed:
             subscriber.deliver(missed)
