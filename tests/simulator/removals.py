@@ -15,10 +15,12 @@ from unittest.mock import patch
 
 import segue.app
 import segue.stores.postgres
-from segue.errors import ApiError
+from segue.errors import ApiError, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
+from segue.process import idempotency
 from segue.process.registry import TurnRegistry
 from segue.stores.maintenance import BEAT_S
+from segue.turn.values import Claim
 from tests.simulator import checks
 from tests.simulator.database import Database, Session, Transaction
 from tests.simulator.network import Connection
@@ -90,6 +92,23 @@ def _terminal_on_resume(stack: ExitStack) -> None:
     stack.enter_context(patch.object(TurnRegistry, "follow", follow_to_the_log))
 
 
+# --- idempotency keys ---
+
+
+def _repeat_waits(stack: ExitStack) -> None:
+    wait = idempotency.Repeats._wait_for_other
+
+    async def wait_for_less(self: idempotency.Repeats, held: Claim, *given: Any) -> Any:
+        """Not as long as a lease lasts, and then the key counts as spent."""
+        try:
+            return await wait(self, held, *given)
+        except Unavailable:
+            raise idempotency._spent(held) from None
+
+    stack.enter_context(patch.object(idempotency, "REPEAT_S_MAX", BEAT_S))
+    stack.enter_context(patch.object(idempotency.Repeats, "_wait_for_other", wait_for_less))
+
+
 # --- limits ---
 
 
@@ -147,6 +166,11 @@ REMOVALS: Mapping[str, Removal] = {
         "a stream resumed after a crash ends without a terminal event",
         _terminal_on_resume,
         Emphasis(stories=("followed",), faults=("kill", "vanish"), fault_counts=(1, 2)),
+    ),
+    "repeat-waits": Removal(
+        "a repeat right after a crash is told of a response that does not exist",
+        _repeat_waits,
+        Emphasis(stories=("plain",), faults=("kill",), fault_counts=(1, 2), keyed=1.0),
     ),
     "draw-timeout": Removal(
         "a machine that vanishes in the middle of a draw keeps a key locked",
