@@ -20,6 +20,7 @@ from typing import Literal, Self
 import msgspec
 from msgspec.structs import astuple, replace
 
+from segue.background import off_loop
 from segue.errors import Fenced, StoreFailed, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
 from segue.stores import records
@@ -99,7 +100,7 @@ class _Turns:
         """The turn and its usage, in one transaction. A second save replaces the first; a turn that was deleted
         meanwhile leaves its usage only. `Fenced` if another worker has written the turn, or given its key away."""
         with border():
-            work = self.writer(turn)
+            work = await off_loop(turn.bytes > records.LONG_TURN_BYTES, self.writer, turn)
         await self._database.run(work)
 
     def writer(self, turn: Turn) -> PostgresWork[None]:

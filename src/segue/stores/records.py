@@ -44,6 +44,8 @@ EVENTS_LEVEL = 1
 # An idempotency key may have any length and any characters; its digest has a fixed size.
 DIGEST_BYTES = 32
 
+# A turn of this weight takes some milliseconds to pack.
+LONG_TURN_BYTES = 1024 * 1024
 ABANDONED = Fault("server_error", "The server stopped before the response was finished.")
 
 

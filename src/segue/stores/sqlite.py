@@ -20,6 +20,7 @@ from typing import Literal, Self
 import msgspec
 from msgspec import structs
 
+from segue.background import off_loop
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
 from segue.stores import records
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
@@ -76,7 +77,8 @@ class _Turns:
         """The turn and its usage, in one transaction. A second save replaces the first; a turn that
         was deleted meanwhile leaves its usage only."""
         with border():
-            work = _turn_writer(turn, self.database.lease.worker)
+            worker, is_long = self.database.lease.worker, turn.bytes > records.LONG_TURN_BYTES
+            work = await off_loop(is_long, _turn_writer, turn, worker)
         await self.database.write(work)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
