@@ -412,7 +412,7 @@ async def test_background_response_whose_end_is_not_saved_ends_failed_once_the_s
 
         async def saving(turn: Turn) -> None:
             tried.append(turn.response.status)
-            if 1 < len(tried) <= 1 + times:
+            if 2 < len(tried) <= 2 + times:
                 raise Unavailable("The store cannot be reached.")
             await save(turn)
 
@@ -421,11 +421,32 @@ async def test_background_response_whose_end_is_not_saved_ends_failed_once_the_s
 
         async def is_mended() -> bool:
             status: str = (await retrieved(served, first["id"]))["status"]
-            return status == "failed" and len(tried) == 2 + times
+            return status == "failed" and len(tried) == 3 + times
 
         await eventually(is_mended)
-        assert tried == ["queued", "completed", *["failed"] * times]
+        assert tried == ["queued", "in_progress", "completed", *["failed"] * times]
         assert (await follow(served, first["id"]))[-1]["type"] == "response.failed"
+
+
+async def test_background_response_waits_for_a_store_that_is_away_when_its_engine_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("segue.process.runner.RETRY_S", 0.01)
+    async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
+        save = served.app.turns.save
+        tried: list[str] = []
+
+        async def saving(turn: Turn) -> None:
+            tried.append(turn.response.status)
+            if 1 < len(tried) < 5:
+                assert (await retrieved(served, turn.id))["status"] == "queued"
+                raise Unavailable("The store cannot be reached.")
+            await save(turn)
+
+        monkeypatch.setattr(served.app.turns, "save", saving)
+        first = (await post(served, background=True)).json
+        assert (await follow(served, first["id"]))[-1]["type"] == "response.completed"
+        assert tried == ["queued", *["in_progress"] * 4, "completed"]
 
 
 async def test_response_whose_conversation_is_not_saved_stays_failed(tmp_path: Path) -> None:
