@@ -781,6 +781,19 @@ async def test_half_message_is_not_read_while_there_is_no_room_and_is_not_lost()
 
 
 @on_both_loops
+async def test_half_message_of_a_peer_that_left_is_not_kept() -> None:
+    async with serving() as running, running.peer() as peer:
+        await peer.send(frame(TEXT, b"m" * 1000)[:900])
+        reader = running.heard.socket._parser.reader
+        async with asyncio.timeout(WAIT_S):
+            while not reader.buffer:  # noqa: ASYNC110 (nobody sets an event)
+                await asyncio.sleep(0.001)
+        peer.reset()
+        await running.heard.end()
+    assert not reader.buffer
+
+
+@on_both_loops
 async def test_upgrade_may_be_decided_later() -> None:
     """Nothing is read meanwhile, and nothing that was sent meanwhile is lost."""
     heard, decided = Heard(), asyncio.Event()

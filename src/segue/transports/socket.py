@@ -321,8 +321,11 @@ class Socket(asyncio.Protocol):
         self._set_write_timer(None)
         self._unread.writers.discard(self)
         self._connections.discard(self)
+        # The parser holds itself, and perhaps half a message; the listener holds us, and a whole history: the garbage
+        # collector may come late.
+        self._parser.reader.buffer.clear()
+        self._late = None
         if hasattr(self, "_listener"):
-            # They hold each other, and the listener a whole history: the garbage collector may come late.
             del self._listener
 
     def pause_writing(self) -> None:
