@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import uvloop
 
@@ -49,8 +49,6 @@ class Structure:
     case: Case
     short: int
     limit: int
-    # Settings of the server that it needs.
-    flags: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

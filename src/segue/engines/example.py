@@ -16,6 +16,7 @@ from msgspec import Struct
 DEPTH_MAX = 24
 STEPS_MAX = 10_000
 ITEMS_MAX = 64
+PROPERTIES_MAX = 1_000
 CHARS_MAX = 10_000
 # Deeper than this the last choice is taken instead of the first: as a rule it is `null`, and ends a recursion.
 FIRST_DEPTH_MAX = 6
@@ -90,6 +91,7 @@ class _Writer:
                 return [self.write(schema.items, name, depth) for _ in count]
             case "object":
                 properties = schema.properties
-                return {key: self.write(properties.get(key), key, depth) for key in schema.required}
+                required = schema.required[:PROPERTIES_MAX]
+                return {key: self.write(properties.get(key), key, depth) for key in required}
             case _:
                 return name.ljust(min(schema.min_length, CHARS_MAX), "x")[: schema.max_length]

@@ -16,7 +16,7 @@ from segue.background import off_loop
 from segue.errors import Conflict, InvalidRequest, response_not_found
 from segue.ids import given_id, new_id
 from segue.transports.exchange import ClientGone, Exchange, listening, subscribed
-from segue.transports.paging import choose_page, encode_page
+from segue.transports.paging import ListPage, choose_page, encode_page
 from segue.transports.services import Services
 from segue.transports.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber
 from segue.turn.compact import ASSUMED_CONTEXT_TOKENS, window
@@ -27,6 +27,8 @@ from segue.wire.codec import LARGE_BYTES, decode_create, decode_traceparent, enc
 from segue.wire.requests import Create
 from segue.wire.response import ENDED, CompactionWindow, Deleted, InputTokens, Response
 
+# Naming so many items takes some milliseconds.
+MANY_ITEMS = 2_000
 # As long as `idempotency_key` in a body may be.
 KEY_CHARS_MAX = 255
 
@@ -194,9 +196,7 @@ class ResponseRoutes:
     async def list_input(self, exchange: Exchange) -> None:
         """A page of the input items of a stored response."""
         turn = await self._read(exchange.owner, exchange.arguments["id"])
-        # An item without an id gets one that is always the same for this item of this turn.
-        names = [item.value.id or given_id(turn.id, at) for at, item in enumerate(turn.given)]
-        page = choose_page(names, exchange.query)
+        page = await off_loop(len(turn.given) > MANY_ITEMS, _choose_page, turn, exchange.query)
         items = turn.given[page.positions.start : page.positions.stop]
         await exchange.answer(200, encode_page(page, items))
 
@@ -251,6 +251,12 @@ class ResponseRoutes:
         if turn is None:
             raise response_not_found(turn_id)
         return turn
+
+
+def _choose_page(turn: Turn, query: dict[str, str]) -> ListPage:
+    # An item without an id gets one that is always the same for this item of this turn.
+    names = [item.value.id or given_id(turn.id, at) for at, item in enumerate(turn.given)]
+    return choose_page(names, query)
 
 
 async def _wait_for_end(exchange: Exchange, running: Running, subscriber: LastSubscriber) -> None:
