@@ -33,6 +33,8 @@ from tests.simulator.process import Process, Said
 # Clients begin and faults happen within this time; a fault lasts at most so long.
 BUSY_S = 12.0
 FAULT_S_MAX = 24.0
+# How long a process that was ill may take to notice what it has missed.
+SETTLE_S = 12.0
 # The longest that all clients together may take after peace has come.
 END_S_MAX = 400.0
 
@@ -182,7 +184,8 @@ class Simulation:
         if not world.broken:
             world.note("peace")
             world.run(world.now + END_S_MAX, self._is_quiet)
-            world.run(world.now + (FREE_S + 2 if self.faults else 2))
+            has_died = any(not one.is_alive for one in self.processes)
+            world.run(world.now + (FREE_S + 2 if has_died else SETTLE_S if self.faults else 2))
         if not world.broken:
             self._ask_all()
         if not world.broken:

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.simulator.removals import REMOVALS, without
-from tests.simulator.seed import EVERYTHING, Emphasis, simulate
+from tests.simulator.seed import EVERYTHING, NETWORKS, Emphasis, simulate
 
 ROOT = Path(__file__).parents[2]
 KEPT = [int(line) for line in Path(__file__).with_name("kept_seeds.txt").read_text().split()]
-SEEDS, CHUNK = 60, 20
-# A crowd takes as long as eight other seeds.
-QUICK = Emphasis(crowd=0.0)
+SEEDS, CHUNK = 200, 50
+# Small worlds: a crowd alone takes as long as thirty of these.
+QUICK = Emphasis(
+    processes=(2, 2, 3), networks=NETWORKS[:3], story_counts=(2, 5), fault_counts=(1, 1, 2), crowd=0.0
+)
 # On a machine with much else to do.
 SLOW_S = 300
 # Within so many seeds a removal is found, mostly in the first few.
