@@ -19,7 +19,11 @@ KEPT = [int(line) for line in Path(__file__).with_name("kept_seeds.txt").read_te
 SEEDS, CHUNK = 200, 50
 # Small worlds: a crowd alone takes as long as thirty of these.
 QUICK = Emphasis(
-    processes=(2, 2, 3), networks=NETWORKS[:3], story_counts=(2, 5), fault_counts=(1, 1, 2), crowd=0.0
+    processes=(2, 2, 3),
+    networks=NETWORKS[:3],
+    story_counts=(2, 5),
+    fault_counts=(1, 1, 2),
+    crowd=0.0,
 )
 # On a machine with much else to do.
 SLOW_S = 300
