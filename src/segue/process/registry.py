@@ -135,7 +135,7 @@ class TurnRegistry:
                 return True
             logged = await self._log.read_after(owner, turn_id, after)
         is_lost = running is None and ended is not None and ended.status not in ENDED
-        is_behind = running is not None and bool(logged) and running.last < logged[-1].number
+        is_behind = running is not None and logged and running.last < logged[-1].number
         if is_lost or is_behind:
             # Its process does not answer and is not known to be dead yet, or has sent less than it has logged.
             raise Unavailable(
