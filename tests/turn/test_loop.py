@@ -23,7 +23,7 @@ from segue.turn.loop import TurnLoop
 from segue.turn.plan import Caller, Model, Plan, Resources, Tally
 from segue.turn.prepare import prepare
 from segue.turn.running import Running
-from segue.turn.seams import Seals
+from segue.turn.seams import Gate, Seals
 from segue.turn.values import (
     Append,
     Cancel,
@@ -283,7 +283,7 @@ class Echoing:
 
     def check(self, tools: Any, may: Any) -> None: ...
 
-    def open(self, plan: Plan, running: Running) -> Echoing:
+    def open(self, plan: Plan, running: Running, gate: Gate | None) -> Echoing:
         self.plan = plan
         return self
 
