@@ -92,23 +92,25 @@ class World:
                 self._ready.append(heapq.heappop(self._timers)[2:])
 
     def _run_ready(self) -> None:
-        set_loop, ready = asyncio._set_running_loop, self._ready
-        for _ in range(INSTANT_MAX):
-            if not ready:
-                return
-            loop, handle = ready.popleft()
-            if loop is None:
-                handle[0](*handle[1])
-            elif handle._cancelled:
-                continue
-            elif loop.is_paused or loop.is_dead:
-                loop.held.append(handle)
-            else:
-                set_loop(loop)
-                try:
+        ready, current = self._ready, None
+        try:
+            for _ in range(INSTANT_MAX):
+                if not ready:
+                    return
+                loop, handle = ready.popleft()
+                if loop is None:
+                    handle[0](*handle[1])
+                elif handle._cancelled:
+                    continue
+                elif loop.is_paused or loop.is_dead:
+                    loop.held.append(handle)
+                else:
+                    if loop is not current:
+                        current = loop
+                        asyncio._set_running_loop(loop)
                     handle._run()
-                finally:
-                    set_loop(None)
+        finally:
+            asyncio._set_running_loop(None)
         raise RuntimeError("a process spins without ever waiting")
 
     def close(self) -> None:

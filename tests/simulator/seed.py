@@ -7,6 +7,7 @@ once more at every process that is alive: by then all of them say the same.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ import asyncpg
 
 import segue.app
 from segue.limits import KeyLimits
+from segue.observe.metrics import Metrics
 from segue.stores.hashes import KeyHashes
 from segue.stores.records import pack_key
 from segue.stores.seals import RingKey
@@ -158,6 +160,10 @@ class Simulation:
             stack.enter_context(patch.object(asyncpg, "connect", self.network.connect))
             stack.enter_context(patch.object(asyncpg, "create_pool", self.network.create_pool))
             stack.callback(setattr, segue.app, "build_models", built)
+            # The lag of a simulated loop is always nothing.
+            stack.enter_context(patch.object(Metrics, "watch_loop", _never))
+            gc.disable()
+            stack.callback(gc.enable)
             stack.callback(self.world.close)
             stack.callback(self.network.end)
             self._play()
@@ -358,6 +364,10 @@ class Simulation:
             for _ in range(LIMITS.lanes_max)
         )
         await asyncio.gather(*one_more)
+
+
+async def _never(*_: object) -> None:
+    await asyncio.Event().wait()
 
 
 def simulate(seed: int, emphasis: Emphasis = EVERYTHING) -> Outcome:
