@@ -37,6 +37,8 @@ BUSY_S = 12.0
 FAULT_S_MAX = 24.0
 # How long a process that was ill may take to notice what it has missed.
 SETTLE_S = 12.0
+# How often a client is told in peace to come back later.
+TOLD_LATER_MAX = 3
 # The longest that all clients together may take after peace has come.
 END_S_MAX = 400.0
 
@@ -343,6 +345,12 @@ class Simulation:
         self, client: Client, process: Process | None, body: dict[str, Any]
     ) -> None:
         request = await client.ask("POST", "/v1/responses", body, process=process)
+        for _ in range(TOLD_LATER_MAX):
+            if request.status != 429:
+                break
+            # Another process gives its places back, and takes longer for it than a refusal waits.
+            await asyncio.sleep(float(request.answer_headers["retry-after"]))
+            request = await client.ask("POST", "/v1/responses", body, process=process)
         if request.status != 200 or request.json()["status"] != "completed":
             name = request.process.name
             self.world.fail(
