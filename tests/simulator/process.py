@@ -10,9 +10,10 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,6 +53,7 @@ class Said:
     taken over and run again."""
 
     tokens: dict[str, Counter[tuple[str, int]]] = field(default_factory=dict)
+    runs: Iterator[int] = field(default_factory=count)
 
 
 @dataclass
@@ -72,7 +74,7 @@ class SimulatedEngine:
         plan, ids = job.chain.args[0], answer_ids()
         (pieces, pause_ms) = ASKED.findall(plan.resolved.given[-1].raw)[-1]
         said = self.said.tokens.setdefault(plan.id, Counter())
-        run = (self.process, len(said))
+        run = (self.process, next(self.said.runs))
         for index in range(int(pieces)):
             await asyncio.sleep(int(pause_ms) / 1_000)
             said[run] += 1

@@ -25,7 +25,7 @@ from segue.stores.hashes import KeyHashes
 from segue.stores.records import pack_key
 from segue.stores.seals import RingKey
 from segue.turn.values import Key
-from tests.simulator.checks import FREE_S, Watch, check_endings, check_kept, check_usage
+from tests.simulator.checks import Watch, check_endings, check_kept, check_usage
 from tests.simulator.clients import ENDED, Client, Heard
 from tests.simulator.clock import EPOCH, ProcessLoop, World, ruling
 from tests.simulator.database import Database, Faults
@@ -126,6 +126,7 @@ class Simulation:
         self.world = World(self.seed)
         self.random = random = self.world.random
         least_s, spread_s = random.choice(self.emphasis.networks)
+        self.round_trip_s = 2 * least_s + spread_s
         lag = Random(random.random())
         self.server = SeededFaults(Random(random.random()))
         self.database = Database(self.world, self.server)
@@ -184,7 +185,7 @@ class Simulation:
         for name in "ABCD"[: self.random.choice(self.emphasis.processes)]:
             self._start(name)
         world.run(20, lambda: all(one.app is not None for one in self.processes))
-        watch = Watch(world, self.database, self.processes)
+        watch = Watch(world, self.database, self.processes, self.round_trip_s)
         watch.look()
         self._plan_clients()
         peace_at = self._plan_faults()
@@ -193,7 +194,9 @@ class Simulation:
             world.note("peace")
             world.run(world.now + END_S_MAX, self._is_quiet)
             has_died = any(not one.is_alive for one in self.processes)
-            world.run(world.now + (FREE_S + 2 if has_died else SETTLE_S if self.faults else 2))
+            world.run(
+                world.now + (watch.free_s + 2 if has_died else SETTLE_S if self.faults else 2)
+            )
         if not world.broken:
             self._ask_all()
         if not world.broken:

@@ -76,8 +76,11 @@ class QueuedTurns:
                 if turn is None or not turn.request:
                     # It was deleted meanwhile.
                     return
-                await self._resume(turn)
-                return
+                if self._runner.find(owner, turn_id) is None:
+                    await self._resume(turn)
+                    return
+                # This process stood still, and what was taken from it has come back to it.
+                await asyncio.sleep(TAKE_S)
             except TryLater:
                 await asyncio.sleep(TAKE_S)
             except Exception:
