@@ -18,6 +18,7 @@ NAMES = (
     "reencode",
     "guards",
     "ending",
+    "hostile",
     "compare",
 )
 FIRST = ("turns", "events")
