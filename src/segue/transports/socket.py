@@ -65,10 +65,11 @@ _REASON_BYTES_MAX = 123
 _TRANSPORT_BYTES_MAX = 64 * 1024
 # So many frames that wait become one block: small objects take twice the memory, and leave it in fragments.
 _LOOSE_MAX = 256
-# Frames are parsed in slices of this size. Where a chunk has more frames than this, the rest waits for the next turn of
-# the loop: to parse and answer them takes some milliseconds.
+# Frames are parsed in slices of this size, or smaller where frames are small: after so many frames the rest waits for
+# the next turn of the loop, because to parse and answer them takes a few milliseconds.
 _SLICE_BYTES = 16 * 1024
-_FRAMES_A_TURN = 512
+_SLICE_BYTES_MIN = 512
+_FRAMES_A_TURN = 64
 # A refused upload that pauses for longer than this has most likely been given up.
 _PAUSE_S = 0.1
 
@@ -164,6 +165,7 @@ class Socket(asyncio.Protocol):
         "_queued_bytes",
         "_resume_is_owed",
         "_silent_s",
+        "_slice_bytes",
         "_state",
         "_timer",
         "_transport",
@@ -203,6 +205,7 @@ class Socket(asyncio.Protocol):
         # What came and is not parsed yet, while reading is paused.
         self._late: bytearray | None = None
         self._is_held = False
+        self._slice_bytes = _SLICE_BYTES
         self._waits_for_room = False
         # The outbox. It holds whole frames, so that a control frame may go between any two writes.
         self._queue: list[bytes] = []
@@ -416,12 +419,16 @@ class Socket(asyncio.Protocol):
 
     def _parse_slices(self, data: bytes | bytearray) -> None:
         """Parse as much of this as may be parsed in one turn of the loop."""
-        count = 0
-        for end in range(_SLICE_BYTES, len(data) + _SLICE_BYTES, _SLICE_BYTES):
-            count += self._parse(data[end - _SLICE_BYTES : end])
+        count = start = 0
+        while start < len(data):
+            end = start + self._slice_bytes
+            frames = self._parse(data[start:end])
+            wanted = self._slice_bytes * _FRAMES_A_TURN // max(frames, 1)
+            self._slice_bytes = min(max(wanted, _SLICE_BYTES_MIN), _SLICE_BYTES)
+            count, start = count + frames, end
             if self._state is _State.ENDED:
                 return
-            if self._is_held or (count > _FRAMES_A_TURN and end < len(data)):
+            if self._is_held or (count >= _FRAMES_A_TURN and end < len(data)):
                 self._late = bytearray(data[end:])
                 self._transport.pause_reading()
                 if not self._is_held:

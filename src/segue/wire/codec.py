@@ -28,7 +28,7 @@ from segue.wire.events import (
     Incomplete,
     Numbered,
 )
-from segue.wire.items import Item, ItemValue, Message
+from segue.wire.items import InputText, Item, ItemValue, Message
 from segue.wire.requests import Create
 from segue.wire.response import ENDED, ItemList, Response
 from segue.wire.tools import McpTool, ToolDefinition, Tools
@@ -456,10 +456,7 @@ def _checked_tools(
 
 def user_message(text: str) -> Item:
     """The message that a plain string as input stands for."""
-    raw = encode(
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
-    )
-    return Item(raw, _message.decode(raw))
+    return as_item(Message(role="user", content=[InputText(text=text)]))
 
 
 def as_item(value: ItemValue) -> Item:
