@@ -140,9 +140,13 @@ class Child:
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
     def stop(self) -> None:
-        """Ask the process to stop; a second call ends its grace period."""
+        """Ask the process to stop."""
         self._stopping.set()
         self.signal(signal.SIGTERM)
+
+    def hurry(self) -> None:
+        """End its grace period. By another signal: of two equal ones a busy process would get one."""
+        self.signal(signal.SIGINT)
 
     def replace_if_hung(self, now: float, hang_s: float) -> None:
         """Kill the process if its event loop has stood still for too long; `keep` starts the next one."""
@@ -313,7 +317,7 @@ class Supervisor:
     async def _hurry(self, workers: list[Child]) -> None:
         await self._hurrying.wait()
         for worker in workers:
-            worker.stop()
+            worker.hurry()
         await asyncio.sleep(END_S_MAX)
 
 

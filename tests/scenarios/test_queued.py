@@ -206,7 +206,8 @@ async def test_queued_responses_count_for_their_keys_and_keep_their_conversation
         assert (after.status, after.json["status"]) == (200, "completed")
         async with asyncio.timeout(WAIT_S):
             while (await read(served, orphan)).response.status != "failed":
-                pass
+                # The server has to go on meanwhile.
+                await fetch(served, "GET", "/health")
         found = await read(served, orphan)
         assert found.response.error is not None
         assert found.response.error.code == "invalid_api_key"

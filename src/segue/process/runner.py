@@ -18,7 +18,7 @@ from time import perf_counter
 
 from msgspec import structs
 
-from segue.errors import ApiError, Fenced, TooMany, TryLater, Unavailable
+from segue.errors import ApiError, Fenced, TooMany, Unavailable
 from segue.ids import item_ids
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
@@ -27,6 +27,7 @@ from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
 from segue.process.memory import Memory
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
+from segue.process.patient_turns import PatientTurns
 from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
 from segue.turn.admit import check_unseen
@@ -310,6 +311,7 @@ class Runner:
     ) -> None:
         heartbeat = Heartbeat(running, self.heartbeat_s)
         if running.is_background:
+            turns = PatientTurns(turns, lambda: self.is_draining)
             running.on_begin = partial(self._leave_queue, plan, running, turns, heartbeat)
             task = asyncio.current_task()
             if self._outlives and task is not None:
@@ -372,15 +374,11 @@ class Runner:
 
     async def _save_begun(self, turn: Turn, turns: Turns) -> None:
         """Nothing of it leaves before the store has this: until then another process may take it over."""
-        while True:
-            try:
-                await turns.save(turn)
-                return
-            except Fenced:
-                self._left.add(turn.id)
-                raise asyncio.CancelledError from None
-            except TryLater:
-                await asyncio.sleep(RETRY_S)
+        try:
+            await turns.save(turn)
+        except Fenced:
+            self._left.add(turn.id)
+            raise asyncio.CancelledError from None
 
     async def _leave(self, plan: Plan, running: Running) -> None:
         """Let go of a turn that is queued in the store: another process runs it."""
