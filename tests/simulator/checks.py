@@ -108,11 +108,7 @@ def check_endings(world: World, heard: Heard) -> None:
         ends = {one.status for one in seen} & ENDED
         if len(ends) > 1:
             world.fail(f"{turn_id} has ended as {sorted(ends)}")
-        # A process that cannot reach the store says that a turn has failed, and writes it down when it can.
-        ends_known = (
-            one for one in seen if one.status in ENDED and (one.was_well or one.status != "failed")
-        )
-        ended_at = min((one.heard_at for one in ends_known), default=world.now)
+        ended_at = min((one.heard_at for one in seen if one.status in ENDED), default=world.now)
         for one in seen:
             if one.status not in ENDED and one.asked_at > ended_at and one.was_well:
                 world.fail(f"{turn_id} had ended, and is {one.status} again at {one.process}")
