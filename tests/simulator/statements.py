@@ -361,6 +361,13 @@ def left(t: Transaction, limit: int) -> object:
 
 
 @statement
+def taken(t: Transaction, owners: list[str], ids: list[str], worker: str) -> object:
+    named = set(zip(owners, ids, strict=True))
+    turns = [row for row in t.rows("turns") if (row["owner"], row["id"]) in named]
+    return [(row["owner"], row["id"]) for row in turns if row["worker"] == worker]
+
+
+@statement
 def hand_over(t: Transaction, owners: list[str], ids: list[str], worker: str, other: str) -> object:
     for key in zip(owners, ids, strict=True):
         for seen in t.rows("claims"):

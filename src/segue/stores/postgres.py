@@ -311,6 +311,8 @@ class _Maintenance:
         self.beat = database.beat
         # How far down, from the newest to the oldest, this pass of the sweep has come.
         self._below = HIGHEST
+        # What was being taken over when the server did not answer: it may be this process's.
+        self._taking: set[_TurnKey] = set()
 
     async def recover(self) -> int:
         count, me = 0, self._database.worker
@@ -325,8 +327,13 @@ class _Maintenance:
         return count
 
     async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
-        work = partial(_take_some, me=self._database.worker, count_max=count_max)
-        return await self._database.run(work) if count_max > 0 else []
+        if count_max <= 0:
+            return []
+        me, taking = self._database.worker, self._taking
+        work = partial(_take_some, me=me, count_max=count_max, taking=taking)
+        taken = await self._database.run(work)
+        taking.clear()
+        return taken
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         """Recent ones; each is returned a few times."""
@@ -463,17 +470,20 @@ async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> 
 
 
 async def _take_some(
-    connection: PostgresConnection, *, me: str, count_max: int
+    connection: PostgresConnection, *, me: str, count_max: int, taking: set[_TurnKey]
 ) -> Sequence[_TurnKey]:
     """Make some of the queued turns that are nobody's this process's; those that another takes now are skipped."""
+    before = sorted(taking)
+    known = await fetch(connection, "taken", _turn_key, *_columns(before, 2), me) if before else []
     if not await connection.fetch(QUERIES["left"], 1):
         # Mostly there are none, and a transaction is three round trips.
-        return []
+        return known
     async with connection.transaction():
         taken = await fetch(connection, "left", _turn_key, count_max)
         if taken:
+            taking.update(taken)
             await connection.execute(QUERIES["hand_over"], *_columns(taken, 2), NOBODY, me)
-    return taken
+    return [*known, *taken]
 
 
 _TurnKey = tuple[Owner, str]

@@ -236,6 +236,12 @@ ON CONFLICT (turn_id) DO NOTHING;
 SELECT owner, id FROM turns WHERE worker = '' ORDER BY seq LIMIT $1
 FOR UPDATE SKIP LOCKED;
 
+-- name: taken
+-- Side by side: $1 owners, $2 ids; those of these turns that are $3's.
+SELECT turns.owner, turns.id
+FROM unnest($1::text[], $2::text[]) AS named (owner, id) JOIN turns USING (owner, id)
+WHERE turns.worker = $3;
+
 -- name: hand_over
 -- Side by side: $1 owners, $2 ids of queued turns, which are locked; $3 whose they are, $4 whose they are from now on, with their
 -- keys and the conversations that they have locked.
