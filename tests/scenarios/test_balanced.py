@@ -102,12 +102,13 @@ async def test_rolling_restart_truncates_nothing_and_clients_come_back(
         here = stack.enter_context(served_process(*settings, cwd=tmp_path))
         there = stack.enter_context(served_process(*settings, cwd=tmp_path))
         balanced = stack.enter_context(haproxy(tmp_path, [here.port, there.port]))
+        # One after the other, before anything else: so each server gets half of them.
+        sockets = [await stack.enter_async_context(wire(as_served(balanced))) for _ in range(4)]
         body = {"model": MODEL, "input": "x", "stream": True}
         streams = [
             asyncio.create_task(fetch(as_served(balanced), "POST", "/v1/responses", body))
             for _ in range(10)
         ]
-        sockets = [await stack.enter_async_context(wire(as_served(balanced))) for _ in range(4)]
         for socket in sockets:
             await socket.create(input="x")
             await socket.next()
