@@ -107,6 +107,7 @@ class Vocabulary:
         self._bytes: list[bytes | None] = [None] * len(tokens)
         self._is_byte_level = is_byte_level
         self._unspellable = _unspellable(tokens, is_byte_level=is_byte_level)
+        self._spells_ascii = self._unspellable.search("".join(map(chr, range(128)))) is None
         self.fingerprint = _fingerprint(tokens, self._special_ids)
 
     @cached_property
@@ -151,7 +152,7 @@ class Vocabulary:
 
     def encode(self, text: str) -> IdArray[int]:
         """The ids of this text, none of them special. What cannot be spelt is replaced, never dropped."""
-        spelt = self._unspellable.sub(REPLACEMENT, text)
+        spelt = self._spelt(text)
         if self._ascii_cut is None or not spelt.isascii():
             return array("I", self._tokenize(spelt))
         is_short = len(spelt) <= CUT_CHARS
@@ -168,6 +169,13 @@ class Vocabulary:
                     known[piece] = found
             ids.extend(found)
         return ids
+
+    def _spelt(self, text: str) -> str:
+        """The text without what cannot be spelt. In slices: one call for a long text would hold up every thread."""
+        if self._spells_ascii and text.isascii():
+            return text
+        slices = (text[at : at + CUT_CHARS] for at in range(0, len(text), CUT_CHARS))
+        return "".join(self._unspellable.sub(REPLACEMENT, one) for one in slices)
 
     def _tokenize(self, text: str) -> Sequence[int]:
         if len(text) < BESIDE_CHARS_MIN:
