@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,7 @@ def sse(connection: ClientConnection) -> Iterator[bytes]:
 # --- conversations --------------------------------------------------------------------------------
 
 
-class Talk:
+class Talk(ABC):
     """A conversation with the whole history in every request; each kind says how that looks."""
 
     path = ""
@@ -170,11 +171,13 @@ class Talk:
             self.traffic.sent - sent,
         )
 
+    @abstractmethod
     def _body(self) -> bytes:
-        raise NotImplementedError
+        """The next request, written before the clock starts."""
 
+    @abstractmethod
     def _exchange(self, body: bytes) -> _Usage:
-        raise NotImplementedError
+        """Send it and read the answer to its end."""
 
     def _note(self) -> None:
         self._last_at = time.perf_counter()

@@ -17,10 +17,10 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PatientTurns:
-    """Turns of a store that is waited for, as long as that makes sense."""
+    """Turns of a store that is waited for, unless the process is stopping."""
 
     turns: Turns
-    is_hopeless: Callable[[], bool]
+    is_stopping: Callable[[], bool]
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
         return await self.turns.find(owner, turn_id)
@@ -34,7 +34,7 @@ class PatientTurns:
                 await self.turns.save(turn)
                 return
             except TryLater:
-                if self.is_hopeless():
+                if self.is_stopping():
                     raise
             await asyncio.sleep(RETRY_S)
 

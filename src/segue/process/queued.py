@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often a process asks for turns that are nobody's, and tries again to run one that it could not run yet.
+# How often a process asks for turns that no process owns, and tries again to run one that it could not run yet.
 TAKE_S = 2.0
 
 # The caller of a turn, from its owner and the name of its key.
@@ -53,7 +53,7 @@ class QueuedTurns:
         self._find_caller = find_caller
 
     async def keep(self) -> None:
-        """Take over what is nobody's, as far as there is room, until cancelled."""
+        """Take over queued turns that no process owns, as far as there is room, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 room = 0 if self._runner.is_draining else self._runner.background_room
@@ -74,7 +74,7 @@ class QueuedTurns:
             try:
                 turn = await self._turns.read(owner, turn_id)
                 if turn is None or not turn.request:
-                    # It was deleted meanwhile.
+                    # It was deleted meanwhile, or has begun.
                     return
                 if self._runner.find(owner, turn_id) is None:
                     await self._resume(turn)

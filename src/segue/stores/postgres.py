@@ -472,7 +472,7 @@ async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> 
 async def _take_some(
     connection: PostgresConnection, *, me: str, count_max: int, taking: set[_TurnKey]
 ) -> Sequence[_TurnKey]:
-    """Make some of the queued turns that are nobody's this process's; those that another takes now are skipped."""
+    """Take over some queued turns that no process owns; those that another process takes now are skipped."""
     before = sorted(taking)
     known = await fetch(connection, "taken", _turn_key, *_columns(before, 2), me) if before else []
     if not await connection.fetch(QUERIES["left"], 1):

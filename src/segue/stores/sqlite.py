@@ -435,7 +435,7 @@ def _end_turn(
 def _take_some(
     writer: sqlite3.Connection, worker: str, count_max: int
 ) -> Sequence[tuple[Owner, str]]:
-    """Make some of the turns that are nobody's this process's: one process writes at a time, so each is taken once."""
+    """Take over some queued turns that no process owns: one process writes at a time, so each is taken once."""
     taken = writer.execute(QUERIES["left"], {"count_max": count_max}).fetchall()
     for owner, turn_id in taken:
         _hand_over(writer, owner, turn_id, worker)

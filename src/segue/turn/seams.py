@@ -176,10 +176,10 @@ class Maintenance(Protocol):
 
     async def recover(self) -> int:
         """End as failed what dead processes left running; how many. What they left queued, with its request, stays so
-        and is nobody's."""
+        and no process owns it."""
 
     async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
-        """Some of the queued turns that are nobody's: from now on they are this process's, which is to run them."""
+        """Some of the queued turns that no process owns: from now on this one does, and is to run them."""
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         """Turns that any process has erased since the last call; some may be returned twice."""
