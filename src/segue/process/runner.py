@@ -241,19 +241,22 @@ class Runner:
     async def resume(self, turn: Turn, create: Create, caller: Caller) -> None:
         """Run a turn that another process had queued; `TryLater` if it must wait, any other error if it is refused."""
         with self._beginnings.enter():
-            logged = await self.records.log.read_after(turn.owner, turn.id, -1)
-            first = logged[-1].number + 1 if logged else 0
+            first = await self._next_number(turn)
             await self._begin(create, caller, Tally(), None, "http", turn.id, turn, first)
 
     async def refuse(self, turn: Turn, error: ApiError, turns: Turns) -> None:
         """End a turn as failed that another process had queued and that cannot be run any more."""
-        logged = await self.records.log.read_after(turn.owner, turn.id, -1)
-        first = logged[-1].number + 1 if logged else 0
+        first = await self._next_number(turn)
         assembler = Assembler(turn.response, item_ids(turn.id), first=first)
         events = assembler.start()
         response = assembler.conclude(End("failed", error=error), NO_USAGE, int(time.time()))
         await turns.save(replace(turn, response=response, request=b""))
         await self.records.log.append(turn.owner, turn.id, [*events, assembler.end()])
+
+    async def _next_number(self, turn: Turn) -> int:
+        """The number of the event after those that are in the log."""
+        logged = await self.records.log.read_after(turn.owner, turn.id, -1)
+        return logged[-1].number + 1 if logged else 0
 
     def start(
         self,
