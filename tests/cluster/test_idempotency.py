@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -18,6 +19,12 @@ from tests.support import until
 
 def claim(turn_id: str, key: str = "key", owner: str = "ada", *, is_stored: bool = False) -> Claim:
     return Claim(owner, key, turn_id, b"digest", is_stored)
+
+
+async def settled() -> None:
+    """The messages that are on their way have arrived."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 class Fleet:
@@ -78,11 +85,32 @@ async def test_key_that_was_let_go_of_is_free_everywhere(fleet: Fleet) -> None:
     first = claim("a")
     assert await fleet.holder(0, first) == "a"
     await fleet.idempotency_keys[0].release(first)
-    for _ in range(3):
-        # They hear of it soon.
-        await asyncio.sleep(0)
+    await settled()
     assert await fleet.holder(1, claim("b")) == "b"
     assert await fleet.holder(0, claim("c")) == "b"
+
+
+async def test_key_that_holders_let_go_of_while_others_ask_is_free_everywhere(fleet: Fleet) -> None:
+    async def claim_and_release(worker: int, one: Claim, steps: int) -> None:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if await fleet.holder(worker, one) == one.turn_id:
+            await fleet.idempotency_keys[worker].release(one)
+
+    draw = random.Random(14)
+    for number in range(200):
+        asked = [claim(f"{draw.random()}", f"key {number}") for _ in range(6)]
+        await asyncio.gather(
+            *(
+                claim_and_release(place % 3, one, draw.randrange(8))
+                for place, one in enumerate(asked)
+            )
+        )
+        for worker in range(3):
+            late = claim(f"late {worker}", f"key {number}")
+            assert await fleet.holder(worker, late) == late.turn_id
+            await fleet.idempotency_keys[worker].release(late)
+            await settled()
 
 
 async def test_keys_of_a_worker_that_has_died_are_free(fleet: Fleet) -> None:

@@ -111,8 +111,7 @@ class SharedIdempotencyKeys:
         if rival is None:
             self._own.put(structs.replace(own, is_settled=True))
             return holder
-        self._own.drop(own)
-        await self._keys.release(claim)
+        await self.release(claim)
         return _held_by(rival, claim)
 
     async def release(self, claim: Claim) -> None:
@@ -126,12 +125,9 @@ class SharedIdempotencyKeys:
     async def _ask(self, own: PeerClaim) -> PeerClaim | None:
         """The claim of another worker that goes before this one."""
         answers = await self._peers.ask("claim", _encode(own), self._peers.others)
-        for worker, body in answers.items():
-            rival = _decode(body)
-            if rival.is_settled or rival.turn_id < own.turn_id:
-                self._foreign.put(rival, worker)
-                return rival
-        return None
+        rivals = map(_decode, answers.values())
+        # Not noted down: it may have been released since it was sent, and that would not be heard again.
+        return next((it for it in rivals if it.is_settled or it.turn_id < own.turn_id), None)
 
     async def _answer_claim(self, worker: str, body: bytes) -> bytes | None:
         claim = _decode(body)
