@@ -91,6 +91,10 @@ class SharedIdempotencyKeys:
         self._keys = idempotency_keys
         self._peers = peers
         self._own, self._foreign = PeerClaims(clock), PeerClaims(clock)
+        # Questions that wait for answers, and the turns whose keys were released meanwhile: an answer may still name
+        # one of them.
+        self._asking = 0
+        self._released: set[str] = set()
         peers.answer("claim", self._answer_claim)
         peers.answer("unclaim", self._take_unclaim)
         peers.when_gone(self._foreign.forget)
@@ -124,10 +128,20 @@ class SharedIdempotencyKeys:
 
     async def _ask(self, own: PeerClaim) -> PeerClaim | None:
         """The claim of another worker that goes before this one."""
-        answers = await self._peers.ask("claim", _encode(own), self._peers.others)
-        rivals = map(_decode, answers.values())
-        # Not noted down: it may have been released since it was sent, and that would not be heard again.
-        return next((it for it in rivals if it.is_settled or it.turn_id < own.turn_id), None)
+        self._asking += 1
+        try:
+            answers = await self._peers.ask("claim", _encode(own), self._peers.others)
+            for worker, body in answers.items():
+                rival = _decode(body)
+                if rival.is_settled or rival.turn_id < own.turn_id:
+                    if rival.turn_id not in self._released:
+                        self._foreign.put(rival, worker)
+                    return rival
+            return None
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._released.clear()
 
     async def _answer_claim(self, worker: str, body: bytes) -> bytes | None:
         claim = _decode(body)
@@ -138,7 +152,10 @@ class SharedIdempotencyKeys:
         return None
 
     async def _take_unclaim(self, _: str, body: bytes) -> None:
-        self._foreign.drop(_decode(body))
+        claim = _decode(body)
+        self._foreign.drop(claim)
+        if self._asking:
+            self._released.add(claim.turn_id)
 
 
 def _peer_claim(claim: Claim) -> PeerClaim:
