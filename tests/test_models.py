@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from segue.errors import Misconfigured
-from segue.models import BUILDERS, build_models
+from segue.inside.weights import find_weights
+from segue.models import BUILDERS, SCRIPTED_VOCABULARY, build_models
 from segue.settings import EngineName, load_settings
+from segue.vocabularies.gguf import read_gguf
 from tests.engines.fakes.vllm import FakeVllm
 
 TOKENS_OVER_HTTP = ("llamacpp", "vllm", "sglang")
@@ -18,6 +20,10 @@ TOKENS_OVER_HTTP = ("llamacpp", "vllm", "sglang")
 
 def test_every_engine_of_the_settings_has_a_builder() -> None:
     assert set(BUILDERS) == set(get_args(EngineName))
+
+
+def test_scripted_engine_has_the_vocabulary_of_smollm2_without_its_weights() -> None:
+    assert read_gguf(Path(SCRIPTED_VOCABULARY)) == read_gguf(find_weights("smollm2"))
 
 
 def test_every_engine_is_documented() -> None:

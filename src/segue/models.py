@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from importlib.resources import files
 from pathlib import Path
 
 from msgspec import structs
@@ -46,8 +47,9 @@ LOG = logging.getLogger(__name__)
 
 SMALL_MODEL = "smollm2"
 
-# Of an engine that has none of its own.
+# Of an engine that has none of its own. The vocabulary is SmolLM2's: the head of its GGUF file, without weights.
 SCRIPTED_CONTEXT_TOKENS = 1_048_576
+SCRIPTED_VOCABULARY = str(files("segue.vocabularies") / "smollm2.gguf")
 
 # The context of a model inside this process, where the operator has not said: what small machines can hold.
 INSIDE_CONTEXT_TOKENS = 8_192
@@ -188,7 +190,7 @@ def _imported(name: str) -> GuardBuilder:
 
 
 def _scripted(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
-    path = Path(settings.tokenizer) if settings.tokenizer else find_weights(SMALL_MODEL)
+    path = Path(settings.tokenizer or SCRIPTED_VOCABULARY)
     dialect = _dialect(settings, path, _vocabulary(settings, path))
     script = load_script(Path(settings.script)) if settings.script else None
     engine = ScriptedEngine(dialect, script, settings.tps)
