@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from segue.cli import main
+from segue.cli import VERBS, main
 from segue.stores.seals import RingSeals, open_ring
 from segue.stores.sqlite import SqliteStore
 from segue.turn.values import UsageEntry
@@ -29,6 +30,40 @@ async def store(tmp_path: Path) -> str:
     await store.ledger.settle(ENTRIES)
     await store.close()
     return f"sqlite:///{path}"
+
+
+def test_command_alone_prints_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    alone = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == alone
+    for verb, (module, about) in VERBS.items():
+        assert f"  {verb} " in alone
+        assert about in alone
+        assert find_spec(module), f"{verb} has no module"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["srve"], "'srve' is not a command. Did you mean serve? See `segue --help`."),
+        (["xyzzy"], "'xyzzy' is not a command. See `segue --help`."),
+        (
+            ["serve", "--prot", "3"],
+            "'--prot' is not a flag of `segue serve`. Did you mean --port? See `segue serve --help`.",
+        ),
+        (["serve", "models"], "'models' is not a flag of `segue serve`. See `segue serve --help`."),
+        (
+            ["usage", "--days", "0"],
+            "--days: '0' is not a whole number of at least 1. See `segue usage --help`.",
+        ),
+    ],
+)
+def test_wrong_words_are_told_in_one_sentence(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"segue: {told}\n"
 
 
 def test_usage_is_a_table_with_totals(store: str, capsys: pytest.CaptureFixture[str]) -> None:

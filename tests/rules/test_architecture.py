@@ -37,7 +37,8 @@ ROOMS = {
     "observe": "4: how much, how often, and who asked?",
     "dashboard": "4: what does a person see of it?",
     "builders": "4: how is each part of a server built from the settings?",
-    "commands": "5: how does a person connect to it, talk to it, and see what is wrong?",
+    "commands": "5: how does a person start it, set it up, and see what is wrong?",
+    "remote": "5: how does a person talk to a running server?",
 }
 
 

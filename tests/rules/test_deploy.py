@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from segue import __version__
-from segue.cli import _parser
+from segue.cli import parse
 from segue.settings import FLAGS, Settings, load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -47,7 +47,7 @@ def unit() -> RawConfigParser:
 
 def parsed(words: Sequence[str]) -> Namespace:
     """As the command line reads them."""
-    return _parser(words[:1]).parse_args(words)
+    return parse(words)
 
 
 def cluster_settings(manifests: dict[str, dict[str, Any]]) -> Settings:

@@ -6,6 +6,7 @@ and it does not open the store of a running server.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import errno
 import logging
@@ -25,6 +26,7 @@ import msgspec
 from rich.console import Console
 
 from segue import __version__
+from segue.commands.flags import add_settings
 from segue.errors import ApiError, Misconfigured
 from segue.models import (
     UNREAD,
@@ -33,12 +35,12 @@ from segue.models import (
     has_same_vocabulary,
     unread_call_mark,
 )
+from segue.observe.logs import set_up_logging
 from segue.server import listen
-from segue.settings import ModelSettings, Settings, shown_address
+from segue.settings import ModelSettings, Settings, load_settings, shown_address
 from segue.storage import open_store
 from segue.turn.values import EngineFacts
 
-ABOUT = "check engine, tokenizer, store and port, with advice for each problem"
 # Timeout of an engine's health check; clients would not wait longer either.
 ENGINE_S_MAX = 10.0
 ASK_S_MAX = 3.0
@@ -63,8 +65,15 @@ class Check:
     advice: str = ""
 
 
-def run(settings: Settings) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `segue doctor`: those of `segue serve`."""
+    add_settings(parser)
+
+
+def run(options: argparse.Namespace) -> int:
     """Check everything and print it; returns the exit status."""
+    settings = load_settings(vars(options))
+    set_up_logging(settings)
     # The checks report what engines would log.
     logging.disable(logging.WARNING)
     console = Console(highlight=False, soft_wrap=True)

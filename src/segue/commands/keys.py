@@ -7,19 +7,17 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from segue.commands.flags import add_store, amount, existing
 from segue.errors import Misconfigured
 from segue.limits import OTHER_REQUESTS_PER_MIN, KeyLimits
-from segue.settings import Settings
+from segue.settings import Settings, load_settings
 from segue.storage import create_key, list_keys, revoke_key
 from segue.turn.values import Key
-
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 USUAL_SCOPES = "responses,models"
 SCOPES_HELP = (
@@ -38,10 +36,10 @@ LIMITS = {
 DEFAULTS = {"other_requests_per_min": str(OTHER_REQUESTS_PER_MIN)}
 
 
-def keys(options: argparse.Namespace, settings: Settings) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run one of the actions; returns the exit status."""
-    run = {"create": _create, "list": _list, "revoke": _revoke}[options.action]
-    return run(options, settings)
+    action = {"create": _create, "list": _list, "revoke": _revoke}[options.action]
+    return action(options, load_settings(vars(options)))
 
 
 def _create(options: argparse.Namespace, settings: Settings) -> int:
@@ -92,14 +90,6 @@ def _day(seconds: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 
 
-def existing(settings: Settings) -> Settings:
-    """Refuse a SQLite file that does not exist: opening it would create it."""
-    path = settings.store_path
-    if path is not None and not path.exists():
-        raise Misconfigured(f"store: there is no file {path}.")
-    return settings
-
-
 def _word(what: str, text: str) -> str:
     """Check a name: a terminal and every store must be able to show it."""
     if not text.isprintable() or not 0 < len(text) <= WORD_CHARS_MAX:
@@ -111,26 +101,8 @@ def _option(limit: str) -> str:
     return "limit_" + limit.removesuffix("_max")
 
 
-def amount(text: str) -> int:
-    """A positive number, for flags."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-def add_store(parser: argparse.ArgumentParser, *, has_seal_keys: bool = False) -> None:
-    """The flags that say which store."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file that names the store")
-    parser.add_argument("--store", metavar="STORE", help="the store (default: sqlite:///segue.db)")
-    if has_seal_keys:
-        about = "file with the keys that encrypt and hash (default: next to the store's file)"
-        parser.add_argument("--seal-keys", metavar="FILE", help=about)
-
-
-def add_keys_verb(verbs: Verbs) -> None:
-    """The arguments of `segue keys`."""
-    parser = verbs.add_parser("keys", help="create, list and revoke API keys")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions of `segue keys`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     create = actions.add_parser("create", help="create a key and print its secret once")
     create.add_argument("--name", required=True, help="a name for the key, in your own words")

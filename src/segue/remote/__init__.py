@@ -1,0 +1,1 @@
+"""How does a person talk to a running server? The commands that ask it, steer it or stop it."""
