@@ -17,8 +17,8 @@ UNUSED = (
     "segue.guards",
     "segue.tools",
     "segue.workers",
-    "segue.commands.chat",
-    "segue.commands.connect",
+    "segue.remote.chat",
+    "segue.remote.connect",
     "segue_bench",
 )
 

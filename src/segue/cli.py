@@ -48,9 +48,9 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
     },
     "use a running server": {
-        "chat": Verb("segue.commands.chat", "chat with a model in the terminal, over WebSocket"),
+        "chat": Verb("segue.remote.chat", "chat with a model in the terminal, over WebSocket"),
         "connect": Verb(
-            "segue.commands.connect",
+            "segue.remote.connect",
             "configure a client: print a snippet, or edit Codex's config.toml",
         ),
         "bench": Verb("segue_bench.command", "measure agent loops over each transport"),

@@ -427,6 +427,11 @@ def codex_home(environment: Mapping[str, str] | None = None) -> Path:
     return Path(environment.get("CODEX_HOME") or Path.home() / ".codex")
 
 
+def client_variable(name: str) -> str | None:
+    """What a command that talks to a server reads from the environment; None if it is unset or empty."""
+    return os.environ.get(name) or None
+
+
 def _read_file(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text())

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from segue.commands.connect import SNIPPETS, URL, ModelEndpoint, codex_block, snippet
+from segue.remote.connect import SNIPPETS, ModelEndpoint, codex_block, snippet
+from segue.remote.talk import URL
 from tests.clients.agents import AGENTS, CODEX, EXAMPLES, Ran, node_home, python_example, run
 from tests.clients.outside import NODE, PYTHON, ROOT
 from tests.clients.stage import scripted, staged

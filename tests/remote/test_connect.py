@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.commands.connect import (
+from segue.errors import Misconfigured
+from segue.remote.connect import (
     SNIPPETS,
     ModelEndpoint,
-    base_url_of,
     codex_block,
     snippet,
     with_provider,
 )
-from segue.errors import Misconfigured
+from segue.remote.talk import base_url_of
 from tests.support import served_process
 
 PLACE = ModelEndpoint("http://127.0.0.1:8080/v1", "smollm2")

@@ -2,13 +2,15 @@
 
 In: lines that are typed. Out: the answer as it streams, its token counts and the time to its first token. The
 conversation is not stored: it lives on the socket, and here. When the socket is lost, the next question opens another
-one and sends the whole conversation. Ctrl-C ends an answer, Ctrl-D the conversation.
+one and sends the whole conversation. Ctrl-C stops an answer, Ctrl-D ends the conversation. Lines can be edited, and
+earlier ones fetched with the arrow keys; nothing of them is written to a file.
 """
 
 from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -16,11 +18,13 @@ from contextlib import ExitStack, suppress
 import msgspec
 from msgspec import UNSET, Struct
 from rich.console import Console
+from rich.markdown import Markdown
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from segue.commands.connect import add_endpoint, base_url_of, find_endpoint
 from segue.errors import Misconfigured
+from segue.remote.connect import add_model, find_endpoint
+from segue.remote.talk import RunningServer, add_server, server_of
 
 # The server sends a heartbeat every 15 s while a turn runs: after this much silence the connection is lost.
 SILENCE_S_MAX = 60.0
@@ -28,7 +32,15 @@ OPEN_S_MAX = 10.0
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 # Error codes after which the whole conversation is sent on a new socket.
 NEW_SOCKET = {"previous_response_not_found", "websocket_connection_limit_reached"}
-HELP = "/new starts a new conversation, /model NAME changes the model, /quit exits. Ctrl-C stops an answer."
+HELP = """\
+/new          start a new conversation
+/models       list the models of this server
+/model NAME   go on with another model
+/help         print this
+/quit         exit (or Ctrl-D)
+Ctrl-C stops an answer; the question and its answer are then not part of the conversation."""
+# Between these marks readline counts no columns.
+PROMPT = "\001\033[1;36m\002> \001\033[0m\002"
 
 # Our own event, never on the wire: the answer starts again on another socket.
 AGAIN = "again"
@@ -134,6 +146,10 @@ class Talk:
             return self._closing.enter_context(opening)
         except InvalidStatus as error:
             status = error.response.status_code
+            if status == 401:
+                raise Misconfigured(
+                    f"key: {url} refused the API key: it is wrong, expired or revoked."
+                ) from None
             raise Misconfigured(f"url: {url} refused the WebSocket with status {status}.") from None
 
     def drop(self) -> None:
@@ -153,27 +169,32 @@ ENDS = {"response.completed", "response.failed", "response.incomplete", "error"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue chat`."""
-    add_endpoint(parser)
+    add_server(parser)
+    add_model(parser)
     parser.add_argument("--instructions", help="instructions for the model (system prompt)")
-    parser.add_argument("--key", help="API key, if the server needs one")
+    markdown = "render each answer as Markdown when it is complete, instead of streaming it"
+    parser.add_argument("--markdown", action="store_true", help=markdown)
 
 
 def run(options: argparse.Namespace) -> int:
     """Chat until the person quits; returns the exit status."""
     # Shells start background commands with interrupts ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    base_url = base_url_of(options.url)
-    model = options.model or find_endpoint(base_url, None).model
-    talk = Talk(base_url, model, options.instructions, options.key)
+    with suppress(ImportError):
+        # Line editing and history for `input`; some builds of Python have none.
+        import readline  # noqa: F401
+    server = server_of(options)
+    model = find_endpoint(server, options.model).model
+    talk = Talk(server.base_url, model, options.instructions, server.key)
     console = Console(highlight=False)
-    console.print(f"[bold]{model}[/bold] at {base_url}. Type /help for help.")
+    console.print(f"[bold]{model}[/bold] at {server.url}. Type /help for help.")
     try:
         while (line := _line(console)) is not None:
             if line.startswith("/"):
-                if not _run_command(line, talk, console):
+                if not _run_command(line, talk, server, console):
                     break
             elif line:
-                _answer(talk, line, console)
+                _answer(talk, line, console, is_markdown=options.markdown)
     finally:
         talk.drop()
     return 0
@@ -181,14 +202,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _line(console: Console) -> str | None:
     """The next line; None at the end of the input."""
+    is_person = console.is_terminal and sys.stdin.isatty()
     try:
-        return console.input("[bold cyan]> [/bold cyan]" if console.is_terminal else "").strip()
-    except (EOFError, KeyboardInterrupt):
+        return input(("> " if console.no_color else PROMPT) if is_person else "").strip()
+    except EOFError:
         console.print()
         return None
+    except KeyboardInterrupt:
+        console.print("\n[dim]Nothing runs. /quit or Ctrl-D exits.[/dim]" if is_person else "")
+        return "" if is_person else None
 
 
-def _run_command(line: str, talk: Talk, console: Console) -> bool:
+def _run_command(line: str, talk: Talk, server: RunningServer, console: Console) -> bool:
     """Run a /command; False ends the conversation."""
     word, _, rest = line.partition(" ")
     match word:
@@ -196,35 +221,64 @@ def _run_command(line: str, talk: Talk, console: Console) -> bool:
             return False
         case "/new":
             talk.forget()
-            console.print("[dim]New conversation.[/dim]")
+            said = "New conversation."
+        case "/models":
+            said = _listed(server, talk.model)
         case "/model" if rest.strip():
-            talk.model = rest.strip()
-            console.print(f"[dim]The model is now {talk.model}.[/dim]", markup=True)
+            said = _change_model(talk, server, rest.strip())
+        case "/model":
+            said = f"The model is {talk.model}. /models lists all, /model NAME changes it."
+        case "/help":
+            said = HELP
         case _:
-            console.print(f"[dim]{HELP}[/dim]")
+            said = f"There is no command {word}.\n{HELP}"
+    console.print(said, style="dim", markup=False)
     return True
 
 
-def _answer(talk: Talk, line: str, console: Console) -> None:
+def _listed(server: RunningServer, current: str) -> str:
+    try:
+        names = [model.id for model in server.models()]
+    except Misconfigured as error:
+        return str(error)
+    return "\n".join(f"{'*' if name == current else ' '} {name}" for name in names)
+
+
+def _change_model(talk: Talk, server: RunningServer, name: str) -> str:
+    try:
+        talk.model = server.model(name).id
+    except Misconfigured as error:
+        return f"{error} The model is still {talk.model}."
+    return f"The model is now {talk.model}."
+
+
+def _answer(talk: Talk, line: str, console: Console, *, is_markdown: bool = False) -> None:
     began = time.perf_counter()
     first: float | None = None
+    answer = ""
     try:
         for event in talk.ask(line):
             if event.delta is not UNSET:
                 first = first or time.perf_counter()
                 is_thought = event.type.startswith("response.reasoning")
                 style = "dim italic" if is_thought else None
-                console.print(event.delta, end="", style=style, markup=False, soft_wrap=True)
+                if is_markdown and not is_thought:
+                    answer += event.delta
+                else:
+                    console.print(event.delta, end="", style=style, markup=False, soft_wrap=True)
             if event.type == AGAIN and first is not None:
+                answer = ""
                 console.print("\n[dim]Connection lost; asking again:[/dim]")
             if event.type == "response.reasoning_text.done":
                 console.print()
             if event.type in ENDS:
-                console.print()
+                console.print(Markdown(answer) if answer else "")
                 _close(event, (first or time.perf_counter()) - began, console)
     except KeyboardInterrupt:
         talk.drop()
-        console.print("\n[dim]Stopped. This question and its answer are not kept.[/dim]")
+        console.print(
+            "\n[dim]Stopped. This question and its answer are not part of the conversation.[/dim]"
+        )
 
 
 def _close(event: _Event, first_s: float, console: Console) -> None:

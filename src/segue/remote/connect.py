@@ -10,18 +10,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import re
 import shutil
 import sys
 import tomllib
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import tomlkit
 from tomlkit import TOMLDocument
 from tomlkit.container import OutOfOrderTableProxy
@@ -29,11 +25,16 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Item, Table
 
 from segue.errors import Misconfigured
+from segue.remote.talk import (
+    SEGUE_KEY,
+    NotReachable,
+    RunningServer,
+    ServedModel,
+    add_server,
+    server_of,
+)
 from segue.settings import codex_home
 
-URL = "http://127.0.0.1:8080"
-# A server on the same machine answers at once; over a slow network it may take a while.
-ASK_S_MAX = 5.0
 BACKUPS_MAX = 1_000
 PROVIDER = "segue"
 # Codex's own prompt and tools are about 9,000 tokens, before the conversation begins.
@@ -70,9 +71,8 @@ class ModelEndpoint:
         return self.context_tokens is not None and self.context_tokens < SMALL_TOKENS
 
 
-def add_endpoint(parser: argparse.ArgumentParser) -> None:
-    """The flags that say which server and which model, of `segue chat` too."""
-    parser.add_argument("--url", default=URL, help=f"URL of the server (default: {URL})")
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The flag that says which model, of `segue chat` too."""
     model = "name of the model (default: the first that the server lists)"
     parser.add_argument("--model", help=model)
 
@@ -80,69 +80,39 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue connect`."""
     parser.add_argument("client", choices=(*SNIPPETS, "codex"), help="the client to connect")
-    add_endpoint(parser)
-    key_env = "environment variable with the API key (Codex only)"
-    parser.add_argument("--key-env", metavar="NAME", help=key_env)
+    add_server(parser)
+    add_model(parser)
     parser.add_argument("--print", action="store_true", help="only print, write nothing")
     parser.add_argument("--yes", action="store_true", help="write without asking")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a snippet, or edit Codex's configuration; returns the exit status."""
-    endpoint = find_endpoint(base_url_of(options.url), options.model, options.key_env)
+    server = server_of(options)
+    endpoint = find_endpoint(server, options.model)
     if options.client != "codex":
         print(snippet(options.client, endpoint))
     elif options.print:
         print(codex_block(endpoint))
-    else:
-        return _write_codex(endpoint, codex_home() / "config.toml", is_agreed=options.yes)
+    elif status := _write_codex(endpoint, codex_home() / "config.toml", is_agreed=options.yes):
+        return status
+    if server.key and not server.key_env:
+        print(f"Put the API key into the environment variable {SEGUE_KEY}.", file=sys.stderr)
     return 0
 
 
-def base_url_of(url: str) -> str:
-    """The base URL for clients: with the version, without a slash at the end."""
-    if not re.match(r"https?://[^/]", url):
-        raise Misconfigured(f"url: '{url}' is not a URL such as {URL}.")
-    url = url.rstrip("/")
-    return url if url.endswith("/v1") else f"{url}/v1"
-
-
-class _Model(msgspec.Struct):
-    id: str
-    context_window: int | None = None
-    input_modalities: list[str] | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-def find_endpoint(base_url: str, model: str | None, key_env: str | None = None) -> ModelEndpoint:
-    """The named model, or the first that the running server lists."""
+def find_endpoint(server: RunningServer, model: str | None) -> ModelEndpoint:
+    """The named model, or the first that the running server lists. A named model needs no running server."""
     try:
-        served = _served(base_url)
-    except Misconfigured:
+        card = server.model(model)
+    except NotReachable as error:
         if model is None:
-            raise
-        served = []
-    if model is None and not served:
-        raise Misconfigured(f"model: the server at {base_url} lists no model.")
-    name = model or served[0].id
-    card = next((listed for listed in served if listed.id == name), _Model(name))
+            raise Misconfigured(f"{error} Or name the model with --model.") from None
+        print(f"segue: not checked, {error}", file=sys.stderr)
+        card = ServedModel(model)
     sees_images = None if card.input_modalities is None else "image" in card.input_modalities
-    return ModelEndpoint(base_url, name, key_env, card.context_window, sees_images)
-
-
-def _served(base_url: str) -> list[_Model]:
-    try:
-        with urllib.request.urlopen(f"{base_url}/models", timeout=ASK_S_MAX) as answer:
-            return msgspec.json.decode(answer.read(), type=_Models).data
-    except (OSError, urllib.error.URLError, msgspec.MsgspecError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise Misconfigured(
-            f"url: cannot list the models at {base_url}: {reason}. "
-            "Start a server with `segue serve`, or give another --url, or name the --model yourself."
-        ) from None
+    key_env = server.key_env or (SEGUE_KEY if server.key else None)
+    return ModelEndpoint(server.base_url, card.id, key_env, card.context_window, sees_images)
 
 
 # --- snippets ----------------------------------------------------------------------------------------
@@ -152,8 +122,9 @@ SNIPPETS = ("python", "node", "agents-python", "agents-js", "ai-sdk", "curl")
 
 def snippet(client: str, endpoint: ModelEndpoint) -> str:
     """A program for this client, from `snippets/`, that runs as it is."""
-    text = (files("segue.commands") / "snippets" / f"{client}.txt").read_text().rstrip("\n")
+    text = (files("segue.remote") / "snippets" / f"{client}.txt").read_text().rstrip("\n")
     text = text.replace("{base_url}", endpoint.base_url).replace("{model}", endpoint.model)
+    text = text.replace("{key_env}", endpoint.key_env or SEGUE_KEY)
     return text.replace("{socket_url}", endpoint.base_url.replace("http", "ws", 1))
 
 

@@ -1,0 +1,197 @@
+"""How does a command talk to a running server? Its URL, its API key, its models, and its errors in plain words.
+
+In: `--url`, `--key`, `--key-env`. Out: the server's answer, or an error that names the URL, what the server said and
+what to do. A key is never printed. Where no flag names a key, the variable SEGUE_KEY is sent; OPENAI_API_KEY only to a
+server that has just asked for a key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import ssl
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import msgspec
+
+from segue.errors import Misconfigured
+from segue.settings import client_variable, is_loopback, load_settings
+
+URL = "http://127.0.0.1:8080"
+# A server on the same machine answers at once; over a slow network it may take a while.
+ASK_S_MAX = 5.0
+NAMES_MAX = 20
+SEGUE_KEY, OPENAI_KEY = "SEGUE_KEY", "OPENAI_API_KEY"
+
+
+class NotReachable(Misconfigured):
+    """There is no answer at this URL, or none of a Responses API server."""
+
+
+class ServerRefused(Misconfigured):
+    """The server answered with an error."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ServedModel(msgspec.Struct):
+    """A model as the server lists it."""
+
+    id: str
+    context_window: int | None = None
+    input_modalities: list[str] | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[ServedModel]
+
+
+class _Problem(msgspec.Struct):
+    message: str = ""
+
+
+class _Answer(msgspec.Struct):
+    error: _Problem | None = None
+
+
+@dataclass(slots=True)
+class RunningServer:
+    """A server and the key for it; `key_env` is the environment variable that the key is in."""
+
+    base_url: str
+    key: str | None = None
+    key_env: str | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL without the version."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request carries."""
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+    def ask(
+        self, path: str, *, method: str = "GET", body: object = None, wait_s: float = ASK_S_MAX
+    ) -> bytes:
+        """The body of an answer; an answer of 400 or more is `ServerRefused`."""
+        try:
+            return self._ask(path, method, body, wait_s)
+        except ServerRefused as error:
+            spare = client_variable(OPENAI_KEY)
+            if error.status != 401 or self.key_env or self.key or not spare:
+                raise
+            self.key, self.key_env = spare, OPENAI_KEY
+            return self._ask(path, method, body, wait_s)
+
+    def _ask(self, path: str, method: str, body: object, wait_s: float) -> bytes:
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {**self.headers, "Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        # A proxy of the environment does not lead to this machine.
+        is_near = is_loopback(urlsplit(self.url).hostname or "")
+        proxies = urllib.request.ProxyHandler({} if is_near else None)
+        try:
+            with urllib.request.build_opener(proxies).open(request, timeout=wait_s) as answer:
+                text: bytes = answer.read()
+                return text
+        except urllib.error.HTTPError as error:
+            raise self._refused(path, error.code, _message(error.read())) from None
+        except (OSError, ValueError, ssl.SSLError) as error:
+            raise self._silent(getattr(error, "reason", None) or error) from None
+
+    def models(self) -> list[ServedModel]:
+        """What the server serves."""
+        text = self.ask("/v1/models")
+        try:
+            return msgspec.json.decode(text, type=_Models).data
+        except msgspec.MsgspecError:
+            raise self._silent("the answer is no list of models") from None
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model of this name, or the first; a name that is not served is an error that lists those that are."""
+        served = self.models()
+        if not served:
+            raise Misconfigured(f"model: the server at {self.url} lists no model.")
+        for one in served:
+            if name in (None, one.id):
+                return one
+        names = ", ".join(one.id for one in served[:NAMES_MAX])
+        raise Misconfigured(f"model: '{name}' is not served at {self.url}. Served: {names}.")
+
+    def _refused(self, path: str, status: int, message: str) -> ServerRefused:
+        if status != 401:
+            said = f": {message}" if message else "."
+            return ServerRefused(f"{self.url}{path} answered {status}{said}", status)
+        if self.key is None:
+            unset = f" (the variable {self.key_env} is not set)" if self.key_env else ""
+            text = f"the server at {self.url} needs an API key, and none was sent{unset}"
+            return ServerRefused(
+                f"key: {text}. Set the variable {SEGUE_KEY}, or use --key or --key-env NAME; "
+                "`segue keys create --name NAME` creates a key.",
+                status,
+            )
+        source = f"the variable {self.key_env}" if self.key_env else "--key"
+        text = f"the server at {self.url} refused the API key from {source}"
+        return ServerRefused(
+            f"key: {text}: it is wrong, expired or revoked. See `segue keys list`.", status
+        )
+
+    def _silent(self, reason: object) -> NotReachable:
+        return NotReachable(
+            f"url: no answer from a server at {self.url}: {reason}. "
+            "Start one with `segue serve`, or name another with --url."
+        )
+
+
+def _message(body: bytes) -> str:
+    """The words of an error answer."""
+    try:
+        error = msgspec.json.decode(body, type=_Answer).error
+    except msgspec.MsgspecError:
+        return ""
+    return error.message if error else ""
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """The flags that say which running server, and with which key."""
+    url = f"URL of the server (default: SEGUE_URL, else host and port of the settings, else {URL})"
+    parser.add_argument("--url", help=url)
+    keys = parser.add_mutually_exclusive_group()
+    keys.add_argument("--key", help=f"API key (default: from the variable {SEGUE_KEY})")
+    keys.add_argument("--key-env", metavar="NAME", help="environment variable with the API key")
+
+
+def server_of(options: argparse.Namespace) -> RunningServer:
+    """The server that the flags of `add_server` name."""
+    base_url = base_url_of(options.url or _url_of_settings())
+    if options.key:
+        return RunningServer(base_url, options.key)
+    if options.key_env:
+        return RunningServer(base_url, client_variable(options.key_env), options.key_env)
+    key = client_variable(SEGUE_KEY)
+    return RunningServer(base_url, key, SEGUE_KEY if key else None)
+
+
+def base_url_of(url: str) -> str:
+    """The base URL for clients: with the version, without a slash at the end."""
+    if not re.match(r"https?://[^/]", url):
+        raise Misconfigured(f"url: '{url}' is not a URL such as {URL}.")
+    url = url.rstrip("/")
+    return url if url.endswith("/v1") else f"{url}/v1"
+
+
+def _url_of_settings() -> str:
+    """What SEGUE_URL names, or where a server with the settings of this folder and environment listens."""
+    if url := client_variable("SEGUE_URL"):
+        return url
+    settings = load_settings({})
+    scheme = "https" if settings.tls_cert else "http"
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"

@@ -1,0 +1,149 @@
+"""Commands that talk to a server with keys: the key is sent, and what the server says is said in plain words."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+
+from segue.cli import main
+from segue.remote.connect import SNIPPETS
+from segue.remote.talk import RunningServer, ServerRefused
+from tests.support import served_process
+
+
+@pytest.fixture(autouse=True)
+def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SEGUE_KEY", "OPENAI_API_KEY", "MINE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The URL of a server with a key and two models, one with an alias; and the key."""
+    folder = tmp_path_factory.mktemp("locked")
+    store = f"sqlite:///{folder}/segue.db"
+    (folder / "segue.toml").write_text(
+        '[[models]]\nname = "agent"\naliases = ["gpt-5.5"]\n[[models]]\nname = "other"\n'
+    )
+    printed, sys.stdout = sys.stdout, io.StringIO()
+    try:
+        assert main(["keys", "create", "--name", "laptop", "--store", store]) == 0
+        key = sys.stdout.getvalue().strip()
+    finally:
+        sys.stdout = printed
+    flags = ("--store", store, "--config", str(folder / "segue.toml"))
+    with served_process(*flags, cwd=folder) as served:
+        yield served.url, key
+
+
+Said = tuple[int, str, str]
+
+
+class Commands:
+    """Runs commands against the server."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._url, self._capsys = url, capsys
+
+    def __call__(self, verb: str, *words: str) -> Said:
+        status = main([verb, *words, "--url", self._url])
+        printed = self._capsys.readouterr()
+        return status, printed.out, printed.err
+
+
+@pytest.fixture
+def segue(locked: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(locked[0], capsys)
+
+
+def test_missing_key_is_named_as_such(segue: Commands) -> None:
+    status, out, err = segue("connect", "python")
+    assert (status, out) == (2, "")
+    assert "needs an API key" in err
+    assert "SEGUE_KEY" in err
+    assert "no answer" not in err
+    assert "the variable MINE is not set" in segue("connect", "python", "--key-env", "MINE")[2]
+
+
+def test_wrong_key_is_named_as_such(segue: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "from --key: it is wrong" in segue("chat", "--key", "sk-segue-wrong")[2]
+    monkeypatch.setenv("MINE", "sk-segue-wrong")
+    said = segue("connect", "codex", "--key-env", "MINE")[2]
+    assert "from the variable MINE: it is wrong" in said
+
+
+def test_key_is_taken_from_where_it_is(
+    segue: Commands, locked: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snippets read it from the same variable, and never contain it."""
+    key = locked[1]
+    status, out, err = segue("connect", "python", "--key", key)
+    assert (status, 'os.environ.get("SEGUE_KEY", "none")' in out) == (0, True)
+    assert "Put the API key into the environment variable SEGUE_KEY" in err
+    for name, words in (
+        ("MINE", ("--key-env", "MINE")),
+        ("SEGUE_KEY", ()),
+        ("OPENAI_API_KEY", ()),
+    ):
+        monkeypatch.setenv(name, key)
+        for client in SNIPPETS:
+            status, out, err = segue("connect", client, *words)
+            assert (status, err, name in out, key in out) == (0, "", True, False), client
+        block = tomllib.loads(segue("connect", "codex", "--print", *words)[1])
+        assert block["model_providers"]["segue"]["env_key"] == name
+        monkeypatch.delenv(name)
+
+
+def test_model_that_is_not_served_is_said_with_those_that_are(
+    segue: Commands, locked: tuple[str, str]
+) -> None:
+    status, out, err = segue("connect", "python", "--key", locked[1], "--model", "nope")
+    assert (status, out) == (2, "")
+    assert "'nope' is not served" in err
+    assert "agent, gpt-5.5, other" in err
+    assert segue("connect", "python", "--key", locked[1], "--model", "gpt-5.5")[0] == 0
+
+
+def test_person_chats_with_a_key_and_changes_the_model(
+    segue: Commands, locked: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEGUE_KEY", locked[1])
+    lines = ["Hello", "/models", "/model nope", "/model other", "/model", "Again", "/foo", "/quit"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
+    status, out, err = segue("chat", "--markdown")
+    assert (status, err) == (0, "")
+    assert "You said: Hello" in out
+    assert "* agent\n" in out
+    assert "'nope' is not served" in out
+    assert "The model is still agent" in out
+    assert "The model is now other." in out
+    assert "The model is other." in out
+    assert "You said: Again" in out
+    assert "There is no command /foo." in out
+    assert "/models" in out.partition("/foo")[2]
+
+
+def test_other_errors_keep_the_servers_words(locked: tuple[str, str]) -> None:
+    server = RunningServer(f"{locked[0]}/v1", locked[1])
+    with pytest.raises(ServerRefused, match=r"answered 404: .*resp_none") as caught:
+        server.ask("/v1/responses/resp_none")
+    assert caught.value.status == 404
+
+
+def test_named_model_needs_no_running_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["connect", "python", "--url", "http://127.0.0.1:1", "--model", "m"]) == 0
+    printed = capsys.readouterr()
+    assert 'model="m"' in printed.out
+    assert "not checked" in printed.err
+
+
+def test_url_comes_from_the_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEGUE_PORT", "1")
+    assert main(["chat"]) == 2
+    assert "http://127.0.0.1:1:" in capsys.readouterr().err
