@@ -33,7 +33,9 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
     },
     "models and documents": {
-        "models": Verb("segue.commands.models", "download and list models for the embedded engine"),
+        "models": Verb(
+            "segue.commands.models", "download, list and remove models of the embedded engine"
+        ),
         "index": Verb(
             "segue.commands.index",
             "make local text, Markdown, HTML and PDF files searchable for the web search tool",

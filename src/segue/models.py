@@ -34,7 +34,14 @@ from segue.engines.vllm import VLLM
 from segue.errors import Misconfigured
 from segue.inside.embedded import EmbeddedEngine, available_bytes, tell_memory
 from segue.inside.shared import SharedEngine, sharing
-from segue.inside.weights import add_with_bar, data_folder, find_weights, list_weights
+from segue.inside.weights import (
+    ListedWeights,
+    add_with_bar,
+    data_folder,
+    find_weights,
+    list_weights,
+    remove_weights,
+)
 from segue.settings import EngineName, ModelSettings, Settings, shown_address
 from segue.turn.plan import Guards, Model
 from segue.turn.seams import Dialect, Engine, Guard
@@ -333,13 +340,37 @@ def offered_note() -> Path:
     return data_folder() / ".offered"
 
 
-def list_models() -> list[str]:
-    """The models that can be fetched by name, one line each."""
-    return [
-        f"{one.name:<20} {one.bytes / 1e6:>6,.0f} MB  {'here' if one.path else '-':<5} "
-        f"{one.about}; takes {one.memory_bytes / 1e9:.1f} GB of memory"
-        for one in list_weights()
-    ]
+def list_models() -> list[ListedWeights]:
+    """The models that can be fetched by name, and those of them that are here."""
+    return list_weights()
+
+
+def missing_models(settings: Settings) -> list[ListedWeights]:
+    """The models to be served inside this process whose weights can be fetched and are not here."""
+    asked = {one.weights or one.name for one in settings.served() if one.engine == "embedded"}
+    return [one for one in list_weights() if one.name in asked and one.path is None]
+
+
+def remove_model(name: str) -> list[str]:
+    """Delete fetched weights; returns the paths of what was deleted."""
+    return [str(path) for path in remove_weights(name)]
+
+
+def show_model(name: str) -> dict[str, object]:
+    """What is known of a model: of a known one its row, and of a file what its head says."""
+    row = next((one for one in list_weights() if one.name == name), None)
+    path = row.path if row else find_weights(name)
+    facts: dict[str, object] = structs.asdict(row) if row else {"name": name, "path": path}
+    if path is not None:
+        head = read_gguf(path)
+        facts |= {
+            "bytes": path.stat().st_size,
+            "architecture": head.get("general.architecture"),
+            "title": head.get("general.name"),
+            "context_tokens": _trained_tokens(head),
+            "has_chat_template": "tokenizer.chat_template" in head,
+        }
+    return facts
 
 
 def _vocabulary(settings: ModelSettings, path: Path) -> Vocabulary:

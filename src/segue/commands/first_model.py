@@ -1,7 +1,7 @@
 """Which model does a newcomer get? The one that starts anywhere, unless a better one is wanted and fits.
 
 `--model auto` takes the better model where there is memory to spare, and fetches it. On a terminal, where no model was
-named, it is offered once; the answer is remembered.
+named, it is offered once; the answer is remembered. Weights that are missing are fetched there if the person agrees.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from segue.models import add_model, better_model, offered_note
+from segue.models import add_model, better_model, missing_models, offered_note
 from segue.settings import SMALL_MODEL, Settings
 
 AUTO = "auto"
@@ -19,6 +19,15 @@ AUTO = "auto"
 
 def with_first_model(settings: Settings, ask: Callable[[str], str] | None = None) -> Settings:
     """The settings with a model in place of "auto" or of none; `ask` asks a person, if one is there."""
+    is_auto = settings.model == (AUTO,)
+    settings = _with_chosen(settings, ask)
+    for one in missing_models(settings):
+        if is_auto or (ask and _is_fetched(one.name, one.bytes, ask)):
+            add_model(one.name)
+    return settings
+
+
+def _with_chosen(settings: Settings, ask: Callable[[str], str] | None) -> Settings:
     is_named = settings.models or (settings.model and settings.model != (AUTO,))
     if is_named or settings.engine != "embedded":
         # With another engine, "auto" is the engine's own name for a model.
@@ -29,6 +38,13 @@ def with_first_model(settings: Settings, ask: Callable[[str], str] | None = None
     name, _ = chosen
     add_model(name)
     return replace(settings, model=(name,))
+
+
+def _is_fetched(name: str, size: int, ask: Callable[[str], str]) -> bool:
+    answer = ask(
+        f"The weights of {name} are not on this machine. Download {size / 1e6:,.0f} MB? [Y/n] "
+    )
+    return answer.strip().lower() in ("", "y", "yes")
 
 
 def person() -> Callable[[str], str] | None:

