@@ -15,6 +15,9 @@ to become a tool's output. The wire form of an error is made from these fields a
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+
 
 class ApiError(Exception):
     """An error that the client sees, as a status and a code over HTTP or as an event on a stream."""
@@ -197,3 +200,19 @@ def model_not_found(name: str) -> NotFound:
 
 class Misconfigured(Exception):
     """The operator must change a setting; printed on the terminal at startup."""
+
+
+class MissingPackage(Misconfigured):
+    """An optional package is not installed; says how to install it into the environment that runs."""
+
+    def __init__(self, subject: str, package: str, requirement: str) -> None:
+        # Environments that uv makes have no pip.
+        has_pip = find_spec("pip") is not None
+        command = (
+            f"{sys.executable} -m pip install"
+            if has_pip
+            else f"uv pip install --python {sys.executable}"
+        )
+        super().__init__(
+            f"{subject}: the package '{package}' is not installed. Run: {command} '{requirement}'"
+        )

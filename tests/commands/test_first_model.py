@@ -8,6 +8,7 @@ import pytest
 
 from segue.commands import first_model
 from segue.commands.first_model import with_first_model
+from segue.models import missing_models
 from segue.settings import Settings, load_settings
 
 BETTER = ("better", 1_100_000_000)
@@ -20,6 +21,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setattr(first_model, "better_model", lambda: BETTER)
     monkeypatch.setattr(first_model, "offered_note", lambda: tmp_path / "models" / "offered")
     monkeypatch.setattr(first_model, "add_model", names.append)
+    monkeypatch.setattr(first_model, "missing_models", lambda settings: [])
     return names
 
 
@@ -73,3 +75,32 @@ def test_who_says_what_to_serve_is_not_asked(fetched: list[str], flags: dict[str
 
     assert with_first_model(settings(**flags), ask).model == tuple(flags.get("model", ()))  # type: ignore[arg-type]
     assert fetched == []
+
+
+@pytest.mark.parametrize(
+    "flags, answer, is_fetched",
+    [
+        ({}, "", True),
+        ({}, "n", False),
+        ({"model": ["smollm2"]}, "y", True),
+        ({"model": ["auto"]}, None, True),
+        ({}, None, False),
+        ({"engine": "scripted"}, "y", False),
+    ],
+)
+def test_missing_weights_are_downloaded_if_a_person_agrees(
+    fetched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: dict[str, object],
+    answer: str | None,
+    is_fetched: bool,
+) -> None:
+    monkeypatch.setattr(first_model, "better_model", lambda: None)
+    monkeypatch.setattr(first_model, "missing_models", missing_models)
+    # A machine without weights.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("segue.inside.weights._installed", lambda weights: None)
+    ask = None if answer is None else lambda question: answer
+    with_first_model(settings(**flags), ask)
+    assert fetched == (["smollm2"] if is_fetched else [])

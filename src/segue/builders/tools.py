@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from segue.errors import Misconfigured
+from segue.errors import MissingPackage
 from segue.settings import Settings
 from segue.tools.fetch import Fetcher, Policy, read_as_data
 from segue.tools.hosted import ServerTools
@@ -80,7 +80,7 @@ def _search_engine(settings: Settings) -> JsonEngine:
 def _build_servers(settings: Settings, stack: AsyncExitStack) -> McpServers:
     """The MCP servers that the operator has named, and those of the hosts that requests may name."""
     if find_spec("mcp") is None:
-        raise Misconfigured("mcp: the package 'mcp' is not installed: pip install 'segue[mcp]'.")
+        raise MissingPackage("mcp", "mcp", "segue[mcp]")
     # A fetcher of its own: it has other hosts and ports, and works where pages are not fetched.
     fetcher = Fetcher(policy_for(settings.mcp_hosts, settings.fetch_deny))
     stack.callback(fetcher.close)

@@ -19,7 +19,7 @@ from typing import Protocol, cast
 
 from tokenizers import Tokenizer
 
-from segue.errors import Misconfigured
+from segue.errors import Misconfigured, MissingPackage
 from segue.turn.values import PASSED, Verdict
 
 # A sentence is lost in a long part: in 512 tokens the prompt guard scores an injection among harmless words 0.2, in 128
@@ -112,8 +112,7 @@ def _session(path: Path) -> OnnxSession:
     try:
         onnx = importlib.import_module("onnxruntime")
     except ImportError:
-        message = "guard: the classifier needs onnxruntime: pip install 'segue[classifier]'"
-        raise Misconfigured(message) from None
+        raise MissingPackage("guard", "onnxruntime", "segue[classifier]") from None
     options = onnx.SessionOptions()
     options.log_severity_level = ERRORS_ONLY
     options.intra_op_num_threads = 1
