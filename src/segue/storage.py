@@ -150,7 +150,9 @@ async def check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None:
     valid = [key for key in await keys.given_out() if key.revoked_at is None]
     unknown = sum(not hashes.knows(key.ring) for key in valid)
     if unknown:
-        ring = "those in the database" if is_ring_stored(settings) else str(seal_path(settings))
+        path = None if is_ring_stored(settings) else seal_path(settings)
+        ring = "those in the database" if path is None else str(path)
+        ring += "" if path is None or path.exists() else " (missing)"
         raise Misconfigured(
             f"seal_keys: {unknown} of the {len(valid)} API keys in {settings.shown_store} were created with other seal "
             f"keys than {ring} and would be refused. Name the file that they were created with (--seal-keys FILE), or "
@@ -193,4 +195,7 @@ async def load_ring(settings: Settings, store: Store) -> Sequence[RingKey]:
         assert store.ring is not None
         return await store.ring.load()
     path = seal_path(settings)
+    if path is not None and not path.exists():
+        # Before a new file is created, which would look like the right one.
+        await check_ring(store.keys, KeyHashes([new_key()]), settings)
     return [new_key()] if path is None else open_ring(path)

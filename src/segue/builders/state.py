@@ -71,10 +71,10 @@ class State:
 
 async def build_state(settings: Settings, store: ServerStore, cluster: Cluster | None) -> State:
     """The store with its keys checked, and empty caches."""
+    await check_public(store.keys, settings)
     ring = await load_ring(settings, store)
     hashes = KeyHashes(ring)
     await check_ring(store.keys, hashes, settings)
-    await check_public(store.keys, settings)
     budget = Budget(settings.connections_state_bytes_max)
     meter = Meter(store.shared_limits, None if cluster is None else cluster.peers, budget.trim)
     accounts = Accounts(store.keys, hashes.digests, settings.auth, meter)

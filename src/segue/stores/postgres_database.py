@@ -33,7 +33,7 @@ import msgspec
 
 from segue.errors import ApiError, StoreFailed, Unavailable
 from segue.ids import new_id
-from segue.stores.sql_files import load_migrations, load_queries
+from segue.stores.sql_files import load_migrations, load_queries, newer_database
 
 T = TypeVar("T")
 
@@ -305,7 +305,7 @@ async def _migrate(connection: PostgresConnection) -> None:
         await connection.execute(QUERIES["make_migrations"])
         (version,) = await fetch(connection, "version", int)
         if version > migrations[-1][0]:
-            raise StoreFailed("The database was written by a newer version of Segue.")
+            raise newer_database(version, migrations[-1][0])
         for number, script in migrations:
             if number > version:
                 await connection.execute(script)

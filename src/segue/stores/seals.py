@@ -77,7 +77,7 @@ def open_ring(path: Path) -> list[RingKey]:
         _create(path)
     keys = read_ring(path)
     # Even if another process has created it: it may not have synced the folder yet.
-    _keep_name(path)
+    keep_name(path)
     return keys
 
 
@@ -87,7 +87,7 @@ def rotate_ring(path: Path) -> int:
     beside = path.with_name(path.name + ".new")
     _write(beside, keys)
     os.replace(beside, path)
-    _keep_name(path)
+    keep_name(path)
     return len(keys)
 
 
@@ -131,7 +131,7 @@ def _write(path: Path, keys: Sequence[RingKey]) -> None:
         raise Misconfigured(f"seal_keys: {path} cannot be written: {error.strerror}.") from None
 
 
-def _keep_name(path: Path) -> None:
+def keep_name(path: Path) -> None:
     """A file survives a power cut once it is synced, its name once the folder is. Some file systems cannot sync one."""
     with suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
+from segue.errors import StoreFailed
+
 SQL = files("segue.stores") / "sql"
 
 
@@ -22,3 +24,11 @@ def load_migrations(backend: str) -> list[tuple[int, str]]:
         if match := re.fullmatch(rf"{backend}_(\d{{4}})_\w+\.sql", file.name):
             found.append((int(match[1]), file.read_text("utf-8")))
     return sorted(found)
+
+
+def newer_database(found: int, known: int) -> StoreFailed:
+    """The refusal of a database that a later version of Segue has changed."""
+    return StoreFailed(
+        f"this database was made by a newer Segue (schema {found}; this one knows {known}). "
+        "Start that version again, or restore the backup from before the upgrade"
+    )

@@ -323,10 +323,11 @@ def _load_chain(reader: sqlite3.Connection, query: str, owner: Owner, turn_id: s
     """The turns that the query finds, linked from the oldest on."""
     found = reader.execute(query, {"owner": owner, "id": turn_id})
     rows: list[TurnColumns[int]] = [TurnColumns(*row) for row in found]
-    return records.link(owner, turn_id, rows, cache(partial(_load_field, reader, owner)))
+    return records.link(owner, turn_id, rows, cache(partial(load_field, reader, owner)))
 
 
-def _load_field(reader: sqlite3.Connection, owner: Owner, field_id: int) -> LongField:
+def load_field(reader: sqlite3.Connection, owner: Owner, field_id: int) -> LongField:
+    """A long field that a turn names."""
     row = reader.execute(QUERIES["part"], {"owner": owner, "id": field_id}).fetchone()
     return LongField(*row)
 
@@ -415,7 +416,7 @@ def _end_turn(
     """End one turn as failed; False if it is left to another process instead. A turn that cannot be read must not block
     the others, or a server that starts."""
     try:
-        turn = records.link(owner, row.id, [row], partial(_load_field, writer, owner))
+        turn = records.link(owner, row.id, [row], partial(load_field, writer, owner))
         assert turn is not None
         if records.is_left(turn):
             _hand_over(writer, owner, row.id, NOBODY)

@@ -39,7 +39,7 @@ import msgspec
 
 from segue.errors import ApiError, StoreFailed, Unavailable
 from segue.ids import new_id
-from segue.stores.sql_files import SQL, load_migrations, load_queries
+from segue.stores.sql_files import SQL, load_migrations, load_queries, newer_database
 from segue.stores.sqlite_lease import Lease
 
 T = TypeVar("T")
@@ -330,8 +330,9 @@ def _migrate(connection: sqlite3.Connection) -> None:
     migrations = load_migrations("sqlite")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _version(connection) > migrations[-1][0]:
-            raise StoreFailed("The database was written by a newer version of Segue.")
+        known = migrations[-1][0]
+        if (found := _version(connection)) > known:
+            raise newer_database(found, known)
         for number, script in migrations:
             if number > _version(connection):
                 for statement in statements(script):

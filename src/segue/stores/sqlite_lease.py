@@ -39,20 +39,7 @@ class Lease:
 
     def is_alive(self, worker: str) -> bool:
         """Whether that process is alive."""
-        if worker == self.worker:
-            return True
-        try:
-            descriptor = os.open(lease_path(self.database, worker), os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # It is alive, or another process checks it at this moment and will act on the result.
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return worker == self.worker or _is_locked(lease_path(self.database, worker))
 
     def remove(self, worker: str) -> None:
         """Remove the lease of a dead process, once its turns have ended."""
@@ -61,9 +48,32 @@ class Lease:
     def others(self) -> set[str]:
         """Every other process with a lease here, dead or alive."""
         prefix = lease_path(self.database, "").name
-        names = [path.name for path in self.database.parent.iterdir()]
-        workers = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-        return workers - {self.worker}
+        return {path.name.removeprefix(prefix) for path in _leases(self.database)} - {self.worker}
+
+
+def has_live_lease(database: Path) -> bool:
+    """Whether any process that is alive uses the database."""
+    return any(map(_is_locked, _leases(database)))
+
+
+def _leases(database: Path) -> list[Path]:
+    prefix = lease_path(database, "").name
+    return [path for path in database.parent.iterdir() if path.name.startswith(prefix)]
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # It is alive, or another process checks it at this moment and will act on the result.
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def lease_path(database: Path, worker: str) -> Path:

@@ -291,3 +291,19 @@ DELETE FROM places WHERE key_id = :key_id AND worker = :worker;
 
 -- name: release_places
 DELETE FROM places WHERE worker = :worker;
+
+-- name: check_file
+-- One row, "ok", or what is wrong first.
+PRAGMA integrity_check(1);
+
+-- name: count_all
+SELECT
+    (SELECT count(*) FROM turns),
+    (SELECT count(*) FROM conversations),
+    (SELECT count(*) FROM keys WHERE revoked_at IS NULL);
+
+-- name: rings
+SELECT DISTINCT ring FROM keys WHERE revoked_at IS NULL;
+
+-- name: every_turn
+SELECT owner, id, parent_id, history, response, instructions, tools FROM turns;

@@ -1,0 +1,215 @@
+"""What is in a backup, and how does it become a store again?
+
+A backup is one tar file: `manifest.json` (version, schema, counts, checksums), `segue.db` (SQLite) and `segue.db.seals`
+(the seal keys, without which no API key is valid). Everything in it is checked before the file gets its name, and again
+before anything is restored from it. It holds all responses and the seal keys in the clear, so only its owner may read it.
+PostgreSQL has its own tools; of such a store only a file of seal keys is kept here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import msgspec
+from msgspec import Struct
+
+from segue import __version__
+from segue.errors import Misconfigured
+from segue.settings import Settings, is_ring_stored, seal_path
+from segue.stores.seals import keep_name, read_ring
+from segue.stores.sqlite_backup import Contents, check_database, copy_database, is_in_use
+
+FORMAT = 1
+MANIFEST, DATABASE, SEALS = "manifest.json", "segue.db", "segue.db.seals"
+MANIFEST_BYTES_MAX = 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
+
+
+# How progress is shown: the name of a step, what of it is done, and all of it.
+Steps = Callable[[str, int, int], None]
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """What a backup says of itself."""
+
+    format: int
+    version: str
+    created_at: int
+    store: str
+    # None where the database is kept by its own tools.
+    contents: Contents | None
+    # Name of each file in the backup -> its SHA-256.
+    sha256: dict[str, str]
+
+
+def back_up(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) -> Manifest:
+    """Write a backup of the store, whether servers use it or not."""
+    if settings.store_kind == "memory":
+        raise Misconfigured("store: memory keeps nothing that could be backed up.")
+    if file.exists() and not is_forced:
+        raise Misconfigured(f"backup: {file} exists. Name another file, or overwrite it: --force.")
+    with _scratch(file.parent, "backup") as folder:
+        contents = None
+        if source := settings.store_path:
+            copy_database(source, folder / DATABASE, partial(steps, "Copying"))
+            contents = check_database(folder / DATABASE, partial(steps, "Checking"))
+        # After the database: a seal key that an API key of the copy needs is never younger than the copy.
+        _copy_seals(settings, folder / SEALS)
+        _check_seals(contents, folder / SEALS)
+        names = [name for name in (DATABASE, SEALS) if (folder / name).exists()]
+        manifest = Manifest(
+            format=FORMAT,
+            version=__version__,
+            created_at=int(time.time()),
+            store=settings.store_kind,
+            contents=contents,
+            sha256={name: _digest((folder / name).open("rb")) for name in names},
+        )
+        made = folder / "made"
+        _pack(made, folder, manifest)
+        read_backup(made)
+        _put(made, file)
+    return manifest
+
+
+def restore(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) -> Manifest:
+    """Put the database and the seal keys of a backup where the settings say."""
+    manifest = read_backup(file)
+    targets = _targets(settings, manifest)
+    database = targets.get(DATABASE)
+    if database is not None and is_in_use(database):
+        raise Misconfigured(f"store: a server uses {database}. Stop it first: segue stop.")
+    existing = [str(path) for path in targets.values() if path.exists()]
+    if existing and not is_forced:
+        raise Misconfigured(
+            f"restore: {' and '.join(existing)} would be replaced. Name another --store, or replace: --force."
+        )
+    for path in targets.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file) as archive, _scratch(next(iter(targets.values())).parent, "restore") as folder:
+        for name in targets:
+            _unpack(archive, name, folder / name)
+        if database is not None:
+            check_database(folder / DATABASE, partial(steps, "Checking"))
+            # A log of the database that is replaced must never be read into the new one.
+            for suffix in ("-wal", "-shm"):
+                Path(f"{database}{suffix}").unlink(missing_ok=True)
+        for name, path in targets.items():
+            _put(folder / name, path)
+    return manifest
+
+
+def read_backup(file: Path) -> Manifest:
+    """The manifest of a backup whose files are all there and have their checksums."""
+    try:
+        with tarfile.open(file) as archive:
+            body = _member(archive, MANIFEST).read(MANIFEST_BYTES_MAX)
+            manifest = msgspec.json.decode(body, type=Manifest)
+            if manifest.format != FORMAT:
+                raise Misconfigured(
+                    f"backup: {file} has format {manifest.format} (Segue {manifest.version}); this one reads {FORMAT}."
+                )
+            for name, expected in manifest.sha256.items():
+                if _digest(_member(archive, name)) != expected:
+                    raise Misconfigured(f"backup: {name} in {file} has another checksum: it is damaged.")
+    except OSError as error:
+        raise Misconfigured(f"backup: {file} cannot be read: {error.strerror or error}.") from None
+    except (tarfile.TarError, KeyError, msgspec.MsgspecError):
+        raise Misconfigured(f"backup: {file} is not a backup of Segue, or is damaged.") from None
+    return manifest
+
+
+def _targets(settings: Settings, manifest: Manifest) -> dict[str, Path]:
+    """Where each file of a backup goes."""
+    if manifest.store != settings.store_kind:
+        raise Misconfigured(
+            f"store: this is a backup of {manifest.store}, which cannot become {settings.shown_store}."
+        )
+    places = {DATABASE: settings.store_path, SEALS: seal_path(settings)}
+    return {name: path for name, path in places.items() if name in manifest.sha256 and path}
+
+
+def _copy_seals(settings: Settings, target: Path) -> None:
+    source = None if is_ring_stored(settings) else seal_path(settings)
+    if source is not None and source.exists():
+        # Read as a server would: a file that cannot be read is no backup.
+        read_ring(source)
+        shutil.copyfile(source, target)
+
+
+def _check_seals(contents: Contents | None, seals: Path) -> None:
+    """Every API key that is valid must be valid again after the backup was restored."""
+    known = {key.name.hex() for key in read_ring(seals)} if seals.exists() else set()
+    if contents is not None and (missing := set(contents.rings) - known):
+        raise Misconfigured(
+            f"seal_keys: {len(missing)} seal keys are missing that API keys in this store were created with. "
+            "Name their file with --seal-keys."
+        )
+
+
+@contextmanager
+def _scratch(parent: Path, what: str) -> Iterator[Path]:
+    """A folder beside the result, so that a finished file only has to be renamed. Others may not look into it."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".segue-{what}-", dir=parent) as name:
+            yield Path(name)
+    except OSError as error:
+        raise Misconfigured(f"{what}: {error.filename or parent}: {error.strerror}.") from None
+
+
+def _pack(file: Path, folder: Path, manifest: Manifest) -> None:
+    body = msgspec.json.format(msgspec.json.encode(manifest))
+    with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            _add(archive, MANIFEST, io.BytesIO(body), len(body), manifest)
+            for name in manifest.sha256:
+                with open(folder / name, "rb") as source:
+                    _add(archive, name, source, (folder / name).stat().st_size, manifest)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _add(
+    archive: tarfile.TarFile, name: str, source: IO[bytes], size: int, manifest: Manifest
+) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = size, 0o600, manifest.created_at
+    archive.addfile(entry, source)
+
+
+def _unpack(archive: tarfile.TarFile, name: str, target: Path) -> None:
+    descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with open(descriptor, "wb") as out:
+        shutil.copyfileobj(_member(archive, name), out, CHUNK_BYTES)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    """A file in a backup, read where it is: nothing is ever unpacked under a name that the tar file says."""
+    found = archive.extractfile(name)
+    if found is None:
+        raise KeyError(name)
+    return found
+
+
+def _digest(source: IO[bytes]) -> str:
+    with source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def _put(made: Path, path: Path) -> None:
+    """Rename a finished file, and keep the name through a power cut."""
+    os.replace(made, path)
+    keep_name(path)
