@@ -2,8 +2,8 @@
 
 A backup is one tar file: `manifest.json` (version, schema, counts, checksums), `segue.db` (SQLite) and `segue.db.seals`
 (the seal keys, without which no API key is valid). Everything in it is checked before the file gets its name, and again
-before anything is restored from it. It holds all responses and the seal keys in the clear, so only its owner may read it.
-PostgreSQL has its own tools; of such a store only a file of seal keys is kept here.
+before anything is restored from it. It is not encrypted and holds all responses and the seal keys, so only its owner
+may read it. PostgreSQL has its own tools; of such a store only a file of seal keys is kept here.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def restore(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) ->
         )
     for path in targets.values():
         path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(file) as archive, _scratch(next(iter(targets.values())).parent, "restore") as folder:
+    with (
+        tarfile.open(file) as archive,
+        _scratch(next(iter(targets.values())).parent, "restore") as folder,
+    ):
         for name in targets:
             _unpack(archive, name, folder / name)
         if database is not None:
@@ -122,7 +125,9 @@ def read_backup(file: Path) -> Manifest:
                 )
             for name, expected in manifest.sha256.items():
                 if _digest(_member(archive, name)) != expected:
-                    raise Misconfigured(f"backup: {name} in {file} has another checksum: it is damaged.")
+                    raise Misconfigured(
+                        f"backup: {name} in {file} has another checksum: it is damaged."
+                    )
     except OSError as error:
         raise Misconfigured(f"backup: {file} cannot be read: {error.strerror or error}.") from None
     except (tarfile.TarError, KeyError, msgspec.MsgspecError):
@@ -142,7 +147,7 @@ def _targets(settings: Settings, manifest: Manifest) -> dict[str, Path]:
 
 def _copy_seals(settings: Settings, target: Path) -> None:
     source = None if is_ring_stored(settings) else seal_path(settings)
-    if source is not None and source.exists():
+    if source is not None and (source.exists() or settings.seal_keys):
         # Read as a server would: a file that cannot be read is no backup.
         read_ring(source)
         shutil.copyfile(source, target)
@@ -206,7 +211,10 @@ def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
 
 def _digest(source: IO[bytes]) -> str:
     with source:
-        return hashlib.file_digest(source, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while chunk := source.read(CHUNK_BYTES):
+            digest.update(chunk)
+        return digest.hexdigest()
 
 
 def _put(made: Path, path: Path) -> None:

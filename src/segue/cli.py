@@ -32,6 +32,13 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "check engine, tokenizer, store and port, with advice for each problem",
         ),
     },
+    "back up and upgrade": {
+        "backup": Verb(
+            "segue.commands.backup",
+            "write the database and its seal keys to one file, while servers run",
+        ),
+        "restore": Verb("segue.commands.backup", "make a store from a backup"),
+    },
     "models and documents": {
         "models": Verb(
             "segue.commands.models", "download, list and remove models of the embedded engine"

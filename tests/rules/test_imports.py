@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": INNER | {"turn", "vocabularies", "dialects", "engines", "inside", "guards"},
     "dashboard": INNER | {"turn", "process", "accounts", "transports"},
     "storage": INNER | {"turn", "accounts", "stores", "cluster"},
+    "backup": GROUND | {"stores"},
     "builders": INNER
     | {"turn", "process", "accounts", "cluster", "transports", "observe", "storage", "dashboard"}
     | ADAPTERS,
@@ -66,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "remote": GROUND,
     "commands": GROUND
     | {"server", "models", "storage", "turn", "accounts", "builders", "observe", "workers"}
-    | {"remote"},
+    | {"remote", "backup"},
     "workers": GROUND | {"app", "cluster", "observe", "models", "server"},
     "cli": GROUND | {"commands"},
     "__main__": {"cli"},

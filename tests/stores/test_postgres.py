@@ -336,7 +336,7 @@ async def test_database_of_a_newer_version_is_refused(postgres: PostgresServer, 
     async with opened(url):
         pass
     await postgres.ask("INSERT INTO migrations VALUES (9999)", url)
-    with pytest.raises(StoreFailed, match="newer"):
+    with pytest.raises(StoreFailed, match=r"newer Segue \(schema 9999; this one knows \d+\)"):
         await PostgresDatabase.open(url)
 
 

@@ -253,7 +253,7 @@ async def test_file_of_a_newer_version_is_refused(path: Path) -> None:
         pass
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 9999")
-    with pytest.raises(StoreFailed, match="newer"):
+    with pytest.raises(StoreFailed, match=r"newer Segue \(schema 9999; this one knows \d+\)"):
         await SqliteDatabase.open(path)
 
 

@@ -1,8 +1,8 @@
 """How is a SQLite file copied while servers write to it, and is a copy whole?
 
 In: paths. Out: a second file, and what is in it. The copy is one state of the database: everything that was committed
-before it began. SQLite's own backup interface makes it, inside a read transaction, so that a writer neither waits for it
-nor makes it begin again. The original is never changed: not even its tables are brought up to date.
+before it began. SQLite's own backup interface makes it, inside a read transaction, so that writers neither wait for it
+nor make it begin again. The original is never changed: not even its tables are brought up to date.
 """
 
 from __future__ import annotations
@@ -79,7 +79,13 @@ def check_database(path: Path, note: Note) -> Contents:
         rings = tuple(ring for (ring,) in reader.execute(QUERIES["rings"]))
         unreadable = list(_unreadable(reader, turns, note))
         return Contents(
-            schema, turns, conversations, keys, rings, len(unreadable), tuple(unreadable[:NAMED_MAX])
+            schema,
+            turns,
+            conversations,
+            keys,
+            rings,
+            len(unreadable),
+            tuple(unreadable[:NAMED_MAX]),
         )
 
 
