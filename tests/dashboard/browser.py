@@ -127,7 +127,9 @@ class Page:
 
     async def press(self, key: str, code: int, modifiers: int = 0) -> None:
         """A key, by its name and number; modifiers: 2 is Ctrl, 8 is Shift."""
-        for kind in ("rawKeyDown", "keyUp"):
+        # With its text, a key writes unless the page prevents it.
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind, more in (("keyDown", text), ("keyUp", {})):
             await self.call(
                 "Input.dispatchKeyEvent",
                 type=kind,
@@ -135,9 +137,8 @@ class Page:
                 code=key,
                 windowsVirtualKeyCode=code,
                 modifiers=modifiers,
+                **more,
             )
-        if key == "Enter" and not modifiers:
-            await self.call("Input.dispatchKeyEvent", type="char", text="\r", key=key)
 
     async def size(
         self, width: int, height: int, *, scale: float = 1, mobile: bool = False
@@ -150,6 +151,7 @@ class Page:
             deviceScaleFactor=scale,
             mobile=mobile,
         )
+        await self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
 
     async def colours(self, scheme: str) -> None:
         """Light or dark, as the system would have it."""

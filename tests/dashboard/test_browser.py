@@ -15,7 +15,36 @@ from tests.dashboard.browser import Browser, Page, browsing
 from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting_own
 from tests.support import MODEL, Served, ServedProcess, Wire, fetch, serving, wire
 
+CTRL, SHIFT = 2, 8
+TABS = ("live", "race", "playground")
 IS_LIVE = "document.querySelector('#link').dataset.state === 'live'"
+
+
+HOSTILE = """# Plan
+**Bold** and [good](https://example.org/a), [bad](javascript:window.hacked=1), [worse](JAVASCRIPT:window.hacked=2),
+[data](data:text/html,<script>window.hacked=3</script>) and ![a picture](https://foreign.test/x.png)
+<script>window.hacked = 4</script><img src=x onerror="window.hacked = 5"><svg onload=window.hacked=6>
+
+1. one
+   - inner
+
+| a | b |
+|---|--:|
+| <iframe src="https://foreign.test/"> | 2 |
+
+```html
+<script>window.hacked = 7</script>
+```
+
+---
+"""
+
+# The texts of a chart that lie on each other, by a pixel or more.
+OVERLAPS = """(() => {{ const boxes = [...document.querySelectorAll("{selector}")].map((one) =>
+    [one.textContent, one.getBoundingClientRect()]);
+  return boxes.flatMap(([name, one], at) => boxes.slice(at + 1).filter(([, other]) =>
+    one.left + 1 < other.right && other.left + 1 < one.right &&
+    one.top + 1 < other.bottom && other.top + 1 < one.bottom).map(([other]) => `${{name}} / ${{other}}`)); }})()"""
 
 
 @pytest.fixture
@@ -193,15 +222,23 @@ async def test_person_talks_on_the_playground_and_sees_every_event(browser: Brow
     async with serving() as served:
         page = await look(browser, served, "#playground")
         await page.click("#play-form textarea")
-        await page.type("Good morning")
-        await page.press("Enter", 13, modifiers=2)
+        hint = "document.querySelector('#play-form textarea').placeholder"
+        assert "Enter sends" in await page.read(hint)
+        await page.type("Good")
+        await page.press("Enter", 13, modifiers=SHIFT)
+        await page.type("evening")
+        assert await page.read(f"{hint.replace('placeholder', 'value')}") == "Good\nevening"
+        await page.press("Enter", 13)
         await page.until(count(".foot", 1))
+        await page.type("Good morning")
+        await page.press("Enter", 13, modifiers=CTRL)
+        await page.until(count(".foot", 2))
         await page.type("And good night")
         await page.click("#play-form .main")
-        await page.until(count(".foot", 2))
+        await page.until(count(".foot", 3))
 
         assert "You said: Good morning" in await page.text("#transcript")
-        await page.until(count("#events .end", 2))
+        await page.until(count("#events .end", 3))
         events = await page.text("#events")
         for name in ("response.created", "response.output_text.delta", "response.completed"):
             assert name in events
@@ -310,8 +347,104 @@ async def test_page_fits_a_phone_and_follows_the_systems_colours(
         async with wire(served) as socket:
             await rollout(socket, 3)
             await page.until(count(".turn-row", 3))
-            for view in ("#live", "#race", "#playground"):
-                await page.read(f"location.hash = '{view}'")
-                await page.until(f"!document.querySelector('{view}').hidden")
+            assert await page.read(OVERLAPS.format(selector="#waterfall text")) == []
+            for view in TABS:
+                await tap(page, view)
                 assert await page.read("document.documentElement.scrollWidth") <= 390, view
+            hint = await page.read("document.querySelector('#play-form textarea').placeholder")
+            assert hint == "Type a message.", "a phone has no Shift + Enter"
         assert await page.read("document.documentElement.dataset.theme") == scheme
+
+
+async def tap(page: Page, view: str) -> None:
+    """A tap on a tab shows its view from the top, whatever was scrolled to before."""
+    await page.read("scrollTo(0, 150)")
+    await page.click(f'.bar nav a[href="#{view}"]')
+    await page.until(f"!document.querySelector('#{view}-view').hidden")
+    top = f"document.querySelector('#{view}-view').getBoundingClientRect().top"
+    header = "document.querySelector('.top').getBoundingClientRect().bottom"
+    # A scroll to an anchor may come a frame later.
+    await page.read("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))")
+    assert await page.read(f"scrollY === 0 && {top} >= {header}"), view
+
+
+async def test_tap_on_a_tab_never_hides_the_top_of_its_view(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served)
+        for width, height in ((390, 844), (1440, 900)):
+            await page.size(width, height)
+            for view in (*TABS, "playground", "live"):
+                await tap(page, view)
+
+
+async def test_answer_is_shown_as_markdown_and_nothing_in_it_runs_or_is_loaded(
+    browser: Browser, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"turns": [{"text": HOSTILE}]}))
+    async with serving(script=str(script)) as served:
+        page = await look(browser, served, "#playground")
+        await page.read("document.querySelector('#play-form').elements.output.value = 4000")
+        await page.click("#play-form textarea")
+        await page.type("Hello")
+        await page.press("Enter", 13)
+        await page.until(count(".say.model hr", 1))
+
+        said = "document.querySelector('.say.model')"
+        names = await page.read(f"[...{said}.querySelectorAll('*')].map((one) => one.localName)")
+        assert {"h3", "strong", "ol", "ul", "table", "pre", "button"} <= set(names)
+        assert not {"script", "img", "iframe", "style", "svg", "form"} & set(names)
+        links = await page.read(
+            f"[...{said}.querySelectorAll('a')].map((one) => [one.getAttribute('href'), one.rel])"
+        )
+        assert {href for href, _ in links} == {
+            "https://example.org/a",
+            "https://foreign.test/x.png",
+            "https://foreign.test/",
+        }
+        assert all("noopener" in rel.split() for _, rel in links)
+        assert await page.read(f"{said}.innerText.includes('<script>')"), "HTML is shown as text"
+        assert await page.read("window.hacked === undefined")
+        assert not [url for url in page.fetched if "127.0.0.1" not in url]
+        await page.click(".say.model .copy")
+        await page.until(f"{said}.querySelector('.copy').textContent === 'Copied'")
+        assert page.faults == []
+
+
+async def test_person_opens_the_figures_of_a_turn_and_from_there_its_conversation(
+    browser: Browser,
+) -> None:
+    async with serving() as served, wire(served) as socket:
+        page = await look(browser, served)
+        made = await rollout(socket, 2)
+        await page.until(count(".turn-row", 2))
+        await page.click(f'.turn-row[data-id="{made[1]}"]')
+
+        await page.until("document.querySelector('#figures').open")
+        figures = await page.text("#figures")
+        for name in ("first token", "reused by Segue", "cached in the engine", "overhead"):
+            assert name in figures
+        assert f"continues\n{made[0]}" in figures
+        assert "the client does not wait" in figures
+        await page.click("#figures-read")
+        await page.until("document.querySelector('#reader').innerText.includes('step 1')")
+        assert not await page.read("document.querySelector('#figures').open")
+        assert page.faults == []
+
+
+async def test_page_computes_rates_by_the_end_of_turns_and_bounds_hostile_markdown(
+    browser: Browser,
+) -> None:
+    """Turns of four seconds that end every half second are two a second, not none. No text keeps the page busy."""
+    async with serving() as served:
+        page = await look(browser, served)
+        for hostile in ("**a ", "`a", "[a](", "# \t", "> ", "- ", "|-", "a\n- ", "1. a\n\n"):
+            await page.read(
+                f"""import('/dashboard/markdown.js').then(({{ showMarkdown }}) =>
+                showMarkdown(document.createElement('div'), {json.dumps(hostile)}.repeat(5000) + "!"))"""
+            )
+        rate = await page.read(
+            """import('/dashboard/live.js').then(({ rates }) => rates({ now_ms: 60000, turns:
+            Array.from({ length: 41 }, (_, at) => ({ at_ms: 36000 + at * 500, total_ms: 4000 })) }).last)"""
+        )
+    assert rate == 2

@@ -94,3 +94,24 @@ export const roving = (event, nodes, current) => {
   for (const node of nodes) node.setAttribute("tabindex", node === next ? 0 : -1);
   next?.focus();
 };
+
+// Puts text on the clipboard; false where the browser does not allow it. Without TLS there is no clipboard API, except
+// on the same machine: then the text is selected and copied as a person would.
+export const copyText = async (text) => {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copySelected(text);
+  }
+};
+
+const copySelected = (text) => {
+  const box = h("textarea", { readonly: true, class: "away" });
+  box.value = text;
+  (document.querySelector("dialog[open]") ?? document.body).append(box);
+  box.select();
+  const isCopied = document.execCommand("copy");
+  box.remove();
+  return isCopied;
+};

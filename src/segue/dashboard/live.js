@@ -96,15 +96,18 @@ const history = (now) => {
   return counts;
 };
 
-const rates = (past) => {
-  const now = past.now_ms;
-  const values = Array(30).fill(0);
-  for (let at = past.turns.length - 1; at >= 0; at -= 1) {
-    const back = Math.floor((now - past.turns[at].at_ms) / 1000);
-    if (back >= 30) break;
-    if (back >= 0) values[29 - back] += 1;
+// Turns that ended in each of the last seconds, and the mean of the latest of them: a turn may take many seconds, and
+// is reported a moment after its end.
+const RATE_S = 30;
+const MEAN_S = 5;
+export const rates = (past) => {
+  const values = Array(RATE_S).fill(0);
+  for (const turn of past.turns) {
+    const back = Math.max(0, Math.floor((past.now_ms - turn.at_ms - (turn.total_ms ?? 0)) / 1000));
+    if (back < RATE_S) values[RATE_S - 1 - back] += 1;
   }
-  return { values, last: values[29] };
+  const mean = values.slice(-MEAN_S).reduce((sum, one) => sum + one, 0) / MEAN_S;
+  return { values, last: mean < 10 ? Number(mean.toFixed(1)) : count(mean) };
 };
 
 export const drawTokens = (past) => {

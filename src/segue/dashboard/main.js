@@ -3,6 +3,7 @@
 import { hasKey, setKey } from "./api.js";
 import { $, age, h, painter } from "./dom.js";
 import { follow } from "./feed.js";
+import { openFigures } from "./figures.js";
 import { drawConnections, drawEngines, drawErrors, drawMemory, drawTiles, drawTokens } from "./live.js";
 import { Past } from "./past.js";
 import { startPlay } from "./play.js";
@@ -32,9 +33,9 @@ let isOperator = true;
 // --- live ---
 
 const draw = painter(() => {
-  if (document.hidden || $("live").hidden) return;
+  if (document.hidden || $("live-view").hidden) return;
   drawTiles(past, picture);
-  drawWaterfall(past, openReader);
+  drawWaterfall(past, openFigures);
   drawTokens(past);
   drawTree(past, picture.running, openReader, draw);
   drawConnections(picture, past.now_ms);
@@ -112,16 +113,22 @@ $("link").addEventListener("click", () => feed.retry());
 
 // --- views ---
 
+// The ids of the views are not the names in the URL: a browser would scroll to them, under the header.
+let shown = "";
 const show = () => {
   const wanted = location.hash.slice(1);
-  const name = VIEWS.includes(wanted) ? wanted : "live";
+  const name = VIEWS.includes(wanted) ? wanted : (wanted && shown) || VIEWS[0];
+  if (name !== shown) scrollTo(0, 0);
+  shown = name;
   for (const view of VIEWS) {
-    $(view).hidden = view !== name;
+    $(`${view}-view`).hidden = view !== name;
     document.querySelector(`.bar nav a[href="#${view}"]`).ariaCurrent = view === name ? "page" : null;
   }
   draw();
   drawRace();
 };
+
+for (const link of document.querySelectorAll(".bar a")) link.addEventListener("click", () => scrollTo(0, 0));
 
 const THEMES = { system: "system", light: "light", dark: "dark" };
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -170,4 +177,6 @@ show();
 dark.addEventListener("change", dress);
 addEventListener("hashchange", show);
 document.addEventListener("visibilitychange", draw);
-new ResizeObserver(draw).observe($("live"));
+// Rates and ages change while nothing happens.
+setInterval(draw, 1000);
+new ResizeObserver(draw).observe($("live-view"));

@@ -48,6 +48,7 @@ const derive = (turn, names) => {
 
 export class Past {
   constructor() {
+    this.now_ms = Date.now();
     this.clear([]);
   }
 
@@ -56,6 +57,15 @@ export class Past {
     this.turns = [];
     this.missed = 0;
     this.byId = new Map();
+  }
+
+  // The clock of the server, which goes on between two updates.
+  set now_ms(ms) {
+    this.told = [ms, performance.now()];
+  }
+
+  get now_ms() {
+    return this.told[0] + performance.now() - this.told[1];
   }
 
   add(rows) {

@@ -2,6 +2,7 @@
 
 import { openSocket } from "./api.js";
 import { $, h, painter, short, took } from "./dom.js";
+import { showMarkdown } from "./markdown.js";
 
 const EVENTS_MAX = 400;
 const TERMINAL = new Set(["response.completed", "response.incomplete", "response.failed"]);
@@ -12,11 +13,22 @@ let running = null;
 let began = 0;
 let seen = 0;
 let waiting = [];
-let bubbles = new Map();
+const bubbles = new Map();
 
 const form = () => new FormData($("play-form"));
 
+// On a touch screen Enter makes a new line, as in other apps; there the button sends.
+const touch = matchMedia("(pointer: coarse)");
+
+const hint = () => {
+  const text = $("play-form").elements.text;
+  const [what, sends] = running ? ["Steer the running response.", "steers"] : ["Type a message.", "sends"];
+  text.placeholder = touch.matches ? what : `${what} Enter ${sends}, Shift + Enter makes a new line.`;
+  text.enterKeyHint = touch.matches ? "enter" : "send";
+};
+
 const buttons = () => {
+  hint();
   $("play-steer").disabled = $("play-stop").disabled = !running;
   $("play-sub").textContent = running
     ? `Running: ${running}`
@@ -87,11 +99,25 @@ const kindOf = (type) =>
         ? "end"
         : "";
 
+// What the model writes is Markdown; it is drawn again once per animation frame while it grows.
+const write = painter(() => {
+  const box = $("transcript");
+  const isAtEnd = box.scrollTop + box.clientHeight > box.scrollHeight - 40;
+  for (const one of bubbles.values())
+    if (one.isStale) {
+      showMarkdown(one.box, one.text);
+      one.isStale = false;
+    }
+  if (isAtEnd) box.scrollTop = box.scrollHeight;
+});
+
 const speak = (event, kind) => {
   const id = `${event.item_id}/${event.content_index ?? event.summary_index ?? 0}`;
-  if (!bubbles.has(id)) bubbles.set(id, say(kind, ""));
-  bubbles.get(id).append(event.delta);
-  $("transcript").scrollTop = 1e9;
+  if (!bubbles.has(id)) bubbles.set(id, { box: say(`${kind} markdown`, ""), text: "" });
+  const bubble = bubbles.get(id);
+  bubble.text += event.delta;
+  bubble.isStale = true;
+  write();
 };
 
 const heard = (event) => {
@@ -173,7 +199,6 @@ const submit = () => {
   const text = fields.get("text").trim();
   if (!text) return;
   began = performance.now();
-  bubbles = new Map();
   say("user", text);
   $("play-form").elements.text.value = "";
   const lane = fields.get("lane").trim();
@@ -197,12 +222,16 @@ const steer = () => {
 };
 
 export const startPlay = () => {
+  touch.addEventListener("change", hint);
+  hint();
   $("play-form").addEventListener("submit", (event) => {
     event.preventDefault();
     submit();
   });
   $("play-form").elements.text.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    // A key that ends the composition of a word (Chinese, Japanese, Korean) does not send it.
+    if (event.key !== "Enter" || event.isComposing || event.shiftKey) return;
+    if (event.ctrlKey || event.metaKey || !touch.matches) {
       event.preventDefault();
       (running ? steer : submit)();
     }
@@ -216,6 +245,7 @@ export const startPlay = () => {
   });
   $("play-new").addEventListener("click", () => {
     parent = null;
+    bubbles.clear();
     $("transcript").replaceChildren();
     buttons();
     $("play-form").elements.text.focus();

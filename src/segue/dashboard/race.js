@@ -266,7 +266,7 @@ let lanes = [];
 let stopping = null;
 
 const draw = painter(() => {
-  if (!lanes.length || $("race").hidden) return;
+  if (!lanes.length || $("race-view").hidden) return;
   const longest = Math.max(
     ...lanes.map((lane) => lane.total + (lane.began ? performance.now() - lane.began : 0)),
     1,

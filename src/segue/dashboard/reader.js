@@ -2,6 +2,7 @@
 
 import { askJson } from "./api.js";
 import { $, h } from "./dom.js";
+import { showMarkdown } from "./markdown.js";
 
 const AT_ONCE = 8;
 const ITEMS_MAX = 100;
@@ -35,6 +36,11 @@ const shown = (item) => {
 
 const line = (item) => {
   const [kind, title, text] = shown(item);
+  if (kind === "assistant") {
+    const box = h("div", { class: "markdown" });
+    showMarkdown(box, text);
+    return h("div", { class: `item ${kind}` }, h("h3", {}, title), box);
+  }
   return h("div", { class: `item ${kind}` }, h("h3", {}, title), h("pre", {}, text));
 };
 

@@ -69,6 +69,9 @@ class TurnView(Struct, frozen=True):
     pauses: tuple[tuple[float, float], ...] = ()
     # Images and audio that were described in words.
     unseen: int = 0
+    # Prompt tokens that the engine had in its prefix cache.
+    cached: int = 0
+    replica: str | None = None
 
 
 class RunningRow(Struct, frozen=True):
@@ -208,6 +211,8 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
         tools=tally.tool_calls,
         pauses=tuple((ms(since), ms(to)) for since, to in turn.pauses[-PAUSES_LISTED_MAX:]),
         unseen=tally.media_told,
+        cached=entry.cached_tokens,
+        replica=tally.started.route,
     )
 
 

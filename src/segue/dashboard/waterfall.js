@@ -5,11 +5,13 @@
 import { $, clock, count, h, roving, s, short, span, tip, took } from "./dom.js";
 import { STAGES, pausesOf, stagesOf } from "./past.js";
 
-const ABOUT = "The last turns, stage by stage. Usage is recorded (settle) while the next turn runs.";
+const ABOUT = "The last turns, stage by stage. Select a turn for its figures.";
 const ROW = 21;
 const BAR = 11;
-const TOP = 26;
+const TOP = 40;
 const CUT = 22;
+// The width of a time in words; two that are nearer than this would overlap.
+const LABEL = 48;
 // A pause longer than this share of the shown time is shortened.
 const PAUSE_SHARE = 0.12;
 
@@ -21,7 +23,14 @@ export const setAxis = (name) => {
 };
 
 export const legend = () =>
-  STAGES.map(([kind, label]) => h("span", {}, h("i", { class: `swatch ${kind}` }), label));
+  STAGES.map(([kind, label]) =>
+    h(
+      "span",
+      {},
+      h("i", { class: `swatch ${kind}` }),
+      kind === "settle" ? `${label}: usage is recorded after the answer; the client does not wait for it` : label,
+    ),
+  );
 
 // Periods with their position on the axis: [from, to, x]; between two of them a pause is left out.
 const pieces = (rows, width) => {
@@ -52,7 +61,7 @@ const pieces = (rows, width) => {
 };
 
 const ruler = (scale, width) => {
-  const wanted = 90 / scale;
+  const wanted = Math.min(90, width / 4) / scale;
   const power = 10 ** Math.floor(Math.log10(wanted));
   const ms = power * ([1, 2, 5, 10].find((step) => step * power >= wanted) ?? 10);
   const x = width - ms * scale;
@@ -128,20 +137,24 @@ export const drawWaterfall = (past, open) => {
     const part = parts.find(([from, to]) => when >= from - 1e-6 && when <= to + 1e-6) ?? parts.at(-1);
     return part[2] + (when - part[0]) * scale;
   };
-  const cuts = parts
-    .slice(1)
-    .map(([from, , x], at) =>
-      s(
-        "g",
-        {},
-        s("line", { class: "cut", x1: x - CUT / 2, x2: x - CUT / 2, y1: TOP - 4, y2: height }),
-        s(
-          "text",
-          { class: "faint", x: x - CUT / 2, y: TOP - 10, "text-anchor": "middle" },
-          took(from - parts[at][1]),
-        ),
-      ),
+  let labelled = -LABEL;
+  const cuts = parts.slice(1).map(([from, , x], at) => {
+    const middle = x - CUT / 2;
+    const fits = middle - labelled >= LABEL;
+    if (fits) labelled = middle;
+    return s(
+      "g",
+      {},
+      s("line", { class: "cut", x1: middle, x2: middle, y1: TOP - 4, y2: height }),
+      fits
+        ? s(
+            "text",
+            { class: "faint", x: middle, y: TOP - 10, "text-anchor": "middle" },
+            took(from - parts[at][1]),
+          )
+        : null,
     );
+  });
   const groups = rows.map(({ turn, stages }, at) => {
     const y = TOP + at * ROW;
     const bars = [...stages, ...pausesOf(turn)].map(([kind, , from, to]) => {
@@ -174,9 +187,12 @@ export const drawWaterfall = (past, open) => {
           tip.show(event, details(turn));
         },
         onblur: tip.hide,
-        onclick: () => open(turn.id),
+        onclick: () => open(turn),
         onkeydown: (event) => {
-          if (event.key === "Enter") open(turn.id);
+          if (event.key === "Enter" || event.key === " ") {
+            event.preventDefault();
+            open(turn);
+          }
           else roving(event, [...box.querySelectorAll(".turn-row")], event.currentTarget);
         },
       },
@@ -220,7 +236,7 @@ export const drawWaterfall = (past, open) => {
           s("line", { class: "hatch", x1: 0, x2: 0, y1: 0, y2: 5 }),
         ),
       ),
-      s("text", { class: "faint", x: left, y: 14 }, isAligned ? "0" : clock(rows[0].at_ms)),
+      s("text", { class: "faint", x: isNarrow && !isAligned ? 6 : left, y: 14 }, isAligned ? "0" : clock(rows[0].at_ms)),
       s("g", { transform: `translate(${left} 0)` }, ...cuts, ruler(scale, inner)),
       ...groups,
     ),

@@ -83,7 +83,6 @@ STEER_PIECES_MAX = 64
 OVER_PIECES_MAX = 8
 
 PROBLEM = "The server had an error while processing your request."
-NOT_STARTED = JobStarted()
 
 
 class TurnLoop:
@@ -109,7 +108,6 @@ class TurnLoop:
         self.composed: Composed | None = None
         self.first_composed: Composed | None = None
         self.finish: Finish | None = None
-        self.started = NOT_STARTED
         self.usage = NO_USAGE
         # The tokens that count against the client's limit: those of the answer in all rounds, without summaries.
         self.answer_tokens = 0
@@ -293,7 +291,7 @@ class TurnLoop:
             self.plan.resolved.head,
             composed.rendered.counted(self.finish.input_tokens if self.finish else None),
             last,
-            self.started.route,
+            self.plan.tally.started.route,
         )
 
     # --- the engine ---
@@ -307,7 +305,7 @@ class TurnLoop:
     ) -> Finish | None:
         """Read what the engine samples until it stops, is stopped, or breaks off."""
         running, assembler = self.running, self.assembler
-        self.sampled, self.started = 0, NOT_STARTED
+        self.sampled, self.plan.tally.started = 0, JobStarted()
         if running.inbox:
             return None
         lead = composed.rendered.lead
@@ -324,7 +322,7 @@ class TurnLoop:
                     if running.on_begin is not None:
                         await running.begin()
                     if isinstance(piece, JobStarted):
-                        self.started = piece
+                        self.plan.tally.started = piece
                         continue
                     if reader is not None and lead:
                         await self._pass_on(reader.feed(Ids(lead)), filters)
@@ -383,7 +381,6 @@ class TurnLoop:
         wanted = next((one for one in limits if one is not None), None)
         wanted = wanted if wanted is None or room is None else min(wanted, room)
         is_answer = plan.generates or tokens_max is not None
-        route = past.warm.route if past is not None and past.warm is not None else None
         return Job(
             prompt=composed.prompt if is_answer else rendered.context,
             scene=composed.scene,
@@ -393,7 +390,7 @@ class TurnLoop:
             schema=rendered.schema,
             owner=plan.owner,
             lane=plan.lane,
-            route=route,
+            route=past.warm.route if past is not None and past.warm is not None else None,
             chain=partial(_root_id, plan),
             model_turns=plan.resolved.model_turns + sum(one.did_sample for one in self.rounds),
             cache_salt=self.resources.cache_salt(plan.owner),
@@ -406,7 +403,7 @@ class TurnLoop:
 
     def _count(self, composed: Composed, finish: Finish | None, *, is_summary: bool) -> None:
         """Add what one call of the model used: as the engine counted, or as we did, because the ids are ours."""
-        finish = finish or Finish("stop", self.started.cached_tokens)
+        finish = finish or Finish("stop", self.plan.tally.started.cached_tokens)
         is_answer = self.plan.generates or self.plan.compacts is not None
         prompt = composed.prompt if is_answer else composed.rendered.context
         given = prompt.length if isinstance(prompt, Tokens) else 0

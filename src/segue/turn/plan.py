@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from segue.turn.compact import CompactionKind
 from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
-from segue.turn.values import Conversation, Head, Owner, Round, Sampling, Scene, Turn
+from segue.turn.values import Conversation, Head, JobStarted, Owner, Round, Sampling, Scene, Turn
 from segue.wire.effects import Effects
 from segue.wire.items import Call, Item
 from segue.wire.requests import Create
@@ -186,6 +186,8 @@ class Tally:
     # Images and audio that were described in words.
     media_told: int = 0
     found_in: Literal["connection", "store", "missing"] | None = None
+    # What the engine said of its last job.
+    started: JobStarted = field(default_factory=JobStarted)
     # The trace that the client has begun, as it was sent (W3C Trace Context).
     traceparent: str = ""
     received_at: float = field(default_factory=perf_counter)

@@ -1,0 +1,82 @@
+// What did one turn cost? Its stages, tokens, speed, where it ran, and how it ended.
+
+import { $, bytes, clock, h, took } from "./dom.js";
+import { pausesOf, stagesOf } from "./past.js";
+import { openReader } from "./reader.js";
+
+const AFTER = "after the answer; the client does not wait for it";
+
+const number = (value) => value.toLocaleString("en-US");
+
+const row = (name, value, note = "", kind = "") =>
+  value === null || value === undefined || value === ""
+    ? null
+    : h(
+        "div",
+        { class: `figure ${kind}` },
+        h("dt", {}, name),
+        h("dd", {}, String(value), note ? h("small", {}, note) : null),
+      );
+
+const group = (title, ...rows) => h("section", {}, h("h3", {}, title), h("dl", {}, ...rows));
+
+const stages = (turn) => {
+  const all = stagesOf(turn);
+  const longest = Math.max(...all.map(([kind, , from, to]) => (kind === "settle" ? 0 : to - from)), 0.001);
+  return all.map(([kind, label, from, to]) => {
+    const bar = h("i", { class: kind });
+    bar.style.width = `${Math.min(100, Math.max(1, ((to - from) * 100) / longest))}%`;
+    return h(
+      "div",
+      { class: "figure stage" },
+      h("dt", {}, label),
+      h("dd", {}, took(to - from), kind === "settle" ? h("small", {}, AFTER) : null),
+      h("span", { class: "stage-bar", "aria-hidden": "true" }, bar),
+    );
+  });
+};
+
+const paused = (turn) => pausesOf(turn).reduce((sum, [, , from, to]) => sum + to - from, 0);
+
+export const openFigures = (turn) => {
+  $("figures-sub").textContent = turn.id;
+  $("figures-rows").replaceChildren(
+    group(
+      "Turn",
+      row("status", turn.status, "", turn.status === "failed" ? "bad" : ""),
+      row("error", turn.error, "", "bad"),
+      row("model", turn.model),
+      row("engine replica", turn.replica),
+      row("transport", turn.transport, turn.lane ? `lane ${turn.lane}` : ""),
+      row("connection", turn.connection),
+      row("request id", turn.request_id),
+      row("continues", turn.parent),
+      row("parent found in", turn.found_in),
+      row("began", clock(turn.at_ms)),
+    ),
+    group(
+      "Time",
+      row("to the first token", turn.first_ms === null ? null : took(turn.first_ms)),
+      row("to the last event", turn.total_ms === null ? null : took(turn.total_ms)),
+      row("output tokens per second", turn.speed === null ? null : number(Math.round(turn.speed))),
+      row("overhead of Segue", turn.own_ms === null ? null : took(turn.own_ms), "without the engine"),
+      row("paused for tools", turn.tools ? took(paused(turn)) : null, `${turn.tools} calls`),
+    ),
+    group(
+      "Tokens",
+      row("input", number(turn.input)),
+      row("new in Segue", number(turn.tokenized), "rendered and tokenized for this turn"),
+      row("reused by Segue", number(turn.reused), "taken over from earlier turns"),
+      row("cached in the engine", number(turn.cached), "read from its prefix cache, as it reports"),
+      row("output", number(turn.output)),
+      row("request size", bytes(turn.bytes)),
+      row("images and audio", turn.unseen || null, "replaced by descriptions"),
+    ),
+    group("Stages", ...stages(turn)),
+  );
+  $("figures-read").onclick = () => {
+    $("figures").close();
+    openReader(turn.id);
+  };
+  $("figures").showModal();
+};
