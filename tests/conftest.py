@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,9 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.postgres import PostgresServer
+
+# A segue.toml in the working folder is the developer's own: no test reads it.
+os.environ["SEGUE_CONFIG"] = "none"
 
 
 @pytest.fixture(scope="session")

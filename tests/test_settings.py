@@ -7,9 +7,17 @@ from typing import Any, get_args
 
 import pytest
 
-from segue.cli import main
+from segue.cli import main, parse
 from segue.errors import Misconfigured
-from segue.settings import FLAGS, EngineName, Settings, load_settings, shown_address
+from segue.settings import (
+    FLAGS,
+    EngineName,
+    Settings,
+    load_settings,
+    read_sources,
+    settings_of,
+    shown_address,
+)
 
 
 def load(flags: dict[str, Any] | None = None, **environment: str) -> Settings:
@@ -62,7 +70,8 @@ def test_every_setting_can_come_from_each_place(name: str, tmp_path: Path) -> No
         default = 1
     text, toml = str(default), repr(default)
     if isinstance(default, tuple):
-        text, toml = ",".join(map(str, default)) or "x", str(list(default) or ["x"])
+        some = [str(value) for value in default] or ["http://x"]
+        text, toml = ",".join(some), str(list(default) or some)
     elif isinstance(default, bool):
         text = toml = str(default).lower()
     elif isinstance(default, str):
@@ -115,45 +124,105 @@ def test_tables_of_the_file_set_what_is_their_own(tmp_path: Path) -> None:
 # --- what is wrong ----------------------------------------------------------------------------------
 
 
+ENGINES = ", ".join(get_args(EngineName))
+
+
 @pytest.mark.parametrize(
-    "flags, word",
+    "flags, told",
     [
-        ({"port": "many"}, "port"),
-        ({"port": "70000"}, "port"),
-        ({"port": "-1"}, "port"),
-        ({"tps": "-1"}, "tps"),
-        ({"heartbeat_s": "0"}, "heartbeat_s"),
-        ({"context_tokens": "-1"}, "context_tokens"),
-        ({"websocket": "perhaps"}, "websocket"),
-        ({"durability": "none"}, "durability"),
-        ({"reasoning": "loud"}, "reasoning"),
-        ({"log_level": "chatty"}, "log_level"),
-        ({"workers": "0"}, "workers"),
-        ({"engine": "steam"}, "engine"),
-        ({"dialect": "klingon"}, "dialect"),
-        ({"store": "mysql://somewhere"}, "store"),
-        ({"store": "sqlite://relative"}, "store"),
-        ({"auth": "sometimes"}, "auth"),
-        ({"tls_cert": "only.pem"}, "tls_key"),
-        ({"host": "0.0.0.0", "auth": "off"}, "host"),
-        ({"host": "192.0.2.1", "auth": "off"}, "host"),
-        ({"host": "::", "auth": "off"}, "host"),
-        ({"host": "example.com", "auth": "off"}, "host"),
+        ({"port": "many"}, "--port: 'many' is not a whole number from 0 to 65535."),
+        ({"port": "70000"}, "--port: '70000' is not a whole number from 0 to 65535."),
+        ({"port": "-1"}, "--port: '-1' is not a whole number from 0 to 65535."),
+        ({"tps": "-1"}, "--tps: '-1' is not a number of at least 0."),
+        ({"heartbeat_s": "0"}, "--heartbeat-s: '0' is not a number above 0."),
+        ({"guard_threshold": "2"}, "--guard-threshold: '2' is not a number above 0 and up to 1."),
+        ({"temperature": "hot"}, "--temperature: 'hot' is not a number from 0 to 2."),
+        ({"connections_max": "0"}, "--connections-max: '0' is not a whole number of at least 1."),
+        ({"fetch_port": ["80", "x"]}, "--fetch-port: 'x' is not a whole number from 1 to 65535."),
+        ({"websocket": "perhaps"}, "--websocket: 'perhaps' is not true or false."),
+        ({"engine": "steam"}, f"--engine: 'steam' is not one of: {ENGINES}."),
+        ({"engine": "vlm"}, f"--engine: 'vlm' is not one of: {ENGINES}. Did you mean vllm?"),
+        ({"reasoning": "loud"}, "--reasoning: 'loud' is not one of: text, summary, hidden."),
+        ({"dialect": "qwen"}, "deepseek-v4, template. Did you mean qwen3?"),
+        ({"store": "mysql://x"}, "--store: 'mysql://x' is not the address of a store."),
+        ({"store": "sqlite://x"}, "--store: 'sqlite://x' is not the address of a store."),
+        (
+            {"tls_cert": "only.pem"},
+            "--tls-cert: tls_key is missing: set both tls_cert and tls_key, or neither.",
+        ),
+        (
+            {"engine_url": ["foo"]},
+            "--engine-url: 'foo' is not a URL such as http://127.0.0.1:8000.",
+        ),
+        ({"engine_url": ["127.0.0.1:8000"]}, "'127.0.0.1:8000' is not a URL"),
+        ({"engine_url": ["http://"]}, "'http://' is not a URL"),
+        ({"engine_url": ["http://h:99999"]}, "'http://h:99999' is not a URL"),
+        ({"guard_url": "ftp://h"}, "--guard-url: 'ftp://h' is not a URL"),
+        ({"store": "memory", "workers": "2"}, "--workers: 2 processes cannot share the store"),
+        ({"host": "0.0.0.0", "auth": "off"}, "--host: 0.0.0.0 is not a loopback address"),
+        ({"host": "::", "auth": "off"}, "--host: :: is not a loopback address"),
+        ({"host": "example.com", "auth": "off"}, "--host: example.com is not a loopback address"),
     ],
 )
-def test_wrong_value_is_told_with_the_settings_name(flags: dict[str, str], word: str) -> None:
-    with pytest.raises(Misconfigured, match=word):
+def test_wrong_flag_is_told_with_its_value_and_what_would_do(
+    flags: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(Misconfigured) as error:
         load(flags)
+    assert told in str(error.value)
 
 
-def test_unknown_choice_is_told_with_all_choices(tmp_path: Path) -> None:
-    choices = f"'steam' is not one of: {', '.join(get_args(EngineName))}"
-    with pytest.raises(Misconfigured, match=f"^engine: {choices}"):
-        load({"engine": "steam"})
-    with pytest.raises(Misconfigured, match=f"^models: engine: {choices}"):
-        load(write(tmp_path, '[[models]]\nname = "a"\nengine = "steam"\n'))
-    with pytest.raises(Misconfigured, match=r"^log_level: 'loud' is not one of: debug, info, "):
+def test_wrong_variable_is_told_by_its_name() -> None:
+    with pytest.raises(Misconfigured, match=r"^SEGUE_LOG_LEVEL: 'loud' is not one of: debug, "):
         load(SEGUE_LOG_LEVEL="loud")
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(Misconfigured) as error:
+        load({"port": "x", "tps": "y"}, SEGUE_AUTH="z")
+    assert [line.split(":")[0] for line in str(error.value).splitlines()] == [
+        "--port",
+        "--tps",
+        "SEGUE_AUTH",
+    ]
+
+
+def test_unknown_variables_are_warned_of_with_the_nearest_name() -> None:
+    environment = {
+        "SEGUE_PROT": "3",
+        "SEGUE_ZZZZZZ": "",
+        "SEGUE_KEY": "sk",
+        "SEGUE_URL": "http://x",
+        "SEGUE_TEST_MCP": "1",
+        "SEGUE_CONFIG": "none",
+    }
+    told = [
+        "SEGUE_PROT: the environment variable is not a setting and is ignored. Did you mean SEGUE_PORT?",
+        "SEGUE_ZZZZZZ: the environment variable is not a setting and is ignored.",
+    ]
+    assert read_sources({}, environment).warnings() == told
+
+
+def test_variables_of_kubernetes_for_a_service_called_segue_are_no_settings() -> None:
+    environment = {
+        "SEGUE_PORT": "tcp://10.0.0.1:8080",
+        "SEGUE_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "SEGUE_PORT_8080_TCP_PROTO": "tcp",
+        "SEGUE_SERVICE_HOST": "10.0.0.1",
+        "SEGUE_SERVICE_PORT_HTTP": "8080",
+    }
+    assert load(**environment).port == Settings().port
+    assert read_sources({}, environment).warnings() == []
+
+
+def test_later_error_is_told_with_the_place_of_its_setting(tmp_path: Path) -> None:
+    file = write(tmp_path, 'tokenizer = "x"\n')
+    sources = read_sources({**file, "script": "s.json"}, {"SEGUE_MODEL": "scripted"})
+    assert sources.located("model: 'scripted' is not one of: x.").startswith("SEGUE_MODEL: 'scr")
+    assert sources.located("script: no.") == "--script: no."
+    assert sources.located("tokenizer: no.") == f"{file['config']}, line 1: tokenizer: no."
+    assert sources.located("port: no.") == "port: no."
+    assert sources.located("no setting") == "no setting"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
@@ -162,22 +231,66 @@ def test_loopback_needs_no_keys(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, word",
+    "text, told",
     [
-        ("port = ", "not TOML"),
-        ("\x00", "not TOML"),
-        ("prot = 8080\n", "prot"),
-        ('port = "many"\n', "port"),
-        ('model = "one"\n', "model"),
-        ("[[models]]\nname = 7\n", "name"),
-        ('[[models]]\nname = "a"\nspeed = 7\n', "speed"),
-        ('[[models]]\nname = "a"\nengine = "steam"\n', "engine"),
-        ("[models]\n", "models"),
+        ("\nport = \n", ", line 2: this is not TOML: Invalid value."),
+        ("port = [1,", ", last line: this is not TOML: "),
+        ("\x00", ", line 1: this is not TOML: "),
+        ("tps = 1\nprot = 8080\n", ", line 2: prot: 'prot' is not a setting. Did you mean port?"),
+        ('port = "many"\n', ", line 1: port: 'many' is not a whole number from 0 to 65535."),
+        ('model = "one"\n', ", line 1: model: 'one' is not a list of texts, written in [ ]."),
+        ("engine_key = 5\n", ", line 1: engine_key: 5 is not a text, written in quotes."),
+        ("fetch_port = [80, true]", "fetch_port[1]: true is not a whole number from 1 to 65535."),
+        ("[[models]]\nname = 7\n", ", line 2: models[0].name: 7 is not a text"),
+        (
+            '[[models]]\nname = "a"\n\n[[models]]\nname = "b"\nspeed = 7\ntsp = 1\n',
+            ", line 7: models[1].tsp: 'tsp' is not a setting of [[models]]. Did you mean tps?",
+        ),
+        (
+            '[[models]]\nname = "a"\nengine = "steam"\n',
+            f", line 3: models[0].engine: 'steam' is not one of: {ENGINES}.",
+        ),
+        ("# one\n[[models]]\ntps = 1\n", ", line 2: models[0]: name is missing."),
+        ('[[models]]\nname="a"\ndialect="x"\n', ", line 3: models[0].dialect: 'x' is not one of"),
+        ('[[models]]\nname="a"\nengine_url=["x"]\n', "models[0].engine_url: 'x' is not a URL"),
+        ("[models]\n", ", line 1: models: a table is not a list of tables"),
+        ('[[mcp]]\nlabel = "a"\ncommand = "x"\n', ", line 3: mcp[0].command: 'x' is not a list"),
+        ('[[mcp]]\nurl = "http://x"\n', ", line 1: mcp[0]: label is missing."),
+        ('[[mcp]]\nlabel = "a b"\nurl = "http://x"\n', "mcp[0].label: 'a b' is not 1 to 64 of"),
+        (
+            '[[mcp]]\nlabel = "a"\nurl = "http://x"\ncommand = ["x"]\n',
+            "mcp[0]: 'a' has url and command: set exactly one of url, sse_url, command.",
+        ),
+        ('[[mcp]]\nlabel = "a"\n', "mcp[0]: 'a' has none: set exactly one of"),
+        ('[[mcp]]\nlabel = "a"\nurl = "x"\n', ", line 3: mcp[0].url: 'x' is not a URL"),
+        (
+            '[[mcp]]\nlabel="a"\nurl="http://x"\n[[mcp]]\nlabel="a"\nurl="http://x"\n',
+            ", line 5: mcp[1].label: two servers have the label 'a'.",
+        ),
+        ("[guard_rules]\nchars_max = -1\n", ", line 2: guard_rules.chars_max: -1 is not a whole"),
+        ("guard_rules.chars = 1\n", ", line 1: guard_rules.chars: 'chars' is not a setting of"),
+        ("[guard_owners]\nada = 'x'\n", ", line 2: guard_owners.ada: 'x' is not a list of texts"),
     ],
 )
-def test_wrong_file_is_told_with_what_is_wrong(tmp_path: Path, text: str, word: str) -> None:
-    with pytest.raises(Misconfigured, match=word):
-        load(write(tmp_path, text))
+def test_wrong_file_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(Misconfigured) as error:
+        load(file)
+    assert str(error.value).startswith(f"{file['config']}, ")
+    assert told in str(error.value)
+    assert "$" not in str(error.value)
+
+
+def test_file_in_the_working_folder_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "port = 7\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SEGUE_CONFIG")
+    sources = read_sources({})
+    assert (settings_of(sources).port, sources.file) == (7, Path("segue.toml"))
+    assert load_settings({"config": "none"}).port == 8080
+    assert load().port == 8080, "the environment was given, so it is all there is"
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
@@ -201,6 +314,30 @@ def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for name in FLAGS:
         assert f"--{name.replace('_', '-')}" in text
+    assert "none)" not in text
+    assert text.startswith("usage: segue serve [FLAGS]\n")
+
+
+def test_switch_needs_no_value() -> None:
+    for words, value in (
+        (["--websocket"], "true"),
+        (["--no-websocket"], "false"),
+        (["--websocket", "false"], "false"),
+        (["--websocket=true", "--port", "1"], "true"),
+        ([], None),
+    ):
+        assert parse(["serve", *words]).websocket == value
+
+
+def test_commands_with_flags_of_serve_name_it_instead_of_repeating_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    text = capsys.readouterr().out
+    assert "All flags of `segue serve`" in text
+    assert "--port" not in text
+    assert parse(["doctor", "--port", "1"]).port == "1"
 
 
 def test_small_models_usual_sampling_gives_way_to_what_the_operator_says() -> None:

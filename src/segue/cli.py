@@ -7,14 +7,14 @@ only when it is asked for, so that a server starts sooner.
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
 from segue import __version__
 from segue.errors import ApiError, Misconfigured
+from segue.validation import nearest
 
 
 class Verb(NamedTuple):
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = import_module(VERBS[options.verb].module).run(options)
         return status
     except (Misconfigured, ApiError) as error:
-        print(f"segue: {error}", file=sys.stderr)
+        print(*(f"segue: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, EOFError):
         # Ctrl-C or Ctrl-D at a question, or while something is fetched.
@@ -124,13 +124,31 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def parser_of(name: str) -> argparse.ArgumentParser:
     """The flags of a command."""
     verb = VERBS[name]
-    parser = Parser(prog=f"segue {name}", description=verb.about, allow_abbrev=False)
+    parser = Parser(
+        prog=f"segue {name}",
+        description=verb.about,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
+    )
     import_module(verb.module).add_arguments(parser)
     return parser
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong flag in one sentence, without the list of all flags."""
+    """Has a short usage line, and reports a wrong flag in one sentence, without the list of all flags."""
+
+    def format_help(self) -> str:
+        """The help, with the words that are needed in its first line."""
+        self.usage = self.usage or " ".join((self.prog, *self._needed(), "[FLAGS]"))
+        return super().format_help()
+
+    def _needed(self) -> Iterator[str]:
+        for action in self._actions:
+            name = str(action.metavar or action.dest.upper())
+            if action.option_strings and action.required:
+                yield f"{action.option_strings[-1]} {name}"
+            elif not action.option_strings:
+                yield f"[{name}]" if action.nargs in ("?", "*") else name
 
     def error(self, message: str) -> NoReturn:
         """Raise it: `main` prints it."""
@@ -143,12 +161,6 @@ class Parser(argparse.ArgumentParser):
         else:
             message = f"{message.removeprefix('argument ')}."
         raise Misconfigured(f"{message} See `{self.prog} --help`.")
-
-
-def nearest(word: str, names: Iterable[str]) -> str:
-    """A question with the name most like a word; nothing if no name is like it."""
-    found = difflib.get_close_matches(word, list(names), n=1)
-    return f" Did you mean {found[0]}?" if found else ""
 
 
 if __name__ == "__main__":

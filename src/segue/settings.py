@@ -11,17 +11,18 @@ import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Literal, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
 from segue.errors import Misconfigured
+from segue.validation import Misfit, SettingPath, is_web_url, line_of, misfits, nearest
 
-T = TypeVar("T")
 Table = dict[str, str | bool | int | float | list[str] | dict[str, object]]
 
 EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "chat"]
@@ -30,6 +31,15 @@ CHAT_FORMATS = (
 )  # fmt: skip
 DIALECTS = ("auto", *CHAT_FORMATS)
 
+# Read from the working folder where no other file is named.
+FILE_NAME = "segue.toml"
+# Variables that are no settings: of clients, examples and tests, and what Kubernetes sets for a service called segue.
+OTHER_VARIABLES = re.compile(
+    r"SEGUE_(CONFIG|(API_)?KEY|(BASE_)?URL|(TEST|SERVICE|PORT_\d+)_.*|SERVICE|PORT_\d+)\Z"
+)
+# ("models", 0) is a table; what is below is checked as a model.
+TABLE_DEPTH = 2
+NO_URL = "'{}' is not a URL such as http://127.0.0.1:8000."
 MCP_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 SEARCH_HEADER = re.compile(r"[A-Za-z0-9-]+: *[\x21-\x7e][\x20-\x7e]*")
 
@@ -129,6 +139,8 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set. The fields of a model are the defaults of all models."""
 
+    # The file that was read.
+    config: str = ""
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
@@ -238,11 +250,10 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         tabled = {table.get("name") for table in tables}
         tables += [_named(name) for name in self.model if name not in tabled]
         default = _named("scripted" if self.engine == "scripted" else SMALL_MODEL)
-        converted = [
-            _convert(shared | table, ModelSettings, "models") for table in tables or [default]
-        ]
-        if not all(model.name for model in converted):
-            raise Misconfigured("models: every [[models]] table needs a name.")
+        converted = (
+            msgspec.convert(shared | table, ModelSettings, strict=False)
+            for table in tables or [default]
+        )
         return tuple(map(_with_usual, converted))
 
 
@@ -295,6 +306,13 @@ def _with_usual(model: ModelSettings) -> ModelSettings:
 # What `--help` and docs/settings.md say of each setting, in the groups of `--help`. A setting that is not named here
 # exists only in the file, as a table or in a model's own table.
 HELP = {
+    "server": {
+        "host": "address to listen on; other than loopback requires API keys",
+        "port": "port to listen on; 0: any free port",
+        "workers": "number of processes that share port and store",
+        "model": "model to serve: a name or GGUF file, or auto: the best that fits; repeatable",
+        "log_level": "lowest level of log lines written",
+    },
     "model and engine": {
         "engine": "inference engine; all but embedded and scripted are servers at engine_url",
         "engine_url": "base URL of an engine server; repeatable, for several replicas",
@@ -314,13 +332,6 @@ HELP = {
         "sees_images": "whether the model sees images; none: as its engine says",
         "reasoning": "how clients see the model's reasoning",
         "guard": "guard for input and output: rules, classifier, moderation, MODULE:NAME; repeatable",
-    },
-    "server": {
-        "host": "address to listen on; other than loopback requires API keys",
-        "port": "port to listen on; 0: any free port",
-        "workers": "number of processes that share port and store",
-        "model": "model to serve: a name or GGUF file, or auto: the best that fits; repeatable",
-        "log_level": "lowest level of log lines written",
     },
     "store": {
         "store": "where responses are stored: sqlite:///FILE, postgresql://… or memory",
@@ -404,21 +415,142 @@ FLAGS = tuple(name for group in HELP.values() for name in group)
 REPEATED = frozenset(name for name in FLAGS if get_origin(FIELDS[name].type) is tuple)
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What was set, and where. Nothing of it is checked yet."""
+
+    values: dict[str, object]
+    # Setting -> the flag or variable that set it; the other values are from the file.
+    origins: dict[str, str]
+    file: Path | None = None
+    text: str = ""
+    # Variables that look like settings and are none.
+    unknown: tuple[str, ...] = ()
+
+    def origin(self, name: str) -> str:
+        """Where a setting was set: a flag, a variable, a line of the file, or nowhere: "default"."""
+        if name not in self.values:
+            return "default"
+        return self.origins.get(name) or self._line((name,))
+
+    def _line(self, path: SettingPath) -> str:
+        line = line_of(self.text, path)
+        return f"{self.file}, line {line}" if line else str(self.file)
+
+    def problem(self, misfit: Misfit) -> Problem:
+        """A misfit with the place where the operator finds it."""
+        name = str(misfit.path[0])
+        if name in self.origins:
+            return Problem(misfit.setting, misfit.sentence, self.origins[name])
+        if name not in self.values:
+            return Problem(misfit.setting, misfit.sentence)
+        line = line_of(self.text, misfit.path)
+        place = self._line(misfit.path)
+        return Problem(misfit.setting, misfit.sentence, place, str(self.file), line)
+
+    def located(self, message: str) -> str:
+        """The message "SETTING: …" of a later error, with the place where the setting was set."""
+        name, _, rest = message.partition(": ")
+        tables = self.values.get("models")
+        is_table = isinstance(tables, list) and any(name in table for table in tables)
+        if name not in self.values or is_table:
+            return message
+        return str(self.problem(Misfit((name,), rest)))
+
+    def warnings(self) -> list[str]:
+        """What is odd, but no reason to refuse a start."""
+        names = [f"SEGUE_{name.upper()}" for name in FLAGS]
+        return [
+            f"{variable}: the environment variable is not a setting and is ignored.{nearest(variable, names)}"
+            for variable in self.unknown
+        ]
+
+
+class Problem(Struct, frozen=True, omit_defaults=True):
+    """What the operator must change, and where it is written."""
+
+    setting: str
+    message: str
+    # The flag, the variable, or the file and its line.
+    place: str = ""
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        in_file = f"{self.place}: {self.setting}" if self.file else self.place
+        return f"{in_file or self.setting}: {self.message}"
+
+
 def load_settings(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None
 ) -> Settings:
     """The settings from flags, environment and file, validated."""
+    return settings_of(read_sources(flags, environment))
+
+
+def settings_of(sources: Sources) -> Settings:
+    """The settings that were set; refused with everything that is wrong, a line for each problem."""
+    if found := problems_of(sources):
+        raise Misconfigured("\n".join(map(str, found)))
+    return msgspec.convert(sources.values, Settings, strict=False)
+
+
+def read_sources(
+    flags: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> Sources:
+    """What flags, environment and file set. `segue.toml` is looked for only in the process's own environment."""
+    is_own = environment is None
     environment = os.environ if environment is None else environment
-    config = flags.get("config") or environment.get("SEGUE_CONFIG")
-    values = _read_file(Path(str(config))) if config else {}
+    file = _file_of(flags, environment, is_own=is_own)
+    text = _read_file(file) if file else ""
+    values = _parse(text, file)
+    if "config" in values:
+        raise Misconfigured(f"{file}: config: a settings file cannot name another one.")
+    if file:
+        values["config"] = str(file)
+    origins = {}
     for name in FLAGS:
-        text = environment.get(f"SEGUE_{name.upper()}")
-        if text is not None:
-            values[name] = text.split(",") if name in REPEATED else text
-    values |= {name: value for name, value in flags.items() if name in FLAGS and value is not None}
-    settings = _convert(values, Settings)
-    _check(settings)
-    return settings
+        variable = f"SEGUE_{name.upper()}"
+        written = environment.get(variable)
+        # Kubernetes sets SEGUE_PORT=tcp://… where a service is called segue.
+        if written is not None and not (name == "port" and written.startswith("tcp://")):
+            values[name] = _listed(written) if name in REPEATED else written
+            origins[name] = variable
+        if (given := flags.get(name)) is not None:
+            values[name], origins[name] = given, flag_of(name)
+    known = {f"SEGUE_{name.upper()}" for name in FLAGS}
+    unknown = sorted(
+        name
+        for name in environment
+        if name.startswith("SEGUE_") and name not in known and not OTHER_VARIABLES.match(name)
+    )
+    return Sources(values, origins, file, text, tuple(unknown))
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def _listed(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def problems_of(sources: Sources) -> list[Problem]:
+    """Everything that is wrong with the values, or with their combination."""
+    values = sources.values
+    found = [
+        misfit
+        for misfit in misfits(values, Settings)
+        if misfit.path[0] != "models" or len(misfit.path) <= TABLE_DEPTH
+    ]
+    tables = values.get("models")
+    for index, table in enumerate(tables if isinstance(tables, list) else ()):
+        if isinstance(table, Mapping):
+            found += misfits(table, ModelSettings, ("models", index))
+    if not found:
+        found = list(_rules(msgspec.convert(values, Settings, strict=False)))
+    return [sources.problem(misfit) for misfit in found]
 
 
 def codex_home(environment: Mapping[str, str] | None = None) -> Path:
@@ -432,64 +564,109 @@ def client_variable(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
-def _read_file(path: Path) -> dict[str, object]:
+def _file_of(
+    flags: Mapping[str, object], environment: Mapping[str, str], *, is_own: bool
+) -> Path | None:
+    """The settings file: the named one, or segue.toml in the working folder; "none" is none."""
+    named = flags.get("config") or environment.get("SEGUE_CONFIG")
+    if named:
+        return None if named == "none" else Path(str(named))
+    return Path(FILE_NAME) if is_own and Path(FILE_NAME).is_file() else None
+
+
+def _read_file(path: Path) -> str:
     try:
-        return tomllib.loads(path.read_text())
+        return path.read_text("utf-8")
     except OSError as error:
         raise Misconfigured(f"config: {path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Misconfigured(f"config: {path} is not TOML: {error}.") from None
+    except UnicodeDecodeError as error:
+        raise Misconfigured(f"{path}: this is not TOML: it is not UTF-8 text ({error}).") from None
 
 
-def choices_of(field: msgspec.structs.FieldInfo) -> tuple[str, ...]:
-    """The values that a setting may have, where they are a fixed list."""
-    return get_args(field.type) if get_origin(field.type) is Literal else ()
-
-
-def _convert(values: Mapping[str, object], kind: type[T], path: str = "") -> T:
+def _parse(text: str, path: Path | None) -> dict[str, object]:
     try:
-        return msgspec.convert(values, kind, strict=False)
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at ")
-        name = place.strip("`").removeprefix("$.")
-        if name in FIELDS and (choices := choices_of(FIELDS[name])):
-            text = f"'{values[name]}' is not one of: {', '.join(choices)}."
-        raise Misconfigured(": ".join(filter(None, (path, name, text)))) from None
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        why, _, at = str(error).rstrip(")").partition(" (at ")
+        place = f"{path}, {at.split(',')[0]}" if at.startswith("line") else f"{path}, last line"
+        raise Misconfigured(f"{place}: this is not TOML: {why}.") from None
 
 
-def _check(settings: Settings) -> None:
-    """Rules that involve several settings, or the form of a text."""
+def _rules(settings: Settings) -> Iterator[Misfit]:
+    """What involves several settings, or the form of a text."""
     if not is_loopback(settings.host) and settings.auth == "off":
-        raise Misconfigured(
-            f"host: {settings.host} is not a loopback address, which is refused with --auth off. "
-            "Leave --auth out, or leave --host out and put a proxy in front."
+        yield Misfit(
+            ("host",),
+            f"{settings.host} is not a loopback address, which is refused with --auth off. "
+            "Leave --auth out, or leave --host out and put a proxy in front.",
         )
     if bool(settings.tls_cert) != bool(settings.tls_key):
-        raise Misconfigured("tls_cert, tls_key: set both, or neither.")
-    for model in settings.served():
-        if model.dialect not in DIALECTS:
-            raise Misconfigured(f"dialect: '{model.dialect}' is not one of: {', '.join(DIALECTS)}.")
-    labels = [server.label for server in settings.mcp]
-    for server in settings.mcp:
-        if not MCP_LABEL.match(server.label):
-            raise Misconfigured(
-                f"mcp: the label '{server.label}' is not 1 to 64 of A-Z a-z 0-9 _ -."
-            )
-        if labels.count(server.label) > 1:
-            raise Misconfigured(f"mcp: two servers have the label '{server.label}'.")
-        if sum(map(bool, (server.url, server.sse_url, server.command))) != 1:
-            raise Misconfigured(
-                f"mcp: '{server.label}' needs exactly one of: url, sse_url, command."
-            )
+        given, other = ("tls_cert", "tls_key") if settings.tls_cert else ("tls_key", "tls_cert")
+        yield Misfit((given,), f"{other} is missing: set both tls_cert and tls_key, or neither.")
     if len(settings.search_fields.split()) != 3:
-        raise Misconfigured("search_fields: name three fields: URL, title and text.")
+        yield Misfit(("search_fields",), "name three fields: URL, title and text.")
     if settings.search_header and not SEARCH_HEADER.fullmatch(settings.search_header):
-        raise Misconfigured("search_header: write it as NAME: VALUE.")
-    if settings.store_kind == "memory" and settings.workers > 1:
-        raise Misconfigured(
-            f"workers: {settings.workers} processes cannot share the store 'memory'. "
-            "Use --store sqlite:///segue.db, or leave --workers out."
-        )
+        yield Misfit(("search_header",), "write it as NAME: VALUE.")
+    try:
+        if settings.store_kind == "memory" and settings.workers > 1:
+            yield Misfit(
+                ("workers",),
+                f"{settings.workers} processes cannot share the store 'memory'. "
+                "Use --store sqlite:///segue.db, or leave --workers out.",
+            )
+    except Misconfigured as error:
+        yield Misfit(("store",), str(error).removeprefix("store: "))
+    yield from _url_rules(settings)
+    yield from _model_rules(settings)
+    yield from _mcp_rules(settings)
+
+
+def _url_rules(settings: Settings) -> Iterator[Misfit]:
+    for name in ("guard_url", "otel_endpoint"):
+        url = getattr(settings, name)
+        if url and not is_web_url(url):
+            yield Misfit((name,), NO_URL.format(url))
+    for url in settings.engine_url:
+        if not is_web_url(url):
+            yield Misfit(("engine_url",), NO_URL.format(url))
+
+
+def _model_rules(settings: Settings) -> Iterator[Misfit]:
+    if settings.dialect not in DIALECTS:
+        yield Misfit(("dialect",), _unknown_dialect(settings.dialect))
+    for index, table in enumerate(settings.models):
+        model = msgspec.convert(table, ModelSettings, strict=False)
+        if not model.name:
+            yield Misfit(("models", index), "name is missing.")
+        if model.dialect not in DIALECTS:
+            yield Misfit(("models", index, "dialect"), _unknown_dialect(model.dialect))
+        for url in model.engine_url:
+            if not is_web_url(url):
+                yield Misfit(("models", index, "engine_url"), NO_URL.format(url))
+
+
+def _unknown_dialect(name: str) -> str:
+    return f"'{name}' is not one of: {', '.join(DIALECTS)}.{nearest(name, DIALECTS)}"
+
+
+def _mcp_rules(settings: Settings) -> Iterator[Misfit]:
+    labels = [server.label for server in settings.mcp]
+    for index, server in enumerate(settings.mcp):
+        path = ("mcp", index)
+        if not MCP_LABEL.match(server.label):
+            yield Misfit((*path, "label"), f"'{server.label}' is not 1 to 64 of A-Z a-z 0-9 _ -.")
+        if server.label in labels[:index]:
+            yield Misfit((*path, "label"), f"two servers have the label '{server.label}'.")
+        ways = {"url": server.url, "sse_url": server.sse_url, "command": server.command}
+        given = [name for name, value in ways.items() if value]
+        if len(given) != 1:
+            have = f"has {' and '.join(given)}" if given else "has none"
+            yield Misfit(
+                path, f"'{server.label}' {have}: set exactly one of url, sse_url, command."
+            )
+        for name in ("url", "sse_url"):
+            if (url := ways[name]) and not is_web_url(str(url)):
+                yield Misfit((*path, name), NO_URL.format(url))
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from segue.settings import FIELDS, FLAGS, HELP, ModelSettings, choices_of
+from segue.settings import FIELDS, FLAGS, HELP, ModelSettings
+from segue.validation import choices_of
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "settings.md"
 HEADER = "| flag | environment | `segue.toml` | default | meaning |\n|---|---|---|---|---|\n"
@@ -22,7 +23,7 @@ MEANINGS = {name: text for group in HELP.values() for name, text in group.items(
 
 def meaning_of(field: msgspec.structs.FieldInfo) -> str:
     """The description that `--help` shows too."""
-    choices = ", ".join(f"`{value}`" for value in choices_of(field))
+    choices = ", ".join(f"`{value}`" for value in choices_of(field.type))
     return MEANINGS[field.name] + (f"; one of {choices}" if choices else "")
 
 

@@ -67,7 +67,7 @@ class Check:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue doctor`: those of `segue serve`."""
-    add_settings(parser)
+    add_settings(parser, is_listed=False)
 
 
 def run(options: argparse.Namespace) -> int:

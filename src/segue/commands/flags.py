@@ -3,43 +3,109 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.settings import FIELDS, HELP, REPEATED, Settings, choices_of
+from segue.settings import FIELDS, FILE_NAME, HELP, REPEATED, Settings, flag_of
+from segue.validation import choices_of
+
+# What may stand after a flag, by the setting or by the last word of its name; other texts: that word, other numbers: N.
+PLACEHOLDERS = {
+    "tls_key": "FILE",
+    "s": "SECONDS",
+    "bytes": "BYTES",
+    "tokens": "TOKENS",
+    "chars": "CHARACTERS",
+    "port": "PORT",
+    "host": "ADDRESS",
+    "hosts": "HOST",
+    "origins": "ORIGIN",
+    "allow": "DOMAIN",
+    "deny": "DOMAIN",
+    "model": "NAME",
+    "dialect": "NAME",
+    "guard": "NAME",
+    "tokenizer": "PATH",
+    "results": "PATH",
+    "fields": "NAMES",
+    "header": "NAME: VALUE",
+    "headers": "NAME=VALUE",
+    "endpoint": "URL",
+    "store": "URL",
+    "classifier": "DIR",
+    "threshold": "0..1",
+    "top_p": "0..1",
+    "temperature": "0..2",
+} | dict.fromkeys(("cert", "keys", "template", "script", "log", "index"), "FILE")
+# "timeout; none: off": what happens without the setting.
+WITHOUT = re.compile(r"; none: ([^;]+)")
+MIB = 1024 * 1024
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
+def add_settings(parser: argparse.ArgumentParser, *, is_listed: bool = True) -> None:
     """A flag for every setting, in groups. Values stay text: the settings validate all sources alike."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file with any of these settings")
+    about = (
+        f"TOML file with any of these settings (default: {FILE_NAME} in the working folder, if there is one); "
+        "none: read no file"
+    )
+    parser.add_argument("--config", metavar="FILE", help=about)
+    if not is_listed:
+        parser.epilog = "All flags of `segue serve` may be given too: see `segue serve --help`."
     for title, texts in HELP.items():
         group = parser.add_argument_group(title)
         for name, text in texts.items():
-            group.add_argument(
-                "--" + name.replace("_", "-"),
-                action="append" if name in REPEATED else "store",
-                metavar=_metavar(FIELDS[name]),
-                help=f"{text} (default: {_shown(FIELDS[name].default)})",
-            )
+            field = FIELDS[name]
+            about = _about(text, field) if is_listed else argparse.SUPPRESS
+            if field.type in (bool, bool | None):
+                _add_switch(group, name, about)
+            else:
+                action = "append" if name in REPEATED else "store"
+                group.add_argument(
+                    flag_of(name), action=action, metavar=placeholder(field), help=about
+                )
 
 
-def _shown(default: object) -> str:
-    if default in ("", (), None):
-        return "none"
-    return str(default).lower() if isinstance(default, bool) else str(default)
-
-
-def _metavar(field: msgspec.structs.FieldInfo) -> str:
-    """What may stand after a flag: the choices, the unit, or the last word of its name."""
-    if choices := choices_of(field):
-        return "|".join(choices)
-    if field.type in (bool, bool | None):
-        return "true|false"
-    word = field.name.removesuffix("_max").removesuffix("_per_s").split("_")[-1]
-    return {"s": "SECONDS", "cert": "FILE", "keys": "FILE", "template": "FILE"}.get(
-        word, word.upper()
+def _add_switch(group: argparse._ArgumentGroup, name: str, about: str) -> None:
+    """A flag that needs no value, and its opposite."""
+    group.add_argument(flag_of(name), nargs="?", const="true", metavar="true|false", help=about)
+    opposite = flag_of(f"no_{name}")
+    group.add_argument(
+        opposite, dest=name, action="store_const", const="false", help=argparse.SUPPRESS
     )
+
+
+def _about(text: str, field: msgspec.structs.FieldInfo) -> str:
+    """The help of a flag, with what happens without it."""
+    found = WITHOUT.search(text)
+    default = found[1] if found else _shown(field)
+    return WITHOUT.sub("", text).replace("%", "%%") + (f" (default: {default})" if default else "")
+
+
+def _shown(field: msgspec.structs.FieldInfo) -> str:
+    match field.default:
+        case bool() as value:
+            return f"on; off: {flag_of('no_' + field.name)}" if value else "off"
+        case tuple() as values:
+            return ", ".join(map(str, values))
+        case int() as value if value and value % MIB == 0:
+            return f"{value}, which is {value // MIB} MiB"
+        case int() | float() as value:
+            return f"{value:g}" if isinstance(value, float) else str(value)
+        case value:
+            return str(value or "")
+
+
+def placeholder(field: msgspec.structs.FieldInfo) -> str:
+    """What may stand after a flag: the choices, or a word for its kind."""
+    if choices := choices_of(field.type):
+        return "|".join(choices)
+    word = field.name.removesuffix("_max").split("_")[-1]
+    for name in (field.name, word):
+        if name in PLACEHOLDERS and not field.name.endswith("_per_s"):
+            return PLACEHOLDERS[name]
+    return "N" if isinstance(field.default, int | float) else word.upper()
 
 
 def add_store(parser: argparse.ArgumentParser, *, has_seal_keys: bool = False) -> None:
