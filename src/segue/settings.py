@@ -416,7 +416,7 @@ REPEATED = frozenset(name for name in FLAGS if get_origin(FIELDS[name].type) is 
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class SettingSources:
     """What was set, and where. Nothing of it is checked yet."""
 
     values: dict[str, object]
@@ -488,7 +488,7 @@ def load_settings(
     return settings_of(read_sources(flags, environment))
 
 
-def settings_of(sources: Sources) -> Settings:
+def settings_of(sources: SettingSources) -> Settings:
     """The settings that were set; refused with everything that is wrong, a line for each problem."""
     if found := problems_of(sources):
         raise Misconfigured("\n".join(map(str, found)))
@@ -497,7 +497,7 @@ def settings_of(sources: Sources) -> Settings:
 
 def read_sources(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None
-) -> Sources:
+) -> SettingSources:
     """What flags, environment and file set. `segue.toml` is looked for only in the process's own environment."""
     is_own = environment is None
     environment = os.environ if environment is None else environment
@@ -524,7 +524,7 @@ def read_sources(
         for name in environment
         if name.startswith("SEGUE_") and name not in known and not OTHER_VARIABLES.match(name)
     )
-    return Sources(values, origins, file, text, tuple(unknown))
+    return SettingSources(values, origins, file, text, tuple(unknown))
 
 
 def flag_of(name: str) -> str:
@@ -536,7 +536,7 @@ def _listed(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def problems_of(sources: Sources) -> list[Problem]:
+def problems_of(sources: SettingSources) -> list[Problem]:
     """Everything that is wrong with the values, or with their combination."""
     values = sources.values
     found = [
