@@ -6,6 +6,8 @@ all processes together: the store keeps the level and who holds what, each proce
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 MINUTE_S = 60.0
@@ -27,6 +29,31 @@ class KeyLimits(Struct, frozen=True):
     state_bytes_max: int = 0
     # Requests that start no turn: GET, DELETE, lists, cancel, conversations. Here 0 is `OTHER_REQUESTS_PER_MIN`.
     other_requests_per_min: int = 0
+
+
+class Key(Struct, frozen=True):
+    """An API key: what it may be used for, and its limits. The secret is not kept."""
+
+    id: str
+    name: str
+    owner: str
+    scopes: tuple[str, ...]
+    limits: KeyLimits
+    # Which key of the seal ring its digest was made with.
+    ring: str
+    created_at: int
+    revoked_at: int | None = None
+    # How its secret starts, for people; "" for keys of older versions.
+    secret_start: str = ""
+    expires_at: int | None = None
+    # When it was last used, about to the minute.
+    used_at: int | None = None
+
+    def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
+        """Whether it is good at this time."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "valid"
 
 
 class HeldPlaces(Struct, frozen=True):

@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager, suppress
 from segue.accounts.scopes import API_SCOPES, SCOPES
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
-from segue.limits import KeyLimits
+from segue.limits import Key, KeyLimits
 from segue.settings import Settings, StoreKind, is_loopback, is_ring_stored, seal_path
-from segue.stores.hashes import KeyHashes, new_secret
+from segue.stores.hashes import SHOWN_CHARS, KeyHashes, new_secret
 from segue.stores.layered import LayeredStore
 from segue.stores.memory import MemoryStore
 from segue.stores.seals import RingKey, new_key, open_ring, rotate_ring
 from segue.stores.sqlite import SqliteStore
 from segue.stores.store import Store
 from segue.turn.seams import Keys
-from segue.turn.values import Key, Owner, UsageTotal
+from segue.turn.values import Owner, UsageTotal
 
 # The bus topic for "API keys were created or revoked".
 KEYS_TOPIC = "keys"
@@ -87,7 +87,13 @@ async def _open_durable(settings: Settings, what: str) -> AsyncIterator[ServerSt
 
 
 async def create_key(
-    settings: Settings, name: str, owner: Owner, scopes: Sequence[str], limits: KeyLimits
+    settings: Settings,
+    name: str,
+    owner: Owner,
+    scopes: Sequence[str],
+    limits: KeyLimits,
+    *,
+    expires_at: int | None = None,
 ) -> tuple[Key, str]:
     """A new API key and its secret, which is not kept anywhere."""
     unknown = set(scopes) - set(SCOPES)
@@ -98,7 +104,9 @@ async def create_key(
     async with _open_durable(settings, "API keys") as store:
         hashes = KeyHashes(await load_ring(settings, store))
         await check_ring(store.keys, hashes, settings)
-        created = await give_out(store.keys, hashes, name, owner, scopes, limits)
+        created = await give_out(
+            store.keys, hashes, name, owner, scopes, limits, expires_at=expires_at
+        )
     await _notify_servers(settings)
     return created
 
@@ -110,10 +118,22 @@ async def give_out(
     owner: Owner,
     scopes: Sequence[str] = API_SCOPES,
     limits: KeyLimits | None = None,
+    *,
+    expires_at: int | None = None,
 ) -> tuple[Key, str]:
     """A new API key in this store, and its secret."""
     secret, limits, now = new_secret(), limits or KeyLimits(), int(time.time())
-    key = Key(new_id("key"), name, owner, tuple(scopes), limits, hashes.newest, created_at=now)
+    key = Key(
+        new_id("key"),
+        name,
+        owner,
+        tuple(scopes),
+        limits,
+        hashes.newest,
+        created_at=now,
+        secret_start=secret[:SHOWN_CHARS],
+        expires_at=expires_at,
+    )
     await keys.add(key, hashes.digests(secret)[0])
     return key, secret
 
@@ -147,7 +167,8 @@ async def _notify_servers(settings: Settings) -> None:
 
 async def check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None:
     """API keys that were hashed with other seal keys would all be refused: better not to start."""
-    valid = [key for key in await keys.given_out() if key.revoked_at is None]
+    now = time.time()
+    valid = [key for key in await keys.given_out() if key.state(now) == "valid"]
     unknown = sum(not hashes.knows(key.ring) for key in valid)
     if unknown:
         path = None if is_ring_stored(settings) else seal_path(settings)

@@ -11,12 +11,11 @@ import pytest
 
 from segue.accounts.account import LOCAL, SECRET, TRUST_S, Account, Accounts
 from segue.errors import Unauthenticated, Unavailable
-from segue.limits import OTHER_REQUESTS_PER_MIN, KeyLimits
+from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
 from segue.storage import give_out
 from segue.stores.hashes import KeyHashes, new_secret
 from segue.stores.memory import MemoryKeys
 from segue.stores.seals import new_key
-from segue.turn.values import Key
 from tests.support import until
 
 
@@ -64,6 +63,46 @@ async def test_key_without_limits_may_send_so_many_requests_without_a_turn(
     assert account.quota.limits.other_requests_per_min == OTHER_REQUESTS_PER_MIN
     assert account.turn_quota is None
     assert Account(None).quota.limits == KeyLimits()
+
+
+async def test_expired_key_is_gone_after_the_next_confirmation(keys: FailingKeys) -> None:
+    now = 1_000.0
+    keys._clock = lambda: now
+    _, secret = await give_out(keys, HASHES, "test", "ada", expires_at=1_001)
+    some = accounts(keys)
+    account = await some.find(secret)
+    assert await some.confirm() == []
+    now = 1_001.0
+    assert await some.confirm() == [account]
+    with pytest.raises(Unauthenticated):
+        some.check(account)
+    with pytest.raises(Unauthenticated):
+        await some.find(secret)
+
+
+async def test_use_of_a_key_is_noted(keys: FailingKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon after its first use, and not for a key that was not used since."""
+    monkeypatch.setattr("segue.accounts.account.CONFIRM_S", 0.001)
+    monkeypatch.setattr("segue.accounts.account.NOTE_S", 0)
+    times = iter(range(1, 1_000_000))
+    keys._clock = lambda: next(times)
+    _, secret = await give_out(keys, HASHES, "test", "ada")
+    some = accounts(keys)
+    account = await some.find(secret)
+
+    async def noted() -> int | None:
+        return (await keys.given_out())[0].used_at
+
+    async with some.kept(lambda account: None):
+        await until(lambda: account.noted_at > account.used_at)
+        first = await noted()
+        asked = keys.asked
+        await until(lambda: keys.asked > asked + 1)
+        assert first is not None
+        assert await noted() == first
+        some.check(account)
+        await until(lambda: account.noted_at > account.used_at)
+        assert await noted() != first
 
 
 async def test_revoked_key_is_gone_after_the_next_confirmation(keys: FailingKeys) -> None:

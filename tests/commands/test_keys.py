@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from segue.cli import main
+from segue.commands.keys import chosen
+from segue.errors import Misconfigured
+from segue.limits import Key, KeyLimits
 
 SECRET = re.compile(r"sk-segue-[A-Za-z0-9_-]{43}")
 
@@ -36,7 +40,8 @@ def test_key_is_printed_once_and_stored_nowhere(
         assert out.strip().encode() not in path.read_bytes()
     _, listed, _ = run(capsys, "list", "--store", store)
     assert "laptop" in listed
-    assert "sk-segue" not in listed
+    assert out.strip() not in listed
+    assert f"{out[:13]}…" in listed
 
 
 def test_owner_scopes_and_limits_are_kept(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +64,80 @@ def test_owner_scopes_and_limits_are_kept(store: str, capsys: pytest.CaptureFixt
     }
 
 
+def test_list_cuts_nothing_and_says_what_a_person_wants_to_know(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ("--name", "Ключ von 東京", "--expires", "30d", "--limit-lanes", "4", "--json")
+    _, out, err = run(capsys, "create", *words, "--store", store)
+    made = json.loads(out)
+    assert made["expires_at"] - made["created_at"] in range(30 * 86_400, 30 * 86_400 + 60)
+    assert f"It is in sqlite:///{tmp_path}/segue.db, which was created now" in err
+    _, out, err = run(capsys, "create", "--name", "b", "--scopes", "operator", "--store", store)
+    assert "created now" not in err
+    _, out, err = run(capsys, "list", "--store", store)
+    head, *rows, limits = out.splitlines()
+    second, first = sorted(rows, key=lambda row: made["id"] in row)
+    assert first.split()[0] == made["id"]
+    assert [head.index(word) for word in ("STATE", "SCOPES")] == [
+        second.index(word) for word in ("valid", "operator")
+    ]
+    assert first.count("never") == 1
+    assert second.count("never") == 2
+    assert limits == f"limits of {made['id']} (Ключ von 東京): responses that run at once 4"
+    assert f"{tmp_path}/segue.db" in err
+
+
+def test_second_key_of_one_name_is_said(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, err = run(capsys, "create", "--name", "ci", "--json", "--store", store)
+    first = json.loads(out)["id"]
+    assert "Also named" not in err
+    _, out, err = run(capsys, "create", "--name", "ci", "--store", store)
+    assert f"Also named 'ci', and still valid: {first}." in err
+
+
+def made_key(number: str, name: str, **more: Any) -> Key:
+    return Key(f"key_{number}", name, "ada", ("models",), KeyLimits(), "r", 1, **more)
+
+
+KEYS = [
+    made_key("1234", "ci", revoked_at=5),
+    made_key("1256", "ci"),
+    made_key("3456", "ci2"),
+    made_key("5678", "key_1234"),
+    made_key("9999", "twice"),
+    made_key("9998", "twice"),
+    made_key("7777", "old", expires_at=5),
+]
+
+
+@pytest.mark.parametrize(
+    "word, meant",
+    [
+        ("key_3456", "3456"),
+        ("key_34", "3456"),
+        ("key_34…", "3456"),
+        ("34", "3456"),
+        ("ci", "1256"),
+        ("ci2", "3456"),
+        ("key_1234", "1234"),
+        ("old", "7777"),
+        ("key_12", "fits 2 keys: key_1234 (ci, …); key_1256"),
+        ("twice", "fits 2 keys"),
+        ("key_", "fits 7 keys"),
+        ("", "no key"),
+        ("…", "no key"),
+        ("c", "no key"),
+    ],
+)
+def test_key_is_meant_by_id_start_or_name(word: str, meant: str) -> None:
+    if meant.isdigit():
+        assert chosen(KEYS, word).id == f"key_{meant}"
+        return
+    with pytest.raises(Misconfigured, match=re.escape(meant)):
+        chosen(KEYS, word)
+
+
 def test_key_is_taken_back_by_its_id(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "create", "--name", "old", "--json", "--store", store)
     key_id = json.loads(out)["id"]
@@ -78,6 +157,8 @@ def test_key_is_taken_back_by_its_id(store: str, capsys: pytest.CaptureFixture[s
         (("create", "--name", ""), "name"),
         (("create", "--name", "a\nb"), "name"),
         (("create", "--name", "a", "--owner", "\udce4"), "owner"),
+        (("create", "--name", "a", "--expires", "30"), "expires"),
+        (("create", "--name", "a", "--expires", "0d"), "expires"),
         (("list", "--store", "sqlite:///none.db"), "none.db"),
         (("revoke", "key_1", "--store", "sqlite:///none.db"), "none.db"),
     ],

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from segue.limits import KeyLimits
-from segue.turn.values import Key
+from segue.limits import Key, KeyLimits
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
 
 LIMITS = KeyLimits(requests_per_min=60, state_bytes_max=1 << 40)
@@ -51,6 +50,26 @@ async def test_revoked_key_is_nobodys_and_stays_on_the_list(stores: Stores) -> N
     assert revoked.revoked_at is not None
     assert structs.replace(revoked, revoked_at=None) == key(0)
     assert kept == key(1)
+
+
+async def test_expired_key_is_nobodys_and_stays_on_the_list(stores: Stores) -> None:
+    soon = int(stores.now()) + 1_000
+    good = structs.replace(key(0), expires_at=soon, secret_start="sk-segue-abcd")
+    over = structs.replace(key(1), expires_at=soon - 2_000)
+    await stores.keys.add(good, "d0")
+    await stores.keys.add(over, "d1")
+    assert await stores.keys.find(["d0", "d1"]) == {"d0": good}
+    assert await stores.keys.given_out() == [good, over]
+
+
+async def test_last_use_is_kept(stores: Stores) -> None:
+    await stores.keys.add(key(0), "d0")
+    await stores.keys.add(key(1), "d1")
+    await stores.keys.note_use(["key_1", "key_9"])
+    never, used = await stores.keys.given_out()
+    assert never.used_at is None
+    assert used.used_at is not None
+    assert structs.replace(used, used_at=None) == key(1)
 
 
 async def test_revoking_twice_or_nobody_says_so(stores: Stores) -> None:

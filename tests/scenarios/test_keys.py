@@ -15,10 +15,9 @@ from websockets.typing import Subprotocol
 
 from segue.app import open_app
 from segue.errors import Misconfigured
-from segue.limits import KeyLimits
+from segue.limits import Key, KeyLimits
 from segue.settings import load_settings
 from segue.storage import give_out
-from segue.turn.values import Key
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, serving, wire
 
 WRONG = "sk-segue-" + "x" * 43

@@ -444,6 +444,7 @@ for _name in (
 # --- keys and ring ---
 
 KEY = ("digest", "id", "name", "owner", "scopes", "limits", "ring", "created_at", "revoked_at")
+KEY += ("secret_start", "expires_at", "used_at")
 
 
 @statement
@@ -457,12 +458,21 @@ def add_key(t: Transaction, *values: Any) -> object:
 def find_keys(t: Transaction, digests: list[str]) -> object:
     rows = t.rows("keys")
     is_found = [row for row in rows if row["digest"] in digests and row["revoked_at"] is None]
-    return [pick(row, KEY) for row in is_found]
+    return [pick(row, KEY) for row in is_found if (row["expires_at"] or t.now + 1) > t.now]
 
 
 @statement
 def list_keys(t: Transaction) -> object:
     return [pick(row, KEY) for row in sorted(t.rows("keys"), key=lambda row: row["created_at"])]
+
+
+@statement
+def note_key_use(t: Transaction, ids: list[str]) -> object:
+    free = [one for one in sorted(ids) if t.can_lock("keys", one, mode="update")]
+    for key_id in free:
+        if (row := t.lock("keys", key_id, mode="update")) is not None:
+            t.put("keys", (key_id,), {**row, "used_at": t.now})
+    return touched(len(free))
 
 
 @statement

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from segue.accounts.account import LOCAL, Account, Accounts
+from segue.limits import Key
 from segue.process.runner import Runner
 from segue.settings import Settings
 from segue.transports.auth import origin_policy
@@ -20,7 +21,7 @@ from segue.turn.assemble import Assembler
 from segue.turn.plan import Tally
 from segue.turn.prepare import Caller
 from segue.turn.running import Running, Subscriber
-from segue.turn.values import Cancel, Key, Turn
+from segue.turn.values import Cancel, Turn
 from segue.wire.events import Event
 from segue.wire.requests import Create
 from tests.contracts.turns import make_turn, response_of

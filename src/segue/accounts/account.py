@@ -2,8 +2,8 @@
 
 Without keys every request belongs to the one local owner. With keys, a secret is looked up by its digests. The accounts
 that were found are cached, and the whole cache is confirmed against the store every two seconds, so that a key that was
-revoked anywhere stops working here within five seconds; or at once, when `look` is called. An account that could not be
-confirmed for that long is not trusted: the request is answered 503.
+revoked anywhere, or has expired, stops working here within five seconds; or at once, when `look` is called. An account
+that could not be confirmed for that long is not trusted: the request is answered 503.
 
     mode    which requests need a key
     off     none; only on a loopback address
@@ -28,9 +28,9 @@ from segue.accounts.quota import KeyQuota
 from segue.accounts.scopes import OPERATOR, SCOPES
 from segue.background import in_background
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
-from segue.limits import OTHER_REQUESTS_PER_MIN, KeyLimits
+from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
 from segue.turn.seams import Keys, Quota
-from segue.turn.values import Key, Owner
+from segue.turn.values import Owner
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ CONFIRM_S = 2.0
 TRUST_S = 5.0
 # A key that was not used for this long leaves the cache.
 IDLE_S = 600.0
+# The last use of a key is written at most this often.
+NOTE_S = 60.0
 # Unknown secrets that are looked up at once: a flood of wrong secrets leaves most of the store's readers free.
 LOOKUPS_MAX = 4
 
@@ -77,6 +79,7 @@ class Account:
         self.is_revoked = False
         self.digest = digest
         self.confirmed_at = self.used_at = time.monotonic()
+        self.noted_at = float("-inf")
 
     def check_scope(self, scope: str) -> None:
         """Refuse a request for which the key lacks the scope."""
@@ -197,6 +200,7 @@ class Accounts:
             try:
                 was_required = self.is_required
                 gone = await self.confirm()
+                await self._note_use()
                 for account in gone:
                     on_revoked(account)
             except ApiError:
@@ -234,6 +238,16 @@ class Accounts:
             if is_left:
                 self._forget(account)
         return gone
+
+    async def _note_use(self) -> None:
+        """Write the time of last use of keys that were used since."""
+        now = time.monotonic()
+        due = (one for one in self._accounts.values() if now - one.noted_at > NOTE_S)
+        used = [one for one in due if one.used_at > one.noted_at]
+        if used:
+            await self._keys.note_use([one.key_id for one in used])
+        for one in used:
+            one.noted_at = now
 
     def _forget(self, account: Account) -> None:
         self._accounts.pop(account.digest, None)

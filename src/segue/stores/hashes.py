@@ -1,4 +1,4 @@
-"""How is the secret of an API key stored? Not at all: only its hash is, keyed with a seal key.
+"""How is the secret of an API key stored? Not at all: only its hash is, keyed with a seal key, and how it starts.
 
 A secret has 256 random bits, so it cannot be found from its hash. The hash is keyed as well, so that an intruder who
 can write to the store, but not read the seal keys, cannot add an API key. Hashes with every seal key are looked up, so
@@ -16,6 +16,8 @@ from segue.stores.seals import RingKey
 
 PREFIX = "sk-segue-"
 SECRET_BYTES = 32
+# What of a secret is kept to recognize it: four characters, 24 of its 256 bits.
+SHOWN_CHARS = len(PREFIX) + 4
 # So that a digest, a salt and a sealed text never come from the same bits.
 PURPOSE = b"segue api keys"
 SALT_PURPOSE = b"segue cache salts"

@@ -14,13 +14,13 @@ from operator import add
 
 from msgspec import structs
 
-from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, Level, share_out
 from segue.stores.maintenance import CLAIM_S
 from segue.stores.memory_turns import ERASED_MAX, MemoryTurns, TurnKey
 from segue.stores.records import digest_key, usage_of
 from segue.turn import values
 from segue.turn.seams import POSITION_MAX
-from segue.turn.values import Claim, Conversation, ConversationItem, Key, Owner, Retention, Turn
+from segue.turn.values import Claim, Conversation, ConversationItem, Owner, Retention, Turn
 from segue.wire.events import Event
 
 # Rows of about 300 bytes each, for a server without a database: some 30 MB, then the oldest go.
@@ -325,8 +325,8 @@ class MemoryKeys:
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
         wanted = set(digests)
-        valid = [(digest, key) for digest, key in self._keys.values() if key.revoked_at is None]
-        return {digest: key for digest, key in valid if digest in wanted}
+        found = [(digest, key) for digest, key in self._keys.values() if digest in wanted]
+        return {digest: key for digest, key in found if key.state(self._clock()) == "valid"}
 
     async def given_out(self) -> Sequence[Key]:
         keys = (key for _, key in self._keys.values())
@@ -338,6 +338,12 @@ class MemoryKeys:
             return False
         self._keys[key_id] = (digest, structs.replace(key, revoked_at=int(self._clock())))
         return True
+
+    async def note_use(self, key_ids: Sequence[str]) -> None:
+        for key_id in key_ids:
+            if key_id in self._keys:
+                digest, key = self._keys[key_id]
+                self._keys[key_id] = (digest, structs.replace(key, used_at=int(self._clock())))
 
 
 class MemorySharedLimits:

@@ -22,7 +22,7 @@ from msgspec.structs import astuple, replace
 
 from segue.background import off_loop
 from segue.errors import Fenced, StoreFailed, Unavailable
-from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, Level, share_out
 from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.postgres_database import (
@@ -42,7 +42,7 @@ from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.seals import RingKey, new_key
 from segue.turn import values
 from segue.turn.seams import POSITION_MAX
-from segue.turn.values import Claim, Conversation, ConversationItem, Key, Owner, Retention, Turn
+from segue.turn.values import Claim, Conversation, ConversationItem, Owner, Retention, Turn
 from segue.wire.events import Event
 
 # Long fields that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.
@@ -292,6 +292,9 @@ class _Keys:
 
     async def revoke(self, key_id: str) -> bool:
         return is_text(key_id) and await self.database.execute("revoke_key", key_id) > 0
+
+    async def note_use(self, key_ids: Sequence[str]) -> None:
+        await self.database.execute("note_key_use", list(key_ids))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from typing import Generic, NamedTuple, TypeVar, get_args
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.limits import Key
 from segue.turn import values
 from segue.turn.commit import entry_of
-from segue.turn.values import Conversation, ConversationItem, Key, Owner, Round, Turn, UsageEntry
+from segue.turn.values import Conversation, ConversationItem, Owner, Round, Turn, UsageEntry
 from segue.wire.codec import encode_event, encode_response
 from segue.wire.events import Event, Failed
 from segue.wire.items import Call, Item, ItemValue, Reasoning

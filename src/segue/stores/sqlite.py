@@ -21,14 +21,14 @@ import msgspec
 from msgspec import structs
 
 from segue.background import off_loop
-from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, Level, share_out
 from segue.stores import records
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.sqlite_database import QUERIES, SqliteDatabase, SqliteWork, border
 from segue.turn import values
 from segue.turn.seams import POSITION_MAX
-from segue.turn.values import Claim, Conversation, ConversationItem, Key, Owner, Retention, Turn
+from segue.turn.values import Claim, Conversation, ConversationItem, Owner, Retention, Turn
 from segue.wire.events import Event
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class _Keys:
         await self.database.execute("add_key", records.pack_key(key, digest))
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
-        wanted = {"digests": msgspec.json.encode(digests).decode()}
+        wanted = {"digests": msgspec.json.encode(digests).decode(), "now": int(time.time())}
         return dict(await self.database.fetch("find_keys", records.unpack_key, wanted))
 
     async def given_out(self) -> Sequence[Key]:
@@ -228,6 +228,10 @@ class _Keys:
     async def revoke(self, key_id: str) -> bool:
         key = {"id": key_id, "now": int(time.time())}
         return is_text(key_id) and await self.database.execute("revoke_key", key) > 0
+
+    async def note_use(self, key_ids: Sequence[str]) -> None:
+        used = {"ids": msgspec.json.encode(key_ids).decode(), "now": int(time.time())}
+        await self.database.execute("note_key_use", used)
 
 
 @dataclass(frozen=True, slots=True)

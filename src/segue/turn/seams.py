@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapp
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from segue.limits import Draw, Grant
+from segue.limits import Draw, Grant, Key
 from segue.turn.values import (
     Claim,
     Conversation,
@@ -19,7 +19,6 @@ from segue.turn.values import (
     HostedCall,
     IdArray,
     Job,
-    Key,
     Owner,
     Parsed,
     Piece,
@@ -132,13 +131,16 @@ class Keys(Protocol):
         """Give out a key."""
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
-        """The active keys among these digests, in one query."""
+        """The keys among these digests that are neither revoked nor expired, in one query."""
 
     async def given_out(self) -> Sequence[Key]:
         """Every key that was ever given out, the oldest first."""
 
     async def revoke(self, key_id: str) -> bool:
         """Take it back for good; False if there is no such key, or it was taken back before."""
+
+    async def note_use(self, key_ids: Sequence[str]) -> None:
+        """These keys were used just now."""
 
 
 class SharedLimits(Protocol):

@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 from msgspec import Raw, Struct, structs
 
 from segue.errors import ApiError
-from segue.limits import KeyLimits
 from segue.wire.effects import NO_EFFECTS, Effects
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
@@ -620,20 +619,6 @@ class Retention(Struct, frozen=True):
 
     turns_s: int = 0
     events_s: int = 0
-
-
-class Key(Struct, frozen=True):
-    """An API key: what it may be used for, and its limits. The secret is not kept."""
-
-    id: str
-    name: str
-    owner: Owner
-    scopes: tuple[str, ...]
-    limits: KeyLimits
-    # Which key of the seal ring its digest was made with.
-    ring: str
-    created_at: int
-    revoked_at: int | None = None
 
 
 class Claim(Struct, frozen=True):

@@ -322,22 +322,32 @@ DELETE FROM erased WHERE (owner, turn_id) IN (
 );
 
 -- name: add_key
--- $1 digest, $2 id, $3 name, $4 owner, $5 scopes, $6 limits, $7 ring, $8 created, $9 revoked.
-INSERT INTO keys (digest, id, name, owner, scopes, limits, ring, created_at, revoked_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+-- $1 digest, $2 id, $3 name, $4 owner, $5 scopes, $6 limits, $7 ring, $8 created, $9 revoked,
+-- $10 start of the secret, $11 expires, $12 used.
+INSERT INTO keys (digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start, expires_at, used_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 ON CONFLICT (id) DO NOTHING;
 
 -- name: find_keys
--- $1 digests. A revoked key is nobody's.
-SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at FROM keys
-WHERE digest = ANY ($1::text[]) AND revoked_at IS NULL;
+-- $1 digests. Neither revoked nor expired keys.
+SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start,
+    expires_at, used_at FROM keys
+WHERE digest = ANY ($1::text[]) AND revoked_at IS NULL
+    AND (expires_at IS NULL OR expires_at > seconds_now());
 
 -- name: list_keys
-SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at FROM keys
+SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start,
+    expires_at, used_at FROM keys
 ORDER BY created_at, id;
 
 -- name: revoke_key
 UPDATE keys SET revoked_at = seconds_now() WHERE id = $1 AND revoked_at IS NULL;
+
+-- name: note_key_use
+-- $1 ids. In their order, so that two workers never wait for each other's rows; a row that is locked is noted next time.
+UPDATE keys SET used_at = seconds_now() WHERE id IN (
+    SELECT id FROM keys WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE SKIP LOCKED
+);
 
 -- name: lock_migrations
 -- Of several processes that start together one brings the tables up to date, the others wait for it.

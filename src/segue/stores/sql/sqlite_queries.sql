@@ -175,21 +175,28 @@ DELETE FROM erased WHERE (owner, turn_id) IN (
 );
 
 -- name: add_key
-INSERT INTO keys (id, digest, name, owner, scopes, limits, ring, created_at, revoked_at)
-VALUES (:id, :digest, :name, :owner, :scopes, :limits, :ring, :created_at, :revoked_at)
+INSERT INTO keys (id, digest, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start, expires_at, used_at)
+VALUES (:id, :digest, :name, :owner, :scopes, :limits, :ring, :created_at, :revoked_at, :secret_start, :expires_at, :used_at)
 ON CONFLICT (id) DO NOTHING;
 
 -- name: find_keys
--- :digests is a JSON list. A revoked key is nobody's.
-SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at FROM keys
-WHERE digest IN (SELECT value FROM json_each(:digests)) AND revoked_at IS NULL;
+-- :digests is a JSON list. Neither revoked nor expired keys.
+SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start,
+    expires_at, used_at FROM keys
+WHERE digest IN (SELECT value FROM json_each(:digests)) AND revoked_at IS NULL
+    AND (expires_at IS NULL OR expires_at > :now);
 
 -- name: list_keys
-SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at FROM keys
+SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start,
+    expires_at, used_at FROM keys
 ORDER BY created_at, id;
 
 -- name: revoke_key
 UPDATE keys SET revoked_at = :now WHERE id = :id AND revoked_at IS NULL;
+
+-- name: note_key_use
+-- :ids is a JSON list.
+UPDATE keys SET used_at = :now WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: version
 PRAGMA user_version;
