@@ -27,7 +27,7 @@ def test_scripted_engine_has_the_vocabulary_of_smollm2_without_its_weights() -> 
 
 
 def test_every_engine_is_documented() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "engines" / "README.md").read_text()
     assert [name for name in BUILDERS if f"`{name}`" not in page] == []
 
 

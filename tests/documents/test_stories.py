@@ -1,0 +1,95 @@
+"""Do the documents do what they say? Each reader plays their pages, as printed, from an empty folder to the end."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.documents.pages import steps_of
+from tests.documents.player import ROOT, free_port, playing
+
+DOCS = ROOT / "docs"
+STAND_INS = Path(__file__).parent / "stand_ins.py"
+
+
+def stand_in(name: str) -> list[str]:
+    """A program that is played by `stand_ins.py`."""
+    return [sys.executable, str(STAND_INS), name]
+
+
+@dataclass(frozen=True)
+class Story:
+    """The pages of one reader, or single sections of them, in order."""
+
+    pages: tuple[tuple[Path, str | None], ...]
+    programs: dict[str, list[str]] = field(default_factory=dict)
+    # The port that an engine listens on by default.
+    engine_port: int = 0
+
+
+def pages(*names: str) -> tuple[tuple[Path, str | None], ...]:
+    """Whole pages of docs/."""
+    return tuple((DOCS / name, None) for name in names)
+
+
+STORIES = {
+    "newcomer": Story(
+        ((ROOT / "README.md", None),),
+        {"make": [str(ROOT / ".venv" / "bin" / "segue")]},
+    ),
+    "operator with keys": Story(pages("how-to/secure.md")),
+    "application developer": Story(pages("how-to/application.md")),
+    "agent developer": Story(
+        pages("tutorial.md"),
+        {"vllm": stand_in("vllm"), "hf": stand_in("hf")},
+        engine_port=8000,
+    ),
+}
+LONG_STORIES = {
+    "operator who scales": Story(pages("how-to/scale.md")),
+    "operator with a slow turn": Story(pages("how-to/debug-a-slow-turn.md")),
+    "operator with a model": Story(pages("how-to/bring-a-model.md")),
+    "operator in trouble": Story(pages("how-to/troubleshooting.md")),
+    "owner of a vLLM": Story(
+        pages("engines/vllm.md"),
+        {"vllm": stand_in("vllm"), "hf": stand_in("hf")},
+        engine_port=8000,
+    ),
+    "owner of a hosted API": Story(
+        pages("engines/hosted.md"), {"ollama": stand_in("ollama")}, engine_port=11434
+    ),
+    "owner of an SGLang": Story(
+        pages("engines/sglang.md"),
+        {"python": stand_in("python"), "hf": stand_in("hf")},
+        engine_port=30000,
+    ),
+    "owner of an Ollama": Story(
+        pages("engines/ollama.md"), {"ollama": stand_in("ollama")}, engine_port=11434
+    ),
+    "owner of an LM Studio": Story(
+        pages("engines/lmstudio.md"), {"lms": stand_in("lms")}, engine_port=1234
+    ),
+}
+
+
+def play(story: Story, folder: Path) -> None:
+    """From nothing to the end."""
+    port = free_port()
+    replaced = {f":{story.engine_port}": f":{port}"} if story.engine_port else {}
+    with playing(folder, story.programs, {"STAND_IN_PORT": str(port)}, replaced, True) as player:
+        ran = sum(player.play(steps_of(page, section)) for page, section in story.pages)
+        assert ran
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_reader_gets_to_the_end(name: str, tmp_path: Path) -> None:
+    play(STORIES[name], tmp_path)
+
+
+@pytest.mark.documents
+@pytest.mark.parametrize("name", LONG_STORIES)
+def test_reader_gets_to_the_end_of_a_longer_story(name: str, tmp_path: Path) -> None:
+    play(LONG_STORIES[name], tmp_path)
