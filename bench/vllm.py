@@ -1,7 +1,7 @@
 """A vLLM without a model: it answers `/v1/completions` with token ids that were written down before.
 
-It speaks over real HTTP what Segue asks of vLLM (docs/engines/README.md): ids in, ids out, one token in each event. The ids
-are SmolLM2's. It runs in threads of this process. Before each thing that it writes it calls `pace`, which may wait.
+It speaks over real HTTP what Segue asks of vLLM (docs/engines/README.md): ids in, ids out, one token in each event. The
+ids are SmolLM2's. It runs in threads of this process. Before each thing that it writes it calls `pace`, which may wait.
 """
 
 from __future__ import annotations
