@@ -53,7 +53,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-documents test-autobahn test-reliability simulate test-vllm test-models models check format bench walk lock clean
+.PHONY: help setup serve test test-clients test-documents test-autobahn test-reliability simulate test-vllm test-models models check format bench walk dist test-install lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -85,6 +85,13 @@ test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $
 
 simulate: $(DEV_DONE) ## processes that pause, die and are cut off, on a simulated clock; ARGS="--seeds 10000 --jobs 2"
 	@$(VENV)/bin/python -m tests.simulator $(ARGS)
+
+dist: $(SETUP_DONE) ## build the wheel and the source archive into dist/
+	@rm -rf dist
+	@$(VENV)/bin/python -m hatchling build -d dist
+
+test-install: $(DEV_DONE) dist ## install the wheel with pip, pipx and uvx into empty environments, and get an answer; minutes
+	@$(VENV)/bin/python -m tests.install $(ARGS) dist/*.whl
 
 test-autobahn: $(DEV_DONE) $(AUTOBAHN_DONE) ## Autobahn's WebSocket cases against our socket class (needs a Python 2.7)
 	@$(VENV)/bin/python -m tests.autobahn --wstest $(AUTOBAHN)/bin/wstest $(ARGS)

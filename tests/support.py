@@ -226,10 +226,11 @@ def served_process(
     cwd: Path,
     environment: Mapping[str, str] | None = None,
     wrapper: Sequence[str] = (),
+    program: Sequence[str] = (sys.executable, "-m", "segue.cli"),
 ) -> Iterator[ServedProcess]:
     """Run the command as a person would, on a free port; everything it prints is kept. A wrapper is a command that runs
-    the rest of its line."""
-    command = [*wrapper, sys.executable, "-m", "segue.cli", "serve", "--port", "0", *flags]
+    the rest of its line; `program` is another `segue` than that of the checkout."""
+    command = [*wrapper, *program, "serve", "--port", "0", *flags]
     if "--engine" not in flags:
         command += ["--engine", "scripted"]
     process = subprocess.Popen(

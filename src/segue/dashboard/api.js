@@ -17,9 +17,13 @@ export class Refused extends Error {
   }
 }
 
-export const ask = async (path, options = {}) => {
+export const send = (path, options = {}) => {
   const headers = { ...(options.headers ?? {}), ...(key ? { authorization: `Bearer ${key}` } : {}) };
-  const answer = await fetch(path, { ...options, headers, cache: "no-store" });
+  return fetch(path, { ...options, headers, cache: "no-store" });
+};
+
+export const ask = async (path, options = {}) => {
+  const answer = await send(path, options);
   if (answer.ok) return answer;
   const { error } = await answer.json().catch(() => ({ error: null }));
   throw new Refused(

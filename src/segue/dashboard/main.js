@@ -9,6 +9,7 @@ import { Past } from "./past.js";
 import { startPlay } from "./play.js";
 import { drawRace, startRace } from "./race.js";
 import { openReader } from "./reader.js";
+import { startTheme } from "./theme.js";
 import { drawTree } from "./tree.js";
 import { drawWaterfall, legend, setAxis } from "./waterfall.js";
 
@@ -130,24 +131,6 @@ const show = () => {
 
 for (const link of document.querySelectorAll(".bar a")) link.addEventListener("click", () => scrollTo(0, 0));
 
-const THEMES = { system: "system", light: "light", dark: "dark" };
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const dress = () => {
-  const chosen = localStorage.getItem("segue-theme") ?? "system";
-  document.documentElement.dataset.theme = chosen === "system" ? (dark.matches ? "dark" : "light") : chosen;
-  $("theme").setAttribute("aria-label", `Colours: ${THEMES[chosen]}`);
-  $("theme").title = `Colours: ${THEMES[chosen]}`;
-  draw();
-};
-$("theme").addEventListener("click", () => {
-  const names = Object.keys(THEMES);
-  localStorage.setItem(
-    "segue-theme",
-    names[(names.indexOf(localStorage.getItem("segue-theme") ?? "system") + 1) % names.length],
-  );
-  dress();
-});
-
 for (const button of document.querySelectorAll("[data-axis]")) {
   const choose = () => {
     for (const other of document.querySelectorAll("[data-axis]")) {
@@ -172,9 +155,8 @@ for (const button of document.querySelectorAll("[data-close]"))
 $("legend").replaceChildren(...legend());
 startRace();
 startPlay();
-dress();
+startTheme(draw);
 show();
-dark.addEventListener("change", dress);
 addEventListener("hashchange", show);
 document.addEventListener("visibilitychange", draw);
 // Rates and ages change while nothing happens.

@@ -1,6 +1,7 @@
-"""Which routes does the dashboard have? A page at `/`, its parts under `/dashboard/`, and one stream.
+"""Which routes does the dashboard have? A page at `/`, one for the API at `/docs`, their parts under `/dashboard/`, and
+one stream.
 
-The page loads nothing from other servers, and its Content-Security-Policy forbids it. It carries no data: the stream
+A page loads nothing from other servers, and its Content-Security-Policy forbids it. It has no data: the stream
 needs an API key wherever requests need one. Clients that do not accept HTML get one line of text at `/`.
 """
 
@@ -27,7 +28,7 @@ KINDS = {
     ".js": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-PAGE = "index.html"
+PAGE, API_PAGE = "index.html", "docs.html"
 
 # Nothing from other servers, nothing inline, no frames. `{sockets}` names our own WebSocket URLs: not every browser
 # counts them as 'self'.
@@ -74,6 +75,7 @@ class Dashboard:
     def routes(self) -> Sequence[Route]:
         return (
             Route("GET", r"/", self._welcome, None),
+            Route("GET", r"/docs", self._api_page, None),
             Route("GET", r"/dashboard/feed", self._stream, "dashboard"),
             Route("GET", r"/dashboard/(?P<name>[a-z]+\.[a-z]+)", self._asset, None),
         )
@@ -83,14 +85,17 @@ class Dashboard:
             await self._send(exchange, self._assets[PAGE])
             return
         names = ", ".join(self._services.runner.models)
-        text = f"Segue serves {names} at /v1/responses. See /health, /ready and /metrics.\n"
+        text = f"Segue serves {names} at /v1/responses. See /docs, /health, /ready and /metrics.\n"
         kind = (b"content-type", b"text/plain; charset=utf-8")
         await exchange.answer(200, text.encode(), [kind, (b"vary", b"accept")])
+
+    async def _api_page(self, exchange: Exchange) -> None:
+        await self._send(exchange, self._assets[API_PAGE])
 
     async def _asset(self, exchange: Exchange) -> None:
         name = exchange.arguments["name"]
         asset = self._assets.get(name)
-        if asset is None or name == PAGE:
+        if asset is None or name in (PAGE, API_PAGE):
             raise NotFound(f"Unknown request URL: GET /dashboard/{name[:128]}.", code="unknown_url")
         await self._send(exchange, asset)
 
