@@ -18,6 +18,7 @@ from segue.background import in_background
 from segue.builders.cluster import ALONE, WorkerPlace, open_cluster
 from segue.builders.hosted import HostedTools
 from segue.builders.observers import HealthCheck, Observers, open_observers
+from segue.builders.reports import report_finder
 from segue.builders.state import Eraser, State, build_state
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.routes import Dashboard
@@ -102,7 +103,7 @@ async def _open_server(
         health = HealthCheck(state, runner.models, observers)
         services = build_services(state, runner, observers, eraser, health)
         upgrades = Upgrades(services)
-        eraser.caches.append(upgrades.erase)
+        eraser.caches += [upgrades.erase, state.reuse.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         feed = build_feed(state, runner, observers, health, upgrades)
         http = HttpApp(services, Dashboard(services, feed).routes)
@@ -150,6 +151,7 @@ def build_runner(
         guards=served.owners,
         append_s_max=settings.append_s_max,
         cache_salt=state.cache_salt,
+        judge=state.reuse.judge,
     )
     runner = Runner(
         resources,
@@ -196,6 +198,7 @@ def build_services(
         open_cache=state.open_cache,
         is_ready=health.check,
         write_metrics=health.write_metrics,
+        find_report=report_finder(state),
         limits=settings,
         memory=state.memory,
         note_refusal=observers.note_refusal,
@@ -254,14 +257,15 @@ def watch_gauges(
         "connections": lambda: sum(session.state_bytes for session in upgrades.sessions),
         "lost_connections": lambda: upgrades.lost.bytes,
         "stored": lambda: store.state.bytes + sum(cache.bytes for cache in store.beside),
-        "prompts": lambda: state.render_cache.bytes,
+        "prompts": lambda: state.render_cache.bytes + state.reuse.bytes,
         "running": lambda: sum(running.bytes for running in registry.running.values()),
         "ended": lambda: registry.ended_bytes,
         "engines": lambda: served.bytes,
         "files": lambda: hosted.bytes,
     }
     # What costs least to fill again goes first.
-    memory.watch(parts, (state.render_cache.shrink, store.state.shrink, state.budget.shrink))
+    caches = (state.reuse.shrink, state.render_cache.shrink)
+    memory.watch(parts, (*caches, store.state.shrink, state.budget.shrink))
     watch = observers.metrics.watch
     watch("segue_connections", lambda: len(upgrades.sessions))
     watch("segue_state_bytes", lambda: memory.bytes)

@@ -182,6 +182,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     connections_state_bytes_max: Amount = 2048 * MIB
     process_state_bytes_max: Amount = 512 * MIB
     render_cache_bytes_max: Limit = 256 * MIB
+    reuse_bytes_max: Limit = 32 * MIB
     check_rendering: bool = False
     guard_sides: Literal["both", "input", "output"] = "both"
     cache_salt: Literal["auto", "on", "off"] = "auto"
@@ -371,6 +372,7 @@ HELP = {
         "connections_state_bytes_max": "memory for the history of all WebSocket connections in bytes",
         "process_state_bytes_max": "memory cache of stored responses in bytes",
         "render_cache_bytes_max": "memory cache of prompts in bytes, for clients that resend all; 0: off",
+        "reuse_bytes_max": "memory for cache reports and the prompts that they compare, in bytes; 0: off",
         "check_rendering": "debug: render every prompt without caches too and compare (slow)",
     },
     "guards": {

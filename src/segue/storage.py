@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from segue.accounts.scopes import API_SCOPES, SCOPES
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
-from segue.limits import Key, KeyLimits
+from segue.limits import Key, KeyLimits, UsageTotal
 from segue.settings import Settings, StoreKind, is_loopback, is_ring_stored, seal_path
 from segue.stores.hashes import SHOWN_CHARS, KeyHashes, new_secret
 from segue.stores.layered import LayeredStore
@@ -19,7 +19,7 @@ from segue.stores.seals import RingKey, new_key, open_ring, rotate_ring
 from segue.stores.sqlite import SqliteStore
 from segue.stores.store import Store
 from segue.turn.seams import Keys
-from segue.turn.values import Owner, UsageTotal
+from segue.turn.values import Owner
 
 # The bus topic for "API keys were created or revoked".
 KEYS_TOPIC = "keys"

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from segue.turn.values import UsageEntry, UsageTotal
+from segue.limits import UsageTotal
+from segue.turn.values import UsageEntry
 from tests.contracts.stores import Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn
 

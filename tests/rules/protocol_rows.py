@@ -225,7 +225,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         ),
         "context_management": ("compaction::test_threshold_compacts_inside_a_response",),
         "prompt": ("protocol_fields::test_prompt_templates_are_refused_by_name",),
-        "prompt_cache_key": (ECHO, IGNORED),
+        "prompt_cache_key": (ECHO,),
         "prompt_cache_options": (ECHO, STORIES),
         "prompt_cache_retention": (ECHO, IGNORED),
         "service_tier": (ECHO, IGNORED),

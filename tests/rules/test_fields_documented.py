@@ -23,7 +23,6 @@ UNKNOWN = {"image", "access_programs", "multi_agent"}
 # For each ignored field a value that would change something if it were honoured.
 ASKED: dict[str, Any] = {
     "stream_options": {"include_obfuscation": True},
-    "prompt_cache_key": "key",
     "prompt_cache_retention": "24h",
     "service_tier": "priority",
     "safety_identifier": "someone",

@@ -36,7 +36,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": INNER,
     "turn": INNER,
     # 3: what is around a turn. These know each other only as this table says.
-    "process": INNER | {"turn"},
+    # What of a prompt could have been reused? Values only, so that anyone around may ask.
+    "reuse": INNER | {"turn"},
+    "process": INNER | {"turn", "reuse"},
     "cluster": INNER | {"turn"},
     "accounts": INNER | {"turn"},
     "vocabularies": INNER | {"turn"},
@@ -81,6 +83,7 @@ PURE = {
     "vocabularies",
     "readers",
     "dialects",
+    "reuse",
     "turn.resolve",
     "turn.assemble",
     "turn.decide",

@@ -13,6 +13,7 @@ from segue.builders.cluster import Cluster
 from segue.process.afterwards import EndedTurn
 from segue.process.memory import Memory
 from segue.process.render_cache import RenderCache
+from segue.process.reuse import ReuseWatch
 from segue.process.runner import Runner
 from segue.settings import Settings
 from segue.storage import ServerStore, check_public, check_ring, load_ring
@@ -42,6 +43,8 @@ class State:
     # The memory of all connections together.
     budget: Budget
     render_cache: RenderCache
+    # What of the prompts was reused.
+    reuse: ReuseWatch
     # What all of it may hold.
     memory: Memory
 
@@ -80,7 +83,7 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
     accounts = Accounts(store.keys, hashes.digests, settings.auth, meter)
     render_cache = RenderCache(settings.render_cache_bytes_max)
     memory = Memory(settings.memory_bytes_max, settings.body_bytes_max)
-    caches = (budget, render_cache, memory)
+    caches = (budget, render_cache, ReuseWatch(settings.reuse_bytes_max), memory)
     return State(settings, store, cluster, ring, hashes, accounts, meter, *caches)
 
 

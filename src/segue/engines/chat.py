@@ -615,9 +615,11 @@ class _Answer:
             raise ServerFault("The engine's own content filter ended the answer.")
         usage = self._usage
         inputs, outputs = usage.prompt_tokens_details, usage.completion_tokens_details
+        cached = inputs.cached_tokens if inputs else None
+        cached = usage.prompt_cache_hit_tokens if cached is None else cached
         return Finish(
             "length" if self._reason == "length" else "stop",
-            cached_tokens=(inputs and inputs.cached_tokens) or usage.prompt_cache_hit_tokens or 0,
+            cached_tokens=cached,
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             reasoning_tokens=outputs.reasoning_tokens if outputs else None,

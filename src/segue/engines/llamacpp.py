@@ -58,7 +58,7 @@ ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
 
 
 class _Timings(Struct, frozen=True):
-    cache_n: int = 0
+    cache_n: int | None = None
 
 
 class _Progress(Struct, frozen=True):

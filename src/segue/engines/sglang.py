@@ -47,7 +47,7 @@ _Likelihood = tuple[float | None, int, str | None]
 class _Meta(Struct, frozen=True):
     finish_reason: _Reason | None = None
     completion_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
     prompt_tokens: int | None = None
     # As many as there are ids: all so far, or only the new ones.
     output_token_logprobs: list[_Likelihood] = []

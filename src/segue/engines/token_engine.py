@@ -117,7 +117,8 @@ class TokenAnswer:
     count: int = 0
     last_id: int | None = None
     started: JobStarted | None = None
-    cached_tokens: int = 0
+    # None where the server does not say.
+    cached_tokens: int | None = None
     # How many tokens the prompt has, images included.
     input_tokens: int | None = None
     reason: Literal["stop", "length"] | None = None
@@ -128,7 +129,7 @@ class TokenAnswer:
     # The server goes on though the answer is over: it stops when the connection is closed.
     is_still_sampling: bool = False
 
-    def start(self, cached_tokens: int) -> None:
+    def start(self, cached_tokens: int | None) -> None:
         """Report once, before the first token, how much of the prompt was cached."""
         if self.started is None:
             self.cached_tokens = cached_tokens

@@ -204,7 +204,7 @@ def _read(event: _Event, answer: TokenAnswer) -> None:
     if event.usage:
         answer.input_tokens = event.usage.prompt_tokens
     if event.usage and event.usage.prompt_tokens_details:
-        answer.cached_tokens = event.usage.prompt_tokens_details.cached_tokens or 0
+        answer.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
     for choice in event.choices:
         ids, stop = choice.token_ids or [], choice.stop_reason
         if choice.text and choice.token_ids is None:

@@ -381,7 +381,7 @@ class _Answer:
     def _finish(self, reason: Literal["stop", "length"], count: int) -> bool:
         # Tokens at the very end that make no whole character were never sent; they are counted.
         count = min(count, self._job.output_tokens_max or 0)
-        self.add(end=Finish(reason, cached_tokens=self._cached_tokens or 0, output_tokens=count))
+        self.add(end=Finish(reason, cached_tokens=self._cached_tokens, output_tokens=count))
         return True
 
 

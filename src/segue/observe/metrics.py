@@ -44,6 +44,7 @@ LIMITS = (
     "outbox_bytes_max",
     "process_state_bytes_max",
     "render_cache_bytes_max",
+    "reuse_bytes_max",
     "write_s_max",
 )
 
@@ -86,6 +87,8 @@ class Metrics:
         self._turns = self._counter("turns", endings, ("transport", "outcome"))
         places = "Lookups of parent turns, by place"
         self._lookups = self._counter("state_lookups", places, ("where",))
+        lost = "Prompt tokens that could have been reused and were not, by reason"
+        self._lost = self._counter("reuse_lost_tokens", lost, ("reason",))
         self._counted = {field: self._counter(field, text) for field, text in COUNTED.items()}
         name, about = "segue_turn_stage_seconds", "Duration of each stage of a turn"
         self._stages = prometheus.Histogram(
@@ -149,6 +152,8 @@ class Metrics:
             counter.inc(getattr(tally, field))
         if tally.found_in is not None:
             self._lookups.labels(tally.found_in).inc()
+        if tally.lost is not None:
+            self._lost.labels(tally.lost[0]).inc(tally.lost[1])
         for stage, seconds in _stage_seconds(tally.spans).items():
             self._stages.labels(stage).observe(seconds)
 

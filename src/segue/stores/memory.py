@@ -14,7 +14,7 @@ from operator import add
 
 from msgspec import structs
 
-from segue.limits import Draw, Grant, HeldPlaces, Key, Level, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, Level, UsageTotal, share_out
 from segue.stores.maintenance import CLAIM_S
 from segue.stores.memory_turns import ERASED_MAX, MemoryTurns, TurnKey
 from segue.stores.records import digest_key, usage_of
@@ -93,7 +93,7 @@ class MemoryLedger:
         for entry in entries:
             self.record(entry)
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[values.UsageTotal]:
+    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         totals: dict[tuple[str, Owner, str], tuple[int, ...]] = {}
         for entry in self._entries.values():
             if entry.ended_at >= since and owner in (None, entry.owner):
@@ -102,7 +102,7 @@ class MemoryLedger:
                 tokens = (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
                 used = (1, *tokens, entry.tool_calls)
                 totals[key] = tuple(map(add, totals.get(key, NOTHING), used))
-        return [values.UsageTotal(*key, *totals[key]) for key in sorted(totals)]
+        return [UsageTotal(*key, *totals[key]) for key in sorted(totals)]
 
     def record(self, entry: values.UsageEntry) -> None:
         """Record one turn unless it is recorded already."""

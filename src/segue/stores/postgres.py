@@ -22,7 +22,7 @@ from msgspec.structs import astuple, replace
 
 from segue.background import off_loop
 from segue.errors import Fenced, StoreFailed, Unavailable
-from segue.limits import Draw, Grant, HeldPlaces, Key, Level, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, Level, UsageTotal, share_out
 from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.postgres_database import (
@@ -172,10 +172,10 @@ class _Ledger:
             query = QUERIES["settle"]
             await self.database.run(lambda connection: connection.executemany(query, rows))
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[values.UsageTotal]:
+    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         if owner is not None and not is_text(owner):
             return []
-        return await self.database.fetch("report", values.UsageTotal, owner, since)
+        return await self.database.fetch("report", UsageTotal, owner, since)
 
 
 @dataclass(frozen=True, slots=True)

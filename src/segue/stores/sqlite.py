@@ -21,7 +21,7 @@ import msgspec
 from msgspec import structs
 
 from segue.background import off_loop
-from segue.limits import Draw, Grant, HeldPlaces, Key, Level, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, Level, UsageTotal, share_out
 from segue.stores import records
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.records import LongField, TurnColumns, is_text
@@ -103,11 +103,11 @@ class _Ledger:
             # Rows that are there already stay as they are.
             await self.database.write(lambda writer: writer.executemany(QUERIES["settle"], rows))
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[values.UsageTotal]:
+    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         if owner is not None and not is_text(owner):
             return []
         key = {"owner": owner, "since": since}
-        return await self.database.fetch("report", values.UsageTotal, key)
+        return await self.database.fetch("report", UsageTotal, key)
 
 
 @dataclass(frozen=True, slots=True)

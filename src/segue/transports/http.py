@@ -66,6 +66,7 @@ class HttpApp:
             Route("DELETE", response, responses.delete, "responses"),
             Route("POST", response + r"/cancel", responses.cancel, "responses"),
             Route("GET", response + r"/input_items", responses.list_input, "responses"),
+            Route("GET", response + r"/cache", responses.explain, "responses"),
             Route("POST", r"/v1/conversations", conversations.create, "responses"),
             Route("GET", conversation, conversations.get, "responses"),
             Route("POST", conversation, conversations.update, "responses"),

@@ -68,6 +68,9 @@ OPERATIONS: dict[str, RouteDoc] = {
     "GET /v1/responses/{id}/input_items": RouteDoc(
         "List the input items of a stored response.", "ItemList", query=PAGE
     ),
+    "GET /v1/responses/{id}/cache": RouteDoc(
+        "What of the prompt of a response was reused, and what was not.", "CacheReport"
+    ),
     "POST /v1/conversations": RouteDoc(
         "Create a conversation.", "ConversationObject", "NewConversation"
     ),

@@ -13,7 +13,7 @@ from contextlib import closing
 from msgspec import UNSET, structs
 
 from segue.background import off_loop
-from segue.errors import Conflict, InvalidRequest, response_not_found
+from segue.errors import Conflict, InvalidRequest, NotFound, cut_name, response_not_found
 from segue.ids import given_id, new_id
 from segue.transports.exchange import ClientGone, Exchange, listening, subscribed
 from segue.transports.paging import ListPage, choose_page, encode_page
@@ -199,6 +199,15 @@ class ResponseRoutes:
         page = await off_loop(len(turn.given) > MANY_ITEMS, _choose_page, turn, exchange.query)
         items = turn.given[page.positions.start : page.positions.stop]
         await exchange.answer(200, encode_page(page, items))
+
+    async def explain(self, exchange: Exchange) -> None:
+        """What of the prompt of a response was reused, and what was not; also of one that is not stored."""
+        turn_id = exchange.arguments["id"]
+        report = await self._services.find_report(exchange.owner, turn_id)
+        if report is None:
+            message = f"Nothing is known of the prompt of response '{cut_name(turn_id)}' any more."
+            raise NotFound(message, param="response_id")
+        await exchange.answer(200, encode(report))
 
     # --- ending ---
 

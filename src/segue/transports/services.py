@@ -13,6 +13,7 @@ from segue.settings import Settings
 from segue.transports.auth import OriginPolicy
 from segue.turn.seams import Conversations, Turns
 from segue.turn.values import Owner, Turn
+from segue.wire.response import CacheReport
 
 
 class NearTurns(Turns, Protocol):
@@ -48,6 +49,8 @@ class Services:
     open_cache: Callable[[Account], tuple[NearTurns, Turns]]
     is_ready: Callable[[], Awaitable[dict[str, bool]]]
     write_metrics: Callable[[], Awaitable[bytes]]
+    # What is known of the reuse of a turn's prompt, in all workers of this parent process.
+    find_report: Callable[[Owner, str], Awaitable[CacheReport | None]]
     # The limits of a client are settings.
     limits: Settings = field(default_factory=Settings)
     # What this process holds, and may hold.

@@ -19,7 +19,7 @@ from segue.turn.values import Sampling
 from segue.wire.codec import encode
 from segue.wire.items import CompactionTrigger, Item, count_media
 from segue.wire.requests import Create
-from segue.wire.response import Named, ReasoningEcho, Response, TextEcho
+from segue.wire.response import Named, ReasoningEcho, Response, TextEcho, cache_echo
 from segue.wire.tools import forced_offers, grammar_of, has_grammar
 
 NULL = Raw(b"null")
@@ -200,6 +200,8 @@ def _first_snapshot(
         previous_response_id=create.previous_response_id,
         conversation=UNSET if create.conversation is None else Named(create.conversation_id or ""),
         prompt_cache_key=create.prompt_cache_key,
+        prompt_cache_options=cache_echo(create.prompt_cache_options),
+        prompt_cache_retention=create.prompt_cache_retention or UNSET,
         reasoning=ReasoningEcho(effects.effort or head.reasoning.effort, head.reasoning.summary),
         safety_identifier=create.safety_identifier,
         store=is_stored,

@@ -107,6 +107,8 @@ class TurnLoop:
         # The prompt of this round, and the first one of the turn, which the render cache may keep.
         self.composed: Composed | None = None
         self.first_composed: Composed | None = None
+        # The first prompt of the answer as the engine read it: on which replica, and how much of it was cached.
+        self.first_read: tuple[Composed, JobStarted] | None = None
         self.finish: Finish | None = None
         self.usage = NO_USAGE
         # The tokens that count against the client's limit: those of the answer in all rounds, without summaries.
@@ -135,7 +137,8 @@ class TurnLoop:
         except Exception:
             # A mistake of ours; the client still gets its one terminal event.
             log.exception("turn %s failed unexpectedly", plan.id)
-            self.assembler.conclude(_broken(), NO_USAGE, int(time.time()))
+            broken = End("failed", error=ServerFault(PROBLEM))
+            self.assembler.conclude(broken, NO_USAGE, int(time.time()))
             given = Round(plan.resolved.given)
             await self._save_failed([*plan.resolved.earlier, given], plan.resolved.open_calls)
         finally:
@@ -413,12 +416,16 @@ class TurnLoop:
         wrote = wrote if is_answer or is_summary else 0
         # A summary has a limit of its own.
         self.answer_tokens += 0 if is_summary else wrote
-        before = self.usage
-        cached = before.input_tokens_details.cached_tokens + finish.cached_tokens
+        if self.first_read is None and not is_summary:
+            self.first_read = (composed, JobStarted(finish.cached_tokens, self.started.route))
+        before, details = self.usage, self.usage.input_tokens_details
+        cached = finish.cached_tokens or 0
+        # An engine with a prefix cache keeps in it what it has computed.
+        written = 0 if finish.cached_tokens is None else max(0, given - cached)
         reasoning = before.output_tokens_details.reasoning_tokens + (finish.reasoning_tokens or 0)
         self.usage = Usage(
             before.input_tokens + given,
-            InputDetails(cached_tokens=cached),
+            InputDetails(details.cached_tokens + cached, details.cache_write_tokens + written),
             before.output_tokens + wrote,
             OutputDetails(reasoning_tokens=reasoning),
             before.total_tokens + given + wrote,
@@ -564,13 +571,15 @@ class TurnLoop:
             count = sum(len(ids) for item, ids in written if isinstance(item.value, Reasoning))
             details = OutputDetails(reasoning_tokens=count)
             usage = structs.replace(usage, output_tokens_details=details)
+        if self.first_read is not None and self.resources.judge is not None:
+            found = await self.resources.judge(plan, *self.first_read, self.turns)
+            assembler.response = structs.replace(assembler.response, prompt_cache_diagnostics=found)
         response = assembler.conclude(end, usage, int(time.time()))
         try:
             if plan.is_stored or end.status in ("completed", "incomplete"):
                 passed = () if self.gate is None else self.gate.names
                 warm = self._warm()
-                rounds = tuple(self.rounds)
-                turn = commit(plan, response, rounds, self.open_calls, warm, passed)
+                turn = commit(plan, response, tuple(self.rounds), self.open_calls, warm, passed)
                 await self.turns.save(turn)
                 self.running.turn = turn
                 plan.tally.is_recorded = plan.is_stored
@@ -617,11 +626,7 @@ def _append_timeout(plan: Plan) -> ApiError:
     )
 
 
-def _broken() -> End:
-    return End("failed", error=ServerFault(PROBLEM))
-
-
 def _root_id(plan: Plan) -> str:
-    """The first turn of this chain."""
-    parent = plan.resolved.parent
-    return plan.id if parent is None else parent.lineage()[0].id
+    """The first turn of this chain, or what the client says belongs together."""
+    parent, key = plan.resolved.parent, plan.resolved.create.prompt_cache_key
+    return key or (plan.id if parent is None else parent.lineage()[0].id)

@@ -19,9 +19,10 @@ from segue.turn.values import Conversation, Head, JobStarted, Owner, Round, Samp
 from segue.wire.effects import Effects
 from segue.wire.items import Call, Item
 from segue.wire.requests import Create
-from segue.wire.response import Response
+from segue.wire.response import MaybeDiagnostics, Response
 
 if TYPE_CHECKING:
+    from segue.turn.compose import Composed
     from segue.turn.running import Running
 
 USUAL = Sampling()
@@ -85,6 +86,9 @@ class Model:
 Models = Mapping[str, Model]
 
 
+Judge = Callable[["Plan", "Composed", JobStarted, Turns], Awaitable[MaybeDiagnostics]]
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What all turns of a process share."""
@@ -105,6 +109,8 @@ class Resources:
     append_s_max: float = 600.0
     # What keeps an owner's prompts apart in an engine's prefix cache; None: nothing.
     cache_salt: Callable[[Owner], str | None] = lambda owner: None
+    # After a turn: what of its first prompt could have been reused, and what its client asked to know of that.
+    judge: Judge | None = None
 
 
 class Resolved(Struct, frozen=True):
@@ -188,6 +194,8 @@ class Tally:
     found_in: Literal["connection", "store", "missing"] | None = None
     # What the engine said of its last job.
     started: JobStarted = field(default_factory=JobStarted)
+    # Why tokens of the prompt that could have been reused were not, and how many (docs/cache.md).
+    lost: tuple[str, int] | None = None
     # The trace that the client has begun, as it was sent (W3C Trace Context).
     traceparent: str = ""
     received_at: float = field(default_factory=perf_counter)
@@ -227,6 +235,4 @@ class Plan:
     threshold: int = 0
     # How long a rollout waits for the outputs of its calls.
     append_s_max: float = 600.0
-    # What keeps an owner's prompts apart in an engine's prefix cache; None: nothing.
-    cache_salt: Callable[[Owner], str | None] = lambda owner: None
     guards: Guards = NO_GUARDS

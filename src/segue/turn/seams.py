@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapp
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from segue.limits import Draw, Grant, Key
+from segue.limits import Draw, Grant, Key, UsageTotal
 from segue.turn.values import (
     Claim,
     Conversation,
@@ -31,7 +31,6 @@ from segue.turn.values import (
     ToolResult,
     Turn,
     UsageEntry,
-    UsageTotal,
     Verdict,
     Warm,
 )

@@ -492,7 +492,8 @@ class JobStarted(Struct, frozen=True):
     """What is known before the first token, and so also of a turn that is broken off: which replica has the job, and
     how much of the prompt it does not have to compute. Of several the last one counts."""
 
-    cached_tokens: int = 0
+    # None where the engine does not say.
+    cached_tokens: int | None = None
     route: str | None = None
 
 
@@ -500,7 +501,8 @@ class Finish(Struct, frozen=True):
     """The engine's last word: why it stopped, and how much of the prompt it did not have to compute."""
 
     reason: Literal["stop", "length"]
-    cached_tokens: int = 0
+    # None where the engine does not say.
+    cached_tokens: int | None = None
     # What the engine itself counted; None where we know better, because the ids are ours.
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -598,19 +600,6 @@ class UsageEntry(Struct, frozen=True):
     output_tokens: int
     ended_at: int
     # Calls that our own tools answered.
-    tool_calls: int = 0
-
-
-class UsageTotal(Struct, frozen=True):
-    """What one owner used of one model on one day (of UTC): how many turns, how many tokens."""
-
-    day: str
-    owner: Owner
-    model: str
-    turns: int
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
     tool_calls: int = 0
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.wire.requests import Effort, MaybeFlag, MaybeText, RawField, TextFormat
+from segue.wire.requests import CacheBreakpoint, Effort, MaybeFlag, MaybeText, RawField, TextFormat
 from segue.wire.tools import Execution, ToolDefinition
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -23,11 +23,15 @@ class _Part(Struct, frozen=True, tag_field="type", kw_only=True, gc=False):
     """One piece of a message's or an output's content."""
 
 
-class InputText(_Part, tag="input_text", frozen=True, kw_only=True):
+class _InputPart(_Part, frozen=True, kw_only=True):
+    prompt_cache_breakpoint: CacheBreakpoint | UnsetType | None = UNSET
+
+
+class InputText(_InputPart, tag="input_text", frozen=True, kw_only=True):
     text: str
 
 
-class InputImage(_Part, tag="input_image", frozen=True, kw_only=True):
+class InputImage(_InputPart, tag="input_image", frozen=True, kw_only=True):
     image_url: MaybeText = UNSET
     file_id: MaybeText = UNSET
     detail: MaybeText = UNSET
@@ -40,7 +44,7 @@ class InputImage(_Part, tag="input_image", frozen=True, kw_only=True):
         return url if isinstance(url, str) and url.startswith("data:") else None
 
 
-class InputFile(_Part, tag="input_file", frozen=True, kw_only=True):
+class InputFile(_InputPart, tag="input_file", frozen=True, kw_only=True):
     file_id: MaybeText = UNSET
     file_url: MaybeText = UNSET
     file_data: MaybeText = UNSET
@@ -50,7 +54,7 @@ class InputFile(_Part, tag="input_file", frozen=True, kw_only=True):
     text: MaybeText = msgspec.field(name="segue:text", default=UNSET)
 
 
-class InputAudio(_Part, tag="input_audio", frozen=True, kw_only=True):
+class InputAudio(_InputPart, tag="input_audio", frozen=True, kw_only=True):
     input_audio: RawField = UNSET
     audio_url: MaybeText = UNSET
 

@@ -55,11 +55,24 @@ class TextConfig(Struct, frozen=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+CacheMode = Literal["implicit", "explicit"]
+CacheTtl = Literal["30m", "12h"]
+CacheRetention = Literal["in_memory", "24h"]
+
+
 class CacheOptions(Struct, frozen=True):
-    mode: str | None = None
-    ttl: str | None = None
+    mode: CacheMode | None = None
+    ttl: CacheTtl | None = None
     prewarm: bool | None = None
+    # Asks for `prompt_cache_diagnostics` on the response.
     comparison_response_id: str | None = None
+
+
+class CacheBreakpoint(Struct, frozen=True):
+    """The end of a prefix that is worth caching. Engines cache every prefix, so it is checked and changes nothing."""
+
+    mode: Literal["explicit"]
+    ttl: CacheTtl | None = None
 
 
 class StreamOptions(Struct, frozen=True):
@@ -126,7 +139,7 @@ class Create(Struct, frozen=True, kw_only=True):
     prompt: PromptRef | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: CacheOptions | None = None
-    prompt_cache_retention: str | None = None
+    prompt_cache_retention: CacheRetention | None = None
     service_tier: str | None = None
     metadata: Metadata | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None

@@ -44,6 +44,7 @@ TAKEN = (
 # What we may send beside items.
 SENT = (
     response.Response,
+    response.CacheReport,
     reduce(or_, EVENT_TYPES),
     ErrorBody,
     response.ItemList,

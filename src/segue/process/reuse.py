@@ -1,0 +1,310 @@
+"""Which prompts did this process see lately, and what of each new one could have been reused?
+
+After each turn its first prompt is compared: with the parent's, or, where the client sends its whole history, with the
+nearest earlier prompt of the same owner. On most turns the earlier prompt is the beginning of the new one, and that is
+seen at a glance. What is found is kept in memory only, for its owner, within a limit of bytes; with a limit of 0
+nothing is compared but what a client asks for (`comparison_response_id`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from msgspec import UNSET, structs
+
+from segue.reuse.compare import Parting, changed_setting, continues, part
+from segue.reuse.diagnose import NOT_FOUND, UNAVAILABLE, diagnose
+from segue.reuse.prompts import USUAL_TIER, KnownPrompt, extends, of_plan, of_turn
+from segue.reuse.report import engine_reason, summary
+from segue.reuse.texts import told
+from segue.turn.compose import Composed
+from segue.turn.plan import Plan
+from segue.turn.seams import Turns
+from segue.turn.values import JobStarted, Messages, Owner, Prompt, Turn
+from segue.wire.response import ENDED, CacheReport, LossReason, MaybeDiagnostics
+
+log = logging.getLogger(__name__)
+
+# What a record costs beside its texts; of a prompt that came as a whole, its items as bytes and as values, and its ids.
+RECORD_BYTES = 1_000
+ITEM_COST, TOKEN_COST = 3, 4
+# Prompts of one owner that may be the nearest earlier one: conversations that run at the same time.
+RECENT_MAX = 32
+
+ReportKey = tuple[Owner, str]
+
+
+@dataclass(slots=True)
+class Record:
+    """What is kept of one turn."""
+
+    report: CacheReport
+    tier: str
+    ended_at: float
+    bytes: int
+    # Of a request that came as a whole: another one may go on from it.
+    known: KnownPrompt | None = None
+    known_bytes: int = 0
+
+
+class ReuseWatch:
+    """Compares the prompts of this process, and keeps what it finds."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        # The oldest first.
+        self._records: OrderedDict[ReportKey, Record] = OrderedDict()
+        # The turns of an owner whose prompt is kept, the oldest first; and where a prompt object is kept.
+        self._recent: dict[Owner, OrderedDict[str, None]] = {}
+        self._by_prompt: dict[int, ReportKey] = {}
+        self.bytes = 0
+
+    # --- after a turn ---
+
+    async def judge(
+        self, plan: Plan, composed: Composed, read: JobStarted, turns: Turns
+    ) -> MaybeDiagnostics:
+        """Compare the first prompt of this turn; answer what its client asked for. It never fails a turn."""
+        options = plan.resolved.create.prompt_cache_options
+        asked = None if options is None else options.comparison_response_id
+        diagnostics: MaybeDiagnostics = UNSET if asked is None else UNAVAILABLE
+        try:
+            if asked is not None:
+                old = await self._known(plan, asked, turns)
+                new = _known_now(plan, composed, read)
+                diagnostics = NOT_FOUND if old is None else diagnose(old, new, read.cached_tokens)
+            if self._bytes_max:
+                self._note(plan, composed, read)
+        except Exception:
+            log.exception("could not compare the prompt of turn %s", plan.id)
+        return diagnostics
+
+    async def _known(self, plan: Plan, turn_id: str, turns: Turns) -> KnownPrompt | None:
+        """The prompt of an earlier turn of this owner, from memory or from the store."""
+        record = self._records.get((plan.owner, turn_id))
+        if record is not None and record.known is not None:
+            return record.known
+        parent = plan.resolved.parent
+        is_parent = parent is not None and parent.id == turn_id
+        turn = parent if is_parent else await turns.find(plan.owner, turn_id)
+        if turn is None or turn.response.status not in ENDED:
+            return None
+        return of_turn(turn, record.tier if record is not None else USUAL_TIER)
+
+    def _note(self, plan: Plan, composed: Composed, read: JobStarted) -> None:
+        parent = plan.resolved.parent
+        if parent is None:
+            self._note_whole(plan, composed, read)
+            return
+        warm, context = parent.warm, composed.rendered.context
+        if warm is not None and extends(context, warm.prompt) and _is_alike(plan, parent):
+            self._held(plan, composed, read, parent.id, _tokens(warm.prompt), warm.route)
+            return
+        old = of_turn(parent, self._tier(plan.owner, parent.id))
+        self._compare(plan, composed, read, parent.id, old)
+
+    def _note_whole(self, plan: Plan, composed: Composed, read: JobStarted) -> None:
+        """A history that came as a whole: it may go on from an earlier prompt, and another one from it."""
+        owner, recalled = plan.owner, composed.scene.recalled
+        new = _known_now(plan, composed, read)
+        key = self._by_prompt.get(id(recalled.prompt)) if recalled is not None else None
+        before = self._records[key].known if key is not None else None
+        if before is None:
+            key, before = self._nearest(owner, new)
+        if key is None or before is None:
+            self._held(plan, composed, read, None, 0, None)
+        elif recalled is not None and not isinstance(recalled.prompt, Messages):
+            self._held(plan, composed, read, key[1], recalled.prompt.length, before.route)
+        else:
+            self._compare(plan, composed, read, key[1], before)
+        if key is not None and before is not None and len(before.items) < len(new.items):
+            self._let_go(key)
+        self._remember(owner, plan, new)
+
+    def _nearest(
+        self, owner: Owner, new: KnownPrompt
+    ) -> tuple[ReportKey | None, KnownPrompt | None]:
+        """The earlier prompt of this owner with which the new one has most in common, if it goes on from it."""
+        given = set(map(told, new.items))
+        found: tuple[ReportKey | None, KnownPrompt | None] = (None, None)
+        most = 0
+        for turn_id in reversed(self._recent.get(owner, ())):
+            known = self._records[owner, turn_id].known
+            assert known is not None, "recent prompts are kept"
+            shared = sum(len(item.raw) for item in known.items if told(item) in given)
+            is_named = known.response.prompt_cache_key == new.response.prompt_cache_key is not None
+            if shared + is_named > most and (is_named or continues(known, new)):
+                found, most = ((owner, turn_id), known), shared + is_named
+        return found
+
+    def _compare(
+        self, plan: Plan, composed: Composed, read: JobStarted, turn_id: str, old: KnownPrompt
+    ) -> None:
+        parting = part(old, _known_now(plan, composed, read))
+        if parting is None or not parting.lost:
+            expected = old.tokens if parting is None else parting.common
+            self._held(plan, composed, read, turn_id, expected, old.route)
+        else:
+            self._lost(plan, composed, read, turn_id, parting)
+
+    # --- what is kept ---
+
+    def _held(
+        self,
+        plan: Plan,
+        composed: Composed,
+        read: JobStarted,
+        compared: str | None,
+        expected: int,
+        route: str | None,
+    ) -> None:
+        """The prompt begins with the earlier one; the engine may have lost it all the same."""
+        why = engine_reason(expected, read.cached_tokens, (route, read.route))
+        report = CacheReport(
+            response_id=plan.id,
+            model=plan.response.model,
+            verdict="hit" if compared is not None else "first",
+            compared_with=compared,
+            comparison=_comparison(plan, compared),
+            input_tokens=composed.length,
+            reusable_tokens=expected,
+            cached_tokens=read.cached_tokens,
+        )
+        if why is not None:
+            lost = self._loss(plan, report, why, expected - (read.cached_tokens or 0))
+            report = structs.replace(report, verdict="engine_lost", **lost)
+        self._add(plan, report)
+
+    def _lost(
+        self, plan: Plan, composed: Composed, read: JobStarted, compared: str, parting: Parting
+    ) -> None:
+        """The prompts part."""
+        report = CacheReport(
+            response_id=plan.id,
+            model=plan.response.model,
+            verdict="prompt_changed",
+            compared_with=compared,
+            comparison=_comparison(plan, compared),
+            input_tokens=composed.length,
+            reusable_tokens=parting.common,
+            cached_tokens=read.cached_tokens,
+            place=parting.place,
+            before=parting.earlier,
+            now=parting.now,
+        )
+        loss = self._loss(plan, report, parting.reason, parting.lost, parting)
+        self._add(plan, structs.replace(report, **loss))
+
+    def _loss(
+        self,
+        plan: Plan,
+        report: CacheReport,
+        reason: LossReason,
+        lost: int,
+        parting: Parting | None = None,
+    ) -> dict[str, object]:
+        """What a report says of a loss: how long it took is its share of the time to the first token."""
+        plan.tally.lost = (reason, lost)
+        waits = (one for one in plan.tally.spans if one.stage == "first_token")
+        took = next((one.ended - one.began for one in waits), None)
+        computed = report.input_tokens - (report.cached_tokens or 0)
+        ms = None if took is None else round(1000 * took * min(1.0, lost / max(1, computed)), 1)
+        words = summary(reason, lost, parting)
+        return {"reason": reason, "lost_tokens": lost, "lost_ms": ms, "summary": words}
+
+    def _add(self, plan: Plan, report: CacheReport) -> None:
+        size = RECORD_BYTES
+        if report.before is not None and report.now is not None:
+            size += 4 * (len(report.before.text) + len(report.now.text))
+        tier = plan.resolved.create.service_tier or USUAL_TIER
+        self._records[plan.owner, plan.id] = Record(report, tier, time.time(), size)
+        self.bytes += size
+        self.shrink(self.bytes - self._bytes_max)
+
+    def _remember(self, owner: Owner, plan: Plan, new: KnownPrompt) -> None:
+        record = self._records.get((owner, plan.id))
+        if record is None or new.prompt is None:
+            return
+        record.known = new
+        record.known_bytes = ITEM_COST * plan.tally.bytes_received + TOKEN_COST * new.tokens
+        self.bytes += record.known_bytes
+        self._by_prompt[id(new.prompt)] = (owner, plan.id)
+        recent = self._recent.setdefault(owner, OrderedDict())
+        recent[plan.id] = None
+        if len(recent) > RECENT_MAX:
+            self._let_go((owner, next(iter(recent))))
+        self.shrink(self.bytes - self._bytes_max)
+
+    def _let_go(self, key: ReportKey) -> None:
+        """Keep the report, not the prompt."""
+        record = self._records[key]
+        if record.known is None:
+            return
+        self.bytes -= record.known_bytes
+        self._by_prompt.pop(id(record.known.prompt), None)
+        record.known, record.known_bytes = None, 0
+        recent = self._recent[key[0]]
+        del recent[key[1]]
+        if not recent:
+            del self._recent[key[0]]
+
+    def _drop(self, key: ReportKey) -> None:
+        self._let_go(key)
+        self.bytes -= self._records.pop(key).bytes
+
+    def shrink(self, size: int) -> None:
+        """Let go of so many bytes, the oldest first."""
+        target = self.bytes - size
+        while self._records and self.bytes > target:
+            self._drop(next(iter(self._records)))
+
+    # --- what is asked ---
+
+    def _tier(self, owner: Owner, turn_id: str) -> str:
+        record = self._records.get((owner, turn_id))
+        return USUAL_TIER if record is None else record.tier
+
+    def find(self, owner: Owner, turn_id: str) -> CacheReport | None:
+        """What is known of this turn."""
+        record = self._records.get((owner, turn_id))
+        return None if record is None else record.report
+
+    async def forget(self, owner: Owner, turn_id: str) -> None:
+        """The turn is erased."""
+        if (owner, turn_id) in self._records:
+            self._drop((owner, turn_id))
+
+    def since(self, at: float) -> Iterator[tuple[Owner, CacheReport]]:
+        """The reports of turns that ended after this time, the newest first."""
+        for (owner, _), record in reversed(self._records.items()):
+            if record.ended_at < at:
+                return
+            yield owner, record.report
+
+
+def _known_now(plan: Plan, composed: Composed, read: JobStarted) -> KnownPrompt:
+    prompt = (composed.rendered.context, composed.length, read.route)
+    return of_plan(plan, composed.scene, *prompt, is_cut=composed.is_truncated)
+
+
+def _is_alike(plan: Plan, parent: Turn) -> bool:
+    """Whether what stands beside chat messages is the same; of token ids all is in the prompt."""
+    warm = parent.warm
+    if warm is None or not isinstance(warm.prompt, Messages) or warm.head is plan.resolved.head:
+        return True
+    return changed_setting(parent.response, plan.response) is None
+
+
+def _tokens(prompt: Prompt) -> int:
+    return prompt.tokens if isinstance(prompt, Messages) else prompt.length
+
+
+def _comparison(plan: Plan, compared: str | None) -> Literal["parent", "nearest"] | None:
+    if compared is None:
+        return None
+    return "nearest" if plan.resolved.parent is None else "parent"
