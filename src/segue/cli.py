@@ -62,6 +62,9 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "segue.remote.connect",
             "configure a client: print a snippet, or edit Codex's config.toml",
         ),
+        "explain": Verb(
+            "segue.remote.explain", "say why the prompt of a response was not reused, and where"
+        ),
         "bench": Verb("segue_bench.command", "measure agent loops over each transport"),
     },
 }

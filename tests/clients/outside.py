@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support import ServedProcess, served_process
+from tests.support import Served, ServedProcess, served_process
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent
@@ -76,7 +76,7 @@ def serving_clients(folder: Path) -> Iterator[ServedProcess]:
 
 
 def run_python(
-    script: str, served: ServedProcess, *arguments: str, s_max: float = RUN_S_MAX
+    script: str, served: Served | ServedProcess, *arguments: str, s_max: float = RUN_S_MAX
 ) -> Any:
     """What a script of the Python client prints."""
     command = [str(PYTHON), "-W", "error", str(SCRIPTS / script)]
@@ -106,7 +106,7 @@ def misfits(values: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _run(
     command: list[str],
-    served: ServedProcess,
+    served: Served | ServedProcess,
     arguments: tuple[str, ...],
     s_max: float = RUN_S_MAX,
 ) -> Any:

@@ -41,7 +41,7 @@ async def test_client_that_resends_everything_pays_for_what_is_new_only() -> Non
 
 
 async def test_cache_stays_within_its_bytes() -> None:
-    async with serving(render_cache_bytes_max=4_000) as served:
+    async with serving(render_cache_bytes_max=4_000, reuse_bytes_max=0) as served:
         await resend_everything(served)
         assert 0 < await metric(served, "segue_state_bytes") <= 4_000
 

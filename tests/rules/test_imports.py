@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "listener": INNER | {"process", "transports"},
     "server": INNER | {"app", "listener", "process", "transports"},
     # 5: how does a person start it, connect to it, look at it?
-    "remote": GROUND,
+    "remote": INNER,
     "commands": GROUND
     | {"server", "models", "storage", "turn", "accounts", "builders", "observe", "workers"}
     | {"remote", "backup"},

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from segue.reuse.prompts import KnownPrompt
-from segue.reuse.texts import around, first_difference, line_of, said, told
+from segue.reuse.texts import around, first_difference, line_of, said, told, type_of
 from segue.turn.values import Messages, Tokens
 from segue.wire.items import Item, Message, Reasoning
 from segue.wire.response import (
@@ -233,15 +233,11 @@ def _place(
     if leading == len(old.items) and reason == "reasoning_dropped":
         leading = next(n for n, item in enumerate(old.items) if isinstance(item.value, Reasoning))
         item = old.items[leading]
-        return Place("input", leading, _type(item)), said(item), ""
+        return Place("input", leading, type_of(item)), said(item), ""
     gone, came = old.items[leading : leading + 1], new.items[leading : leading + 1]
-    name = next((_type(item) for item in (*gone, *came)), None)
+    name = next((type_of(item) for item in (*gone, *came)), None)
     texts = ["".join(map(said, items)) for items in (gone, came)]
     return Place("input", leading, name), texts[0], texts[1]
-
-
-def _type(item: Item) -> str:
-    return str(type(item.value).__struct_config__.tag)
 
 
 def _tools_place(old: Raw, new: Raw) -> tuple[Place, str, str]:

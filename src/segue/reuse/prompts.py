@@ -11,13 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
+from segue.reuse.texts import type_of
 from segue.turn.plan import Plan
 from segue.turn.values import Messages, Prompt, Round, Scene, Tokens, Turn, since_fresh
-from segue.wire.items import Compaction, CompactionSummary, Item
+from segue.wire.items import Item
 from segue.wire.response import Response
 
 # What a request without a tier, and what `auto`, means here.
 USUAL_TIER = "default"
+COMPACTIONS = ("compaction", "compaction_summary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,7 @@ class KnownPrompt:
     @property
     def has_compaction(self) -> bool:
         """Whether a summary stands for what came before."""
-        return self.is_compacted or any(
-            isinstance(item.value, Compaction | CompactionSummary) for item in self.items
-        )
+        return self.is_compacted or any(type_of(item) in COMPACTIONS for item in self.items)
 
 
 def tier_of(requested: str | None) -> str:
@@ -58,8 +58,10 @@ def of_plan(
     resolved = plan.resolved
     is_whole = resolved.parent is None and not resolved.earlier
     is_replaced = scene.past is None and not scene.rounds and scene.given is not resolved.given
-    is_compacted = bool(resolved.earlier) or (is_replaced and not is_cut)
-    items = resolved.given if is_whole else tuple(chain(_items(scene.history()), scene.given))
+    rounds = list(scene.history())
+    is_fresh = bool(rounds) and rounds[0].is_fresh
+    is_compacted = bool(resolved.earlier) or is_fresh or (is_replaced and not is_cut)
+    items = resolved.given if is_whole else tuple(chain(_items(rounds), scene.given))
     return KnownPrompt(
         response=plan.response,
         tier=tier_of(resolved.create.service_tier),
@@ -95,7 +97,7 @@ def of_turn(turn: Turn, tier: str) -> KnownPrompt:
         fingerprint=warm.fingerprint if warm is not None else None,
         tokens=tokens,
         route=warm.route if warm is not None else None,
-        is_compacted=any(one.is_fresh for one in turn.rounds),
+        is_compacted=rounds[0].is_fresh,
     )
 
 

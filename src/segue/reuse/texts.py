@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from msgspec import Struct
 
 from segue.wire.items import InputText, Item, Message, OutputText
 from segue.wire.response import Side
@@ -31,6 +32,18 @@ def said(item: Item) -> str:
             return output
         case _:
             return msgspec.json.encode(_seen(body)).decode()
+
+
+class _Typed(Struct, frozen=True):
+    type: str | None = None
+
+
+_typed = msgspec.json.Decoder(_Typed).decode
+
+
+def type_of(item: Item) -> str:
+    """The type that the client sent: what we had sealed is opened, and then means something else."""
+    return _typed(item.raw).type or "message"
 
 
 def told(item: Item) -> object:

@@ -406,7 +406,8 @@ class TurnLoop:
 
     def _count(self, composed: Composed, finish: Finish | None, *, is_summary: bool) -> None:
         """Add what one call of the model used: as the engine counted, or as we did, because the ids are ours."""
-        finish = finish or Finish("stop", self.plan.tally.started.cached_tokens)
+        started = self.plan.tally.started
+        finish = finish or Finish("stop", started.cached_tokens)
         is_answer = self.plan.generates or self.plan.compacts is not None
         prompt = composed.prompt if is_answer else composed.rendered.context
         given = prompt.length if isinstance(prompt, Tokens) else 0
@@ -417,7 +418,7 @@ class TurnLoop:
         # A summary has a limit of its own.
         self.answer_tokens += 0 if is_summary else wrote
         if self.first_read is None and not is_summary:
-            self.first_read = (composed, JobStarted(finish.cached_tokens, self.started.route))
+            self.first_read = (composed, JobStarted(finish.cached_tokens, started.route))
         before, details = self.usage, self.usage.input_tokens_details
         cached = finish.cached_tokens or 0
         # An engine with a prefix cache keeps in it what it has computed.
