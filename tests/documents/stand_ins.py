@@ -2,7 +2,8 @@
 
 Run as a program, by the player: `stand_ins.py NAME ARGUMENTS…`. The engines are the FAKE ones of `tests/engines/fakes`,
 with no model behind them: they answer every prompt with one sentence, in the tokens of the vocabulary that
-`hf download` puts down here (Qwen3's). They listen on STAND_IN_PORT in place of the engine's own port.
+`hf download` puts down here (Qwen3's). They listen on STAND_IN_PORT in place of the engine's own port. Only
+`llama-server` is the real one, as a wheel.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,11 +73,28 @@ def engine(name: str, arguments: Sequence[str]):  # type: ignore[no-untyped-def]
     )
 
 
+def real_llama_server(arguments: list[str]) -> None:
+    """No fake: the llama.cpp server inside the xllamacpp wheel, with the file that is named."""
+    listener = ROOT / "tests" / "engines" / "llama_listener.py"
+    port = os.environ["STAND_IN_PORT"]
+    slots = arguments[arguments.index("-np") + 1]
+    command = [str(listener), arguments[1], port, "", "2048", slots, ""]
+    server = subprocess.Popen(
+        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    print(f"server is listening on http://127.0.0.1:{port}", flush=True)
+    server.wait()
+
+
 def main() -> None:
     """Whatever was called."""
     name, *arguments = sys.argv[1:]
     if name == "hf":
         download(arguments)
+    elif name == "llama-server":
+        real_llama_server(arguments)
     elif name == "python" and arguments[:2] != ["-m", "sglang.launch_server"]:
         clients = str(ROOT / ".venv-clients" / "bin" / "python")
         os.execv(clients, [clients, "-W", "error", *arguments])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from segue.inside.weights import find_weights
 from tests.documents.pages import steps_of
 from tests.documents.player import ROOT, free_port, playing
 
@@ -26,6 +27,8 @@ class Story:
 
     pages: tuple[tuple[Path, str | None], ...]
     programs: dict[str, list[str]] = field(default_factory=dict)
+    # Whether the reader has a GGUF file, `model.gguf`.
+    has_model: bool = False
     # The port that an engine listens on by default.
     engine_port: int = 0
 
@@ -59,12 +62,20 @@ LONG_STORIES = {
         engine_port=8000,
     ),
     "owner of a hosted API": Story(
-        pages("engines/hosted.md"), {"ollama": stand_in("ollama")}, engine_port=11434
+        ((DOCS / "engines/ollama.md", "Start Ollama"), (DOCS / "engines/hosted.md", None)),
+        {"ollama": stand_in("ollama")},
+        engine_port=11434,
     ),
     "owner of an SGLang": Story(
         pages("engines/sglang.md"),
         {"python": stand_in("python"), "hf": stand_in("hf")},
         engine_port=30000,
+    ),
+    "owner of a llama.cpp": Story(
+        pages("engines/llamacpp.md"),
+        {"llama-server": stand_in("llama-server")},
+        has_model=True,
+        engine_port=8081,
     ),
     "owner of an Ollama": Story(
         pages("engines/ollama.md"), {"ollama": stand_in("ollama")}, engine_port=11434
@@ -80,6 +91,8 @@ def play(story: Story, folder: Path) -> None:
     port = free_port()
     replaced = {f":{story.engine_port}": f":{port}"} if story.engine_port else {}
     with playing(folder, story.programs, {"STAND_IN_PORT": str(port)}, replaced, True) as player:
+        if story.has_model:
+            (player.work / "model.gguf").symlink_to(find_weights("smollm2"))
         ran = sum(player.play(steps_of(page, section)) for page, section in story.pages)
         assert ran
 

@@ -77,7 +77,7 @@ def main() -> None:
     params.cpuparams_batch.n_threads = 1
     params.hostnames = ["127.0.0.1"]
     params.port = int(port)
-    params.api_keys = [key]
+    params.api_keys = [key] if key else []
     server = xllamacpp.Server(params)
     print("ready", flush=True)
     sys.stdin.read()
