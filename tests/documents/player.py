@@ -24,6 +24,7 @@ from tests.documents.pages import Step
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / ".venv-clients" / "bin"
+NODE_MODULES = ROOT / ".cache" / "npm-agents" / "node_modules"
 STEP_S_MAX = 60.0
 LOOK_S = 0.02
 # What a program on PATH really is. pip finds the clients installed and asks no index.
@@ -32,7 +33,7 @@ PROGRAMS = {
     "python": [str(CLIENTS / "python"), "-W", "error"],
     "pip": [str(CLIENTS / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"],
     "node": [str(CLIENTS / "node"), "--no-warnings"],
-    "codex": [str(ROOT / ".cache" / "npm-agents" / "node_modules" / ".bin" / "codex")],
+    "codex": [str(NODE_MODULES / ".bin" / "codex")],
     "websocat": [str(CLIENTS / "websocat")],
 }
 RUNNERS = {"sh": "bash -euo pipefail", "python": "python", "js": "node"}
@@ -87,9 +88,6 @@ class Player:
         self._count += 1
         script = self.folder / f"step-{self._count}.{SUFFIX[step.language]}"
         script.write_text(self._changed(step))
-        if step.language == "js":
-            # A module is looked up from where its file is.
-            script = script.rename(self.work / script.name)
         output = self.folder / f"step-{self._count}.out"
         started = time.monotonic()
         typed = self.folder / f"step-{self._count}.in"
@@ -229,6 +227,8 @@ def playing(
         **(environment or {}),
     }
     ports = {":8080": f":{port}", "--port 8080": f"--port {port}", "port = 8080": f"port = {port}"}
+    # Modules of a js block are looked up from where its file is.
+    (folder / "node_modules").symlink_to(NODE_MODULES)
     player = Player(folder, variables, {**ports, **(replaced or {})}, is_verbose)
     try:
         yield player

@@ -52,6 +52,18 @@ STORIES = {
     ),
 }
 LONG_STORIES = {
+    "agent developer with SDKs": Story(
+        (
+            (DOCS / "clients/codex.md", "Configure"),
+            (DOCS / "clients/codex.md", "Run"),
+            (DOCS / "clients/openai-python.md", "Install and configure"),
+            (DOCS / "clients/agents-python.md", "Install and configure"),
+            (DOCS / "clients/curl.md", "curl"),
+            (DOCS / "clients/openai-node.md", "Install and configure"),
+            (DOCS / "clients/agents-js.md", "Install and configure"),
+            (DOCS / "clients/ai-sdk.md", "Install and configure"),
+        )
+    ),
     "operator who scales": Story(pages("how-to/scale.md")),
     "operator with a slow turn": Story(pages("how-to/debug-a-slow-turn.md")),
     "operator with a model": Story(pages("how-to/bring-a-model.md")),

@@ -187,3 +187,9 @@ def test_odd_but_honest_schema_is_satisfied_too(schema: Any) -> None:
 def test_hopeless_schema_still_gives_something_small(schema: Any) -> None:
     """A client may send anything; the engine must neither hang, nor raise, nor fill memory."""
     assert len(repr(example(schema))) < 1_000_000
+
+
+def test_command_of_a_shell_tool_is_one_that_runs() -> None:
+    """So that a first demo of an agent does not end in "command not found"."""
+    shell = {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
+    assert check(shell) == {"cmd": "ls"}

@@ -20,6 +20,8 @@ PROPERTIES_MAX = 1_000
 CHARS_MAX = 10_000
 # Deeper than this the last choice is taken instead of the first: as a rule it is `null`, and ends a recursion.
 FIRST_DEPTH_MAX = 6
+# A string is the name of its field, but a shell command of an agent is one that exists everywhere.
+WORDS = {"cmd": "ls", "command": "ls"}
 
 
 class _Schema(Struct, rename="camel"):
@@ -52,7 +54,7 @@ class _Writer:
         self._steps = 0
 
     def write(self, schema: object, name: str, depth: int) -> object:
-        """A value for this part; strings consist of its name."""
+        """A value for this part; strings consist of its name (or `WORDS`)."""
         self._steps += 1
         if depth > DEPTH_MAX or self._steps > STEPS_MAX:
             return None
@@ -94,4 +96,5 @@ class _Writer:
                 required = schema.required[:PROPERTIES_MAX]
                 return {key: self.write(properties.get(key), key, depth) for key in required}
             case _:
-                return name.ljust(min(schema.min_length, CHARS_MAX), "x")[: schema.max_length]
+                word = WORDS.get(name, name)
+                return word.ljust(min(schema.min_length, CHARS_MAX), "x")[: schema.max_length]
