@@ -98,6 +98,13 @@ LONG_STORIES = {
 }
 
 
+# Pages with commands that no reader plays, and why.
+NOT_PLAYED = {
+    "adding/store.md": "pieces of code, not programs",
+    "performance.md": "measurements that take minutes",
+}
+
+
 def play(story: Story, folder: Path) -> None:
     """From nothing to the end."""
     port = free_port()
@@ -107,6 +114,13 @@ def play(story: Story, folder: Path) -> None:
             (player.work / "model.gguf").symlink_to(find_weights("smollm2"))
         ran = sum(player.play(steps_of(page, section)) for page, section in story.pages)
         assert ran
+
+
+def test_every_page_with_commands_is_played() -> None:
+    stories = [*STORIES.values(), *LONG_STORIES.values()]
+    played = {page for story in stories for page, _ in story.pages}
+    asking = {page for page in DOCS.rglob("*.md") if any(step.is_run for step in steps_of(page))}
+    assert {page.relative_to(DOCS).as_posix() for page in asking - played} == NOT_PLAYED.keys()
 
 
 @pytest.mark.parametrize("name", STORIES)

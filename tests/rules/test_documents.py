@@ -62,6 +62,13 @@ def test_records_have_the_numbers_of_their_files() -> None:
     assert list(misnumbered(DOCS / "decisions")) == []
 
 
+def test_glossary_defines_each_word_once() -> None:
+    rows = re.findall(r"^\| (.+?) \|", (DOCS / "glossary.md").read_text("utf-8"), re.MULTILINE)
+    words = [word for row in rows for word in row.split(", ")]
+    assert len(words) > 20
+    assert len(words) == len(set(words))
+
+
 def test_lines_can_be_reviewed() -> None:
     wrong = [
         f"{page.relative_to(ROOT)}:{number}"
