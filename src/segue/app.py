@@ -5,7 +5,7 @@ reverse order. Each part has a builder here or in `builders/`, which returns a v
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +64,8 @@ class App:
     # None where one process serves alone.
     peers: Peers | None
     memory: Memory
+    # Which engines answered at the start, by the names of their models.
+    met: Mapping[str, bool]
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, close the WebSocket connections."""
@@ -125,7 +127,7 @@ async def _open_server(
             state.meter.running(),
         ):
             keys = (store.keys, state.hashes, state.accounts)
-            yield App(http, upgrades, runner, store.turns, *keys, peers, state.memory)
+            yield App(http, upgrades, runner, store.turns, *keys, peers, state.memory, health.met)
 
 
 def build_runner(

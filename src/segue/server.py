@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +18,7 @@ import uvicorn
 import uvloop
 from msgspec import structs
 
-from segue import __version__
+from segue.announce import announce, count, start_lines
 from segue.app import ALONE, App, WorkerPlace, open_app
 from segue.background import in_background
 from segue.errors import Misconfigured
@@ -149,23 +150,24 @@ def _limit_send_buffer(port: socket.socket) -> None:
 async def run_server(settings: Settings) -> None:
     """Serve until a signal comes, then drain; a second signal ends the grace period."""
     with listen(settings) as port:
-        await serve_on(port, settings, lambda url: announce(settings, url))
+        await serve_on(port, settings, partial(announce, settings))
 
 
 async def serve_on(
     port: socket.socket,
     settings: Settings,
-    on_listening: Callable[[str], None],
+    on_listening: Callable[[str, list[str]], None],
     place: WorkerPlace = ALONE,
 ) -> None:
-    """Serve on this socket, which the caller closes."""
+    """Serve on this socket, which the caller closes. `on_listening` gets the URL and what the app says of itself."""
     _limit_send_buffer(port)
     fitting = fit_connections(settings.connections_max)
     settings = structs.replace(settings, connections_max=fitting)
     certificate = open_certificate(settings)
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(open_app(settings, place))
-        server = build_server(app, settings, on_listening, certificate)
+        lines = start_lines(app, settings)
+        server = build_server(app, settings, lambda url: on_listening(url, lines), certificate)
         loop = asyncio.get_running_loop()
         signals: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -186,8 +188,8 @@ async def _stop_at_signal(
     signals: asyncio.Queue[None], app: App, server: UvicornServer, grace_s: float
 ) -> None:
     await signals.get()
-    count = app.runner.running_count
-    log.info("stopping: waiting up to %g s for %d running responses", grace_s, count)
+    if running := app.runner.running_count:
+        log.info("stopping: %s running, waiting up to %g s", count(running, "turn"), grace_s)
     try:
         async with asyncio.TaskGroup() as tasks:
             hurrying = tasks.create_task(_drain_at_signal(signals, app))
@@ -202,16 +204,8 @@ async def _drain_at_signal(signals: asyncio.Queue[None], app: App) -> None:
     await app.drain(0)
 
 
-def announce(settings: Settings, url: str) -> None:
-    """Print what a person needs to see first."""
-    names = ", ".join(f"{model.name} ({model.engine})" for model in settings.served())
-    print(f"Segue {__version__} serves {names} at {url}/v1 (store: {settings.shown_store})")
-    if any(model.engine == "scripted" for model in settings.served()):
-        print("The scripted engine plays a script; it is not a model.")
-    print("Stop with Ctrl-C.", flush=True)
-
-
 def serve(settings: Settings) -> int:
     """Serve with one process; returns the exit status."""
     uvloop.run(run_server(settings))
+    log.info("stopped")
     return 0

@@ -33,13 +33,14 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
+from segue.announce import announce, count
 from segue.app import WorkerPlace
 from segue.cluster.hub import Hub
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
 from segue.models import has_engines_inside, shared_engines
 from segue.observe.logs import set_up_logging
-from segue.server import BACKLOG, announce, listen, serve_on, url_of
+from segue.server import BACKLOG, listen, serve_on, url_of
 from segue.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,9 @@ END_S_MAX = 15.0
 # How often a worker reports that its event loop turns, and how often the parent looks.
 TURN_S = 0.25
 LOOK_S = 1.0
+# What a pipe takes as a whole, and the byte that says that the loop turns.
+PIPE_BYTES = 4_096
+TURN = b"\0"
 # The exit status for wrong settings.
 MISCONFIGURED = 2
 
@@ -105,6 +109,8 @@ class Child:
         self._stopping = asyncio.Event()
         # Set when it serves, or has failed to start.
         self.is_ready = asyncio.Event()
+        # What it says of itself when it is ready.
+        self.lines: list[str] = []
         # The exit status of a process that never became ready.
         self.failed: int | None = None
         # When its event loop last turned, by the clock of the parent's loop; None while it starts.
@@ -195,7 +201,9 @@ class Child:
     def _on_readable(self, readable: int) -> None:
         """The process is ready and its event loop turns (bytes), or it is gone (the end of the pipe)."""
         loop = asyncio.get_running_loop()
-        if os.read(readable, 4096):
+        if told := os.read(readable, PIPE_BYTES):
+            if not self.is_ready.is_set():
+                self.lines = told.decode(errors="replace").strip("\0").splitlines()
             self.is_ready.set()
             if readable == self._readable:
                 self.turned_at = loop.time()
@@ -251,7 +259,8 @@ class Supervisor:
         failed = [worker.failed for worker in workers if worker.failed is not None]
         if not failed and not self._stopping.is_set():
             host, number = self._ports[0].getsockname()[:2]
-            announce(self._settings, url_of(host, number, is_secure=bool(self._settings.tls_cert)))
+            url = url_of(host, number, is_secure=bool(self._settings.tls_cert))
+            announce(self._settings, url, workers[0].lines)
             await _first(self._stopping.wait(), self._watch(workers))
         status = await self._stop(workers)
         return failed[0] if failed else status
@@ -300,14 +309,15 @@ class Supervisor:
 
     async def _stop(self, workers: list[Child]) -> int:
         """Let all workers drain; a second signal ends the grace period, and a worker that outlives it is killed."""
-        log.info("stopping %d workers", len(workers))
+        grace_s = self._settings.grace_s
+        log.info("stopping %s, waiting up to %g s", count(len(workers), "worker"), grace_s)
         tasks = [self._children[worker] for worker in workers]
         for worker, port in zip(workers, self._ports, strict=False):
             worker.stop()
             # Connections to a worker that has ended are refused, instead of waiting in vain.
             if is_spread():
                 self._children[worker].add_done_callback(partial(_close, port))
-        left_s = self._settings.grace_s + END_S_MAX
+        left_s = grace_s + END_S_MAX
         await _first(asyncio.wait(tasks, timeout=left_s), self._hurry(workers))
         for worker in workers:
             worker.signal(signal.SIGKILL)
@@ -347,7 +357,9 @@ async def _supervise(settings: Settings) -> int:
 
 def serve_workers(settings: Settings) -> int:
     """Serve with several processes until a signal comes; returns the exit status."""
-    return asyncio.run(_supervise(settings))
+    status = asyncio.run(_supervise(settings))
+    log.info("stopped")
+    return status
 
 
 # --- in a process of its own ---
@@ -376,23 +388,28 @@ def _stop_without_parent() -> None:
 
 def _report_ready(descriptor: int) -> None:
     with suppress(OSError):
-        os.write(descriptor, b"1")
+        os.write(descriptor, TURN)
     os.close(descriptor)
 
 
-def _report_turns(descriptor: int) -> None:
-    """Report that this worker is ready, and from now on that its event loop turns."""
+def _report_turns(descriptor: int, lines: bytes = TURN) -> None:
+    """Report that this worker is ready, with what it says of itself, and from now on that its event loop turns."""
     os.set_blocking(descriptor, False)
     # The pipe is full if the parent stands still.
     with suppress(OSError):
-        os.write(descriptor, b"1")
+        os.write(descriptor, lines[:PIPE_BYTES])
     asyncio.get_running_loop().call_later(TURN_S, _report_turns, descriptor)
 
 
 async def _run_worker(orders: Orders) -> None:
     place = WorkerPlace(orders.group, orders.hub, orders.engines, orders.replaced)
     with socket.socket(fileno=orders.port) as port:
-        await serve_on(port, orders.settings, lambda url: _report_turns(orders.ready), place)
+        await serve_on(
+            port,
+            orders.settings,
+            lambda url, lines: _report_turns(orders.ready, "\n".join(lines).encode()),
+            place,
+        )
 
 
 async def _run_engines(orders: Orders) -> None:

@@ -65,13 +65,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"observe", "models", "storage", "dashboard", "builders"}
     | ADAPTERS,
     "listener": INNER | {"process", "transports"},
-    "server": INNER | {"app", "listener", "process", "transports"},
+    "announce": GROUND | {"app"},
+    "server": INNER | {"announce", "app", "listener", "process", "transports"},
     # 5: how does a person start it, connect to it, look at it?
     "remote": INNER,
     "commands": GROUND
     | {"server", "models", "storage", "turn", "accounts", "builders", "observe", "workers"}
     | {"remote", "backup"},
-    "workers": GROUND | {"app", "cluster", "observe", "models", "server"},
+    "workers": GROUND | {"announce", "app", "cluster", "observe", "models", "server"},
     "cli": GROUND | {"commands"},
     "__main__": {"cli"},
 }

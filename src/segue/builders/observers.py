@@ -89,18 +89,23 @@ class HealthCheck:
         self._models: dict[str, Model] = {model.name: model for model in models.values()}
         self._probe: asyncio.Task[dict[str, bool]] | None = None
         self._probe_at = 0.0
+        # What each engine answered when it was first asked.
+        self.met: dict[str, bool] = {}
         if self._peers is not None:
             self._peers.answer("metrics", lambda worker, body: self._write_own_metrics())
 
     async def meet_engines(self) -> None:
         """Ask every engine about itself. One that does not answer is asked again with its first job."""
-        await asyncio.gather(*(model.engine.is_ready() for model in self._models.values()))
+        await asyncio.gather(*(self._meet(name) for name in self._models))
         for name, model in self._models.items():
             chosen, said = model.context_tokens_set or 0, model.engine.facts.context_tokens
             if said is not None and chosen > said:
                 log.warning(
                     "model %s: context_tokens is %d, the engine takes %d", name, chosen, said
                 )
+
+    async def _meet(self, name: str) -> None:
+        self.met[name] = await self._models[name].engine.is_ready()
 
     async def check(self) -> dict[str, bool]:
         """What the store and every engine answered when they were last asked, at most a second ago."""
