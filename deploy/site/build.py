@@ -1,0 +1,129 @@
+"""How do the documents become a site? `make site`.
+
+The pages keep their places in the repository, so that their links hold: README.md is the home page, docs/README.md the
+index. What they link to beside them (examples, configuration files) is copied too; a folder that is linked gets a page
+that lists it. The order of the pages is that of docs/README.md. MkDocs then builds the site and refuses links and
+headings that do not exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml  # of MkDocs
+
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "deploy" / "site"
+WORK = (ROOT / ".cache" / "site").resolve()
+PAGES = WORK / "pages"
+
+LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)((?:#[^)\s]+)?\))")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FENCE = re.compile(r"(```.*?```|`[^`\n]+`)", re.DOTALL)
+
+
+def gather() -> None:
+    """Copy the pages and everything that they link to."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    left = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    seen = set(left)
+    while left:
+        page = left.pop()
+        text = page.read_text("utf-8")
+        for _, target, _ in LINK.findall(FENCE.sub("", text)):
+            linked = (page.parent / target).resolve()
+            linked = linked / "README.md" if (linked / "README.md").is_file() else linked
+            if linked.exists() and linked not in seen and linked.is_relative_to(ROOT):
+                seen.add(linked)
+                _copy(linked)
+                left += [linked] if linked.suffix == ".md" else []
+        place = PAGES / page.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(_with_pages_for_folders(page, text), "utf-8")
+    for name in ("look.css",):
+        shutil.copy(HERE / name, PAGES / name)
+    shutil.copy(ROOT / "src" / "segue" / "dashboard" / "mark.svg", PAGES / "mark.svg")
+
+
+def _copy(path: Path) -> None:
+    place = PAGES / path.relative_to(ROOT)
+    if path.is_dir():
+        files = sorted(one.name for one in path.iterdir() if one.is_file())
+        for name in files:
+            _copy(path / name)
+        rows = "\n".join(f"- [{name}]({name})" for name in files)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "README.md").write_text(f"# {path.relative_to(ROOT)}\n\n{rows}\n", "utf-8")
+    elif path.suffix != ".md":
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+
+
+def _with_pages_for_folders(page: Path, text: str) -> str:
+    """A link to a folder leads to its page."""
+
+    def lead(found: re.Match[str]) -> str:
+        is_folder = (page.parent / found[2]).is_dir()
+        return f"{found[1]}{found[2].rstrip('/')}/README.md{found[3]}" if is_folder else found[0]
+
+    return "".join(
+        part if number % 2 else LINK.sub(lead, part)
+        for number, part in enumerate(FENCE.split(text))
+    )
+
+
+def navigation() -> list[object]:
+    """The pages in the order of docs/README.md, by its headings; then what is left, by folder."""
+    index = PAGES / "docs" / "README.md"
+    sections: dict[str, list[str]] = {}
+    placed = {"README.md", "docs/README.md"}
+    for part in re.split(r"^## ", index.read_text("utf-8"), flags=re.MULTILINE)[1:]:
+        title, _, text = part.partition("\n")
+        for _, target, _ in LINK.findall("\n".join(re.findall(r"^\| \[.*$", text, re.MULTILINE))):
+            page = (index.parent / target).resolve()
+            name = page.relative_to(PAGES).as_posix()
+            # The index of a folder brings its folder.
+            inside = sorted(page.parent.glob("*.md")) if page.name == "README.md" else []
+            names = [name, *(one.relative_to(PAGES).as_posix() for one in inside)]
+            fresh = [one for one in dict.fromkeys(names) if one not in placed]
+            placed.update(fresh)
+            if len(fresh) > 1:
+                sections.setdefault(title, []).append({_title(page): fresh})  # type: ignore[arg-type]
+            elif fresh:
+                sections.setdefault(title, []).append(fresh[0])
+    rest = sorted(
+        path.relative_to(PAGES).as_posix()
+        for path in PAGES.rglob("*.md")
+        if path.relative_to(PAGES).as_posix() not in placed
+    )
+    named = [{title.rpartition(": ")[2].capitalize(): pages} for title, pages in sections.items()]
+    return [{"Home": ["README.md", {"Documents": "docs/README.md"}]}, *named, {"More": rest}]
+
+
+def _title(page: Path) -> str:
+    found = HEADING.search(page.read_text("utf-8"))
+    return found[1] if found else page.parent.name
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("into", nargs="?", default=str(ROOT / "site"), help="default: site/")
+    into = Path(parser.parse_args().into).resolve()
+    gather()
+    settings = WORK / "mkdocs.yml"
+    inherited = {"INHERIT": str(HERE / "mkdocs.yml"), "docs_dir": str(PAGES), "nav": navigation()}
+    settings.write_text(yaml.safe_dump(inherited, sort_keys=False, allow_unicode=True), "utf-8")
+    command = ["-m", "mkdocs", "build", "--strict", "-f", str(settings), "-d", str(into)]
+    status = subprocess.run([sys.executable, *command]).returncode
+    if status == 0:
+        print(f"{into}/index.html")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
