@@ -111,7 +111,9 @@ async def run(wstest: str, cases: Sequence[str]) -> list[Verdict]:
     settings = load_settings({"engine": "scripted", "port": 0, "frames_per_s": 0}, environment={})
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     echoing = SimpleNamespace(
-        http=_no_http, upgrades=SimpleNamespace(accept=lambda request: Echo()), memory=Memory()
+        http=_no_http,
+        upgrades=SimpleNamespace(accept=lambda request, socket: Echo()),
+        memory=Memory(),
     )
     server = build_server(cast(App, echoing), settings, listening.set_result)
     serving = asyncio.create_task(server.serve())

@@ -204,6 +204,8 @@ def build_services(
         limits=settings,
         memory=state.memory,
         note_refusal=observers.note_refusal,
+        count_request=observers.metrics.count_request,
+        write_access=observers.write_access,
     )
 
 

@@ -26,6 +26,8 @@ class ApiError(Exception):
     type = "server_error"
     code: str = "server_error"
     wait_s: float | None = None
+    # The id of the refused request, where it was logged before its answer was made.
+    request_id = ""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How do ids look? A prefix for the kind, and random bits that cannot be guessed, 128 as a rule.
+"""How do ids look, and which request is served? A prefix for the kind, and mostly 128 random bits.
 
 Where there are several workers, 32 of the bits of a turn's id are the tag of the worker that begins it, so that the
 others know whom to ask. The id of an item that we made contains the id of its turn, so that a reference to it can be
@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from itertools import count
 from secrets import token_hex
 
 # Enough to tell thousands of workers apart; 96 bits are left that cannot be guessed.
 TAG_CHARS = 8
+
+# The id of the request that the running task serves, for log lines; set only by the task of a request, and inherited by
+# the tasks that it starts.
+current_request: ContextVar[str] = ContextVar("current_request", default="")
 
 _OF_TURN = re.compile(r"[a-z]+_(?P<turn>[0-9a-f]{32})_?[0-9a-f]+\Z")
 

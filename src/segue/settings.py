@@ -215,6 +215,8 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     search_header: str = ""
     otel_endpoint: str = ""
     otel_headers: tuple[str, ...] = ()
+    log_format: Literal["text", "json"] = "text"
+    access_log: str = ""
     audit_log: str = ""
     models: tuple[Table, ...] = ()
     mcp: tuple[McpSettings, ...] = ()
@@ -408,7 +410,9 @@ HELP = {
     "observability": {
         "otel_endpoint": "OTLP/HTTP collector for traces, such as http://127.0.0.1:4318; none: off",
         "otel_headers": "header sent to the collector, as NAME=VALUE; repeatable",
-        "audit_log": "JSON line for each response and refusal: a file, or `log`; none: off",
+        "log_format": "format of log lines, and of the access log: text, or json (one object a line)",
+        "access_log": "line for each request, WebSocket connection and turn: a file, or `log`; none or `off`: off",
+        "audit_log": "JSON line for each response and refusal: a file, or `log`; none or `off`: off",
     },
 }
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
@@ -520,6 +524,7 @@ def read_sources(
             origins[name] = variable
         if (given := flags.get(name)) is not None:
             values[name], origins[name] = given, flag_of(name)
+    values |= {name: "" for name in ("access_log", "audit_log") if values.get(name) == "off"}
     known = {f"SEGUE_{name.upper()}" for name in FLAGS}
     unknown = sorted(
         name

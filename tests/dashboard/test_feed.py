@@ -91,7 +91,7 @@ async def test_key_never_hears_of_another_owners_turns() -> None:
     with feed.watching(ANNA) as watcher:
         await told(watcher)
         feed.history.observe(settled("resp_foreign", owner="bert"))
-        feed.history.note_refusal("http", "invalid_json")
+        feed.history.note_refusal("http", "invalid_json", "req_1")
 
         assert await told(watcher) is None
 
@@ -100,8 +100,8 @@ async def test_operator_hears_totals_and_no_conversations() -> None:
     feed = make_feed()
     with feed.watching(OPERATOR) as watcher:
         feed.history.observe(settled("resp_foreign", owner="bert", status="failed"))
-        feed.history.note_refusal("http", "invalid_json")
-        feed.history.note_refusal("http", "invalid_json")
+        feed.history.note_refusal("http", "invalid_json", "req_1")
+        feed.history.note_refusal("http", "invalid_json", "req_1")
 
         update = await told(watcher)
 
@@ -201,7 +201,7 @@ def test_what_is_remembered_has_a_limit() -> None:
     for number in range(OWNERS_MAX + 5):
         feed.history.observe(settled(owner=f"owner{number}"))
     for number in range(REFUSALS_MAX + 5):
-        feed.history.note_refusal("http", f"code{number}")
+        feed.history.note_refusal("http", f"code{number}", "req_1")
 
     assert len(feed.history._owners) == OWNERS_MAX
     assert len(feed.history._refusals) == REFUSALS_MAX

@@ -1,11 +1,14 @@
-"""Log lines carry no API key."""
+"""Log lines carry the id of their request, and no API key."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from contextvars import copy_context
 
-from segue.observe.logs import RedactingFormatter
+from segue.ids import current_request
+from segue.observe.logs import JsonFormatter, TextFormatter
 
 
 def test_no_key_gets_through_a_log_line() -> None:
@@ -16,7 +19,29 @@ def test_no_key_gets_through_a_log_line() -> None:
         record = logging.LogRecord(
             "x", logging.ERROR, "x.py", 1, "of %s", (secret,), sys.exc_info()
         )
-    line = RedactingFormatter("%(name)s %(message)s").format(record)
+    line = TextFormatter("%(name)s %(message)s").format(record)
     assert "of sk-segue-…" in line
     assert "ValueError" in line
     assert secret not in line
+
+
+def test_json_line_has_the_request_the_error_and_no_key() -> None:
+    secret = "sk-segue-" + "s" * 43
+    try:
+        raise ValueError(secret)
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "x.py", 1, 'a "%s"', (1,), sys.exc_info())
+
+    def lines() -> tuple[dict[str, object], dict[str, object]]:
+        current_request.set("req_1")
+        first = json.loads(JsonFormatter().format(record))
+        record.request_id = "req_2"
+        return first, json.loads(JsonFormatter().format(record))
+
+    first, second = copy_context().run(lines)
+    assert (first["level"], first["logger"], first["message"]) == ("error", "x", 'a "1"')
+    assert (first["request_id"], second["request_id"]) == ("req_1", "req_2")
+    assert str(first["time"]).endswith("Z")
+    traceback = str(first["traceback"])
+    assert "ValueError: sk-segue-…" in traceback
+    assert secret not in traceback

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from prometheus_client import ProcessCollector
 from prometheus_client.metrics import MetricWrapperBase
 
 from segue.observe.metrics import COUNTED, SUMMED, WATCHED, Metrics
 from segue.turn.plan import Tally
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
-ROW = re.compile(r"^\| `(segue_\w+)` \| (\w+) \| (.+?) \| (.+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `((?:segue|process)_\w+)` \| (\w+) \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 Metric = tuple[str, str, tuple[str, ...]]
 
@@ -21,7 +22,13 @@ def exported() -> set[Metric]:
     metrics = Metrics()
     for name in WATCHED.keys() - {"segue_workers"}:
         metrics.watch(name, lambda: 0)
-    return {described(metric) for metric in metrics.registry._collector_to_names}
+    collectors = set(metrics.registry._collector_to_names)
+    (process,) = [one for one in collectors if isinstance(one, ProcessCollector)]
+    return {described(one) for one in collectors - {process}} | {
+        # A counter's family has the name without its suffix.
+        (family.samples[0].name, family.type, ())
+        for family in process.collect()
+    }
 
 
 def described(metric: object) -> Metric:

@@ -167,7 +167,9 @@ class Stage:
             is_ready=self.is_ready,
             write_metrics=self.write_metrics,
             limits=self.limits,
-            note_refusal=lambda transport, code: self.refusals.append((transport, code)),
+            note_refusal=lambda transport, code, request_id: self.refusals.append(
+                (transport, code)
+            ),
         )
 
     def open_cache(self, account: Account) -> tuple[Cache, Cache]:

@@ -12,6 +12,7 @@ import pytest
 
 from segue.accounts.account import LOCAL
 from segue.errors import InvalidRequest, TooMany
+from segue.observe.logs import TextFormatter
 from segue.settings import Settings
 from segue.transports.http import HttpApp
 from tests.contracts.turns import make_turn
@@ -159,10 +160,11 @@ async def test_bug_is_a_server_error_without_its_words(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.stage.runner.fault = RuntimeError("secret")
+    caplog.handler.setFormatter(TextFormatter("%(request)s%(message)s"))
     answer = await server.create()
     assert (answer.status, answer.code) == (500, "server_error")
     assert b"secret" not in answer.body
-    assert f"request {answer.headers['x-request-id']} failed" in caplog.text
+    assert f"[{answer.headers['x-request-id']}] request failed" in caplog.text
 
 
 async def test_failed_turn_is_the_status_of_its_error(server: Server) -> None:

@@ -212,7 +212,7 @@ async def no_app(scope: Any, receive: Any, send: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(
-    accept: Callable[[Request], SocketListener | ApiError] | None = None,
+    accept: Callable[[Request, Socket], SocketListener | ApiError] | None = None,
     *,
     send_bytes: int | None = None,
     **limits: Any,
@@ -222,7 +222,7 @@ async def serving(
     listening = net.create_server(("127.0.0.1", 0))
     if send_bytes is not None:
         listening.setsockopt(net.SOL_SOCKET, net.SO_SNDBUF, send_bytes)
-    kind = socket_class(accept or (lambda request: heard), SocketLimits(**limits), Unread())
+    kind = socket_class(accept or (lambda request, socket: heard), SocketLimits(**limits), Unread())
     config = uvicorn.Config(
         no_app,
         ws=kind,
@@ -275,7 +275,7 @@ def close_code(payload: bytes) -> int:
 @on_both_loops
 async def test_refused_upgrade_is_plain_http_with_json() -> None:
     refusal = Unavailable("Too many connections.", wait_s=0.5)
-    async with serving(lambda request: refusal) as running:
+    async with serving(lambda request, socket: refusal) as running:
         with pytest.raises(InvalidStatus) as caught:
             await connect(running.url)
         assert caught.value.response.status_code == 503
@@ -291,7 +291,7 @@ async def test_accept_sees_path_and_headers() -> None:
     async with serving() as running:
         heard = running.heard
 
-        def accept(request: Request) -> Heard:
+        def accept(request: Request, socket: Socket) -> Heard:
             seen.append((request.path, request.headers["Authorization"]))
             return heard
 
@@ -328,7 +328,7 @@ async def test_too_many_headers_are_refused() -> None:
 
 @on_both_loops
 async def test_broken_accept_is_an_internal_error() -> None:
-    def accept(request: Request) -> Heard:
+    def accept(request: Request, socket: Socket) -> Heard:
         raise RuntimeError("broken")
 
     lines = Lines()
@@ -802,7 +802,7 @@ async def test_upgrade_may_be_decided_later() -> None:
         await decided.wait()
         return heard
 
-    async with serving(lambda request: decide()) as running:
+    async with serving(lambda request, socket: decide()) as running:
         connecting = asyncio.create_task(connect(running.url).__aenter__())
         async with asyncio.timeout(WAIT_S):
             while not running.server.server_state.connections:  # noqa: ASYNC110 (nobody sets an event)
@@ -851,7 +851,7 @@ class FakeTransport(asyncio.Transport):
 
 
 def fake_socket(heard: Heard, transport: FakeTransport, **limits: Any) -> Socket:
-    socket = Socket(lambda request: heard, SocketLimits(**limits), set(), Unread())
+    socket = Socket(lambda request, socket: heard, SocketLimits(**limits), set(), Unread())
     socket.connection_made(transport)
     socket.data_received(
         b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

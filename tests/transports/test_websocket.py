@@ -30,6 +30,7 @@ class PeerSocket:
         self.closed: list[tuple[int, str]] = []
         self.is_full = False
         self.unread_bytes = 0
+        self.request_id = "req_1"
         self.on_send: Callable[[dict[str, Any]], None] = lambda event: None
 
     def send(self, messages: Sequence[bytes]) -> None:

@@ -63,6 +63,7 @@ class Account:
 
     def __init__(self, key: Key | None, digest: str = "", meter: Meter | None = None) -> None:
         self.key_id = "" if key is None else key.id
+        self.key_name = "" if key is None else key.name
         self.owner: Owner = LOCAL if key is None else key.owner
         scopes = frozenset(SCOPES if key is None else key.scopes)
         self.is_operator = OPERATOR in scopes

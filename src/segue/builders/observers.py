@@ -13,10 +13,11 @@ from segue.builders.state import State
 from segue.dashboard.history import RecentTurns
 from segue.dashboard.views import ReplicaView
 from segue.engines.routes import RoutedEngine
+from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
-from segue.process.afterwards import Afterwards, EndedTurn
+from segue.process.afterwards import AccessLine, Afterwards, EndedTurn
 from segue.turn.plan import Model, Models
 
 log = logging.getLogger(__name__)
@@ -32,12 +33,13 @@ class Observers:
     metrics: Metrics
     history: RecentTurns
     afterwards: Afterwards
-    refusals: Sequence[Callable[[str, str], None]]
+    refusals: Sequence[Callable[[str, str, str], None]]
+    write_access: Callable[[AccessLine], None] | None
 
-    def note_refusal(self, transport: str, code: str) -> None:
+    def note_refusal(self, transport: str, code: str, request_id: str) -> None:
         """A request was refused before it became a turn."""
         for note in self.refusals:
-            note(transport, code)
+            note(transport, code, request_id)
 
 
 @asynccontextmanager
@@ -58,7 +60,12 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
             audit = await stack.enter_async_context(Audit(settings.audit_log))
             observers.append(audit.observe)
             refusals.append(audit.note_refusal)
-        yield Observers(metrics, history, Afterwards(state.store.ledger, observers), refusals)
+        write_access = None
+        if settings.access_log:
+            access = await stack.enter_async_context(AccessLog(settings))
+            write_access = access.write
+        afterwards = Afterwards(state.store.ledger, observers)
+        yield Observers(metrics, history, afterwards, refusals, write_access)
 
 
 class UnseenMedia:
@@ -146,6 +153,7 @@ class HealthCheck:
 
     async def _write_own_metrics(self) -> bytes:
         await self._observers.afterwards.drained()
-        for row in self.replicas(await self.check()):
-            self._observers.metrics.note_engine(row.name, is_up=row.is_up, waiting=row.waiting)
-        return self._observers.metrics.write()
+        rows = self.replicas(await self.check())
+        metrics = self._observers.metrics
+        metrics.note_engines((row.name, row.is_up, row.running, row.waiting) for row in rows)
+        return metrics.write()

@@ -57,7 +57,7 @@ class RecentTurns:
             totals.bytes += tally.bytes_received
         self.ended_at = time.perf_counter()
 
-    def note_refusal(self, transport: str, code: str) -> None:
+    def note_refusal(self, transport: str, code: str, request_id: str) -> None:
         """Count a request that was refused before it became a turn."""
         now_ms = round(self.wall_ms + time.perf_counter() * 1000)
         known = self._refusals.get((transport, code))

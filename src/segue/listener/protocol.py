@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.utils import is_ssl
+from uvicorn.protocols.utils import get_remote_addr, is_ssl
 
 from segue.errors import ApiError, Refused, Unavailable
 from segue.process.memory import UNREAD_BYTES_MIN, Unread
@@ -113,6 +113,7 @@ class HttpProtocol(HttpToolsProtocol):
     limits = HttpLimits()
     unread = Unread()
     upgrades = UpgradeQueue()
+    has_addresses = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     # Bytes since the last byte of a body, or since a head was complete.
@@ -127,10 +128,12 @@ class HttpProtocol(HttpToolsProtocol):
     _earlier: Sequence[RequestResponseCycle] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # As uvicorn does it, but for the addresses of both ends, which nobody reads and each of which is a system call.
+        # As uvicorn does it, but for the addresses of both ends: each is a system call. The access log needs one.
         self.connections.add(self)
         self.transport, self.flow = transport, FlowControl(transport)
         self.scheme = "https" if is_ssl(transport) else "http"
+        if self.has_addresses:
+            self.client = get_remote_addr(transport)
         self.upgrades.accepted += 1
         if len(self.connections) > self.limits.connections_max:
             wait_s = random.randint(1, RETRY_S_MAX)
@@ -323,13 +326,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_timer = self._write_timer = None
 
 
-def http_class(limits: HttpLimits, unread: Unread) -> Callable[..., asyncio.Protocol]:
-    """The class for uvicorn's `http=`."""
+def http_class(
+    limits: HttpLimits, unread: Unread, *, has_addresses: bool = False
+) -> Callable[..., asyncio.Protocol]:
+    """The class for uvicorn's `http=`; `has_addresses`: requests carry the address of their client."""
 
     class ServedHttp(HttpProtocol):
         pass
 
     ServedHttp.limits, ServedHttp.unread, ServedHttp.upgrades = limits, unread, UpgradeQueue()
+    ServedHttp.has_addresses = has_addresses
     return ServedHttp
 
 

@@ -1,27 +1,70 @@
-"""What does a process write for its operator? Log lines without API keys; with several workers, with the process id."""
+"""What does a process write for its operator? Log lines as text or as JSON, without API keys.
+
+A line that belongs to a request has its id: every record that is logged in the task of a request, or with an
+`extra={"request_id": …}`. A record with `extra={"fields": …}` has these in JSON instead of a message.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+from datetime import UTC, datetime
 
+import msgspec
+
+from segue.ids import current_request
 from segue.settings import Settings
 
 SECRET = re.compile(r"sk-segue-[A-Za-z0-9_-]+")
 
 
-class RedactingFormatter(logging.Formatter):
-    """Replaces every API key of ours in a log line, tracebacks included."""
+def _redacted(line: str) -> str:
+    return SECRET.sub("sk-segue-…", line)
+
+
+def _request_of(record: logging.LogRecord) -> str:
+    return getattr(record, "request_id", "") or current_request.get()
+
+
+class TextFormatter(logging.Formatter):
+    """One line of text. Replaces every API key of ours, in tracebacks too."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return SECRET.sub("sk-segue-…", super().format(record))
+        request_id = _request_of(record)
+        record.request = f"[{request_id}] " if request_id else ""
+        return _redacted(super().format(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line. Replaces every API key of ours, in tracebacks too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+        }
+        if request_id := _request_of(record):
+            line["request_id"] = request_id
+        line |= getattr(record, "fields", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return _redacted(msgspec.json.encode(line).decode())
+
+
+def make_formatter(settings: Settings) -> logging.Formatter:
+    """The formatter that the operator has chosen; text has the process id where there are several."""
+    if settings.log_format == "json":
+        return JsonFormatter()
+    process = "%(process)d " if settings.workers > 1 else ""
+    return TextFormatter(f"%(asctime)s {process}%(levelname)s %(name)s %(request)s%(message)s")
 
 
 def set_up_logging(settings: Settings) -> None:
     """Write log lines of at least `log_level` to standard error."""
-    process = "%(process)d " if settings.workers > 1 else ""
     logging.basicConfig(level=settings.log_level.upper())
-    formatter = RedactingFormatter(f"%(asctime)s {process}%(levelname)s %(name)s %(message)s")
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(formatter)
+        handler.setFormatter(make_formatter(settings))
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from segue import __version__
 from segue.process.afterwards import EndedTurn
 from segue.settings import Settings
 from segue.turn.plan import Span
@@ -62,6 +63,15 @@ COUNTED = {
     "media_told": "Images and audio described to a text-only model",
 }
 
+# Methods that have a label of their own; a client may send any.
+METHODS = frozenset(("GET", "HEAD", "POST", "DELETE", "OPTIONS"))
+# Fields of a turn's usage, counted by the configured name of its model, such as `segue_input_tokens_total`.
+USED = {
+    "input_tokens": "Prompt tokens, cached ones included",
+    "cached_tokens": "Prompt tokens that the engine had in its cache",
+    "output_tokens": "Tokens written by the model",
+}
+
 # Gauges that are read when the page is. Each worker has its own part of them, so that they are added up over workers;
 # of all other gauges the largest value counts.
 WATCHED = {
@@ -71,9 +81,15 @@ WATCHED = {
     "segue_unread_bytes": "Bytes sent to clients that they have not read yet",
     "segue_ledger_backlog": "Ended turns whose usage is not written to the store yet",
 }
-ENGINE_WAITING = "segue_engine_waiting"
+ENGINE_WAITING, ENGINE_RUNNING = "segue_engine_waiting", "segue_engine_running"
 MEMORY = "segue_memory_bytes"
-SUMMED = {*WATCHED, ENGINE_WAITING, MEMORY}
+# Of Prometheus' own metrics of a process.
+PROCESS_SUMMED = (
+    "process_resident_memory_bytes",
+    "process_virtual_memory_bytes",
+    "process_open_fds",
+)
+SUMMED = {*WATCHED, ENGINE_WAITING, ENGINE_RUNNING, MEMORY, *PROCESS_SUMMED}
 
 
 class Metrics:
@@ -90,6 +106,9 @@ class Metrics:
         lost = "Prompt tokens that could have been reused and were not, by reason"
         self._lost = self._counter("reuse_lost_tokens", lost, ("reason",))
         self._counted = {field: self._counter(field, text) for field, text in COUNTED.items()}
+        about = "HTTP requests, and upgrades to WebSocket, by route and status"
+        self._requests = self._counter("http_requests", about, ("method", "route", "status"))
+        self._used = {name: self._counter(name, text, ("model",)) for name, text in USED.items()}
         name, about = "segue_turn_stage_seconds", "Duration of each stage of a turn"
         self._stages = prometheus.Histogram(
             name, about, ("stage",), registry=self.registry, buckets=BUCKETS
@@ -101,6 +120,13 @@ class Metrics:
         self._engine_up = self._gauge("segue_engine_up", "1 if the replica answers", ("replica",))
         about = "Requests that wait for an engine replica"
         self._engine_waiting = self._gauge(ENGINE_WAITING, about, ("replica",))
+        about = "Requests that run at an engine replica"
+        self._engine_running = self._gauge(ENGINE_RUNNING, about, ("replica",))
+        self._gauge("segue_build_info", "1, with the version", ("version",)).labels(
+            __version__
+        ).set(1)
+        # Memory, processor time, open files and start time of this process.
+        prometheus.ProcessCollector(registry=self.registry)
         self._memory = self._gauge(MEMORY, "What segue_state_bytes consists of", ("part",))
         self._limits = self._gauge("segue_limit", "Configured limits", ("setting",))
         self.watch("segue_workers", lambda: 1)
@@ -150,6 +176,8 @@ class Metrics:
         self._turns.labels(turn.transport, turn.entry.status).inc()
         for field, counter in self._counted.items():
             counter.inc(getattr(tally, field))
+        for field, counter in self._used.items():
+            counter.labels(turn.entry.model).inc(getattr(turn.entry, field))
         if tally.found_in is not None:
             self._lookups.labels(tally.found_in).inc()
         if tally.lost is not None:
@@ -157,17 +185,26 @@ class Metrics:
         for stage, seconds in _stage_seconds(tally.spans).items():
             self._stages.labels(stage).observe(seconds)
 
-    def note_refusal(self, transport: str, code: str) -> None:
+    def note_refusal(self, transport: str, code: str, request_id: str) -> None:
         """Count a request that was refused before it became a turn."""
         self._turns.labels(transport, "refused").inc()
         if code == "previous_response_not_found":
             self._lookups.labels("missing").inc()
 
-    def note_engine(self, replica: str, *, is_up: bool, waiting: int | None) -> None:
-        """Whether an engine replica answered its last health check, and how many jobs wait for it."""
-        self._engine_up.labels(replica).set(is_up)
-        if waiting is not None:
-            self._engine_waiting.labels(replica).set(waiting)
+    def count_request(self, method: str, route: str, status: int) -> None:
+        """Count an HTTP request; `route` is empty for a path that we do not know."""
+        known = method if method in METHODS else "other"
+        self._requests.labels(known, route or "other", status).inc()
+
+    def note_engines(self, replicas: Iterable[tuple[str, bool, int | None, int | None]]) -> None:
+        """Whether each replica answers, and how many jobs run there and wait for it. Models may share one."""
+        for gauge in (self._engine_up, self._engine_running, self._engine_waiting):
+            gauge.clear()
+        for name, is_up, running, waiting in replicas:
+            self._engine_up.labels(name).set(is_up)
+            if running is not None and waiting is not None:
+                self._engine_running.labels(name).inc(running)
+                self._engine_waiting.labels(name).inc(waiting)
 
     def write(self) -> bytes:
         """The page that Prometheus reads."""

@@ -100,6 +100,7 @@ def _attributes(turn: EndedTurn) -> list[object]:
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": entry.model,
         "gen_ai.response.id": entry.turn_id,
+        "segue.request_id": tally.request_id,
         "segue.transport": turn.transport,
         "segue.outcome": entry.status,
         "segue.owner_hash": blake2b(entry.owner.encode(), digest_size=8).hexdigest(),

@@ -13,12 +13,14 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
+from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qs
 
 from segue.accounts.account import Account
 from segue.errors import ApiError, InvalidRequest, Refused, Unauthenticated, Unavailable, too_large
 from segue.ids import new_id
+from segue.process.afterwards import AccessLine
 from segue.process.intake import Inflow
 from segue.process.memory import Memory
 from segue.transports.inflate import inflate
@@ -46,6 +48,10 @@ ANSWER_BYTES, ANSWER_WAIT_S = 1024 * 1024, 5
 DISCARD_S_MAX = 10.0
 # How much of a body is checked before the event loop may do other work.
 CHECKED_BYTES = 4 * 1024 * 1024
+# How much of a path and of `X-Forwarded-For` is logged.
+LOGGED_CHARS_MAX = 256
+# The status of a client that left before its answer began, as proxies log it.
+CLIENT_LEFT = 499
 # Our extension of ASGI, which has no message for aborting a connection.
 CUT = "segue.cut"
 
@@ -67,10 +73,19 @@ class Exchange:
         self.receive = receive
         self.send = send
         self.request_id = new_id("req")
+        self.received_at = perf_counter()
+        # The status that was sent; until then, that of a client that leaves.
+        self.status = CLIENT_LEFT
+        self.sent_bytes = 0
+        # The path with names in place of ids; of a path that we do not know, nothing.
+        self.route = ""
+        # For the access log: the response that it made or names, and why it did not go well.
+        self.response_id = self.reason = ""
         self.has_started = False
         self._is_read = False
         # Who sent it, once that is known.
         self.owner: Owner = ""
+        self.key_name = ""
         self.account: Account
         # CORS headers for the page that sent it.
         self.origin_headers: Headers = ()
@@ -169,11 +184,13 @@ class Exchange:
     async def start(self, status: int, headers: Headers) -> None:
         """Send status and headers; they leave together with the first bytes of the body."""
         self.has_started = True
+        self.status = status
         named = [*headers, *self.origin_headers, (b"x-request-id", self.request_id.encode())]
         await self.send({"type": "http.response.start", "status": status, "headers": named})
 
     async def write(self, data: bytes, *, is_last: bool) -> None:
         """Send a part of the body."""
+        self.sent_bytes += len(data)
         await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def answer(self, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
@@ -190,8 +207,28 @@ class Exchange:
         headers = [JSON, *_error_headers(error)]
         if error.status == HTTPStatus.REQUEST_TIMEOUT:
             headers.append((b"connection", b"close"))
+        self.reason = error.code
         await self._discard_rest()
         await self.answer(error.status, encode_error_body(error), headers)
+
+    def access_line(self) -> AccessLine:
+        """What the access log says of it."""
+        client = self.scope["client"]
+        return AccessLine(
+            event="request",
+            request_id=self.request_id,
+            method=self.scope["method"],
+            path=self.scope["raw_path"][:LOGGED_CHARS_MAX].decode("ascii", "backslashreplace"),
+            status=self.status,
+            took_s=perf_counter() - self.received_at,
+            sent_bytes=self.sent_bytes,
+            address=client[0] if client else "",
+            forwarded_for=self.header(b"x-forwarded-for")[:LOGGED_CHARS_MAX],
+            owner=self.owner,
+            key=self.key_name,
+            response_id=self.response_id,
+            reason=self.reason,
+        )
 
 
 async def check_utf8(body: bytes | bytearray) -> bytes | bytearray:
@@ -231,12 +268,15 @@ def _error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
 def raw_refusal(error: ApiError, headers: Headers = ()) -> bytes:
     """An error as the bytes of a whole HTTP answer, where no ASGI request exists: a bad head, a refused upgrade."""
     body = encode_error_body(error)
+    request_id = error.request_id or new_id("req")
+    extra = {"request_id": request_id}
+    log.debug("refused before routing: %d %s", error.status, error.code, extra=extra)
     every = (
         *headers,
         *_error_headers(error),
         JSON,
         (b"content-length", str(len(body)).encode()),
-        (b"x-request-id", new_id("req").encode()),
+        (b"x-request-id", request_id.encode()),
         (b"connection", b"close"),
     )
     phrase = HTTPStatus(error.status).phrase
@@ -265,7 +305,7 @@ async def listening(exchange: Exchange) -> AsyncIterator[None]:
         listener.uncancel()
         raise ClientGone from None
     except TimeoutError:
-        log.warning("request %s: connection cut, the client does not read", exchange.request_id)
+        log.warning("connection cut: the client does not read")
         watcher.cancel()
         await exchange.cut()
         raise ClientGone from None

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from segue.errors import ApiError, NotFound, Refused, ServerFault, model_not_found
+from segue.ids import current_request
 from segue.transports.auth import bearer
 from segue.transports.conversations import ConversationRoutes
 from segue.transports.exchange import ClientGone, Exchange, Receive, Scope, Send
@@ -81,6 +82,8 @@ class HttpApp:
             Route("GET", r"/asyncapi\.json", self._asyncapi, None),
         )
         self.routes = tuple((route.verb, route.path) for route in self.table)
+        # How a route is called in metrics.
+        self._names = {route.path: _name(route.path) for route in self.table}
         self._patterns = [
             (re.compile(route.path.replace("/v1/responses", RESPONSES) + r"/?\Z"), route)
             for route in self.table
@@ -91,20 +94,29 @@ class HttpApp:
         assert scope["type"] == "http", "WebSockets have their own class, and there is no lifespan"
         body_s_max, memory = self._services.limits.body_s_max, self._services.memory
         exchange = Exchange(scope, receive, send, body_s_max, memory)
+        current_request.set(exchange.request_id)
         try:
             await self._serve(exchange)
         except ClientGone:
-            return
+            exchange.reason = "client_left"
         except ApiError as error:
-            self._services.note_refusal("http", error.code)
+            self._services.note_refusal("http", error.code, exchange.request_id)
+            log.debug("request refused: %d %s", error.status, error.code)
             await exchange.refuse(error)
         except Exception:
-            log.exception("request %s failed", exchange.request_id)
+            log.exception("request failed")
             if exchange.has_started:
                 raise
             await exchange.refuse(ServerFault("The server had an error."))
         finally:
             exchange.release()
+            self._note(exchange)
+
+    def _note(self, exchange: Exchange) -> None:
+        services = self._services
+        services.count_request(exchange.scope["method"], exchange.route, exchange.status)
+        if services.write_access is not None:
+            services.write_access(exchange.access_line())
 
     async def _serve(self, exchange: Exchange) -> None:
         policy, origin = self._services.origin_policy, exchange.header(b"origin")
@@ -135,6 +147,7 @@ class HttpApp:
                 continue
             if route.verb == verb or (route.verb == "GET" and verb == "HEAD"):
                 exchange.arguments = match.groupdict()
+                exchange.route = self._names[route.path]
                 return route
             is_literal = not match.groupdict()
             allowed.add(route.verb)
@@ -152,6 +165,7 @@ class HttpApp:
         exchange.account = await self._services.accounts.find(secret)
         exchange.account.check_scope(scope)
         exchange.owner = exchange.account.owner
+        exchange.key_name = exchange.account.key_name
 
     # --- models ---
 
@@ -197,6 +211,11 @@ class HttpApp:
 
     async def _asyncapi(self, exchange: Exchange) -> None:
         await exchange.answer(200, asyncapi())
+
+
+def _name(path: str) -> str:
+    """The pattern of a route as people write it: `/v1/responses/{id}`."""
+    return re.sub(r"\(\?P<(\w+)>[^)]*\)", r"{\1}", path).replace("\\", "")
 
 
 def _model_card(name: str, model: Model) -> ModelCard:

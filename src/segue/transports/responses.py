@@ -66,7 +66,8 @@ class ResponseRoutes:
         body = await exchange.text(self._services.limits.body_bytes_max)
         create = await off_loop(len(body) > LARGE_BYTES, decode_create, body)
         trace = exchange.header(b"traceparent") or decode_traceparent(create)
-        return create, Tally(bytes_received=len(body), traceparent=trace)
+        size, request_id = len(body), exchange.request_id
+        return create, Tally(bytes_received=size, traceparent=trace, request_id=request_id)
 
     def _caller(self, exchange: Exchange) -> Caller:
         account = exchange.account
@@ -82,8 +83,11 @@ class ResponseRoutes:
         caller = self._caller(exchange)
         running = await self._runner.begin(create, caller, tally, subscriber, "sse")
         exchange.release()
+        exchange.response_id = running.id
         async with subscribed(exchange, running, subscriber):
             await self._write(exchange, subscriber)
+        if running.error is not None:
+            exchange.reason = running.error.code
 
     async def _write(self, exchange: Exchange, subscriber: SseSubscriber) -> None:
         with closing(subscriber):
@@ -104,6 +108,7 @@ class ResponseRoutes:
         caller = self._caller(exchange)
         running = await self._runner.begin(create, caller, tally, subscriber, "http")
         exchange.release()
+        exchange.response_id = running.id
         if running.is_background:
             running.detach(subscriber)
         else:

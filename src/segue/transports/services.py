@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from segue.accounts.account import Account, Accounts
+from segue.process.afterwards import AccessLine
 from segue.process.memory import Memory
 from segue.process.runner import Runner
 from segue.settings import Settings
@@ -55,5 +56,9 @@ class Services:
     limits: Settings = field(default_factory=Settings)
     # What this process holds, and may hold.
     memory: Memory = field(default_factory=Memory)
-    # Called with the transport and the code of a request that was refused before it became a turn.
-    note_refusal: Callable[[str, str], None] = lambda transport, code: None
+    # Called with the transport, the code and the id of a request that was refused before it became a turn.
+    note_refusal: Callable[[str, str, str], None] = lambda transport, code, request_id: None
+    # Called with the method, the route and the status of every HTTP request.
+    count_request: Callable[[str, str, int], None] = lambda method, route, status: None
+    # Where there is an access log.
+    write_access: Callable[[AccessLine], None] | None = None

@@ -127,8 +127,8 @@ class SocketListener(Protocol):
 
 # An error refuses the upgrade with a plain HTTP answer.
 UpgradeAnswer = SocketListener | ApiError
-# Decides an upgrade, at once where that is possible.
-AcceptUpgrade = Callable[[Request], UpgradeAnswer | Awaitable[UpgradeAnswer]]
+# Decides an upgrade, at once where that is possible; the socket is for its address.
+AcceptUpgrade = Callable[[Request, "Socket"], UpgradeAnswer | Awaitable[UpgradeAnswer]]
 
 
 class _State(enum.Enum):
@@ -173,6 +173,7 @@ class Socket(asyncio.Protocol):
         "_unread",
         "_waits_for_room",
         "_write_timer",
+        "request_id",
     )
 
     _inflow: Inflow
@@ -222,6 +223,8 @@ class Socket(asyncio.Protocol):
         # The heartbeat while OPEN, afterwards the limit of the ending.
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        # Of the upgrade; its turns are counted behind it.
+        self.request_id = ""
 
     # What the listener calls.
 
@@ -249,6 +252,12 @@ class Socket(asyncio.Protocol):
         if not self._flush_is_due and not self._is_paused:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
+
+    @property
+    def address(self) -> str:
+        """The address of the peer; a system call."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if peer else ""
 
     @property
     def unread_bytes(self) -> int:
@@ -363,7 +372,7 @@ class Socket(asyncio.Protocol):
             return
         answer: UpgradeAnswer | Awaitable[UpgradeAnswer]
         try:
-            answer = self._accept(request)
+            answer = self._accept(request, self)
         except Exception:
             answer = _undecided()
         if isinstance(answer, Awaitable):
@@ -395,7 +404,7 @@ class Socket(asyncio.Protocol):
         if isinstance(answer, ApiError):
             self._refuse_upgrade(raw_refusal(answer))
             return
-        response.headers["x-request-id"] = new_id("req")
+        self.request_id = response.headers["x-request-id"] = new_id("req")
         self._parser.send_response(response)
         self._transport.write(b"".join(self._parser.data_to_send()))
         self._listener, self._inflow = answer, answer.inflow

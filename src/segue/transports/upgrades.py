@@ -10,10 +10,14 @@ from websockets.http11 import Request
 
 from segue.accounts.account import Account
 from segue.errors import ApiError, Refused, Unavailable
+from segue.ids import new_id
+from segue.process.afterwards import AccessLine
 from segue.transports.auth import bearer, offered
+from segue.transports.exchange import LOGGED_CHARS_MAX
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
-from segue.transports.websocket import SocketSession
+from segue.transports.socket import Socket
+from segue.transports.websocket import SocketSession, UpgradeOrigin
 from segue.turn.values import Owner
 
 # Agents leave the version out, or use the path of their own product.
@@ -35,6 +39,13 @@ def _secret_in(headers: Headers) -> str | None:
     return offered(headers.get_all("Sec-WebSocket-Protocol")) if secret is None else secret
 
 
+def _origin_of(request: Request, socket: Socket) -> UpgradeOrigin:
+    path = request.path.partition("?")[0].encode("ascii", "backslashreplace").decode()
+    forwarded_for = _header(request.headers, "X-Forwarded-For")
+    chars_max = LOGGED_CHARS_MAX
+    return UpgradeOrigin(path[:chars_max], socket.address, forwarded_for[:chars_max])
+
+
 class Upgrades:
     """Accepts upgrades: every session of the process begins here."""
 
@@ -44,19 +55,20 @@ class Upgrades:
         self.lost = LostCaches(services.limits.reconnect_s)
 
     def accept(
-        self, request: Request
+        self, request: Request, socket: Socket
     ) -> SocketSession | ApiError | Awaitable[SocketSession | ApiError]:
         """A session for this upgrade, or the error that refuses it; at once where the key is cached and has a place for
         one more connection."""
+        origin = None if self._services.write_access is None else _origin_of(request, socket)
         try:
             self._check(request)
             secret = _secret_in(request.headers)
             account = self._services.accounts.known(secret)
             if account is None or not account.quota.can_connect:
-                return self._look_up(secret)
-            return self._open(account)
+                return self._look_up(secret, origin)
+            return self._open(account, origin)
         except ApiError as error:
-            return self._refuse(error)
+            return self._refuse(error, origin)
 
     def _check(self, request: Request) -> None:
         """Everything that can be refused without the key."""
@@ -74,21 +86,39 @@ class Upgrades:
             wait_s = 1 + RETRY_S * random.random()
             raise Unavailable("Too many connections. Please retry.", wait_s=wait_s)
 
-    async def _look_up(self, secret: str | None) -> SocketSession | ApiError:
+    async def _look_up(
+        self, secret: str | None, origin: UpgradeOrigin | None
+    ) -> SocketSession | ApiError:
         try:
             account = await self._services.accounts.find(secret)
             account.check_scope("responses")
             await account.quota.check_connections()
-            return self._open(account)
+            return self._open(account, origin)
         except ApiError as error:
-            return self._refuse(error)
+            return self._refuse(error, origin)
 
-    def _open(self, account: Account) -> SocketSession:
+    def _open(self, account: Account, origin: UpgradeOrigin | None) -> SocketSession:
         account.check_scope("responses")
-        return SocketSession(self._services, account, self.sessions, self.lost)
+        return SocketSession(self._services, account, self.sessions, self.lost, origin)
 
-    def _refuse(self, error: ApiError) -> ApiError:
-        self._services.note_refusal("websocket", error.code)
+    def _refuse(self, error: ApiError, origin: UpgradeOrigin | None) -> ApiError:
+        services, request_id = self._services, new_id("req")
+        error.request_id = request_id
+        services.note_refusal("websocket", error.code, request_id)
+        services.count_request("GET", "/v1/responses", error.status)
+        if origin is not None and services.write_access is not None:
+            line = AccessLine(
+                event="request",
+                request_id=request_id,
+                method="GET",
+                path=origin.path,
+                status=error.status,
+                took_s=0.0,
+                address=origin.address,
+                forwarded_for=origin.forwarded_for,
+                reason=error.code,
+            )
+            services.write_access(line)
         return error
 
     def dismiss(self, account: Account) -> None:

@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from msgspec import UNSET, structs
 
@@ -32,9 +33,12 @@ from segue.errors import (
     response_not_found,
     too_large,
 )
+from segue.ids import current_request
+from segue.process.afterwards import AccessLine
 from segue.process.beginnings import shutting_down
 from segue.process.intake import Inflow
 from segue.session.lanes import Lane, Lanes, Ticket
+from segue.transports.exchange import CLIENT_LEFT
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
 from segue.transports.socket import MessageFault, Socket, SocketClosed
@@ -62,6 +66,8 @@ BAD_MESSAGES = {
     "binary": "Binary messages are not supported.",
     "violation": "The frame breaks the rules of WebSocket.",
 }
+# The close code of a connection that was lost without one (RFC 6455, 7.1.5).
+LOST = 1006
 # Ended turns that are remembered for late steers.
 ENDED_MAX = 32
 
@@ -77,6 +83,15 @@ class PendingCreate:
 
 
 ServedTicket = Ticket[PendingCreate, Turn]
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeOrigin:
+    """What the access log says of the upgrade of a connection."""
+
+    path: str
+    address: str
+    forwarded_for: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +112,14 @@ class SessionStatus:
 class LaneSubscriber:
     """Writes the events of one turn to the socket, each with the name of its lane."""
 
-    __slots__ = ("_session", "_socket", "_suffix", "running", "ticket")
+    __slots__ = ("_session", "_socket", "_suffix", "running", "sent_bytes", "ticket")
 
     def __init__(self, session: SocketSession, ticket: ServedTicket) -> None:
         self._session = session
         self._socket = session.socket
         self.ticket = ticket
         self._suffix = None if ticket.lane is None else codec.lane_suffix(ticket.lane)
+        self.sent_bytes = 0
         self.running: Running
 
     def attached(self, running: Running) -> None:
@@ -130,6 +146,16 @@ class LaneSubscriber:
             self._socket.send([event.data[:-1] + suffix for event in events])
 
 
+class LoggedSubscriber(LaneSubscriber):
+    """Counts what it writes, for the access log."""
+
+    __slots__ = ()
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        self.sent_bytes += sum(len(event.data) for event in events)
+        super().deliver(events)
+
+
 class SocketSession:
     """One connection: the listener of its socket."""
 
@@ -139,10 +165,13 @@ class SocketSession:
         account: Account,
         sessions: set[SocketSession],
         lost: LostCaches,
+        origin: UpgradeOrigin | None = None,
     ) -> None:
+        """`origin`: where it comes from, if there is an access log."""
         self._services = services
         self._sessions = sessions
         self._lost = lost
+        self._origin = origin
         self.account = account
         self.owner = account.owner
         self._lanes: Lanes[PendingCreate, Turn, HeldSteer] = Lanes(
@@ -166,6 +195,7 @@ class SocketSession:
         self._is_closed = False
         self._opened_at = time.perf_counter()
         self._turn_count = 0
+        self._create_count = 0
         self.socket: Socket
 
     @property
@@ -241,7 +271,7 @@ class SocketSession:
             if self._is_aged:
                 raise self._too_old()
             trace = "" if create.client_metadata is UNSET else codec.decode_traceparent(create)
-            pending = PendingCreate(create, Tally(bytes_received=len(text), traceparent=trace))
+            pending = PendingCreate(create, self._new_tally(len(text), trace))
             parent_id = create.previous_response_id
             if not self._lanes.is_idle:
                 self._check_room(len(text))
@@ -254,12 +284,18 @@ class SocketSession:
             return
         except Exception:
             # A bug must not end the connection, nor leave the frame without an answer.
-            log.exception("a WebSocket frame could not be handled")
+            extra = {"request_id": self.socket.request_id}
+            log.exception("a WebSocket frame could not be handled", extra=extra)
             self._refuse(ServerFault(OUR_FAULT), lane)
             return
         self._start_waiting()
         if self.inflow.grant:
             self._count_waiting()
+
+    def _new_tally(self, size: int = 0, trace: str = "") -> Tally:
+        self._create_count += 1
+        request_id = f"{self.socket.request_id}.{self._create_count}"
+        return Tally(bytes_received=size, traceparent=trace, request_id=request_id)
 
     def _check_room(self, size: int) -> None:
         """A create that has to wait counts as long as it does."""
@@ -306,7 +342,7 @@ class SocketSession:
                 error = InvalidRequest(message, code="invalid_json")
             case "binary" | "violation":
                 error = Refused(BAD_MESSAGES[fault], status=400, code="invalid_message")
-        self._services.note_refusal("websocket", error.code)
+        self._note_refusal(error, self.socket.request_id)
         cut = ServerFault(
             "The connection is closed because of another message on it. "
             "A response that is stored goes on, and can be retrieved."
@@ -314,9 +350,16 @@ class SocketSession:
         self.socket.send([codec.encode_error_event(cut, lane) for lane in self._lanes.unanswered])
         return codec.encode_error_event(error)
 
-    def _refuse(self, error: ApiError, lane: Lane) -> None:
-        self._services.note_refusal("websocket", error.code)
+    def _refuse(self, error: ApiError, lane: Lane, request_id: str = "") -> None:
+        """Answer a frame with an error; `request_id`: of the create, if it was one."""
+        self._note_refusal(error, request_id or self.socket.request_id)
         self._answer([codec.encode_error_event(error, lane)])
+
+    def _note_refusal(self, error: ApiError, request_id: str) -> None:
+        self._services.note_refusal("websocket", error.code, request_id)
+        extra = {"request_id": request_id}
+        log.debug("message refused: %d %s", error.status, error.code, extra=extra)
+        self._log("turn", request_id, error.status, perf_counter(), reason=error.code)
 
     def _send_to_lane(self, events: Sequence[Event], lane: Lane) -> None:
         if self._is_closed or not events:
@@ -350,6 +393,7 @@ class SocketSession:
     async def _serve(self, ticket: ServedTicket) -> None:
         """Prepare a turn and let it run; a refusal frees its lane."""
         pending, lane, account = ticket.request, ticket.lane, self.account
+        current_request.set(pending.tally.request_id)
         create, parent_id, parent = pending.create, ticket.parent_id, ticket.pin
         steers: list[HeldSteer] = []
         if parent_id is not None and parent is None:
@@ -367,7 +411,8 @@ class SocketSession:
             may=account.scopes,
             quota=account.turn_quota,
         )
-        subscriber = LaneSubscriber(self, ticket)
+        subscribe = LaneSubscriber if self._origin is None else LoggedSubscriber
+        subscriber = subscribe(self, ticket)
         try:
             if create.background:
                 message, name = "'background' belongs to HTTP.", "background"
@@ -385,7 +430,7 @@ class SocketSession:
             # The client did not ask for an automatic successor, and may continue the steered response itself.
             self._free(ticket, has_failed=not pending.is_automatic)
             if not pending.is_automatic:
-                self._refuse(error, lane)
+                self._refuse(error, lane, pending.tally.request_id)
             if self._steering is not None:
                 self._steering.give_back(steers, lane)
 
@@ -395,6 +440,10 @@ class SocketSession:
         self.subscribers.pop(ticket, None)
         self._appends.pop(ticket, None)
         self._turn_count += 1
+        if self._origin is not None:
+            error = running.error
+            status, reason = (200, "") if error is None else (error.status, error.code)
+            self._log_turn(subscriber, status, reason)
         self._ended[running.id] = (running.assembler.ended(), ticket.lane)
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
@@ -449,7 +498,7 @@ class SocketSession:
         successor = structs.replace(
             ticket.request.create, input=[], previous_response_id=running.id, idempotency_key=None
         )
-        pending = PendingCreate(successor, Tally(), is_automatic=True)
+        pending = PendingCreate(successor, self._new_tally(), is_automatic=True)
         self._lanes.put_first(lane, pending, running.id)
 
     # --- rollouts (docs/protocol.md 11) ---
@@ -477,7 +526,7 @@ class SocketSession:
             _check_append(running, items)
             running.check(items, ticket.request.tally)
         except ApiError as error:
-            self._refuse(error, ticket.lane)
+            self._refuse(error, ticket.lane, ticket.request.tally.request_id)
             return
         running.awaited_calls = None
         self._appends[ticket] = Append(items)
@@ -489,6 +538,8 @@ class SocketSession:
     def opened(self, socket: Socket) -> None:
         self.socket = socket
         self._sessions.add(self)
+        self._services.count_request("GET", "/v1/responses", 101)
+        self._log("open", socket.request_id, 101, self._opened_at)
         self.account.quota.connect()
         age_s = self._services.limits.connection_age_s * (1 - AGE_JITTER * random.random())
         self._age_timer = asyncio.get_running_loop().call_later(age_s, self._reach_age_limit)
@@ -511,6 +562,7 @@ class SocketSession:
         for subscriber in tuple(self.subscribers.values()):
             running = subscriber.running
             running.detach(subscriber)
+            self._log_turn(subscriber, CLIENT_LEFT, "client_left")
             if running.has_subscribers:
                 continue
             if running.is_rollout or not (how.is_lost and running.is_stored):
@@ -522,6 +574,49 @@ class SocketSession:
         self._ended.clear()
         if not (how.is_lost and self._lost.keep(self.owner, self._near)):
             self._near.leave()
+        # The reason in a client's close frame is the client's own text.
+        reason, status = how.reason if how.is_lost else "", how.code or LOST
+        turns, began_at = self._turn_count, self._opened_at
+        self._log("close", self.socket.request_id, status, began_at, turns=turns, reason=reason)
+
+    # --- the access log ---
+
+    def _log_turn(self, subscriber: LaneSubscriber, status: int, reason: str) -> None:
+        tally, size = subscriber.ticket.request.tally, subscriber.sent_bytes
+        id, began_at = tally.request_id, tally.received_at
+        self._log("turn", id, status, began_at, subscriber.running.id, size, reason=reason)
+
+    def _log(
+        self,
+        event: str,
+        request_id: str,
+        status: int,
+        began_at: float,
+        response_id: str = "",
+        sent_bytes: int = 0,
+        turns: int = 0,
+        reason: str = "",
+    ) -> None:
+        """Write a line, if there is an access log."""
+        if self._origin is None or self._services.write_access is None:
+            return
+        line = AccessLine(
+            event=event,
+            request_id=request_id,
+            method="response.create" if event == "turn" else "GET",
+            path=self._origin.path,
+            status=status,
+            took_s=perf_counter() - began_at,
+            sent_bytes=sent_bytes,
+            address=self._origin.address,
+            forwarded_for=self._origin.forwarded_for,
+            owner=self.owner,
+            key=self.account.key_name,
+            response_id=response_id,
+            turns=turns,
+            reason=reason,
+        )
+        self._services.write_access(line)
 
     def _reach_age_limit(self) -> None:
         """The limit applies only between turns: what runs may finish."""

@@ -376,8 +376,7 @@ class TurnLoop:
     def _job(self, composed: Composed, tokens_max: int | None) -> Job:
         """What the engine is asked. A warm-up asks for no output: the engine reads the prompt and no more."""
         plan, rendered = self.plan, composed.rendered
-        past = composed.scene.past
-        tokens = plan.model.context_tokens
+        past, tokens = composed.scene.past, plan.model.context_tokens
         # Of messages only the endpoint knows how long they are.
         room = tokens - composed.length if tokens and isinstance(composed.prompt, Tokens) else None
         limits = (tokens_max, self._tokens_left(), plan.model.output_tokens_max, room)

@@ -196,6 +196,8 @@ class Tally:
     started: JobStarted = field(default_factory=JobStarted)
     # Why tokens of the prompt that could have been reused were not, and how many (docs/cache.md).
     lost: tuple[str, int] | None = None
+    # The `x-request-id` of an HTTP request; on a WebSocket, that of the upgrade and a number.
+    request_id: str = ""
     # The trace that the client has begun, as it was sent (W3C Trace Context).
     traceparent: str = ""
     received_at: float = field(default_factory=perf_counter)

@@ -1,0 +1,71 @@
+"""Which requests came, from where, and how were they answered? One line for each; never content.
+
+An HTTP request has its line when it is answered, a WebSocket connection when it is opened and closed, and each of its
+turns when it has ended. The lines go to the server's log at once, or to a file in the background, in the same format.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from segue.observe.lines import TO_LOG, LineFile
+from segue.observe.logs import make_formatter
+from segue.process.afterwards import AccessLine
+from segue.settings import Settings
+
+# The documented name of the logger, for operators who route it (docs/observability.md).
+log = logging.getLogger("segue.access")
+# An operator who asks for these lines gets them at every `log_level`.
+log.setLevel(logging.INFO)
+
+# What follows by name in a line of text, if there is something.
+NAMED = ("owner", "key", "response_id", "turns", "reason", "forwarded_for")
+PLAIN = re.compile(r"[!#-~]+")
+
+
+class AccessLog:
+    """Writes the access log; a context manager that drains on the way out."""
+
+    def __init__(self, settings: Settings) -> None:
+        place = settings.access_log
+        self._file = None if place == TO_LOG else LineFile("access_log", place)
+        self._format = make_formatter(settings).format
+        self._stack = AsyncExitStack()
+
+    def write(self, line: AccessLine) -> None:
+        """Write one line."""
+        fields = msgspec.to_builtins(line)
+        fields["took_s"] = round(line.took_s, 6)
+        extra = {"fields": fields, "request_id": line.request_id}
+        text = text_of(line)
+        record = log.makeRecord(log.name, logging.INFO, "", 0, text, (), None, None, extra)
+        if self._file is None:
+            log.handle(record)
+        else:
+            self._file.add(self._format(record).encode())
+
+    async def __aenter__(self) -> AccessLog:
+        if self._file is not None:
+            await self._stack.enter_async_context(self._file)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+
+def text_of(line: AccessLine) -> str:
+    """The line as text, without time and request id."""
+    what = f"{line.address or '-'} {line.event} {line.method} {line.path} {line.status}"
+    named = [(name, getattr(line, name)) for name in NAMED]
+    rest = "".join(f" {name}={_quoted(str(value))}" for name, value in named if value)
+    return f"{what} {line.sent_bytes} bytes {line.took_s:.3f} s{rest}"
+
+
+def _quoted(value: str) -> str:
+    """A value that a program can tell from its neighbours."""
+    return value if PLAIN.fullmatch(value) else json.dumps(value)
