@@ -26,6 +26,7 @@ from pathlib import Path
 FENCE = re.compile(r"^( *)(```+)(\w*)\s*$")
 MARK = re.compile(r"^\s*<!-- play: (\w+)(?: (.+?))? -->$")
 RUN = ("sh", "python", "js")
+SAME = {"bash": "sh", "shell": "sh", "console": "sh", "javascript": "js", "py": "python"}
 NEEDS_VALUE = {"skip", "until", "file", "input", "exit", "replace"}
 NEEDS_NONE = {"quiet", "expect"}
 
@@ -81,7 +82,7 @@ def _steps(name: str, lines: list[tuple[int, str]]) -> Iterator[Step]:
         if fence is not None:
             if line.strip() == fence[2]:
                 code = "\n".join(one.removeprefix(fence[1]) for one in text) + "\n"
-                yield Step(f"{name}:{start}", fence[3], code, marks)
+                yield Step(f"{name}:{start}", SAME.get(fence[3], fence[3]), code, marks)
                 fence, marks = None, {}
             else:
                 text.append(line)
