@@ -21,14 +21,16 @@ from segue.builders.observers import HealthCheck, Observers, open_observers
 from segue.builders.reports import report_finder
 from segue.builders.state import Eraser, State, build_state
 from segue.dashboard.feed import Feed, Sources
+from segue.dashboard.keys import KeyRoutes, KeySources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
+from segue.errors import ApiError
 from segue.models import ServedModels, build_models
 from segue.process.memory import Memory, memory_for
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.settings import Settings
-from segue.storage import KEYS_TOPIC, open_store
+from segue.storage import KEYS_TOPIC, give_out, open_store
 from segue.stores.hashes import KeyHashes
 from segue.stores.maintenance import keep_up
 from segue.stores.seals import RingSeals
@@ -108,7 +110,8 @@ async def _open_server(
         eraser.caches += [upgrades.erase, state.reuse.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         feed = build_feed(state, runner, observers, health, upgrades)
-        http = HttpApp(services, Dashboard(services, feed).routes)
+        pages = (Dashboard(services, feed), KeyRoutes(services, build_keys(state, observers)))
+        http = HttpApp(services, [route for page in pages for route in page.routes])
 
         async def caller_of(owner: Owner, key: str) -> Caller:
             account = await state.accounts.find_digest(key)
@@ -235,6 +238,21 @@ def build_feed(
     feed = Feed(observers.history, sources)
     peers.answer("feed", lambda worker, body: feed.answer(body))
     return feed
+
+
+def build_keys(state: State, observers: Observers) -> KeySources:
+    """What an operator needs to manage API keys in the dashboard."""
+
+    async def confirm() -> None:
+        state.accounts.look()
+        if state.cluster is not None:
+            # A worker that cannot be reached confirms by itself.
+            with suppress(ApiError):
+                await state.cluster.bus.publish(KEYS_TOPIC, b"")
+
+    store = state.store
+    create = partial(give_out, store.keys, state.hashes)
+    return KeySources(store.keys, store.ledger, create, confirm, observers.note_operation)
 
 
 def _cache_uses(state: State, upgrades: Upgrades) -> Sequence[CacheUse]:

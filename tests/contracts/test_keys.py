@@ -79,6 +79,17 @@ async def test_revoking_twice_or_nobody_says_so(stores: Stores) -> None:
         assert not await stores.keys.revoke(name)
 
 
+async def test_limits_change_while_the_key_is_valid(stores: Stores) -> None:
+    await stores.keys.add(key(), "d0")
+    limits = KeyLimits(lanes_max=3)
+    assert await stores.keys.limit("key_0", limits)
+    assert await stores.keys.find(["d0"]) == {"d0": structs.replace(key(), limits=limits)}
+    for name in ("key_9", "", "\0", "\ud800"):
+        assert not await stores.keys.limit(name, limits)
+    await stores.keys.revoke("key_0")
+    assert not await stores.keys.limit("key_0", LIMITS)
+
+
 async def test_adding_a_key_again_does_not_bring_it_back(stores: Stores) -> None:
     await stores.keys.add(key(), "d0")
     await stores.keys.revoke("key_0")

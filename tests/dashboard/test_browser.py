@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from segue.accounts.scopes import SCOPES
+from segue.inside.weights import find_weights
 from segue.storage import give_out
 from tests.dashboard.browser import Browser, Page, browsing
+from tests.engines.fakes.vllm import FakeVllm
 from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting_own
 from tests.support import MODEL, Served, ServedProcess, Wire, fetch, serving, wire
 
 CTRL, SHIFT = 2, 8
-TABS = ("live", "race", "playground")
+TABS = ("live", "race", "playground", "keys")
 IS_LIVE = "document.querySelector('#link').dataset.state === 'live'"
 
 
@@ -414,22 +416,111 @@ async def test_answer_is_shown_as_markdown_and_nothing_in_it_runs_or_is_loaded(
 async def test_person_opens_the_figures_of_a_turn_and_from_there_its_conversation(
     browser: Browser,
 ) -> None:
-    async with serving() as served, wire(served) as socket:
-        page = await look(browser, served)
-        made = await rollout(socket, 2)
-        await page.until(count(".turn-row", 2))
-        await page.click(f'.turn-row[data-id="{made[1]}"]')
+    """In front of a FAKE engine with two replicas, of which one does not answer."""
+    async with FakeVllm() as engine:
+        flags: dict[str, object] = {
+            "engine": "vllm",
+            "engine_url": (engine.url, "http://127.0.0.1:9"),
+            "tokenizer": str(find_weights("smollm2")),
+            "model": ("fake",),
+            "context_tokens": 8_000,
+        }
+        async with serving(**flags) as served, wire(served) as socket:
+            await read_figures(await look(browser, served), socket, engine.url)
 
-        await page.until("document.querySelector('#figures').open")
-        figures = await page.text("#figures")
-        for name in ("first token", "reused by Segue", "cached in the engine", "overhead"):
-            assert name in figures
-        assert f"continues\n{made[0]}" in figures
-        assert "the client does not wait" in figures
-        await page.click("#figures-read")
-        await page.until("document.querySelector('#reader').innerText.includes('step 1')")
-        assert not await page.read("document.querySelector('#figures').open")
+
+async def read_figures(page: Page, socket: Wire, replica: str) -> None:
+    made = await rollout(socket, 2, model="fake")
+    await page.until(count(".turn-row", 2))
+    await page.click(f'.turn-row[data-id="{made[1]}"]')
+
+    await page.until("document.querySelector('#figures').open")
+    figures = await page.text("#figures")
+    for name in ("first token", "reused by Segue", "cached in the engine", "overhead"):
+        assert name in figures
+    assert f"continues\n{made[0]}" in figures
+    assert f"engine replica\n{replica}" in figures
+    assert "the client does not wait" in figures
+    await page.click("#figures-read")
+    await page.until("document.querySelector('#reader').innerText.includes('step 1')")
+    assert not await page.read("document.querySelector('#figures').open")
+    await page.until("document.querySelector('#engines-sub').innerText.startsWith('1 of 2 up')")
+    assert "down" in await page.text("#engines")
+    assert page.faults == []
+
+
+async def test_operator_makes_the_first_key_and_manages_keys_in_the_page(browser: Browser) -> None:
+    """On an open server the first key closes it; the page goes on with that key. On a phone."""
+    async with serving() as served:
+        page = await browser.page()
+        await page.size(390, 844, scale=2, mobile=True)
+        await page.open(f"{served.url}/#keys")
+        await page.until(
+            "document.querySelector('#keys-open').innerText.includes('No key is required')"
+        )
+        await create_key(page, "me")
+        first = await page.text("#key-secret")
+        await page.until("document.querySelector('.keys .tag')?.innerText === 'this page'")
+        assert (await fetch(served, "GET", "/v1/models")).status == 401
+        await page.click("#key-form [type=submit]")
+
+        await create_key(page, "laptop", requests_per_min="1")
+        secret = await page.text("#key-secret")
+        await page.click(".secret .copy")
+        await page.until("document.querySelector('.secret .copy').innerText === 'Copied'")
+        await page.click("#key-form [type=submit]")
+        await page.until("document.querySelector('#keys-rows').innerText.includes('1 req/min')")
+        headers = {"Authorization": f"Bearer {secret}"}
+        asked = ("POST", "/v1/responses", {"model": MODEL, "input": "hello"}, headers)
+        assert [(await fetch(served, *asked)).status for _ in range(2)] == [200, 429]
+
+        laptop = (
+            "tr[data-id]:last-child"
+            if "laptop" in await page.text("tr[data-id]:last-child")
+            else "tr[data-id]:first-child"
+        )
+        await page.click(f"{laptop} .actions button")
+        await page.until("document.querySelector('#key-form [name=lanes_max]') !== null")
+        await page.read("document.querySelector('#key-form [name=requests_per_min]').value = ''")
+        await page.click("#key-form [type=submit]")
+        await page.until("!document.querySelector('#keys-rows').innerText.includes('1 req/min')")
+        assert "1 turns" in await page.text("#keys-rows")
+
+        await page.click(f"{laptop} .actions .bad")
+        await page.until("document.querySelector('#key-title').innerText.startsWith('Revoke')")
+        assert await page.read("document.documentElement.scrollWidth") <= 390
+        await page.click("#key-form .danger")
+        await page.until("document.querySelector('#keys-sub').innerText === '1 valid · 1 revoked'")
+        while (await fetch(served, *asked)).status != 401:
+            pass
+        content = await page.read("document.body.innerText + location.href")
+        assert not [one for one in (first, secret) if one in content]
         assert page.faults == []
+
+
+async def create_key(page: Page, name: str, **limits: str) -> None:
+    """Through the dialog; the secret is shown then."""
+    await page.click("#keys-new")
+    await page.until("document.querySelector('#key-form [name=name]') !== null")
+    await page.read(f"document.querySelector('#key-form [name=name]').value = '{name}'")
+    for limit, value in limits.items():
+        await page.read(f"document.querySelector('#key-form [name={limit}]').value = '{value}'")
+    await page.click("#key-form [type=submit]")
+    await page.until("document.querySelector('#key-secret') !== null")
+
+
+async def test_key_that_is_no_operators_sees_no_keys(browser: Browser) -> None:
+    async with serving(auth="keys") as served:
+        app = served.app
+        _, secret = await give_out(app.keys, app.hashes, "page", "ada", ["responses", "dashboard"])
+        page = await browser.page()
+        await page.open(f"{served.url}/#keys")
+        await page.until("document.querySelector('#ask').open")
+        await page.type(secret)
+        await page.press("Enter", 13)
+        await page.until(IS_LIVE)
+        assert await page.read("document.querySelector('.bar nav a[href=\"#keys\"]').hidden")
+        await page.until("document.querySelector('#keys-rows').innerText.includes('operator')")
 
 
 async def test_page_computes_rates_by_the_end_of_turns_and_bounds_hostile_markdown(

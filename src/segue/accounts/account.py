@@ -68,19 +68,26 @@ class Account:
         scopes = frozenset(SCOPES if key is None else key.scopes)
         self.is_operator = OPERATOR in scopes
         self.scopes = scopes | OPERATOR_SCOPES if self.is_operator else scopes
-        limits = KeyLimits() if key is None else key.limits
+        self.quota = KeyQuota(KeyLimits(), self.key_id, meter)
         # Whether its turns are counted, and where.
-        self.is_limited = structs.replace(limits, other_requests_per_min=0) != KeyLimits()
-        if key is not None and not limits.other_requests_per_min:
-            limits = structs.replace(limits, other_requests_per_min=OTHER_REQUESTS_PER_MIN)
-        self.quota = KeyQuota(limits, self.key_id, meter)
-        self.turn_quota: Quota | None = self.quota if self.is_limited else None
+        self.limits, self.is_limited = KeyLimits(), False
+        self.turn_quota: Quota | None = None
+        if key is not None:
+            self.limit(key.limits)
         # Whether it may lose its place: it has a key, or came without one and keys are required now.
         self.is_checked = key is not None
         self.is_revoked = False
         self.digest = digest
         self.confirmed_at = self.used_at = time.monotonic()
         self.noted_at = float("-inf")
+
+    def limit(self, limits: KeyLimits) -> None:
+        """From now on its key has these limits."""
+        self.limits = limits
+        self.is_limited = structs.replace(limits, other_requests_per_min=0) != KeyLimits()
+        self.turn_quota = self.quota if self.is_limited else None
+        others = limits.other_requests_per_min or OTHER_REQUESTS_PER_MIN
+        self.quota.limit(structs.replace(limits, other_requests_per_min=others))
 
     def check_scope(self, scope: str) -> None:
         """Refuse a request for which the key lacks the scope."""
@@ -185,13 +192,18 @@ class Accounts:
         account = self._accounts.get(digest)
         if account is None or account.is_revoked:
             account = self._accounts[digest] = Account(key, digest, self._meter)
-            if key.limits.state_bytes_max:
-                self.bounded.setdefault(key.owner, set()).add(account)
-                if self.on_bounded is not None:
-                    self.on_bounded()
-                    self.on_bounded = None
+            self._bound(account)
         account.confirmed_at = account.used_at = time.monotonic()
         return account
+
+    def _bound(self, account: Account) -> None:
+        """Whether this account bounds what its owner has in memory, by its limits as they are now."""
+        self.bounded.get(account.owner, set()).discard(account)
+        if account.limits.state_bytes_max:
+            self.bounded.setdefault(account.owner, set()).add(account)
+            if self.on_bounded is not None:
+                self.on_bounded()
+                self.on_bounded = None
 
     async def _keep(
         self, on_revoked: Callable[[Account], None], tell_others: TellOthers | None
@@ -230,8 +242,11 @@ class Accounts:
         accounts = tuple(self._accounts.values())
         keys = await self._keys.find([account.digest for account in accounts])
         for account in accounts:
-            if account.digest in keys:
+            if (key := keys.get(account.digest)) is not None:
                 account.confirmed_at = asked_at
+                if key.limits != account.limits:
+                    account.limit(key.limits)
+                    self._bound(account)
                 is_left = asked_at - account.used_at > IDLE_S and account.quota.is_idle
             else:
                 account.is_revoked = is_left = True
@@ -252,8 +267,7 @@ class Accounts:
 
     def _forget(self, account: Account) -> None:
         self._accounts.pop(account.digest, None)
-        if account.quota.limits.state_bytes_max:
-            self.bounded[account.owner].discard(account)
+        self.bounded.get(account.owner, set()).discard(account)
 
     async def _notice_keys(self) -> None:
         """In mode auto, the first key makes keys required for good."""

@@ -36,6 +36,9 @@ REFUSED_S = 0.25
 # What is held is reported again this often, should the store have forgotten it.
 REPEAT_S = 60.0
 
+# More bytes than there are, for a key without this limit.
+UNBOUNDED = 2**62
+
 _Clock = Callable[[], float]
 PlaceKind = Literal["connections", "lanes"]
 
@@ -76,18 +79,16 @@ class KeyQuota:
         meter: Meter | None = None,
         clock: _Clock = time.monotonic,
     ) -> None:
-        self.limits = limits
         self.key_id = key_id
         self.connections = 0
         self.in_flight = 0
         self._meter = meter
         self._clock = clock
+        self.limit(limits)
         # Requests that were drawn and not used yet.
         self._requests = 0
         # Tokens that were used and not reported yet.
         self._used_tokens = 0
-        self._tokens = Bucket(limits.tokens_per_min, clock)
-        self._other_requests = Bucket(limits.other_requests_per_min, clock)
         self._held = HeldPlaces()
         self._others = HeldPlaces()
         # How many callers wait for a draw.
@@ -100,6 +101,12 @@ class KeyQuota:
         self._is_report_due = False
         # One draw at a time, so that each token is reported once.
         self._lock = asyncio.Lock()
+
+    def limit(self, limits: KeyLimits) -> None:
+        """From now on these are the limits; what other processes have used comes with the next draw."""
+        self.limits = limits
+        self._tokens = Bucket(limits.tokens_per_min, self._clock)
+        self._other_requests = Bucket(limits.other_requests_per_min, self._clock)
 
     # --- what is used ---
 
@@ -168,7 +175,7 @@ class KeyQuota:
     @property
     def state_bytes_max(self) -> int:
         """What the connections of this process may keep in memory: their part of the limit, by their number."""
-        most, own = self.limits.state_bytes_max, max(1, self.connections)
+        most, own = self.limits.state_bytes_max or UNBOUNDED, max(1, self.connections)
         return most * own // (own + self._others.connections)
 
     # --- what is held ---

@@ -19,6 +19,7 @@ from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
 from segue.process.afterwards import AccessLine, Afterwards, EndedTurn
 from segue.turn.plan import Model, Models
+from segue.turn.values import Owner
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +36,17 @@ class Observers:
     afterwards: Afterwards
     refusals: Sequence[Callable[[str, str, str], None]]
     write_access: Callable[[AccessLine], None] | None
+    audit: Audit | None
 
     def note_refusal(self, transport: str, code: str, request_id: str) -> None:
         """A request was refused before it became a turn."""
         for note in self.refusals:
             note(transport, code, request_id)
+
+    def note_operation(self, event: str, owner: Owner, key_id: str, request_id: str) -> None:
+        """An operator has changed an API key."""
+        if self.audit is not None:
+            self.audit.note_operation(event, owner, key_id, request_id)
 
 
 @asynccontextmanager
@@ -56,6 +63,7 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
         if settings.otel_endpoint:
             traces = Traces(settings.otel_endpoint, settings.otel_headers)
             observers.append((await stack.enter_async_context(traces)).observe)
+        audit = None
         if settings.audit_log:
             audit = await stack.enter_async_context(Audit(settings.audit_log))
             observers.append(audit.observe)
@@ -65,7 +73,7 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
             access = await stack.enter_async_context(AccessLog(settings))
             write_access = access.write
         afterwards = Afterwards(state.store.ledger, observers)
-        yield Observers(metrics, history, afterwards, refusals, write_access)
+        yield Observers(metrics, history, afterwards, refusals, write_access, audit)
 
 
 class UnseenMedia:

@@ -33,7 +33,7 @@ export const ask = async (path, options = {}) => {
   );
 };
 
-export const askJson = async (path) => (await ask(path)).json();
+export const askJson = async (path, options) => (await ask(path, options)).json();
 
 // A browser cannot set a header on a WebSocket; the key is sent as a subprotocol.
 export const openSocket = () => {

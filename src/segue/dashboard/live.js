@@ -284,29 +284,39 @@ export const drawMemory = (picture, isOperator) => {
   );
 };
 
+// A load that is not counted is shown as a dash.
+const load = (value) => (value === null ? "–" : count(value));
+
 export const drawEngines = (picture, isOperator) => {
-  const up = picture.replicas.filter((one) => one.is_up).length;
-  $("engines-sub").textContent = picture.replicas.length ? `${up} of ${picture.replicas.length} up` : "";
+  const { replicas } = picture;
+  const sum = (name) => replicas.reduce((total, one) => total + (one[name] ?? 0), 0);
+  const up = replicas.filter((one) => one.is_up).length;
+  $("engines-sub").textContent = replicas.length
+    ? `${up} of ${replicas.length} up · ${sum("running")} running · ${sum("waiting")} in the queue`
+    : "";
+  const row = (one) =>
+    h(
+      "tr",
+      { class: `engine ${one.is_up ? "up" : ""}` },
+      h("td", {}, h("i", {}), one.is_up ? "up" : "down"),
+      h(
+        "td",
+        { class: "name", title: `${one.model} · ${one.name}` },
+        one.name === one.model ? one.model : `${one.model} · ${one.name}`,
+      ),
+      h("td", {}, load(one.running)),
+      h("td", {}, load(one.waiting)),
+    );
+  const head = ["state", "model and replica", "running", "queue"];
   $("engines").replaceChildren(
-    ...(picture.replicas.length
-      ? picture.replicas.map((one) =>
-          h(
-            "div",
-            { class: `engine ${one.is_up ? "up" : ""}` },
-            h("i", {}),
-            h(
-              "span",
-              { class: "name", title: one.name },
-              one.name === one.model ? one.model : `${one.model} · ${one.name}`,
-            ),
-            h(
-              "span",
-              { class: "sub" },
-              one.is_up ? (one.running === null ? "up" : `${one.running} running · ${one.waiting} waiting`) : "down",
-            ),
-          ),
+    replicas.length
+      ? h(
+          "table",
+          {},
+          h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
+          h("tbody", {}, replicas.map(row)),
         )
-      : [h("p", { class: "empty" }, isOperator ? "Not checked yet." : "Visible with the operator scope.")]),
+      : h("p", { class: "empty" }, isOperator ? "Not checked yet." : "Visible with the operator scope."),
   );
 };
 

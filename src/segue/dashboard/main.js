@@ -5,6 +5,7 @@ import { $, age, h, painter } from "./dom.js";
 import { follow } from "./feed.js";
 import { openFigures } from "./figures.js";
 import { drawConnections, drawEngines, drawErrors, drawMemory, drawTiles, drawTokens } from "./live.js";
+import { loadKeys, startKeys } from "./keys.js";
 import { Past } from "./past.js";
 import { startPlay } from "./play.js";
 import { drawRace, startRace } from "./race.js";
@@ -24,7 +25,7 @@ const EMPTY = {
   backlog: null,
   lag_ms: null,
 };
-const VIEWS = ["live", "race", "playground"];
+const VIEWS = ["live", "race", "playground", "keys"];
 
 const past = new Past();
 let picture = EMPTY;
@@ -75,6 +76,8 @@ const feed = follow({
     else banner("");
     process = message.process;
     isOperator = message.is_operator;
+    document.querySelector('.bar nav a[href="#keys"]').hidden = !isOperator;
+    if (location.hash === "#keys") loadKeys();
     document.body.dataset.process = process;
     $("link").title = `Segue ${message.version}, up for ${age(Date.now() - message.started_ms)}`;
     offer(message.models);
@@ -127,6 +130,7 @@ const show = () => {
   }
   draw();
   drawRace();
+  if (name === "keys") loadKeys();
 };
 
 for (const link of document.querySelectorAll(".bar a")) link.addEventListener("click", () => scrollTo(0, 0));
@@ -155,6 +159,7 @@ for (const button of document.querySelectorAll("[data-close]"))
 $("legend").replaceChildren(...legend());
 startRace();
 startPlay();
+startKeys(() => feed.retry());
 startTheme(draw);
 show();
 addEventListener("hashchange", show);

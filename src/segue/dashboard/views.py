@@ -72,6 +72,7 @@ class TurnView(Struct, frozen=True):
     # Prompt tokens that the engine had in its prefix cache.
     cached: int = 0
     replica: str | None = None
+    request_id: str = ""
 
 
 class RunningRow(Struct, frozen=True):
@@ -213,6 +214,7 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
         unseen=tally.media_told,
         cached=entry.cached_tokens,
         replica=tally.started.route,
+        request_id=tally.request_id,
     )
 
 

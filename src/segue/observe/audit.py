@@ -38,6 +38,8 @@ class AuditLine(Struct, frozen=True, omit_defaults=True):
     cached_tokens: int | None = None
     output_tokens: int | None = None
     took_s: float | None = None
+    # Of an operation: the API key that was changed.
+    key_id: str | None = None
 
 
 class Audit:
@@ -72,6 +74,19 @@ class Audit:
         """Add a request that was refused before it became a turn."""
         now = round(time.time(), 3)
         line = AuditLine(now, "refusal", transport, "refused", code, request_id=request_id)
+        self._write(line)
+
+    def note_operation(self, event: str, owner: str, key_id: str, request_id: str) -> None:
+        """Add a change of an API key by an operator."""
+        line = AuditLine(
+            at=round(time.time(), 3),
+            event=event,
+            transport="http",
+            outcome="done",
+            owner=owner,
+            request_id=request_id,
+            key_id=key_id,
+        )
         self._write(line)
 
     async def __aenter__(self) -> Audit:

@@ -14,7 +14,7 @@ from operator import add
 
 from msgspec import structs
 
-from segue.limits import Draw, Grant, HeldPlaces, Key, Level, UsageTotal, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
 from segue.stores.maintenance import CLAIM_S
 from segue.stores.memory_turns import ERASED_MAX, MemoryTurns, TurnKey
 from segue.stores.records import digest_key, usage_of
@@ -332,11 +332,17 @@ class MemoryKeys:
         keys = (key for _, key in self._keys.values())
         return sorted(keys, key=lambda key: (key.created_at, key.id))
 
+    async def limit(self, key_id: str, limits: KeyLimits) -> bool:
+        return self._change(key_id, limits=limits)
+
     async def revoke(self, key_id: str) -> bool:
+        return self._change(key_id, revoked_at=int(self._clock()))
+
+    def _change(self, key_id: str, **fields: KeyLimits | int) -> bool:
         digest, key = self._keys.get(key_id, ("", None))
         if key is None or key.revoked_at is not None:
             return False
-        self._keys[key_id] = (digest, structs.replace(key, revoked_at=int(self._clock())))
+        self._keys[key_id] = (digest, structs.replace(key, **fields))
         return True
 
     async def note_use(self, key_ids: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from msgspec.structs import astuple, replace
 
 from segue.background import off_loop
 from segue.errors import Fenced, StoreFailed, Unavailable
-from segue.limits import Draw, Grant, HeldPlaces, Key, Level, UsageTotal, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
 from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.postgres_database import (
@@ -289,6 +289,10 @@ class _Keys:
 
     async def given_out(self) -> Sequence[Key]:
         return [key for _, key in await self.database.fetch("list_keys", records.unpack_key)]
+
+    async def limit(self, key_id: str, limits: KeyLimits) -> bool:
+        words = msgspec.json.encode(limits).decode()
+        return is_text(key_id) and await self.database.execute("limit_key", key_id, words) > 0
 
     async def revoke(self, key_id: str) -> bool:
         return is_text(key_id) and await self.database.execute("revoke_key", key_id) > 0

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import structs
 
 from segue.background import off_loop
-from segue.limits import Draw, Grant, HeldPlaces, Key, Level, UsageTotal, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
 from segue.stores import records
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.records import LongField, TurnColumns, is_text
@@ -224,6 +224,10 @@ class _Keys:
 
     async def given_out(self) -> Sequence[Key]:
         return [key for _, key in await self.database.fetch("list_keys", records.unpack_key, {})]
+
+    async def limit(self, key_id: str, limits: KeyLimits) -> bool:
+        key = {"id": key_id, "limits": msgspec.json.encode(limits).decode()}
+        return is_text(key_id) and await self.database.execute("limit_key", key) > 0
 
     async def revoke(self, key_id: str) -> bool:
         key = {"id": key_id, "now": int(time.time())}

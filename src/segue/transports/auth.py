@@ -74,6 +74,12 @@ class OriginPolicy:
             message = f"Pages of the origin '{origin[:256]}' may not use this server. {hint}"
             raise Forbidden(message, code="origin_not_allowed")
 
+    def check_own(self, host: str, origin: str) -> None:
+        """Refuse a page of any other origin, listed ones too: for what only the operator may do."""
+        if origin and not _is_same(origin, _parse_host(host)):
+            message = f"Pages of the origin '{origin[:256]}' may not manage this server."
+            raise Forbidden(message, code="origin_not_allowed")
+
     @property
     def _is_strict(self) -> bool:
         return ANY not in self.hosts and (self.has_list or self.is_open())

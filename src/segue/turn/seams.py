@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapp
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from segue.limits import Draw, Grant, Key, UsageTotal
+from segue.limits import Draw, Grant, Key, KeyLimits, UsageTotal
 from segue.turn.values import (
     Claim,
     Conversation,
@@ -134,6 +134,9 @@ class Keys(Protocol):
 
     async def given_out(self) -> Sequence[Key]:
         """Every key that was ever given out, the oldest first."""
+
+    async def limit(self, key_id: str, limits: KeyLimits) -> bool:
+        """Give it these limits; False if there is no such key, or it was taken back."""
 
     async def revoke(self, key_id: str) -> bool:
         """Take it back for good; False if there is no such key, or it was taken back before."""

@@ -340,6 +340,9 @@ SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, se
     expires_at, used_at FROM keys
 ORDER BY created_at, id;
 
+-- name: limit_key
+UPDATE keys SET limits = $2 WHERE id = $1 AND revoked_at IS NULL;
+
 -- name: revoke_key
 UPDATE keys SET revoked_at = seconds_now() WHERE id = $1 AND revoked_at IS NULL;
 

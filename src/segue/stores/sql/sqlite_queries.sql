@@ -191,6 +191,9 @@ SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, se
     expires_at, used_at FROM keys
 ORDER BY created_at, id;
 
+-- name: limit_key
+UPDATE keys SET limits = :limits WHERE id = :id AND revoked_at IS NULL;
+
 -- name: revoke_key
 UPDATE keys SET revoked_at = :now WHERE id = :id AND revoked_at IS NULL;
 
