@@ -102,8 +102,8 @@ class Page:
         """What a person reads there."""
         return str(await self.read(f"document.querySelector({json.dumps(selector)})?.innerText"))
 
-    async def click(self, selector: str) -> None:
-        """A real click in the middle of it."""
+    async def click(self, selector: str, meanwhile: str = "") -> None:
+        """A real click in the middle of it; `meanwhile` runs between press and release."""
         name = json.dumps(selector)
         box = await self.read(
             f"""(() => {{ const node = document.querySelector({name});
@@ -120,6 +120,8 @@ class Page:
                 button="left",
                 clickCount=1,
             )
+            if meanwhile and kind == "mousePressed":
+                await self.read(meanwhile)
 
     async def type(self, text: str) -> None:
         """Type into what has the focus."""
@@ -158,9 +160,17 @@ class Page:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         await self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    async def picture(self, *, whole: bool = False) -> bytes:
-        """A PNG of what is seen, or of the whole page."""
-        answer = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
+    async def picture(self, *, whole: bool = False, of: str = "") -> bytes:
+        """A PNG of what is seen, of the whole page, or of one element."""
+        clip: dict[str, Any] = {}
+        if of:
+            box = await self.read(
+                f"""(() => {{ const {{x, y, width, height}} =
+                document.querySelector({json.dumps(of)}).getBoundingClientRect();
+                return {{x: x + scrollX, y: y + scrollY, width, height, scale: 1}}; }})()"""
+            )
+            clip = {"clip": box}
+        answer = await self.call("Page.captureScreenshot", captureBeyondViewport=whole, **clip)
         return base64.b64decode(answer["data"])
 
     def hear(self, method: str, parameters: dict[str, Any]) -> None:

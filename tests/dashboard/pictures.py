@@ -13,8 +13,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from segue.limits import KeyLimits
+from segue.storage import give_out
 from tests.dashboard.browser import Page, browsing
-from tests.support import WEATHER, Served, Wire, fetch, serving, wire
+from tests.support import MODEL, WEATHER, Served, Wire, fetch, serving, wire
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Turns of the longest conversation; what continues it is long.
@@ -91,6 +93,13 @@ async def look(page: Page, path: str, *, whole: bool = False) -> None:
     await asyncio.to_thread((DOCS / path).write_bytes, picture)
 
 
+async def look_at(page: Page, selector: str, path: str) -> None:
+    """Take a picture of one element."""
+    await page.read("new Promise((resolve) => setTimeout(resolve, 350))")
+    picture = await page.picture(of=selector)
+    await asyncio.to_thread((DOCS / path).write_bytes, picture)
+
+
 async def show_live(page: Page, served: Served) -> None:
     async with AsyncExitStack() as opened:
         await work(served, opened)
@@ -102,6 +111,35 @@ async def show_live(page: Page, served: Served) -> None:
         await page.size(390, 844, scale=2, mobile=True)
         await look(page, "dashboard-phone.png")
         await page.size(1440, 900)
+        await page.click(".turn-row:nth-last-child(6)")
+        await page.until("document.querySelector('#figures').open")
+        await look_at(page, "#figures", "dashboard-turn.png")
+
+
+async def show_keys(page: Page, served: Served) -> None:
+    """Keys of a small team, one of them revoked."""
+    keys, hashes = served.app.keys, served.app.hashes
+    _, secret = await give_out(keys, hashes, "operator", "ops", ["operator", "dashboard"])
+    team: tuple[tuple[str, str, KeyLimits], ...] = (
+        ("build agents", "ci", KeyLimits(requests_per_min=600, lanes_max=32)),
+        ("ada's laptop", "ada", KeyLimits(tokens_per_min=2_000_000)),
+        ("ada's phone", "ada", KeyLimits()),
+        ("trial", "guest", KeyLimits(requests_per_min=20, tokens_per_min=50_000)),
+    )
+    for turns, (name, owner, limits) in enumerate(team, start=2):
+        key, own = await give_out(keys, hashes, name, owner, limits=limits)
+        headers = {"Authorization": f"Bearer {own}"}
+        for _ in range(turns * 3):
+            body = {"model": MODEL, "input": HISTORY[: 900 * turns]}
+            await fetch(served, "POST", "/v1/responses", body, headers)
+    await keys.revoke(key.id)
+    await page.size(1280, 560)
+    await page.open(f"{served.url}/#keys")
+    await page.until("document.querySelector('#ask').open")
+    await page.type(secret)
+    await page.press("Enter", 13)
+    await page.until("document.querySelectorAll('.keys tbody tr').length === 4")
+    await look(page, "dashboard-keys.png")
 
 
 async def show_race(page: Page) -> None:
@@ -125,6 +163,8 @@ async def main() -> int:
             await page.size(1440, 900)
             await page.open(f"{served.url}/")
             await show_live(page, served)
+        async with serving(auth="keys") as served, browsing() as browser:
+            await show_keys(await browser.page(), served)
         async with serving() as served, browsing() as browser:
             page = await browser.page()
             await page.size(1440, 820)

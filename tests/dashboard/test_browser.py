@@ -432,7 +432,10 @@ async def test_person_opens_the_figures_of_a_turn_and_from_there_its_conversatio
 async def read_figures(page: Page, socket: Wire, replica: str) -> None:
     made = await rollout(socket, 2, model="fake")
     await page.until(count(".turn-row", 2))
-    await page.click(f'.turn-row[data-id="{made[1]}"]')
+    # Drawn again while the button is down, as happens four times a second while turns run.
+    again = """new Promise((resolve) => { document.dispatchEvent(new Event('visibilitychange'));
+        requestAnimationFrame(() => requestAnimationFrame(resolve)); })"""
+    await page.click(f'.turn-row[data-id="{made[1]}"]', again)
 
     await page.until("document.querySelector('#figures').open")
     figures = await page.text("#figures")

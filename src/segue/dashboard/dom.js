@@ -53,17 +53,33 @@ export const median = (values) => {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 };
 
+// What waits until the pointer is released: an element that is replaced between press and release is never clicked.
+let isPressed = false;
+const waiting = new Set();
+const release = () => {
+  isPressed = false;
+  for (const paint of waiting) paint();
+  waiting.clear();
+};
+addEventListener("pointerdown", () => {
+  isPressed = true;
+}, true);
+// The click comes right after the release.
+for (const name of ["pointerup", "pointercancel", "blur"]) addEventListener(name, () => setTimeout(release), true);
+
 // At most one drawing per animation frame, however often it is requested; none while the page is hidden.
 export const painter = (draw) => {
   let isDue = false;
-  return () => {
+  const paint = () => {
     if (isDue) return;
     isDue = true;
     requestAnimationFrame(() => {
       isDue = false;
-      draw();
+      if (isPressed) waiting.add(paint);
+      else draw();
     });
   };
+  return paint;
 };
 
 // One tooltip for all charts; it follows the pointer, or stands next to the focused element.

@@ -75,7 +75,7 @@ export const drawTiles = (past, picture) => {
     tile(
       "Overhead of Segue",
       some(median(column("own_ms")), span),
-      "per turn, without the engine",
+      "without the engine",
       column("own_ms"),
       "own",
     ),
