@@ -29,6 +29,7 @@ class Story:
 
     pages: tuple[tuple[Path, str | None], ...]
     programs: dict[str, list[str]] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     # Whether the reader has a GGUF file, `model.gguf`.
     has_model: bool = False
     # The port that an engine listens on by default.
@@ -65,6 +66,9 @@ LONG_STORIES = {
             (DOCS / "clients/agents-js.md", "Install and configure"),
             (DOCS / "clients/ai-sdk.md", "Install and configure"),
         )
+    ),
+    "application developer with a real model": Story(
+        pages("how-to/application.md"), environment={"SEGUE_ENGINE": "embedded"}
     ),
     "operator with a reference": Story(
         ((DOCS / "security.md", "Authentication"), (DOCS / "models.md", "How to get them"))
@@ -132,7 +136,8 @@ def play(story: Story, folder: Path) -> None:
     """From nothing to the end."""
     port = free_port()
     replaced = {f":{story.engine_port}": f":{port}"} if story.engine_port else {}
-    with playing(folder, story.programs, {"STAND_IN_PORT": str(port)}, replaced, True) as player:
+    environment = {"STAND_IN_PORT": str(port), **story.environment}
+    with playing(folder, story.programs, environment, replaced, True) as player:
         if story.has_model:
             (player.work / "model.gguf").symlink_to(find_weights("smollm2"))
         ran = sum(player.play(steps_of(page, section)) for page, section in story.pages)
