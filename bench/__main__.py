@@ -20,6 +20,7 @@ NAMES = (
     "ending",
     "hostile",
     "compare",
+    "reuse",
 )
 FIRST = ("turns", "events")
 

@@ -88,6 +88,9 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
         Probe("GET", "/v1/responses/{response}?stream=true&starting_after=-1"),
         Probe("GET", "/v1/responses/{response}?stream=true&starting_after=3"),
     ],
+    ("GET", ONE + r"/cache"): [
+        Probe("GET", "/v1/responses/{response}/cache"),
+    ],
     ("GET", ONE + r"/input_items"): [
         Probe("GET", "/v1/responses/{response}/input_items"),
         Probe("GET", "/v1/responses/{response}/input_items?limit=1&order=asc"),

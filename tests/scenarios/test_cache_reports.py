@@ -1,0 +1,236 @@
+"""What a turn says of the reuse of its prompt: over HTTP, in the terminal, in the metrics; to its owner only.
+
+A real server with two keys in front of a FAKE vLLM that keeps prefixes as the real one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segue.app import WorkerPlace
+from segue.cli import main
+from segue.cluster.hub import Hub
+from segue.storage import give_out
+from tests.contracts.dialect import find_weights
+from tests.engines.asking import reply
+from tests.engines.fakes.vllm import FakeVllm
+from tests.support import MODEL, Answer, Served, fetch, metric, serving, until, wire
+
+RULES = "Follow the rules of the house. " * 60
+LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+SCOPES = ("responses", "models", "metrics")
+ABSENT = "resp_" + "0" * 32
+GENERAL = {"model": "fake", "instructions": RULES, "store": False}
+COUNTER = 'segue_reuse_lost_tokens_total{reason="input_changed"}'
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+class Client:
+    """One owner's requests."""
+
+    def __init__(self, served: Served, secret: str) -> None:
+        self._served, self.secret = served, secret
+
+    async def call(self, verb: str, path: str, body: Any = None) -> Answer:
+        headers = {"authorization": f"Bearer {self.secret}"}
+        return await fetch(self._served, verb, path, body, headers)
+
+    async def ask(self, **fields: Any) -> dict[str, Any]:
+        answer = await self.call("POST", "/v1/responses", {**GENERAL, **fields})
+        assert answer.status == 200, answer.body
+        response: dict[str, Any] = answer.json
+        return response
+
+    async def report(self, response: dict[str, Any]) -> dict[str, Any]:
+        answer = await self.call("GET", f"/v1/responses/{response['id']}/cache")
+        assert answer.status == 200, answer.body
+        report: dict[str, Any] = answer.json
+        return report
+
+
+@asynccontextmanager
+async def staged(folder: Path) -> AsyncIterator[tuple[FakeVllm, Served, Client, Client]]:
+    """The engine, the server, and two owners."""
+    async with FakeVllm(reply) as fake:
+        flags = {
+            "engine": "vllm",
+            "engine_url": [fake.url],
+            "model": ["fake"],
+            "auth": "keys",
+            "store": f"sqlite:///{folder / 'turns.db'}",
+            "tokenizer": str(find_weights("smollm2")),
+        }
+        async with serving(**flags) as served:
+            app = served.app
+            secrets = [
+                (await give_out(app.keys, app.hashes, "test", owner, SCOPES))[1]
+                for owner in ("ada", "eve")
+            ]
+            ada, eve = (Client(served, secret) for secret in secrets)
+            yield fake, served, ada, eve
+
+
+def test_turns_are_compared_and_their_owner_reads_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(_play(tmp_path, capsys))
+    # Texts of turns that are not stored are in memory only.
+    for file in tmp_path.iterdir():
+        assert b"12:04" not in file.read_bytes(), file
+
+
+async def _play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with staged(tmp_path) as (fake, served, ada, eve):
+        await _clean_turns_lose_nothing(ada)
+        changed = await _changed_line_is_found(ada, served)
+        await _engine_is_told_apart(ada, fake)
+        await _only_the_owner_reads_it(ada, eve, changed)
+        await _terminal_shows_both_texts(ada, served, changed, capsys)
+
+
+async def _clean_turns_lose_nothing(ada: Client) -> None:
+    """A full history that grows; a chain; another conversation with the same instructions."""
+    first = await ada.ask(input=[user("One.")])
+    assert (await ada.report(first))["verdict"] == "first"
+    given = [user("One."), *first["output"], user("Two.")]
+    second = await ada.ask(input=given)
+    report = await ada.report(second)
+    assert (report["verdict"], report["comparison"]) == ("hit", "nearest")
+    assert report["compared_with"] == first["id"]
+    assert report["reusable_tokens"] > 300
+    parent = await ada.ask(input=[user("Hello.")], store=True)
+    assert (await ada.report(parent))["lost_tokens"] == 0
+    child = await ada.ask(input=[user("More.")], previous_response_id=parent["id"])
+    report = await ada.report(child)
+    assert (report["verdict"], report["comparison"]) == ("hit", "parent")
+    assert report["compared_with"] == parent["id"]
+    details = child["usage"]["input_tokens_details"]
+    assert report["cached_tokens"] == details["cached_tokens"] > 0
+    written = child["usage"]["input_tokens"] - details["cached_tokens"]
+    assert details["cache_write_tokens"] == written
+
+
+async def _changed_line_is_found(ada: Client, served: Served) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {ada.secret}"}
+    before = await _lost(served, headers)
+    first = await ada.ask(input=[user("Where?")], instructions="It is 12:04.\n" + RULES)
+    given = [user("Where?"), *first["output"], user("There?")]
+    second = await ada.ask(input=given, instructions="It is 12:05.\n" + RULES)
+    report = await ada.report(second)
+    assert (report["verdict"], report["reason"]) == ("prompt_changed", "input_changed")
+    assert report["compared_with"] == first["id"]
+    place = report["place"]
+    assert (place["part"], place["line"], place["character"]) == ("instructions", 1, 10)
+    assert report["before"]["text"].startswith("It is 12:04.")
+    assert report["now"]["text"][report["now"]["at"]] == "5"
+    assert report["lost_tokens"] > 300
+    assert await _lost(served, headers) - before == report["lost_tokens"]
+    return report
+
+
+async def _lost(served: Served, headers: dict[str, str]) -> float:
+    page = (await fetch(served, "GET", "/metrics", None, headers)).body.decode()
+    values = [line.split()[-1] for line in page.splitlines() if line.startswith(COUNTER)]
+    return float(values[0]) if values else 0.0
+
+
+async def _engine_is_told_apart(ada: Client, fake: FakeVllm) -> None:
+    """The prompt is the same, and the engine has forgotten it."""
+    first = await ada.ask(input=[user("Wait.")], store=True)
+    fake._seen.clear()
+    second = await ada.ask(input=[user("Well?")], previous_response_id=first["id"])
+    report = await ada.report(second)
+    assert (report["verdict"], report["reason"]) == ("engine_lost", "engine_restarted")
+    assert (report["cached_tokens"], report["place"]) == (0, None)
+    assert report["lost_tokens"] == report["reusable_tokens"] > 300
+    options = {"comparison_response_id": first["id"]}
+    fake._seen.clear()
+    third = await ada.ask(
+        input=[user("Well?")], previous_response_id=first["id"], prompt_cache_options=options
+    )
+    assert third["prompt_cache_diagnostics"] == {"type": "unavailable"}
+
+
+async def _only_the_owner_reads_it(ada: Client, eve: Client, report: dict[str, Any]) -> None:
+    foreign = await eve.call("GET", f"/v1/responses/{report['response_id']}/cache")
+    absent = await eve.call("GET", f"/v1/responses/{ABSENT}/cache")
+    assert foreign.status == absent.status == 404
+    assert foreign.body.replace(report["response_id"].encode(), ABSENT.encode()) == absent.body
+    stored = await ada.ask(input=[user("Mine.")], store=True)
+    named = [stored["id"], report["response_id"], ABSENT, "x" * 500]
+    found = [
+        (await eve.ask(input="Hi.", prompt_cache_options={"comparison_response_id": one}))
+        for one in named
+    ]
+    said = {json.dumps(one["prompt_cache_diagnostics"]) for one in found}
+    assert said == {'{"type": "comparison_response_not_found"}'}
+    assert (await ada.call("DELETE", f"/v1/responses/{stored['id']}")).status == 200
+    assert (await ada.call("GET", f"/v1/responses/{stored['id']}/cache")).status == 404
+
+
+async def _terminal_shows_both_texts(
+    ada: Client, served: Served, report: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["explain", report["response_id"], "--url", served.url, "--key", ada.secret]
+    assert await asyncio.to_thread(main, words) == 0
+    printed = capsys.readouterr().out
+    assert "Earlier input changed in the instructions, line 1, character 10" in printed
+    assert "It is 12:0»4." in printed
+    assert "| It is 12:0»5." in printed
+    assert await asyncio.to_thread(main, [*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == report
+    words[1] = ABSENT
+    assert await asyncio.to_thread(main, words) == 2
+    assert "knows nothing of the prompt" in capsys.readouterr().err
+
+
+async def test_another_worker_finds_the_report(tmp_path: Path) -> None:
+    place = WorkerPlace(group="here", hub=str(tmp_path / "hub"))
+    flags = {"store": f"sqlite:///{tmp_path / 'shared.db'}", "seal_keys": str(tmp_path / "seals")}
+    async with (
+        Hub().opened(place.hub),
+        serving(place, **flags) as here,
+        serving(place, **flags) as there,
+    ):
+        await until(lambda: here.app.peers.others and there.app.peers.others)
+        async with wire(here) as socket:
+            last = await socket.turn(input="Hello.", tools=[LOOK], store=False)
+        path = f"/v1/responses/{last['response']['id']}/cache"
+        answers = [await fetch(served, "GET", path) for served in (here, there)]
+        assert [one.status for one in answers] == [200, 200]
+        assert answers[0].json == answers[1].json
+        assert answers[0].json["model"] == MODEL
+
+
+async def test_memory_is_bounded_and_can_be_switched_off() -> None:
+    async with serving(reuse_bytes_max=20_000, render_cache_bytes_max=0) as served:
+        ids = []
+        for number in range(30):
+            body = {"model": MODEL, "input": f"{number} " * 200, "store": False}
+            ids.append((await fetch(served, "POST", "/v1/responses", body)).json["id"])
+        paths = [f"/v1/responses/{one}/cache" for one in (ids[0], ids[-1])]
+        assert [(await fetch(served, "GET", path)).status for path in paths] == [404, 200]
+        assert await metric(served, 'segue_memory_bytes{part="prompts"}') <= 20_000
+    async with serving(reuse_bytes_max=0) as served:
+        first = (
+            await fetch(served, "POST", "/v1/responses", {"model": MODEL, "input": "Hi."})
+        ).json
+        body = {
+            "model": MODEL,
+            "input": "Hi.",
+            "prompt_cache_options": {"comparison_response_id": first["id"]},
+        }
+        second = (await fetch(served, "POST", "/v1/responses", body)).json
+        assert second["prompt_cache_diagnostics"] == {"type": "cache_hit"}
+        path = f"/v1/responses/{second['id']}/cache"
+        assert (await fetch(served, "GET", path)).status == 404
