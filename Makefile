@@ -84,6 +84,9 @@ test-vllm: $(DEV_DONE) ## test against the real vLLM named by SEGUE_TEST_VLLM_UR
 test-models: $(DEV_DONE) $(MODELS_ALL_DONE) ## try every model family with its own template, and write what came of it into docs/models.md
 	@$(VENV)/bin/python -m tests.models.matrix $(ARGS)
 
+test-traces: $(DEV_DONE) ## replay real agent sessions with faults put in; ARGS="FILE" names all of them, else a sample
+	$(BIN)/python -m tests.reuse.traces $(ARGS)
+
 test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) $(if $(SEGUE_TEST_NGINX),,$(NGINX_DONE)) ## the long versions: hundreds of losses, kills and floods
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)
 

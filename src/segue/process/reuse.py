@@ -17,11 +17,10 @@ from typing import Literal
 
 from msgspec import UNSET, structs
 
-from segue.reuse.compare import Parting, changed_setting, continues, part
+from segue.reuse.compare import Parting, changed_setting, nearest, part
 from segue.reuse.diagnose import NOT_FOUND, UNAVAILABLE, diagnose
 from segue.reuse.prompts import USUAL_TIER, KnownPrompt, extends, of_plan, of_turn
 from segue.reuse.report import engine_reason, summary
-from segue.reuse.texts import told
 from segue.turn.compose import Composed
 from segue.turn.plan import Plan
 from segue.turn.seams import Turns
@@ -128,19 +127,12 @@ class ReuseWatch:
 
     def _nearest(
         self, owner: Owner, new: KnownPrompt
-    ) -> tuple[ReportKey | None, KnownPrompt | None]:
-        """The earlier prompt of this owner with which the new one has most in common, if it goes on from it."""
-        given = set(map(told, new.items))
-        found: tuple[ReportKey | None, KnownPrompt | None] = (None, None)
-        most = 0
-        for turn_id in reversed(self._recent.get(owner, ())):
-            known = self._records[owner, turn_id].known
-            assert known is not None, "recent prompts are kept"
-            shared = sum(len(item.raw) for item in known.items if told(item) in given)
-            is_named = known.response.prompt_cache_key == new.response.prompt_cache_key is not None
-            if shared + is_named > most and (is_named or continues(known, new)):
-                found, most = ((owner, turn_id), known), shared + is_named
-        return found
+    ) -> tuple[ReportKey, KnownPrompt] | tuple[None, None]:
+        """The earlier prompt of this owner that the new one goes on from, if there is one."""
+        kept = [(owner, turn_id) for turn_id in reversed(self._recent.get(owner, ()))]
+        prompts = {key: known for key in kept if (known := self._records[key].known) is not None}
+        found = nearest(prompts.values(), new)
+        return next(((key, one) for key, one in prompts.items() if one is found), (None, None))
 
     def _compare(
         self, plan: Plan, composed: Composed, read: JobStarted, turn_id: str, old: KnownPrompt

@@ -8,7 +8,7 @@ reused: a new conversation that shares only its first message with another has l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 import msgspec
@@ -102,6 +102,19 @@ def _is_thought_dropped(old: Sequence[Item], new: Sequence[Item], leading: int) 
         return any(isinstance(item.value, Reasoning) for item in old)
     is_gone = isinstance(old[leading].value, Reasoning)
     return is_gone and (not rest or leading == len(new) or is_same(rest[0], new[leading]))
+
+
+def nearest(earlier: Iterable[KnownPrompt], new: KnownPrompt) -> KnownPrompt | None:
+    """The earlier prompt with which a new one has most in common, if it goes on from it or has the same key; of equals
+    the first."""
+    given = set(map(told, new.items))
+    key, found, most = new.response.prompt_cache_key, None, 0
+    for known in earlier:
+        is_named = key is not None and known.response.prompt_cache_key == key
+        shared = sum(len(item.raw) for item in known.items if told(item) in given) + is_named
+        if shared > most and (is_named or continues(known, new)):
+            found, most = known, shared
+    return found
 
 
 def continues(old: KnownPrompt, new: KnownPrompt) -> bool:
