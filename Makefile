@@ -57,7 +57,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-documents test-autobahn test-reliability simulate test-vllm test-models models check format bench walk dist site test-install lock clean
+.PHONY: help setup serve test test-clients test-documents test-autobahn test-reliability simulate test-vllm test-models test-traces models check format bench walk dist site test-install lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -85,7 +85,7 @@ test-models: $(DEV_DONE) $(MODELS_ALL_DONE) ## try every model family with its o
 	@$(VENV)/bin/python -m tests.models.matrix $(ARGS)
 
 test-traces: $(DEV_DONE) ## replay real agent sessions with faults put in; ARGS="FILE" names all of them, else a sample
-	$(BIN)/python -m tests.reuse.traces $(ARGS)
+	@$(VENV)/bin/python -m tests.reuse.traces $(ARGS)
 
 test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) $(if $(SEGUE_TEST_NGINX),,$(NGINX_DONE)) ## the long versions: hundreds of losses, kills and floods
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)
