@@ -5,6 +5,7 @@ reverse order. Each part has a builder here or in `builders/`, which returns a v
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,15 +19,17 @@ from segue.background import in_background
 from segue.builders.cluster import ALONE, WorkerPlace, open_cluster
 from segue.builders.hosted import HostedTools
 from segue.builders.observers import HealthCheck, Observers, open_observers
+from segue.builders.reload import Reload, open_gate
 from segue.builders.reports import report_finder
 from segue.builders.state import Eraser, State, build_state
+from segue.control import EngineStatus, WorkerStatus
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.keys import KeyRoutes, KeySources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
 from segue.errors import ApiError
 from segue.models import ServedModels, build_models
-from segue.process.memory import Memory, memory_for
+from segue.process.memory import Memory, memory_for, resident_bytes
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.settings import Settings
@@ -38,9 +41,8 @@ from segue.transports.auth import origin_policy
 from segue.transports.http import HttpApp
 from segue.transports.services import Services
 from segue.transports.upgrades import Upgrades
-from segue.turn.plan import Caller, Plan, Resources
-from segue.turn.running import Running
-from segue.turn.seams import Gate, IdempotencyKeys, Keys, Turns
+from segue.turn.plan import Caller, Resources
+from segue.turn.seams import IdempotencyKeys, Keys, Turns
 from segue.turn.values import Owner, Retention
 
 if TYPE_CHECKING:
@@ -68,6 +70,27 @@ class App:
     memory: Memory
     # Which engines answered at the start, by the names of their models.
     met: Mapping[str, bool]
+    health: HealthCheck
+    reload: Reload
+
+    async def status(self) -> WorkerStatus:
+        """What an operator sees of this process."""
+        checks = await self.health.check()
+        rows = self.health.replicas(checks)
+        return WorkerStatus(
+            pid=os.getpid(),
+            checks={**checks, "accepting": not self.runner.is_draining},
+            models=list(self.runner.models),
+            engines=[
+                EngineStatus(row.model, row.name, row.is_up, row.running, row.waiting)
+                for row in rows
+            ],
+            responses_running=self.runner.running_count,
+            connections=len(self.upgrades.sessions),
+            memory_bytes=self.memory.bytes,
+            memory_bytes_max=self.memory.bytes_max,
+            resident_bytes=resident_bytes(),
+        )
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, close the WebSocket connections."""
@@ -89,27 +112,29 @@ async def open_app(settings: Settings, place: WorkerPlace = ALONE) -> AsyncItera
         HostedTools(settings) as hosted,
     ):
         state = await build_state(settings, store, cluster)
-        async with _open_server(served, state, hosted, place.replaced) as app:
+        async with _open_server(served, state, hosted, place) as app:
             yield app
 
 
 @asynccontextmanager
 async def _open_server(
-    served: ServedModels, state: State, hosted: HostedTools, replaced: int
+    served: ServedModels, state: State, hosted: HostedTools, place: WorkerPlace
 ) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
     async with (
         open_observers(state) as observers,
         build_runner(served, state, hosted, observers) as runner,
     ):
-        observers.metrics.note_replaced(replaced)
+        observers.metrics.note_replaced(place.replaced)
         eraser = Eraser(state, runner)
-        health = HealthCheck(state, runner.models, observers)
+        health = HealthCheck(state, runner, observers)
         services = build_services(state, runner, observers, eraser, health)
         upgrades = Upgrades(services)
         eraser.caches += [upgrades.erase, state.reuse.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
-        feed = build_feed(state, runner, observers, health, upgrades)
+        names = list(runner.models)
+        feed = build_feed(state, runner, observers, health, upgrades, names)
+        reload = Reload(served, runner, services, names, place.engines)
         pages = (Dashboard(services, feed), KeyRoutes(services, build_keys(state, observers)))
         http = HttpApp(services, [route for page in pages for route in page.routes])
 
@@ -127,10 +152,22 @@ async def _open_server(
             in_background(state.memory.keep_within()),
             _joined(state, upgrades),
             in_background(QueuedTurns(runner, store.maintenance, store.turns, caller_of).keep()),
+            in_background(reload.close_retired()),
             state.meter.running(),
         ):
             keys = (store.keys, state.hashes, state.accounts)
-            yield App(http, upgrades, runner, store.turns, *keys, peers, state.memory, health.met)
+            yield App(
+                http,
+                upgrades,
+                runner,
+                store.turns,
+                *keys,
+                peers,
+                state.memory,
+                health.met,
+                health,
+                reload,
+            )
 
 
 def build_runner(
@@ -152,7 +189,7 @@ def build_runner(
         hosted=hosted,
         has_web=hosted.has_web,
         reads_urls=hosted.reads_urls,
-        open_gate=_open_gate(served),
+        open_gate=open_gate(served),
         guards=served.owners,
         append_s_max=settings.append_s_max,
         cache_salt=state.cache_salt,
@@ -173,17 +210,6 @@ def build_runner(
         seams = (cluster.bus, cluster.peers, runner.registry.find_here, store.turns, store.events)
         runner.meet(RemoteTurns(*seams, silence_s=2 * settings.heartbeat_s))
     return runner
-
-
-def _open_gate(served: ServedModels) -> Callable[[Plan, Running], Gate] | None:
-    """How a turn with guards opens its gate; None where there are no guards."""
-    guards = [*served.owners.values(), *(model.guards for model in served.models.values())]
-    if not any(one.inputs or one.outputs for one in guards):
-        return None
-    # Imported here: most servers have no guards.
-    from segue.guards.gate import GuardGate
-
-    return GuardGate
 
 
 def build_services(
@@ -213,11 +239,16 @@ def build_services(
 
 
 def build_feed(
-    state: State, runner: Runner, observers: Observers, health: HealthCheck, upgrades: Upgrades
+    state: State,
+    runner: Runner,
+    observers: Observers,
+    health: HealthCheck,
+    upgrades: Upgrades,
+    names: Sequence[str],
 ) -> Feed:
-    """What the dashboard shows of this process and of its siblings."""
+    """What the dashboard shows of this process and of its siblings; `names` are the models now."""
     sources = Sources(
-        models=list(runner.models),
+        models=names,
         sessions=lambda: (session.status() for session in tuple(upgrades.sessions)),
         runnings=lambda: runner.registry.running.values(),
         memory=lambda: _cache_uses(state, upgrades),

@@ -27,6 +27,13 @@ class Verb(NamedTuple):
 GROUPS: dict[str, dict[str, Verb]] = {
     "run a server": {
         "serve": Verb("segue.commands.serve", "serve models over HTTP and WebSocket"),
+        "status": Verb(
+            "segue.remote.operate", "show whether a server is running and ready, and what it does"
+        ),
+        "stop": Verb("segue.remote.operate", "stop a server when its running responses have ended"),
+        "reload": Verb(
+            "segue.remote.operate", "have a server read its settings again, without a restart"
+        ),
         "doctor": Verb(
             "segue.commands.doctor",
             "check engine, tokenizer, store and port, with advice for each problem",

@@ -12,9 +12,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from msgspec import structs
 
@@ -42,10 +44,10 @@ from segue.inside.weights import (
     list_weights,
     remove_weights,
 )
-from segue.settings import EngineName, ModelSettings, Settings, shown_address
+from segue.settings import FIELDS, EngineName, ModelSettings, Settings, shown_address
 from segue.turn.plan import Guards, Model
 from segue.turn.seams import Dialect, Engine, Guard
-from segue.turn.values import Owner, Sampling
+from segue.turn.values import Owner, Sampling, Scene
 from segue.vocabularies.gguf import GgufValue, read_gguf
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
@@ -64,7 +66,55 @@ INSIDE_CONTEXT_TOKENS = 8_192
 # A text that vocabularies cut in different ways.
 PROBE = "Zwei Enten: 12,345.67 €\n\n\tdef quack(self):  # 鴨 🦆"
 
+# What of a model can change while its engine stays; with replicas over HTTP, these too.
+TUNED = frozenset(
+    {
+        "aliases",
+        "temperature",
+        "top_p",
+        "output_tokens_max",
+        "unseen",
+        "sees_images",
+        "reasoning",
+        "guard",
+    }
+)
+ROUTED = TUNED | {"engine_url", "engine_key", "engine_parallel", "context_tokens"}
+
 Closer = Callable[[], Awaitable[None]]
+# Makes a change take effect, which cannot fail; returns what closes what was removed.
+Change = Callable[[], Sequence[Closer]]
+
+
+@dataclass(slots=True, eq=False)
+class Built:
+    """One model: its settings, how it is made from others with the same engine, and what closes it."""
+
+    settings: ModelSettings
+    make: Callable[[ModelSettings], Model] = field(init=False)
+    closers: list[Closer] = field(default_factory=list)
+    token_json: list[TokenJson] = field(default_factory=list)
+    # Prepares the replicas that other settings name; None where there are no replicas.
+    replicas: Callable[[ModelSettings], Change] | None = None
+    # The files that it was made from, as they were.
+    files: list[tuple[int, int] | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.files = _file_stamps(self.settings)
+
+    def is_fit(self, settings: ModelSettings) -> bool:
+        """Whether the same engine serves a model with these settings."""
+        free = TUNED if self.replicas is None else ROUTED
+        names = [name for name in ModelSettings.__struct_fields__ if name not in free]
+        is_same = all(getattr(settings, name) == getattr(self.settings, name) for name in names)
+        return is_same and self.files == _file_stamps(settings)
+
+
+def _file_stamps(settings: ModelSettings) -> list[tuple[int, int] | None]:
+    """When the files that a model is made from were last changed, and their size."""
+    names = (settings.script, settings.template, settings.tokenizer, settings.weights)
+    found = [Path(name).stat() if name and Path(name).exists() else None for name in names]
+    return [None if one is None else (one.st_mtime_ns, one.st_size) for one in found]
 
 
 @dataclass(slots=True)
@@ -72,35 +122,70 @@ class ServedModels:
     """The models by name and alias, and what closes them."""
 
     models: dict[str, Model] = field(default_factory=dict)
-    closers: list[Closer] = field(default_factory=list)
-    token_json: list[TokenJson] = field(default_factory=list)
+    # Without aliases.
+    built: dict[str, Built] = field(default_factory=dict)
     # Owners with guards of their own.
     owners: dict[Owner, Guards] = field(default_factory=dict)
+    guards: _Guards | None = None
+    # What else is to change in engines that stay.
+    changes: list[Change] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
         """The size of the engines' caches."""
-        return sum(cache.bytes for cache in self.token_json)
+        return sum(cache.bytes for built in self.built.values() for cache in built.token_json)
+
+    def closers_beside(self, other: ServedModels) -> list[Closer]:
+        """What closes everything of these that the others do not have."""
+        kept = other.built.values()
+        closers = [close for one in self.built.values() if one not in kept for close in one.closers]
+        if self.guards is not None and self.guards is not other.guards:
+            closers += self.guards.closers
+        return closers
+
+    def become(self, new: ServedModels) -> list[Closer]:
+        """Serve these from now on; what closes what is no longer served."""
+        closers = self.closers_beside(new)
+        for change in new.changes:
+            closers += change()
+        self.models, self.built, self.owners, self.guards = (
+            new.models, new.built, new.owners, new.guards,
+        )  # fmt: skip
+        return closers
 
     async def aclose(self) -> None:
         """Close engines and connections."""
-        for close in self.closers:
+        for close in self.closers_beside(ServedModels()):
             await close()
 
 
-def build_models(settings: Settings, shared: str = "") -> ServedModels:
+def build_models(
+    settings: Settings, shared: str = "", running: ServedModels | None = None
+) -> ServedModels:
     """Every served model under its name and its aliases.
 
     `shared` is the folder by way of which another process shares its embedded engines; without it they are loaded here.
+    Engines and guards of `running` are used again where they fit: nothing changes there before `become`.
     """
-    served = ServedModels()
-    guards = _Guards(settings, served.closers)
+    served, before = ServedModels(), running or ServedModels()
+    guards = (
+        before.guards if before.guards and before.guards.is_fit(settings) else _Guards(settings)
+    )
+    served.guards = guards
     for one in settings.served():
-        builder = BUILDERS.get(one.engine)
-        if builder is None:
-            raise Misconfigured(f"engine: '{one.engine}' is not one of: {', '.join(BUILDERS)}.")
+        built = before.built.get(one.name)
+        if built is None or not built.is_fit(one):
+            if running is not None and shared and one.engine == "embedded":
+                raise Misconfigured(
+                    f"models: the engine of '{one.name}' runs inside the server and cannot be added or changed while "
+                    "several workers share it. Restart the server."
+                )
+            built = _build(one, shared)
+        elif built.replicas is not None:
+            served.changes.append(built.replicas(one))
+        served.built[one.name] = built
         model = replace(
-            builder(one, shared, served),
+            built.make(one),
             checks_rendering=settings.check_rendering,
             guards=guards.named(one.guard),
         )
@@ -112,13 +197,27 @@ def build_models(settings: Settings, shared: str = "") -> ServedModels:
     return served
 
 
+def _build(settings: ModelSettings, shared: str) -> Built:
+    builder = BUILDERS.get(settings.engine)
+    if builder is None:
+        raise Misconfigured(f"engine: '{settings.engine}' is not one of: {', '.join(BUILDERS)}.")
+    built = Built(settings)
+    built.make = builder(settings, shared, built)
+    return built
+
+
 class _Guards:
     """The guards that the settings name, each built once."""
 
-    def __init__(self, settings: Settings, closers: list[Closer]) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._closers = closers
+        self.closers: list[Closer] = []
         self._built: dict[str, Guard] = {}
+
+    def is_fit(self, settings: Settings) -> bool:
+        """Whether these guards are what other settings describe."""
+        names = [name for name in FIELDS if name.startswith("guard_")]
+        return all(getattr(settings, name) == getattr(self._settings, name) for name in names)
 
     def named(self, names: Sequence[str]) -> Guards:
         sides = self._settings.guard_sides
@@ -139,7 +238,7 @@ class _Guards:
             build = GUARDS.get(name) or _imported(name)
             self._built[name] = guard = build(self._settings)
             if isinstance(guard, ModerationGuard | ClassifierGuard):
-                self._closers.append(guard.close)
+                self.closers.append(guard.close)
         return self._built[name]
 
 
@@ -196,33 +295,38 @@ def _imported(name: str) -> GuardBuilder:
 # --- engines ------------------------------------------------------------------------------------------
 
 
-def _scripted(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
+def _scripted(settings: ModelSettings, shared: str, built: Built) -> Maker:
     path = Path(settings.tokenizer or SCRIPTED_VOCABULARY)
     dialect = _dialect(settings, path, _vocabulary(settings, path))
     script = load_script(Path(settings.script)) if settings.script else None
     engine = ScriptedEngine(dialect, script, settings.tps)
-    return _model(settings, engine, dialect, settings.context_tokens or SCRIPTED_CONTEXT_TOKENS)
+    context_tokens = settings.context_tokens or SCRIPTED_CONTEXT_TOKENS
+    return lambda one: _model(one, engine, dialect, context_tokens)
 
 
-def _embedded(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
+def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
     dialect = _dialect(settings, path, vocabulary)
     head = read_gguf(path)
-    settings = structs.replace(
+    context_tokens = settings.context_tokens or min(_trained_tokens(head), INSIDE_CONTEXT_TOKENS)
+    if shared:
+        remote = SharedEngine(_share_path(shared, settings.name))
+        return lambda one: _model(_with_sampling(one), remote, dialect, context_tokens)
+    parallel = settings.engine_parallel
+    tell_memory(settings.name, path.stat().st_size, head, context_tokens, parallel)
+    engine = EmbeddedEngine(path, vocabulary, context_tokens=context_tokens, parallel=parallel)
+    built.closers.append(engine.close)
+    return lambda one: _model(_with_sampling(one), engine, dialect, context_tokens)
+
+
+def _with_sampling(settings: ModelSettings) -> ModelSettings:
+    """No engine of its own says how a model inside this process is sampled."""
+    return structs.replace(
         settings,
         temperature=1.0 if settings.temperature is None else settings.temperature,
         top_p=1.0 if settings.top_p is None else settings.top_p,
     )
-    context_tokens = settings.context_tokens or min(_trained_tokens(head), INSIDE_CONTEXT_TOKENS)
-    if shared:
-        remote = SharedEngine(_share_path(shared, settings.name))
-        return _model(settings, remote, dialect, context_tokens)
-    parallel = settings.engine_parallel
-    tell_memory(settings.name, path.stat().st_size, head, context_tokens, parallel)
-    engine = EmbeddedEngine(path, vocabulary, context_tokens=context_tokens, parallel=parallel)
-    served.closers.append(engine.close)
-    return _model(settings, engine, dialect, context_tokens)
 
 
 def _share_path(folder: str, name: str) -> Path:
@@ -240,18 +344,18 @@ async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]
     async with AsyncExitStack() as stack:
         for one in settings.served():
             if one.engine == "embedded":
-                served = ServedModels()
-                model = _embedded(one, "", served)
-                stack.push_async_callback(served.aclose)
+                built = _build(one, "")
+                for close in built.closers:
+                    stack.push_async_callback(close)
                 path = _share_path(folder, one.name)
-                await stack.enter_async_context(sharing(model.engine, path))
+                await stack.enter_async_context(sharing(built.make(one).engine, path))
         yield
 
 
 def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
     """A builder for a kind of server that takes token ids and returns token ids."""
 
-    def build(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
+    def build(settings: ModelSettings, shared: str, built: Built) -> Maker:
         _check_addresses(settings)
         if not settings.tokenizer:
             raise Misconfigured(
@@ -261,29 +365,36 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
         path = Path(settings.tokenizer)
         vocabulary = _vocabulary(settings, path)
         token_json = TokenJson()
-        served.token_json.append(token_json)
+        built.token_json.append(token_json)
         hidden = HiddenTokens(vocabulary) if codec.hides_tokens else None
 
         def replica(upstream: Upstream) -> Engine:
             return TokenEngine(codec, upstream, settings.name, token_json, hidden)
 
         dialect = _dialect(settings, path, vocabulary)
-        return _over_http(settings, served, dialect, replica)
+        replicas = _Replicas(settings, built, replica)
+        return lambda one: _model(one, replicas.engine, dialect, one.context_tokens or None)
 
     return build
 
 
-def _chat(settings: ModelSettings, shared: str, served: ServedModels) -> Model:
+def _chat(settings: ModelSettings, shared: str, built: Built) -> Maker:
     _check_addresses(settings)
     dialect = MessagesDialect()
-    engines: list[ChatEngine[MessageForm]] = []
 
-    def replica(upstream: Upstream) -> Engine:
-        engines.append(ChatEngine(upstream, settings.name, dialect, settings.template_values))
-        return engines[-1]
+    def replica(upstream: Upstream) -> ChatEngine[MessageForm]:
+        return ChatEngine(upstream, settings.name, dialect, settings.template_values)
 
-    model = _over_http(settings, served, dialect, replica)
-    return replace(model, count_tokens=engines[0].count_tokens)
+    replicas = _Replicas(settings, built, replica)
+
+    async def count_tokens(scene: Scene) -> int | None:
+        return await replicas.first.count_tokens(scene)
+
+    def make(one: ModelSettings) -> Model:
+        model = _model(one, replicas.engine, dialect, one.context_tokens or None)
+        return replace(model, count_tokens=count_tokens)
+
+    return make
 
 
 def _check_addresses(settings: ModelSettings) -> None:
@@ -291,22 +402,55 @@ def _check_addresses(settings: ModelSettings) -> None:
         raise Misconfigured(f"engine_url: engine '{settings.engine}' needs one or more addresses.")
 
 
-def _over_http(
-    settings: ModelSettings,
-    served: ServedModels,
-    dialect: Dialect,
-    replica: Callable[[Upstream], Engine],
-) -> Model:
-    """A model with one replica for each address."""
-    key = settings.engine_key or None
-    upstreams = {shown_address(url): Upstream(url, key) for url in settings.engine_url}
-    served.closers += [upstream.close for upstream in upstreams.values()]
-    replicas = {name: replica(upstream) for name, upstream in upstreams.items()}
-    engine = RoutedEngine(replicas, parallel_max=settings.engine_parallel)
-    return _model(settings, engine, dialect, settings.context_tokens or None)
+AnyEngine = TypeVar("AnyEngine", bound=Engine)
 
 
-Builder = Callable[[ModelSettings, str, ServedModels], Model]
+class _Replicas(Generic[AnyEngine]):
+    """The replicas of a model, one for each address and key, and the engine in front of them."""
+
+    def __init__(
+        self, settings: ModelSettings, built: Built, replica: Callable[[Upstream], AnyEngine]
+    ) -> None:
+        self._replica = replica
+        # By address and key.
+        self._open: dict[tuple[str, str], tuple[Upstream, AnyEngine]] = {}
+        self.engine = RoutedEngine({})
+        self.prepare(settings)()
+        built.closers.append(self.close)
+        built.replicas = self.prepare
+
+    @property
+    def first(self) -> AnyEngine:
+        """One of the engines."""
+        return next(iter(self._open.values()))[1]
+
+    def prepare(self, settings: ModelSettings) -> Change:
+        """The replicas that these settings name; those that are there already stay."""
+        _check_addresses(settings)
+        names = [(url, settings.engine_key) for url in settings.engine_url]
+        wanted = {name: self._open.get(name) or self._opened(*name) for name in names}
+        return partial(self._change, wanted, settings.engine_parallel)
+
+    def _opened(self, url: str, key: str) -> tuple[Upstream, AnyEngine]:
+        upstream = Upstream(url, key or None)
+        return upstream, self._replica(upstream)
+
+    def _change(
+        self, wanted: dict[tuple[str, str], tuple[Upstream, AnyEngine]], parallel: int
+    ) -> Sequence[Closer]:
+        removed = [one.close for name, (one, _) in self._open.items() if name not in wanted]
+        self._open = wanted
+        engines = {shown_address(url): engine for (url, _), (_, engine) in wanted.items()}
+        self.engine.set_replicas(engines, parallel)
+        return removed
+
+    async def close(self) -> None:
+        for upstream, _ in self._open.values():
+            await upstream.close()
+
+
+Maker = Callable[[ModelSettings], Model]
+Builder = Callable[[ModelSettings, str, Built], Maker]
 # A row for each `EngineName` of the settings: tests/test_models.py compares the two.
 BUILDERS: Mapping[EngineName, Builder] = {
     "embedded": _embedded,

@@ -8,12 +8,13 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import uvicorn
 import uvloop
 from msgspec import structs
@@ -21,6 +22,8 @@ from msgspec import structs
 from segue.announce import announce, count, start_lines
 from segue.app import ALONE, App, WorkerPlace, open_app
 from segue.background import in_background
+from segue.builders.operator import Operator, ReadSettings
+from segue.control import Answer, control_path, open_control
 from segue.errors import Misconfigured
 from segue.listener.fd_limit import fit_connections
 from segue.listener.protocol import LISTENERS, HttpLimits, http_class, set_tcp_options
@@ -148,10 +151,10 @@ def _limit_send_buffer(port: socket.socket) -> None:
         port.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
-async def run_server(settings: Settings) -> None:
+async def run_server(settings: Settings, read_settings: ReadSettings) -> None:
     """Serve until a signal comes, then drain; a second signal ends the grace period."""
     with listen(settings) as port:
-        await serve_on(port, settings, partial(announce, settings))
+        await serve_on(port, settings, partial(announce, settings), ALONE, read_settings)
 
 
 async def serve_on(
@@ -159,10 +162,12 @@ async def serve_on(
     settings: Settings,
     on_listening: Callable[[str, list[str]], None],
     place: WorkerPlace = ALONE,
+    read_settings: ReadSettings | None = None,
 ) -> None:
-    """Serve on this socket, which the caller closes. `on_listening` gets the URL and what the app says of itself."""
+    """Serve on this socket, which the caller closes. `on_listening` gets the URL and what the app says of itself. With
+    `read_settings` this process answers its operator itself; a worker answers its parent."""
     _limit_send_buffer(port)
-    fitting = fit_connections(settings.connections_max)
+    asked, fitting = settings, fit_connections(settings.connections_max)
     settings = structs.replace(settings, connections_max=fitting)
     certificate = open_certificate(settings)
     async with AsyncExitStack() as stack:
@@ -173,22 +178,35 @@ async def serve_on(
         signals: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, signals.put_nowait, None)
+        process = ServingProcess(app, certificate, settings.grace_s)
         if certificate is not None:
             loop.add_signal_handler(signal.SIGHUP, certificate.reload)
             await stack.enter_async_context(certificate.watched())
+        if place.control:
+            await stack.enter_async_context(open_control(Path(place.control), process.orders))
+        if read_settings is not None:
+            operator = Operator(
+                asked,
+                url_of(*port.getsockname()[:2], is_secure=certificate is not None),
+                lambda: {"the server": process.take},
+                partial(signals.put_nowait, None),
+                read_settings,
+            )
+            await stack.enter_async_context(operated(operator, *port.getsockname()[:2]))
         tune_heap()
         sys.setswitchinterval(THREAD_SWITCH_S)
         async with (
-            in_background(_stop_at_signal(signals, app, server, settings.grace_s)),
+            in_background(_stop_at_signal(signals, app, server, process)),
             in_background(keep_trimmed()),
         ):
             await server.serve([port])
 
 
 async def _stop_at_signal(
-    signals: asyncio.Queue[None], app: App, server: UvicornServer, grace_s: float
+    signals: asyncio.Queue[None], app: App, server: UvicornServer, process: ServingProcess
 ) -> None:
     await signals.get()
+    grace_s = process.grace_s
     if running := app.runner.running_count:
         log.info("stopping: %s running, waiting up to %g s", count(running, "turn"), grace_s)
     try:
@@ -205,8 +223,61 @@ async def _drain_at_signal(signals: asyncio.Queue[None], app: App) -> None:
     await app.drain(0)
 
 
-def serve(settings: Settings) -> int:
-    """Serve with one process; returns the exit status."""
-    uvloop.run(run_server(settings))
+class ServingProcess:
+    """What a process that serves does for its operator, or for the parent that asks it."""
+
+    def __init__(self, app: App, certificate: Certificate | None, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self._app = app
+        self._certificate = certificate
+        self.orders: dict[str, Answer] = {
+            "status": self._status,
+            "check": self._check,
+            "apply": self._apply,
+            "drop": self._drop,
+        }
+
+    async def take(self, verb: str, body: bytes, s_max: float) -> bytes:
+        """The answer to an order, without a socket in between."""
+        return await self.orders[verb](body)
+
+    async def _status(self, body: bytes) -> bytes:
+        return msgspec.json.encode(await self._app.status())
+
+    async def _check(self, body: bytes) -> bytes:
+        await self._app.reload.check(msgspec.json.decode(body, type=Settings))
+        return b""
+
+    async def _drop(self, body: bytes) -> bytes:
+        await self._app.reload.drop()
+        return b""
+
+    async def _apply(self, body: bytes) -> bytes:
+        self.grace_s = self._app.reload.apply().grace_s
+        if self._certificate is not None:
+            self._certificate.reload()
+        return b""
+
+
+@asynccontextmanager
+async def operated(operator: Operator, host: str, port: int) -> AsyncIterator[None]:
+    """While inside, `segue status`, `stop` and `reload` reach this process, and SIGHUP reloads its settings."""
+    async with AsyncExitStack() as stack:
+        try:
+            control = open_control(control_path(host, port), operator.answers)
+            await stack.enter_async_context(control)
+        except OSError as error:
+            log.warning("`segue status`, `stop` and `reload` cannot reach this server: %s", error)
+        if sys.stdin is None or not sys.stdin.isatty():
+            # On a terminal the signal means that the terminal is gone, and ends the server.
+            hangup = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
+            await stack.enter_async_context(in_background(operator.reload_at(hangup)))
+        yield
+
+
+def serve(settings: Settings, read_settings: ReadSettings) -> int:
+    """Serve with one process, which can read its settings again; returns the exit status."""
+    uvloop.run(run_server(settings, read_settings))
     log.info("stopped")
     return 0

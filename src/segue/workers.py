@@ -27,6 +27,7 @@ from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -35,12 +36,14 @@ from msgspec import Struct
 
 from segue.announce import announce, count
 from segue.app import WorkerPlace
+from segue.builders.operator import Member, Operator, ReadSettings
 from segue.cluster.hub import Hub
+from segue.control import give_order
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
 from segue.models import has_engines_inside, shared_engines
 from segue.observe.logs import set_up_logging
-from segue.server import BACKLOG, listen, serve_on, url_of
+from segue.server import BACKLOG, listen, operated, serve_on, url_of
 from segue.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -69,6 +72,7 @@ class Orders(Struct, frozen=True):
     group: str
     hub: str
     engines: str
+    control: str
     # The file descriptors of its port, and of the pipe where it reports that it is ready and that its loop turns.
     port: int
     ready: int
@@ -215,8 +219,15 @@ class Child:
 class Supervisor:
     """The parent: starts all processes, keeps them running, and stops them after a signal."""
 
-    def __init__(self, settings: Settings, ports: list[socket.socket], folder: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        ports: list[socket.socket],
+        folder: str,
+        read_settings: ReadSettings,
+    ) -> None:
         self._settings = settings
+        self._read_settings = read_settings
         self._ports = ports
         self._folder = folder
         self._group = new_id("group")
@@ -232,9 +243,6 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        if self._settings.tls_cert:
-            # Workers load the certificate again; without one the signal keeps its usual meaning.
-            loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
         async with self._tasks:
             try:
                 return await self._run()
@@ -245,25 +253,43 @@ class Supervisor:
                     engine.signal(signal.SIGKILL)
 
     async def _run(self) -> int:
-        if has_engines_inside(self._settings):
-            engine = self._engine = self._child("engine", None)
-            if not await self._is_up(engine):
-                return engine.failed or 0
-        # One worker first: it creates or upgrades the database that the others then find.
-        workers = [self._child("worker 1", self._ports[0])]
-        if await self._is_up(workers[0]):
-            others = enumerate(self._ports[1:], 2)
-            workers += [self._child(f"worker {number}", port) for number, port in others]
-            for worker in workers:
-                await self._is_up(worker)
-        failed = [worker.failed for worker in workers if worker.failed is not None]
-        if not failed and not self._stopping.is_set():
-            host, number = self._ports[0].getsockname()[:2]
-            url = url_of(host, number, is_secure=bool(self._settings.tls_cert))
-            announce(self._settings, url, workers[0].lines)
-            await _first(self._stopping.wait(), self._watch(workers))
-        status = await self._stop(workers)
-        return failed[0] if failed else status
+        host, number = self._ports[0].getsockname()[:2]
+        url = url_of(host, number, is_secure=bool(self._settings.tls_cert))
+        workers: list[Child] = []
+        async with operated(self._operator(url, workers), host, number):
+            if has_engines_inside(self._settings):
+                engine = self._engine = self._child("engine", None)
+                if not await self._is_up(engine):
+                    return engine.failed or 0
+            # One worker first: it creates or upgrades the database that the others then find.
+            workers.append(self._child("worker 1", self._ports[0]))
+            if await self._is_up(workers[0]):
+                others = enumerate(self._ports[1:], 2)
+                workers += [self._child(f"worker {number}", port) for number, port in others]
+                for worker in workers:
+                    await self._is_up(worker)
+            failed = [worker.failed for worker in workers if worker.failed is not None]
+            if not failed and not self._stopping.is_set():
+                announce(self._settings, url, workers[0].lines)
+                await _first(self._stopping.wait(), self._watch(workers))
+            status = await self._stop(workers)
+            return failed[0] if failed else status
+
+    def _operator(self, url: str, workers: list[Child]) -> Operator:
+        def members() -> dict[str, Member]:
+            serving = [worker for worker in workers if worker.turned_at is not None]
+            return {one.name: partial(give_order, self._control(one.name)) for one in serving}
+
+        def on_reload(settings: Settings) -> None:
+            self._settings = settings
+            logging.getLogger().setLevel(settings.log_level.upper())
+
+        return Operator(
+            self._settings, url, members, self._on_signal, self._read_settings, on_reload
+        )
+
+    def _control(self, name: str) -> Path:
+        return Path(self._folder, name.replace(" ", "-"))
 
     async def _watch(self, workers: list[Child]) -> None:
         """Replace workers that hang. Where this process stood still itself, nothing is known of the others."""
@@ -285,6 +311,7 @@ class Supervisor:
                 group=self._group,
                 hub=f"{self._folder}/hub",
                 engines=self._folder if has_engines_inside(self._settings) else "",
+                control=str(self._control(name)),
                 port=-1 if port is None else port.fileno(),
                 ready=ready,
                 replaced=child.replaced,
@@ -296,11 +323,6 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         (self._hurrying if self._stopping.is_set() else self._stopping).set()
-
-    def _pass_on(self, number: signal.Signals) -> None:
-        for child in self._children:
-            if child is not self._engine:
-                child.signal(number)
 
     async def _is_up(self, child: Child) -> bool:
         """Wait until the child serves or has failed, or a signal comes."""
@@ -344,20 +366,20 @@ def _close(port: socket.socket, _: asyncio.Task[int]) -> None:
     port.close()
 
 
-async def _supervise(settings: Settings) -> int:
+async def _supervise(settings: Settings, read_settings: ReadSettings) -> int:
     ports = open_ports(settings)
     try:
         with tempfile.TemporaryDirectory(prefix="segue-") as folder:
             async with Hub().opened(f"{folder}/hub"):
-                return await Supervisor(settings, ports, folder).run()
+                return await Supervisor(settings, ports, folder, read_settings).run()
     finally:
         for port in ports:
             port.close()
 
 
-def serve_workers(settings: Settings) -> int:
+def serve_workers(settings: Settings, read_settings: ReadSettings) -> int:
     """Serve with several processes until a signal comes; returns the exit status."""
-    status = asyncio.run(_supervise(settings))
+    status = asyncio.run(_supervise(settings, read_settings))
     log.info("stopped")
     return status
 
@@ -402,7 +424,7 @@ def _report_turns(descriptor: int, lines: bytes = TURN) -> None:
 
 
 async def _run_worker(orders: Orders) -> None:
-    place = WorkerPlace(orders.group, orders.hub, orders.engines, orders.replaced)
+    place = WorkerPlace(orders.group, orders.hub, orders.engines, orders.control, orders.replaced)
     with socket.socket(fileno=orders.port) as port:
         await serve_on(
             port,

@@ -30,6 +30,7 @@ from tests.engines.asking import (
 from tests.engines.fakes.server import Fake
 from tests.engines.fakes.thread import remote
 from tests.engines.fakes.vllm import FakeVllm
+from tests.support import until
 
 JOB = job(tokens([1]))
 
@@ -47,9 +48,10 @@ class Pair:
         self.a = FakeVllm(lambda ids: [10, 11, 12])
         self.b = FakeVllm(lambda ids: [20, 21, 22])
         self.engine: RoutedEngine
+        self.engines: dict[str, Engine]
 
     async def __aenter__(self) -> Pair:
-        engines: dict[str, Engine] = {}
+        self.engines = engines = dict[str, Engine]()
         for name, fake in {"a": self.a, "b": self.b}.items():
             await self._stack.enter_async_context(fake)
             address = await self._stack.enter_async_context(upstream(fake.url))
@@ -106,6 +108,32 @@ async def test_first_turn_goes_to_the_replica_with_the_fewest_jobs() -> None:
         pair.a.gate.set()
         assert route_of(await first) == "a"
         assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
+
+
+async def test_replica_that_is_removed_finishes_its_job_and_one_that_returns_is_used_again() -> (
+    None
+):
+    """A job that waits for it goes elsewhere at once; of replicas that stay, what is known stays too."""
+    async with Pair(parallel_max=1, names=("a",)) as pair:
+        pair.a.hold_at = 1
+        running = asyncio.create_task(heard(pair.engine, JOB))
+        await is_held(pair.a)
+        waiting = asyncio.create_task(heard(pair.engine, JOB))
+        await until(lambda: bool(pair.health("a").waiting))
+        pair.engine.set_replicas({"b": pair.engines["b"]}, 1)
+        assert route_of(await waiting) == "b"
+        assert [one.name for one in pair.engine.replicas()] == ["b"]
+        assert not running.done()
+        pair.a.gate.set()
+        assert route_of(await running) == "a"
+        pair.b.hold_at = 1
+        held = asyncio.create_task(heard(pair.engine, JOB))
+        await is_held(pair.b)
+        pair.engine.set_replicas(pair.engines, 2)
+        assert pair.health("b").running == 1
+        assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "a"
+        pair.b.gate.set()
+        assert route_of(await held) == "b"
 
 
 async def test_unknown_route_is_a_first_turn() -> None:

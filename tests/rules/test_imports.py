@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "limits": set(),
     "settings": {"errors", "validation"},
     "validation": set(),
+    "control": {"errors", "framing", "settings"},
     # 1: what do the bytes mean?
     "wire": GROUND,
     # 2: whose turn is it; what happens in one turn? They do not know each other.
@@ -59,20 +60,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backup": GROUND | {"stores"},
     "builders": INNER
     | {"turn", "process", "accounts", "cluster", "transports", "observe", "storage", "dashboard"}
+    | {"control", "models"}
     | ADAPTERS,
     "app": INNER
     | {"turn", "session", "process", "accounts", "cluster", "transports"}
-    | {"observe", "models", "storage", "dashboard", "builders"}
+    | {"observe", "models", "storage", "dashboard", "builders", "control"}
     | ADAPTERS,
     "listener": INNER | {"process", "transports"},
     "announce": GROUND | {"app"},
-    "server": INNER | {"announce", "app", "listener", "process", "transports"},
+    "server": INNER
+    | {"announce", "app", "builders", "control", "listener", "process", "transports"},
     # 5: how does a person start it, connect to it, look at it?
-    "remote": INNER,
+    "remote": INNER | {"control"},
     "commands": GROUND
     | {"server", "models", "storage", "turn", "accounts", "builders", "observe", "workers"}
     | {"remote", "backup"},
-    "workers": GROUND | {"announce", "app", "cluster", "observe", "models", "server"},
+    "workers": GROUND
+    | {"announce", "app", "builders", "control", "cluster", "observe", "models", "server"},
     "cli": GROUND | {"commands"},
     "__main__": {"cli"},
 }

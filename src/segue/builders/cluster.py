@@ -27,6 +27,8 @@ class WorkerPlace:
     hub: str = ""
     # The folder with the sockets of embedded engines that another process runs.
     engines: str = ""
+    # The Unix socket where it takes orders from its parent.
+    control: str = ""
     # How often the worker in this place has been replaced because it hung.
     replaced: int = 0
 

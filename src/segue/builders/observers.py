@@ -18,7 +18,8 @@ from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
 from segue.process.afterwards import AccessLine, Afterwards, EndedTurn
-from segue.turn.plan import Model, Models
+from segue.process.runner import Runner
+from segue.turn.plan import Model
 from segue.turn.values import Owner
 
 log = logging.getLogger(__name__)
@@ -96,18 +97,22 @@ class UnseenMedia:
 class HealthCheck:
     """Whether the store and the engines answer, for `/ready`, `/metrics` and the dashboard."""
 
-    def __init__(self, state: State, models: Models, observers: Observers) -> None:
+    def __init__(self, state: State, runner: Runner, observers: Observers) -> None:
         self._store = state.store
         self._observers = observers
         self._peers = None if state.cluster is None else state.cluster.peers
-        # By name, without aliases.
-        self._models: dict[str, Model] = {model.name: model for model in models.values()}
+        self._runner = runner
         self._probe: asyncio.Task[dict[str, bool]] | None = None
         self._probe_at = 0.0
         # What each engine answered when it was first asked.
         self.met: dict[str, bool] = {}
         if self._peers is not None:
             self._peers.answer("metrics", lambda worker, body: self._write_own_metrics())
+
+    @property
+    def _models(self) -> dict[str, Model]:
+        """Those that are served now, by name, without aliases."""
+        return {model.name: model for model in self._runner.models.values()}
 
     async def meet_engines(self) -> None:
         """Ask every engine about itself. One that does not answer is asked again with its first job."""
@@ -132,9 +137,10 @@ class HealthCheck:
         return dict(await asyncio.shield(self._probe))
 
     async def _ask_all(self) -> dict[str, bool]:
-        engines = [model.engine.is_ready() for model in self._models.values()]
+        models = self._models
+        engines = [model.engine.is_ready() for model in models.values()]
         answers = await asyncio.gather(self._store.is_ready(), *engines)
-        names = ("store", *(f"engine:{name}" for name in self._models))
+        names = ("store", *(f"engine:{name}" for name in models))
         return dict(zip(names, answers, strict=True))
 
     def replicas(self, checks: Mapping[str, bool]) -> list[ReplicaView]:

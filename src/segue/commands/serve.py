@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+from functools import partial
 
+from msgspec import structs
+
+from segue.builders.operator import ReadSettings
 from segue.commands.first_model import person, with_first_model
 from segue.commands.flags import add_settings
 from segue.errors import Misconfigured
@@ -23,20 +27,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit status."""
     sources = read_sources(vars(options))
-    settings = settings_of(sources)
-    set_up_logging(settings)
+    asked = settings_of(sources)
+    set_up_logging(asked)
     for warning in sources.warnings():
         log.warning("%s", warning)
     try:
-        return _serve(with_first_model(settings, person()))
+        settings = with_first_model(asked, person())
+        return _serve(settings, partial(_read_again, options, asked, settings))
     except Misconfigured as error:
         raise Misconfigured(sources.located(str(error))) from None
 
 
-def _serve(settings: Settings) -> int:
+def _read_again(options: argparse.Namespace, asked: Settings, chosen: Settings) -> Settings:
+    """The settings as they are now; where they still name no model, the one that was chosen at the start."""
+    again = settings_of(read_sources(vars(options)))
+    is_same = (again.model, again.models) == (asked.model, asked.models)
+    return structs.replace(again, model=chosen.model) if is_same else again
+
+
+def _serve(settings: Settings, read_settings: ReadSettings) -> int:
     if settings.workers == 1:
-        return serve(settings)
+        return serve(settings, read_settings)
     # Imported here: one process needs no supervisor.
     from segue.workers import serve_workers
 
-    return serve_workers(settings)
+    return serve_workers(settings, read_settings)

@@ -148,6 +148,8 @@ class _Replica:
         self.down_until = 0.0
         # What it said when it was last asked; for operators, jobs do not care.
         self.is_ready = True
+        # Whether the operator has taken it away.
+        self.is_removed = False
 
     @property
     def load(self) -> int:
@@ -155,13 +157,28 @@ class _Replica:
 
     async def enter(self, job: Job, now: float) -> None:
         """Wait for a slot."""
-        slots = self._slots or self.engine.facts.slots or PARALLEL_MAX
-        if slots != self.queue.slots:
-            self.queue.resize(slots)
+        slots = self._fit_queue()
         if not self.queue.is_free and now >= self._logged_at + WAITING_LOG_S:
             self._logged_at = now
             log.info("engine %s is full: requests wait, %d run at a time", self.name, slots)
         await self.queue.enter(job.owner, job.lane)
+
+    def set_slots(self, slots: int) -> None:
+        """So many jobs at once from now on; 0: as the engine says."""
+        self._slots = slots
+        self._fit_queue()
+
+    def remove(self) -> None:
+        """It takes no more jobs: those that wait for a slot are woken, to go elsewhere."""
+        self.is_removed = True
+        self.queue.resize(sys.maxsize)
+        log.info("engine %s is removed; %d jobs still run there", self.name, self.load)
+
+    def _fit_queue(self) -> int:
+        slots = self._slots or self.engine.facts.slots or PARALLEL_MAX
+        if slots != self.queue.slots and not self.is_removed:
+            self.queue.resize(slots)
+        return slots
 
     def start_trial(self, now: float) -> None:
         """A job goes to it. Because it has failed before, it gets no other job until it has answered."""
@@ -203,11 +220,27 @@ class RoutedEngine:
         parallel_max: int = 0,
         all_down_s: float = ALL_DOWN_S,
     ) -> None:
-        assert replicas, "at least one replica"
-        self._replicas = {
-            name: _Replica(name, engine, parallel_max) for name, engine in replicas.items()
-        }
+        self._replicas: dict[str, _Replica] = {}
         self._all_down_s = all_down_s
+        self.can_constrain = True
+        self.grammars: frozenset[str] = frozenset()
+        if replicas:
+            self.set_replicas(replicas, parallel_max)
+
+    def set_replicas(self, replicas: Mapping[str, Engine], parallel_max: int) -> None:
+        """These replicas take jobs from now on; what is known of those that stay is kept. Jobs that run at a replica
+        that goes are finished there, those that wait for it go to another one."""
+        assert replicas, "at least one replica"
+        before, self._replicas = self._replicas, {}
+        for name, engine in replicas.items():
+            known = before.get(name)
+            if known is None or known.engine is not engine:
+                known = _Replica(name, engine, parallel_max)
+            known.set_slots(parallel_max)
+            self._replicas[name] = known
+        for one in before.values():
+            if self._replicas.get(one.name) is not one:
+                one.remove()
         self.can_constrain = all(engine.can_constrain for engine in replicas.values())
         self.grammars = frozenset.intersection(*(engine.grammars for engine in replicas.values()))
 
@@ -219,7 +252,7 @@ class RoutedEngine:
 
     async def is_ready(self) -> bool:
         """Ask all replicas; one is enough. An answer brings a replica back, silence does not take it away."""
-        replicas = self._replicas.values()
+        replicas = list(self._replicas.values())
         answers = await asyncio.gather(*(one.engine.is_ready() for one in replicas))
         for replica, is_ready in zip(replicas, answers, strict=True):
             replica.is_ready = is_ready
@@ -288,9 +321,9 @@ class RoutedEngine:
                 await replica.engine.is_ready()
             failures = replica.failures
             await replica.enter(job, now)
-            if replica.failures <= failures:
+            if replica.failures <= failures and not replica.is_removed:
                 return replica
-            # It went down while this job waited for a slot.
+            # It went down, or was removed, while this job waited for a slot.
             replica.queue.leave()
 
     def _may_retry(self, error: ApiError, replica: _Replica, failed: set[_Replica]) -> bool:

@@ -84,7 +84,7 @@ class Runner:
         self.is_draining = False
         self.memory = Memory()
         self.heartbeat_s = heartbeat_s
-        self._background_s_max = background_s_max
+        self.background_s_max = background_s_max
         self._outlives = outlives
         self.records = records
         self._start_limit = StartLimit()
@@ -372,7 +372,7 @@ class Runner:
             begun = structs.replace(plan.response, status="in_progress")
             await self._save_begun(_unanswered(plan, begun), turns)
         self._queued.pop(plan.id, None)
-        heartbeat.end_after(self._background_s_max)
+        heartbeat.end_after(self.background_s_max)
         running.publish([running.assembler.leave_queue()])
 
     async def _save_begun(self, turn: Turn, turns: Turns) -> None:

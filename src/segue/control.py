@@ -1,0 +1,217 @@
+"""How does an operator's command reach a server that runs on this machine?
+
+A server listens on a Unix socket that is named after its address, in a folder that only its user may enter. A
+connection carries one order, a verb with a body, and its outcome. There is no key: the system lets in the server's own
+user and root. The workers of a parent process have a socket each, for the parent. No process is found by its number, so
+that no other process is stopped by mistake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from segue.errors import ApiError, Misconfigured
+from segue.framing import CONNECTION_LOST, read_frame, write_frame
+from segue.settings import is_loopback
+
+log = logging.getLogger(__name__)
+
+# An order is short and local; a client that sends none is dropped.
+ORDER_S_MAX = 5.0
+# A status asks engines and store, which may take their time to time out.
+ANSWER_S_MAX = 15.0
+# A check of new settings loads vocabularies, and perhaps weights.
+RELOAD_S_MAX = 300.0
+# Where the unit file of docs/deploy.md puts it.
+SERVICE_FOLDER = Path("/run/segue")
+# Where a server may listen that a loopback address reaches.
+NEAR_HOSTS = ("127.0.0.1", "::1", "0.0.0.0", "::")
+
+Answer = Callable[[bytes], Awaitable[bytes]]
+
+
+class NotRunning(Misconfigured):
+    """There is no server at this address, as far as this user can see."""
+
+
+class Order(Struct, frozen=True):
+    """What a command asks of a server."""
+
+    verb: str
+    body: bytes = b""
+
+
+class Outcome(Struct, frozen=True):
+    """The answer, or why there is none."""
+
+    body: bytes = b""
+    error: str = ""
+
+
+class EngineStatus(Struct, frozen=True):
+    """One replica of an engine."""
+
+    model: str
+    name: str
+    is_up: bool
+    running: int | None = None
+    waiting: int | None = None
+
+
+class WorkerStatus(Struct, frozen=True):
+    """One process that serves."""
+
+    pid: int
+    # What store and engines answered; `accepting` is false while it drains.
+    checks: dict[str, bool]
+    models: list[str]
+    engines: list[EngineStatus]
+    responses_running: int
+    connections: int
+    # Histories, caches and requests, and how much they may take.
+    memory_bytes: int
+    memory_bytes_max: int
+    # What the system counts.
+    resident_bytes: int
+
+
+class ServerStatus(Struct, frozen=True):
+    """A server, with all its workers."""
+
+    pid: int
+    version: str
+    url: str
+    store: str
+    started_at: float
+    reloaded_at: float | None
+    grace_s: float
+    workers_wanted: int
+    workers: list[WorkerStatus]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every worker answers and can take requests."""
+        are_ready = all(all(worker.checks.values()) for worker in self.workers)
+        return are_ready and len(self.workers) == self.workers_wanted
+
+
+class Reloaded(Struct, frozen=True):
+    """The names of the settings that have changed: those in force now, and those that need a restart."""
+
+    changed: list[str]
+    needs_restart: list[str]
+
+
+def control_path(host: str, port: int) -> Path:
+    """The socket of a server with this address; its folder is made, and is safe."""
+    folder = _own_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a private folder of this user")
+    return folder / f"{host}-{port}"
+
+
+def find_control(host: str, port: int) -> Path | None:
+    """The socket of the server that listens there; on this machine, perhaps on all addresses."""
+    hosts = (host, *NEAR_HOSTS) if is_loopback(host) else (host,)
+    folders = (_own_folder(), SERVICE_FOLDER)
+    paths = [folder / f"{name}-{port}" for folder in folders for name in hosts]
+    for path in paths:
+        with suppress(OSError):
+            if path.is_socket():
+                return path
+    return None
+
+
+def _own_folder() -> Path:
+    # systemd names the first one of a service.
+    given = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    return Path(given) if given else Path(tempfile.gettempdir()) / f"segue-{os.getuid()}"
+
+
+@asynccontextmanager
+async def open_control(path: Path, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
+    """Answer orders at this socket while inside."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(*CONNECTION_LOST, TimeoutError):
+            async with asyncio.timeout(ORDER_S_MAX):
+                order = msgspec.msgpack.decode(await read_frame(reader), type=Order)
+            write_frame(writer, await _outcome(order, answers))
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, sock=_bound(path))
+    try:
+        yield
+    finally:
+        os.unlink(path)
+        server.close()
+
+
+def _bound(path: Path) -> socket.socket:
+    """A socket with this name, which a process that died may have left."""
+    path.unlink(missing_ok=True)
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind(str(path))
+    path.chmod(0o600)
+    return bound
+
+
+async def _outcome(order: Order, answers: Mapping[str, Answer]) -> Outcome:
+    if order.verb not in answers:
+        return Outcome(error=f"the server does not know the order '{order.verb}'")
+    try:
+        return Outcome(await answers[order.verb](order.body))
+    except (Misconfigured, ApiError) as error:
+        return Outcome(error=str(error))
+    except Exception as error:
+        log.exception("the order '%s' failed", order.verb)
+        return Outcome(error=f"{order.verb} failed: {type(error).__name__}: {error}")
+
+
+async def give_order(
+    path: Path, verb: str, body: bytes = b"", s_max: float = ANSWER_S_MAX
+) -> bytes:
+    """The answer to an order; an error of the server is raised as `Misconfigured`."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(path)
+    except OSError as error:
+        raise NotRunning(f"no server answers at {path}: {error.strerror}.") from None
+    try:
+        write_frame(writer, Order(verb, body))
+        async with asyncio.timeout(s_max):
+            outcome = msgspec.msgpack.decode(await read_frame(reader), type=Outcome)
+    except CONNECTION_LOST:
+        raise NotRunning(f"the server at {path} ended before it answered.") from None
+    except TimeoutError:
+        pid = _process_at(writer)
+        raise Misconfigured(
+            f"the server (process {pid}) does not answer within {s_max:g} s. If it hangs: kill -KILL {pid}"
+        ) from None
+    finally:
+        writer.close()
+    if outcome.error:
+        raise Misconfigured(outcome.error)
+    return outcome.body
+
+
+def _process_at(writer: asyncio.StreamWriter) -> int | str:
+    """The process that listens at the other end, as the system says."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return "unknown"
+    found = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", found)[0])
