@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from segue import cli
+from segue.control import control_path
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.engines.fakes.server import Body
 from tests.support import ServedProcess, fetch, served_process, until, wire
@@ -68,7 +70,10 @@ async def test_operator_reloads_and_stops_a_server_with_two_workers(
     async with FakeChat(events=speaks("old")) as old, FakeChat(events=speaks("new")) as new:
         configure(file, {"first": (old.url,)})
         flags = ("--config", str(file), "--workers", "2", "--engine", "chat")
-        with served_process(*flags, cwd=tmp_path) as served:
+        with ExitStack() as stack:
+            # In a thread, so that the engines can answer when the workers ask about them.
+            serving = served_process(*flags, cwd=tmp_path)
+            served = await asyncio.to_thread(stack.enter_context, serving)
             terminal = Terminal(served, capsys)
             await see_status(terminal, served)
             async with wire(served) as socket:
@@ -180,7 +185,7 @@ async def see_stop(terminal: Terminal, served: ServedProcess, old: FakeChat) -> 
 
 
 async def test_server_that_is_not_ours_is_neither_stopped_nor_reloaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A server of another user, or a socket that a killed server has left: the process there is not touched."""
     async with FakeChat() as other:
@@ -188,10 +193,18 @@ async def test_server_that_is_not_ours_is_neither_stopped_nor_reloaded(
         for verb in ("stop", "reload"):
             assert await asyncio.to_thread(cli.main, [verb, *words]) == 2
         assert "It was started by another user" in capsys.readouterr().err
-    with served_process("--store", "memory", cwd=tmp_path) as served:
-        terminal = Terminal(served, capsys)
-        os.kill(served.process.pid, signal.SIGKILL)
-        served.process.wait(10)
-        status, printed = await terminal.run("status", "--json")
-        assert (status, json.loads(printed)["is_running"]) == (3, False)
-        assert (await terminal.run("stop"))[0] == 3
+    # What a server that was killed has left: a name without a process.
+    with free_port() as port, socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(control_path("127.0.0.1", port)))
+    words = ("--url", f"http://127.0.0.1:{port}")
+    assert await asyncio.to_thread(cli.main, ["status", "--json", *words]) == 3
+    assert json.loads(capsys.readouterr().out)["is_running"] is False
+    assert await asyncio.to_thread(cli.main, ["stop", *words]) == 3
+    control_path("127.0.0.1", port).unlink()
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    """A port of this machine where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        yield port.getsockname()[1]
