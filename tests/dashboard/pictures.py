@@ -142,6 +142,21 @@ async def show_keys(page: Page, served: Served) -> None:
     await look(page, "dashboard-keys.png")
 
 
+async def show_loss(page: Page, served: Served) -> None:
+    """An agent that writes the time into its instructions."""
+    await page.open(f"{served.url}/")
+    last: dict[str, Any] = {}
+    async with wire(served) as socket:
+        for minute in (14, 15):
+            told = f"You are a careful engineer.\nIt is Monday, 09:{minute}.\nUse the tools, and be brief."
+            more = {"previous_response_id": last["id"]} if last else {}
+            last = (await socket.turn(instructions=told, input=HISTORY, **more))["response"]
+    await page.until("document.querySelector('#losses button') !== null")
+    await page.click("#losses button")
+    await page.until("document.querySelectorAll('#figures-cache mark').length === 2")
+    await look_at(page, "#figures-cache", "dashboard-cache.png")
+
+
 async def show_race(page: Page) -> None:
     await page.read("location.hash = '#race'")
     await page.read("document.querySelector('#race-form').elements.context.value = '20000'")
@@ -168,6 +183,8 @@ async def main() -> int:
         async with serving() as served, browsing() as browser:
             page = await browser.page()
             await page.size(1440, 820)
+            await page.open(f"{served.url}/")
+            await show_loss(page, served)
             await page.open(f"{served.url}/")
             await page.until("document.querySelectorAll('#race-form option').length > 5")
             await show_race(page)

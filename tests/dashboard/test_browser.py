@@ -41,6 +41,8 @@ HOSTILE = """# Plan
 ---
 """
 
+# The next two frames are drawn.
+DRAWN = "new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))"
 # The texts of a chart that lie on each other, by a pixel or more.
 OVERLAPS = """(() => {{ const boxes = [...document.querySelectorAll("{selector}")].map((one) =>
     [one.textContent, one.getBoundingClientRect()]);
@@ -366,7 +368,7 @@ async def tap(page: Page, view: str) -> None:
     top = f"document.querySelector('#{view}-view').getBoundingClientRect().top"
     header = "document.querySelector('.top').getBoundingClientRect().bottom"
     # A scroll to an anchor may come a frame later.
-    await page.read("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))")
+    await page.read(DRAWN)
     assert await page.read(f"scrollY === 0 && {top} >= {header}"), view
 
 
@@ -452,6 +454,36 @@ async def read_figures(page: Page, socket: Wire, replica: str) -> None:
     assert page.faults == []
 
 
+async def test_person_sees_where_two_prompts_part_and_what_costs_most(browser: Browser) -> None:
+    async with serving() as served, wire(served) as socket:
+        page = await look(browser, served)
+        dates = ("1 May", "2 May")
+        story, last = "The build reads its settings once. " * 60, None
+        for day in dates:
+            more = {} if last is None else {"previous_response_id": last}
+            told = {"instructions": f"Today is {day}. Be brief.", "input": story, **more}
+            last = (await socket.turn(**told))["response"]["id"]
+        await page.until("document.querySelector('#losses .loss') !== null")
+        losses = await page.text("#losses")
+        assert "Instructions or earlier input changed" in losses
+        assert "into the last message" in losses
+        await page.size(390, 844, mobile=True)
+        await page.read(DRAWN)
+        await page.click("#losses .loss button")
+
+        await page.until("document.querySelectorAll('#figures-cache mark').length === 2")
+        parts = await page.read(
+            "[...document.querySelectorAll('#figures-cache mark')].map((one) => one.textContent)"
+        )
+        assert parts == ["1", "2"]
+        cache = await page.text("#figures-cache")
+        assert all(f"Today is {day}." in cache for day in dates)
+        assert "instructions, line 1, character 9" in cache
+        assert await page.read("document.documentElement.scrollWidth") <= 390
+        assert await page.read("document.querySelector('#figures').scrollWidth <= innerWidth")
+        assert page.faults == []
+
+
 async def test_operator_makes_the_first_key_and_manages_keys_in_the_page(browser: Browser) -> None:
     """On an open server the first key closes it; the page goes on with that key. On a phone."""
     async with serving() as served:
@@ -535,7 +567,7 @@ async def test_page_computes_rates_by_the_end_of_turns_and_bounds_hostile_markdo
         for hostile in ("**a ", "`a", "[a](", "# \t", "> ", "- ", "|-", "a\n- ", "1. a\n\n"):
             await page.read(
                 f"""import('/dashboard/markdown.js').then(({{ showMarkdown }}) =>
-                showMarkdown(document.createElement('div'), {json.dumps(hostile)}.repeat(5000) + "!"))"""
+                showMarkdown(document.createElement('div'), {json.dumps(hostile)}.repeat(1200) + "!"))"""
             )
         rate = await page.read(
             """import('/dashboard/live.js').then(({ rates }) => rates({ now_ms: 60000, turns:

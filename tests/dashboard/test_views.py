@@ -32,6 +32,14 @@ def test_thousands_of_connections_fit_one_update() -> None:
     assert all(row.running == 11 for row in seen.rows), "the busiest are listed"
 
 
+def test_lost_tokens_and_their_reason_are_shown() -> None:
+    turn = settled()
+    assert turn_row(1, turn, wall_ms=0.0, salt=SALT).lost == 0
+    turn.tally.lost = ("tools_changed", 900)
+    row = turn_row(1, turn, wall_ms=0.0, salt=SALT)
+    assert (row.lost, row.lost_reason) == (900, "tools_changed")
+
+
 def test_marks_are_milliseconds_after_the_request_was_read() -> None:
     marks = {"received": 10.0, "validated": 10.001, "first_token": 10.25, "sent": 10.5}
     row = turn_row(7, settled(marks=marks), wall_ms=1_000_000.0, salt=SALT)

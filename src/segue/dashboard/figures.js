@@ -1,5 +1,6 @@
 // What did one turn cost? Its stages, tokens, speed, where it ran, and how it ended.
 
+import { showCache } from "./cache.js";
 import { $, bytes, clock, h, took } from "./dom.js";
 import { pausesOf, stagesOf } from "./past.js";
 import { openReader } from "./reader.js";
@@ -68,6 +69,7 @@ export const openFigures = (turn) => {
       row("new in Segue", number(turn.tokenized), "rendered and tokenized for this turn"),
       row("reused by Segue", number(turn.reused), "taken over from earlier turns"),
       row("cached in the engine", number(turn.cached), "read from its prefix cache, as it reports"),
+      row("computed again", turn.lost ? number(turn.lost) : null, "although an earlier prompt had them", "bad"),
       row("output", number(turn.output)),
       row("request size", bytes(turn.bytes)),
       row("images and audio", turn.unseen || null, "replaced by descriptions"),
@@ -78,5 +80,6 @@ export const openFigures = (turn) => {
     $("figures").close();
     openReader(turn.id);
   };
+  showCache(turn.id, $("figures-cache"));
   $("figures").showModal();
 };

@@ -1,6 +1,7 @@
 // What does the page show? Connects the feed to the charts, and the URL to a view.
 
 import { hasKey, setKey } from "./api.js";
+import { drawLosses } from "./cache.js";
 import { $, age, h, painter } from "./dom.js";
 import { follow } from "./feed.js";
 import { openFigures } from "./figures.js";
@@ -41,6 +42,7 @@ const draw = painter(() => {
   drawTokens(past);
   drawTree(past, picture.running, openReader, draw);
   drawConnections(picture, past.now_ms);
+  drawLosses(past, openFigures);
   drawMemory(picture, isOperator);
   drawEngines(picture, isOperator);
   drawErrors(past, picture);

@@ -73,6 +73,9 @@ class TurnView(Struct, frozen=True):
     cached: int = 0
     replica: str | None = None
     request_id: str = ""
+    # Tokens that an earlier prompt had and that were computed again, and why.
+    lost: int = 0
+    lost_reason: str | None = None
 
 
 class RunningRow(Struct, frozen=True):
@@ -187,6 +190,7 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
     entry, tally, marks = turn.entry, turn.tally, turn.marks
     began = marks["received"]
     connection, _, lane = turn.lane.partition("/")
+    reason, lost = tally.lost or (None, 0)
 
     def ms(at: float) -> float:
         return round((at - began) * 1000, 3)
@@ -215,6 +219,8 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
         cached=entry.cached_tokens,
         replica=tally.started.route,
         request_id=tally.request_id,
+        lost=lost,
+        lost_reason=reason,
     )
 
 
