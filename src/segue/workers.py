@@ -163,7 +163,7 @@ class Child:
         if self.turned_at is None or self._stopping.is_set() or now - self.turned_at <= hang_s:
             return
         log.error(
-            "%s hangs: its event loop has stood still for %.1f s (hang_s is %g); killing and replacing it",
+            "%s hangs: its event loop has been blocked for %.1f s (hang_s is %g); killing and replacing it",
             self.name,
             now - self.turned_at,
             hang_s,

@@ -169,8 +169,11 @@ async def test_sticky_job_gives_way_to_a_free_replica_when_its_own_has_a_long_qu
         assert [route_of(await one) for one in jobs] == ["a"] * 6
 
 
-async def test_replica_runs_as_many_jobs_as_it_says(caplog: pytest.LogCaptureFixture) -> None:
-    """An engine that says nothing gets many; one that tells its slots as many; and waiting is logged, once."""
+async def test_replica_runs_as_many_jobs_as_it_says(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that says nothing gets many; one that tells its slots as many; and long waiting is logged, once."""
+    monkeypatch.setattr("segue.engines.routes.WAITING_S", 0.01)
     async with Pair(parallel_max=0, names=("a",)) as pair:
         pair.a.hold_at = 1
         wanted = job(tokens([1]), route="a")
@@ -182,10 +185,13 @@ async def test_replica_runs_as_many_jobs_as_it_says(caplog: pytest.LogCaptureFix
         cast("Any", engine).facts = EngineFacts(slots=3)
         with caplog.at_level("INFO"):
             jobs += [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(2)]
-            await asyncio.sleep(0)
+            await until(lambda: caplog.records)
         assert pair.health("a") == ReplicaHealth("a", True, 20, 2)
-        assert [one.message for one in caplog.records] == [
-            "engine a is full: requests wait, 3 run at a time"
+        assert [(one.levelname, one.message) for one in caplog.records] == [
+            (
+                "WARNING",
+                "engine a is full: 20 requests run and 2 wait, one of them for 0.01 s (see engine_parallel)",
+            )
         ]
         pair.a.gate.set()
         await asyncio.gather(*jobs)
@@ -213,11 +219,34 @@ async def test_limit_of_our_key_is_for_whoever_hit_it() -> None:
         assert raised.value.wait_s == 7
         assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
         pair.a.limited = ""
+        # Until then nobody else asks it.
+        asked = len(pair.a.requests)
+        with pytest.raises(
+            Unavailable, match=r"asks this server to wait: please retry in 7 s\."
+        ) as told:
+            await heard(pair.engine, JOB)
+        assert told.value.wait_s is not None
+        assert 6 < told.value.wait_s <= 7
+        assert len(pair.a.requests) == asked
+        pair.engine._replicas["a"].wait_until = 0.0
         assert ids_of(await heard(pair.engine, JOB)) == [10, 11, 12]
     async with Pair() as pair:
         pair.a.limited = "Slow down."
         assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "b"
         assert pair.health("a").is_up
+        pair.b.limited = "Slow down."
+        with pytest.raises(TooMany, match="Slow down"):
+            await heard(pair.engine, JOB)
+
+
+async def test_short_wait_that_an_engine_asks_for_is_waited_for() -> None:
+    async with Pair(names=("a",)) as pair:
+        now = asyncio.get_running_loop().time()
+        pair.engine._replicas["a"].asked_to_wait(now, 1.0)
+        assert pair.engine._replicas["a"].usable_at == 0.0
+        pair.engine._all_down_s = 2.0
+        pair.engine._replicas["a"].wait_until = now + 0.05
+        assert ids_of(await heard(pair.engine, JOB)) == [10, 11, 12]
 
 
 async def test_job_fails_over_when_the_parents_replica_refuses_connections() -> None:

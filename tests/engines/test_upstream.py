@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import aclosing, closing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 
@@ -12,6 +15,7 @@ from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import (
     Timeouts,
     Upstream,
+    _seconds,
     error_for_status,
     error_in_stream,
     split_address,
@@ -237,3 +241,29 @@ async def test_name_for_logs_has_no_password() -> None:
     upstream = Upstream("http://svc:hunter2@127.0.0.1:9/v1", None)
     assert upstream.name == "http://127.0.0.1:9"
     await upstream.close()
+
+
+@pytest.mark.parametrize("raw", [b'{"error":{"message":"boom inside","code":500}}', b"boom inside"])
+def test_words_of_a_broken_engine_are_in_the_log_at_debug_and_nowhere_else(
+    raw: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    error = error_for_status(500, raw, None, "engine http://a")
+    assert "boom" not in error.message
+    assert [(one.levelname, one.getMessage()) for one in caplog.records][1:] == [
+        ("DEBUG", "engine http://a said: boom inside")
+    ]
+    assert "boom" not in caplog.records[0].getMessage()
+    # A refusal is for the client that sent the request.
+    caplog.clear()
+    error_for_status(400, b'{"error":"boom inside"}')
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    assert _seconds("7") == 7
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    assert 25 < (_seconds(soon) or 0) <= 30
+    assert _seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert _seconds("soon") is None
+    assert _seconds("") is None

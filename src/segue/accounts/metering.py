@@ -88,7 +88,7 @@ class Meter:
         while True:
             await asyncio.sleep(REPORT_S)
             if failed := await self.report():
-                log.warning("what %d API keys have used could not be written to the store", failed)
+                log.warning("the usage of %d API keys could not be written to the store", failed)
 
     async def report(self) -> int:
         """Report to the store what has changed, each key by itself, and forget the quotas that hold nothing any more;

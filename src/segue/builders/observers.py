@@ -91,6 +91,7 @@ class UnseenMedia:
                 "model '%s' cannot take in images or audio: they were replaced by a description; "
                 "set sees_images = true if it sees images, or unseen = 'refuse' to refuse such requests",
                 model,
+                extra={"request_id": turn.tally.request_id},
             )
 
 

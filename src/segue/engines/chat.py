@@ -345,7 +345,9 @@ class ChatEngine(Generic[F]):
                 form = form if changed is None else changed
                 prompt = self._rendered(job.scene, form)
         for name in sorted(left_out - self._left_out):
-            log.warning("engine %s refuses %s: left out from now on", self._upstream.name, name)
+            log.warning(
+                "engine %s refuses the field %s: it is not sent any more", self._upstream.name, name
+            )
         self._left_out |= left_out
         if form != known:
             log.warning("engine %s: messages are now written as %s", self._upstream.name, form)

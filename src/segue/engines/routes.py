@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import sys
 from collections import deque
@@ -49,8 +50,10 @@ ERRORS_MAX = 3
 FAILURES_MAX = 2
 # How many jobs a server is sent at once where neither it nor the operator says: what vLLM and SGLang take.
 PARALLEL_MAX = 256
-# How often it may be logged that jobs wait for one replica.
-WAITING_LOG_S = 60.0
+# A job that waits longer for one replica is logged, so often at most.
+WAITING_S, WAITING_LOG_S = 1.0, 60.0
+# How long a replica is left alone at most because it asks for that (`Retry-After`).
+RETRY_AFTER_S_MAX = 60.0
 # Jobs that wait for one replica. At one job a second this is already minutes of waiting.
 WAITING_MAX = 1024
 
@@ -146,10 +149,16 @@ class _Replica:
         self.failures = 0
         self.errors = 0
         self.down_until = 0.0
+        # Until when it wants no requests of ours, as it says.
+        self.wait_until = 0.0
         # What it said when it was last asked; for operators, jobs do not care.
         self.is_ready = True
         # Whether the operator has taken it away.
         self.is_removed = False
+
+    @property
+    def usable_at(self) -> float:
+        return max(self.down_until, self.wait_until)
 
     @property
     def load(self) -> int:
@@ -157,11 +166,24 @@ class _Replica:
 
     async def enter(self, job: Job, now: float) -> None:
         """Wait for a slot."""
-        slots = self._fit_queue()
-        if not self.queue.is_free and now >= self._logged_at + WAITING_LOG_S:
+        self._fit_queue()
+        if self.queue.is_free or now < self._logged_at + WAITING_LOG_S:
+            await self.queue.enter(job.owner, job.lane)
+            return
+        timer = asyncio.get_running_loop().call_later(WAITING_S, self._log_waiting)
+        try:
+            await self.queue.enter(job.owner, job.lane)
+        finally:
+            timer.cancel()
+
+    def _log_waiting(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._logged_at + WAITING_LOG_S:
             self._logged_at = now
-            log.info("engine %s is full: requests wait, %d run at a time", self.name, slots)
-        await self.queue.enter(job.owner, job.lane)
+            log.warning(
+                "engine %s is full: %d requests run and %d wait, one of them for %g s (see engine_parallel)",
+                self.name, self.queue.running, self.queue.waiting, WAITING_S,
+            )  # fmt: skip
 
     def set_slots(self, slots: int) -> None:
         """So many jobs at once from now on; 0: as the engine says."""
@@ -174,11 +196,10 @@ class _Replica:
         self.queue.resize(sys.maxsize)
         log.info("engine %s is removed; %d jobs still run there", self.name, self.load)
 
-    def _fit_queue(self) -> int:
+    def _fit_queue(self) -> None:
         slots = self._slots or self.engine.facts.slots or PARALLEL_MAX
         if slots != self.queue.slots and not self.is_removed:
             self.queue.resize(slots)
-        return slots
 
     def start_trial(self, now: float) -> None:
         """A job goes to it. Because it has failed before, it gets no other job until it has answered."""
@@ -190,6 +211,14 @@ class _Replica:
         pause = max(self._pause_s(), min(wait_s or 0.0, PAUSE_S_MAX))
         self.down_until = now + pause
         log.warning("engine %s failed (%s); not retried for %.1f s", self.name, reason, pause)
+
+    def asked_to_wait(self, now: float, wait_s: float | None) -> None:
+        """It answered 429; `wait_s` is the `Retry-After` that it sent, which is for all requests of this server."""
+        # A second is what we tell the client where the engine says nothing.
+        if wait_s is not None and wait_s > 1.0:
+            pause = min(wait_s, RETRY_AFTER_S_MAX)
+            self.wait_until = now + pause
+            log.warning("engine %s asks us to wait; not used for %g s", self.name, pause)
 
     def returned_error(self, now: float, reason: str) -> None:
         """It answered, but with an error."""
@@ -306,12 +335,11 @@ class RoutedEngine:
         while True:
             now = asyncio.get_running_loop().time()
             others = [one for one in self._replicas.values() if one not in failed]
-            up = [one for one in others if now >= one.down_until]
+            up = [one for one in others if now >= one.usable_at]
             if not up:
-                wait_s = min((one.down_until - now for one in others), default=PAUSE_S_MAX)
+                wait_s = min((one.usable_at - now for one in others), default=PAUSE_S_MAX)
                 if now + wait_s > give_up_at:
-                    wait_s = max(1.0, wait_s)
-                    raise Unavailable("No engine answers. Please retry later.", wait_s=wait_s)
+                    raise _refusal(others, now, max(1.0, wait_s))
                 await asyncio.sleep(wait_s)
                 continue
             replica = _choose(up, job)
@@ -339,6 +367,7 @@ class RoutedEngine:
         if isinstance(error, TooMany):
             # A limit of the key that we have there: nothing is wrong with the replica, and another may have another.
             failed.add(replica)
+            replica.asked_to_wait(now, error.wait_s)
             return self._is_another_up(failed, now)
         if not isinstance(error, EngineFailed):
             return False
@@ -351,7 +380,16 @@ class RoutedEngine:
 
     def _is_another_up(self, failed: set[_Replica], now: float) -> bool:
         others = [one for one in self._replicas.values() if one not in failed]
-        return any(now >= one.down_until for one in others)
+        return any(now >= one.usable_at for one in others)
+
+
+def _refusal(others: list[_Replica], now: float, wait_s: float) -> Unavailable:
+    """Why no replica takes a job now: they ask us to wait, or they do not answer."""
+    if any(now >= one.down_until for one in others):
+        seconds = math.ceil(wait_s)
+        message = f"The engine asks this server to wait: please retry in {seconds} s."
+        return Unavailable(message, wait_s=wait_s)
+    return Unavailable("No engine answers. Please retry later.", wait_s=wait_s)
 
 
 def _choose(up: list[_Replica], job: Job) -> _Replica:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from contextlib import closing, suppress
+from email.utils import parsedate_to_datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -131,10 +133,23 @@ class Upstream:
                     raise EngineLost("The engine broke off before its answer.") from error
                 retry_until = 0.0
             except OSError as error:
-                raise _unreachable(error) from error
+                raise self._unreachable(error) from error
         if response.status == 200 and response.content_type == "text/event-stream":
             return EventStream(response, self._timeouts)
-        raise await _read_refusal(response)
+        raise await self._read_refusal(response)
+
+    async def _read_refusal(self, response: HttpResponse) -> ApiError:
+        body = b""
+        with suppress(OSError), closing(response):
+            async with asyncio.timeout(LINGER_S):
+                body = await response.read_whole(REFUSAL_BYTES_MAX)
+        wait_s = _seconds(response.retry_after)
+        return error_for_status(response.status, body, wait_s, f"engine {self.name}")
+
+    def _unreachable(self, error: BaseException, level: int = logging.WARNING) -> Unavailable:
+        reason = str(error) or type(error).__name__
+        log.log(level, "engine %s cannot be reached: %s", self.name, reason)
+        return Unavailable("The engine does not answer. Please retry later.")
 
     async def _send(self, method: Literal["GET", "POST"], path: str, body: bytes) -> HttpResponse:
         if path.startswith("/v1/"):
@@ -154,7 +169,8 @@ class Upstream:
                         return response.status, await response.read_whole(ANSWER_BYTES_MAX)
             except OSError as error:
                 if not retries or not isinstance(error, ConnectionBroken):
-                    raise _unreachable(error) from error
+                    # Whoever asks says it, where it matters.
+                    raise self._unreachable(error, logging.DEBUG) from error
                 retries -= 1
 
     async def is_up(self, path: str) -> bool:
@@ -275,20 +291,28 @@ _LENGTH = re.compile(
 )
 
 
-async def _read_refusal(response: HttpResponse) -> ApiError:
-    body = b""
-    with suppress(OSError), closing(response):
-        async with asyncio.timeout(LINGER_S):
-            body = await response.read_whole(REFUSAL_BYTES_MAX)
-    after = response.retry_after
-    return error_for_status(response.status, body, float(after) if after.isdigit() else None)
+def _seconds(retry_after: str) -> float | None:
+    """What the header `Retry-After` says: seconds, or a date."""
+    if retry_after.isdigit():
+        return float(retry_after)
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return None
 
 
-def error_for_status(status: int, body: bytes, wait_s: float | None = None) -> ApiError:
+def error_for_status(
+    status: int, body: bytes, wait_s: float | None = None, engine: str = "engine"
+) -> ApiError:
     """Our error for an engine's refusal: by its status, and by its message where the status is not enough."""
     fault = _fault(body)
     message = fault.message[:MESSAGE_CHARS_MAX]
-    log.warning("engine answered with status %d (%s)", status, fault.type or fault.code)
+    log.warning("%s answered with status %d (%s)", engine, status, fault.type or fault.code)
+    if status >= 500:
+        # An engine may quote the request in it: only where the operator asks for debug lines, and never for clients.
+        log.debug(
+            "%s said: %s", engine, message or body[:MESSAGE_CHARS_MAX].decode(errors="replace")
+        )
     # So llama.cpp's server refuses messages that the model's chat template does not take, and pictures.
     is_refusal = status == 500 and re.search(r"jinja|is not supported", message, re.IGNORECASE)
     if status in (400, 413, 422) or is_refusal:
@@ -346,8 +370,3 @@ def unreadable(error: Exception) -> EngineFailed:
     """What to raise for JSON that an engine sent and that cannot be decoded."""
     log.warning("engine sent JSON that cannot be read: %s", error)
     return EngineFailed("The engine sent something that cannot be read.")
-
-
-def _unreachable(error: BaseException) -> Unavailable:
-    log.warning("engine cannot be reached: %s", type(error).__name__)
-    return Unavailable("The engine does not answer. Please retry later.")

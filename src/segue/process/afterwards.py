@@ -176,4 +176,7 @@ class Afterwards:
                 try:
                     observe(ended)
                 except Exception:
-                    log.exception("an observer failed for turn %s", ended.entry.turn_id)
+                    extra = {"request_id": ended.tally.request_id}
+                    log.exception(
+                        "an observer failed for turn %s", ended.entry.turn_id, extra=extra
+                    )

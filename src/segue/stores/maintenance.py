@@ -50,7 +50,9 @@ async def keep_alive(maintenance: Maintenance, on_fenced: OnFenced) -> None:
     while True:
         try:
             if not await maintenance.beat():
-                log.warning("this process stood still, and others have ended the turns that it ran")
+                log.warning(
+                    "this process was paused for longer than its lease: others have ended its responses"
+                )
                 on_fenced()
         except ApiError:
             log.exception("the heartbeat could not be written; trying again in %s s", BEAT_S)
