@@ -125,7 +125,7 @@ async def test_worker_that_dies_or_hangs_is_replaced(tmp_path: Path) -> None:
         assert served.stop() == 0
     printed = "".join(served.printed)
     assert re.search(
-        r"worker \d hangs: its event loop has stood still for .* replacing it", printed
+        r"worker \d hangs: its event loop has been blocked for .* replacing it", printed
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable
 
+from msgspec import structs
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
@@ -17,7 +18,7 @@ from segue.transports.exchange import LOGGED_CHARS_MAX
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
 from segue.transports.socket import Socket
-from segue.transports.websocket import SocketSession, UpgradeOrigin
+from segue.transports.websocket import SocketSession
 from segue.turn.values import Owner
 
 # Agents leave the version out, or use the path of their own product.
@@ -39,11 +40,19 @@ def _secret_in(headers: Headers) -> str | None:
     return offered(headers.get_all("Sec-WebSocket-Protocol")) if secret is None else secret
 
 
-def _origin_of(request: Request, socket: Socket) -> UpgradeOrigin:
+def _origin_of(request: Request, socket: Socket) -> AccessLine:
     path = request.path.partition("?")[0].encode("ascii", "backslashreplace").decode()
     forwarded_for = _header(request.headers, "X-Forwarded-For")
-    chars_max = LOGGED_CHARS_MAX
-    return UpgradeOrigin(path[:chars_max], socket.address, forwarded_for[:chars_max])
+    return AccessLine(
+        event="request",
+        request_id="",
+        method="GET",
+        path=path[:LOGGED_CHARS_MAX],
+        status=0,
+        took_s=0.0,
+        address=socket.address,
+        forwarded_for=forwarded_for[:LOGGED_CHARS_MAX],
+    )
 
 
 class Upgrades:
@@ -87,7 +96,7 @@ class Upgrades:
             raise Unavailable("Too many connections. Please retry.", wait_s=wait_s)
 
     async def _look_up(
-        self, secret: str | None, origin: UpgradeOrigin | None
+        self, secret: str | None, origin: AccessLine | None
     ) -> SocketSession | ApiError:
         try:
             account = await self._services.accounts.find(secret)
@@ -97,28 +106,20 @@ class Upgrades:
         except ApiError as error:
             return self._refuse(error, origin)
 
-    def _open(self, account: Account, origin: UpgradeOrigin | None) -> SocketSession:
+    def _open(self, account: Account, origin: AccessLine | None) -> SocketSession:
         account.check_scope("responses")
+        if origin is not None:
+            origin = structs.replace(origin, owner=account.owner, key=account.key_name)
         return SocketSession(self._services, account, self.sessions, self.lost, origin)
 
-    def _refuse(self, error: ApiError, origin: UpgradeOrigin | None) -> ApiError:
+    def _refuse(self, error: ApiError, origin: AccessLine | None) -> ApiError:
         services, request_id = self._services, new_id("req")
         error.request_id = request_id
         services.note_refusal("websocket", error.code, request_id)
         services.count_request("GET", "/v1/responses", error.status)
         if origin is not None and services.write_access is not None:
-            line = AccessLine(
-                event="request",
-                request_id=request_id,
-                method="GET",
-                path=origin.path,
-                status=error.status,
-                took_s=0.0,
-                address=origin.address,
-                forwarded_for=origin.forwarded_for,
-                reason=error.code,
-            )
-            services.write_access(line)
+            more = {"request_id": request_id, "status": error.status, "reason": error.code}
+            services.write_access(structs.replace(origin, **more))
         return error
 
     def dismiss(self, account: Account) -> None:

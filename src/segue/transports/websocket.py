@@ -86,15 +86,6 @@ ServedTicket = Ticket[PendingCreate, Turn]
 
 
 @dataclass(frozen=True, slots=True)
-class UpgradeOrigin:
-    """What the access log says of the upgrade of a connection."""
-
-    path: str
-    address: str
-    forwarded_for: str
-
-
-@dataclass(frozen=True, slots=True)
 class SessionStatus:
     """What the dashboard shows of a connection."""
 
@@ -165,9 +156,9 @@ class SocketSession:
         account: Account,
         sessions: set[SocketSession],
         lost: LostCaches,
-        origin: UpgradeOrigin | None = None,
+        origin: AccessLine | None = None,
     ) -> None:
-        """`origin`: where it comes from, if there is an access log."""
+        """`origin`: what all its lines in the access log have in common, if there is one."""
         self._services = services
         self._sessions = sessions
         self._lost = lost
@@ -582,40 +573,19 @@ class SocketSession:
     # --- the access log ---
 
     def _log_turn(self, subscriber: LaneSubscriber, status: int, reason: str) -> None:
-        tally, size = subscriber.ticket.request.tally, subscriber.sent_bytes
-        id, began_at = tally.request_id, tally.received_at
-        self._log("turn", id, status, began_at, subscriber.running.id, size, reason=reason)
+        tally, turn_id = subscriber.ticket.request.tally, subscriber.running.id
+        more = {"response_id": turn_id, "sent_bytes": subscriber.sent_bytes, "reason": reason}
+        self._log("turn", tally.request_id, status, tally.received_at, **more)
 
     def _log(
-        self,
-        event: str,
-        request_id: str,
-        status: int,
-        began_at: float,
-        response_id: str = "",
-        sent_bytes: int = 0,
-        turns: int = 0,
-        reason: str = "",
+        self, event: str, request_id: str, status: int, began_at: float, **more: object
     ) -> None:
         """Write a line, if there is an access log."""
         if self._origin is None or self._services.write_access is None:
             return
-        line = AccessLine(
-            event=event,
-            request_id=request_id,
-            method="response.create" if event == "turn" else "GET",
-            path=self._origin.path,
-            status=status,
-            took_s=perf_counter() - began_at,
-            sent_bytes=sent_bytes,
-            address=self._origin.address,
-            forwarded_for=self._origin.forwarded_for,
-            owner=self.owner,
-            key=self.account.key_name,
-            response_id=response_id,
-            turns=turns,
-            reason=reason,
-        )
+        more |= {"event": event, "request_id": request_id, "status": status}
+        more["method"] = "response.create" if event == "turn" else "GET"
+        line = structs.replace(self._origin, took_s=perf_counter() - began_at, **more)
         self._services.write_access(line)
 
     def _reach_age_limit(self) -> None:
