@@ -155,7 +155,7 @@ class Player:
         printed = self._printed_now()
         at = 0
         for line in lines:
-            pattern = ".*?".join(re.escape(part) for part in line.split("…"))
+            pattern = ".*?".join(re.escape(part) for part in re.split(r"\s*…\s*", line))
             found = re.compile(re.sub(r"(?:\\\s)+|\s+", r"\\s+", pattern)).search(printed, at)
             if found is None:
                 raise Surprise(f"{step.place}: not printed: {line}\nbut:\n{printed[-4000:]}")
