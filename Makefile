@@ -30,6 +30,9 @@ NGINX_DONE := $(NGINX)/nginx
 
 # MkDocs, for the documents as a site.
 SITE := .cache/site
+# The schemas of Kubernetes, to check the manifest.
+KUBERNETES := .cache/kubernetes
+KUBERNETES_DONE := $(KUBERNETES)/.done-kubernetes
 SITE_DONE := $(SITE)/venv/.done-site
 
 # A server of the MCP project's own, with every kind of answer; its lock file is in requirements/mcp. Other machines name
@@ -57,7 +60,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-documents test-autobahn test-reliability simulate test-vllm test-models test-traces models check format bench walk dist site test-install lock clean
+.PHONY: help setup serve test test-clients test-documents test-autobahn test-reliability simulate test-vllm test-models test-traces models check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -102,6 +105,9 @@ test-install: $(DEV_DONE) dist ## install the wheel with pip, pipx and uvx into 
 
 site: $(SITE_DONE) ## build the documents as a site into site/; broken links and headings are errors
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/venv/bin/python deploy/site/build.py $(ARGS)
+
+test-kubernetes: $(KUBERNETES_DONE) ## check the manifest against the schemas of Kubernetes
+	@for version in 1.25 1.37; do $(KUBERNETES)/bin/kubernetes-validate --strict -k $$version deploy/kubernetes/segue.yaml || exit 1; done
 
 test-autobahn: $(DEV_DONE) $(AUTOBAHN_DONE) ## Autobahn's WebSocket cases against our socket class (needs a Python 2.7)
 	@$(VENV)/bin/python -m tests.autobahn --wstest $(AUTOBAHN)/bin/wstest $(ARGS)
@@ -169,6 +175,14 @@ $(SITE)/venv/.done-venv:
 $(SITE_DONE): requirements/site.lock $(SITE)/venv/.done-venv
 	@echo "installing MkDocs into $(SITE)/venv"
 	@$(SITE)/venv/bin/python -m pip install $(PIP_LOCKED) -r requirements/site.lock
+	@touch $@
+
+$(KUBERNETES)/.done-venv:
+	$(make_venv)
+
+$(KUBERNETES_DONE): requirements/kubernetes.lock $(KUBERNETES)/.done-venv
+	@echo "installing the schemas of Kubernetes into $(KUBERNETES)"
+	@$(KUBERNETES)/bin/python -m pip install $(PIP_LOCKED) -r requirements/kubernetes.lock
 	@touch $@
 
 $(CLIENTS)/.done-venv:
@@ -300,6 +314,7 @@ lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest ve
 	@$(COMPILE) --group weights --no-deps -o requirements/weights.lock
 	@$(COMPILE) --group clients -o requirements/clients.lock
 	@$(COMPILE) --group node -o requirements/node.lock
+	@$(COMPILE) --group kubernetes -o requirements/kubernetes.lock
 	@$(COMPILE) --group site -o requirements/site.lock
 	@$(COMPILE) --group virtualenv -o requirements/virtualenv.lock
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix requirements/mcp --package-lock-only \

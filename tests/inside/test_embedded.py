@@ -27,7 +27,7 @@ import pytest
 
 from segue.errors import ApiError, EngineFailed, InvalidRequest, Misconfigured, Unavailable
 from segue.inside import embedded
-from segue.inside.embedded import EmbeddedEngine, check_cpu, tell_memory, token_bytes
+from segue.inside.embedded import EmbeddedEngine, check_cpu, load_advice, tell_memory, token_bytes
 from segue.inside.weights import find_weights
 from segue.turn.values import (
     NO_TOKENS,
@@ -590,6 +590,7 @@ def test_cpu_that_the_wheel_does_not_fit_is_named(tmp_path: Path) -> None:
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, vocabulary: Vocabulary) -> None:
     monkeypatch.setitem(__import__("sys").modules, "xllamacpp", None)
 
+    assert "apt install libgomp1" in load_advice(ImportError("libgomp.so.1: cannot open"))
     with pytest.raises(Misconfigured, match="pip install --no-deps xllamacpp"):
         EmbeddedEngine(weights(), vocabulary, context_tokens=64)
 

@@ -109,6 +109,26 @@ def test_unit_runs_a_command_that_exists_and_waits_for_the_drain() -> None:
     assert service["KillMode"] == "mixed"
 
 
+def test_container_can_be_reached_and_asks_for_keys(container: dict[str, Any]) -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    environment = dict(re.findall(r"\b(SEGUE_\w+)=(\S+)", text))
+    settings = load_settings({}, environment=environment)
+    assert settings.host == "0.0.0.0"
+    # It starts before there is a key.
+    assert settings.auth == "keys"
+    # Kubernetes compares numbers: a name would be refused by runAsNonRoot.
+    assert re.findall(r"^USER (\d+)$", text, re.MULTILINE) == [
+        str(container["securityContext"]["runAsUser"])
+    ]
+    asked = re.search(r"^HEALTHCHECK .*\n +CMD (\[.*\])$", text, re.MULTILINE)
+    assert asked
+    python, flag, program = json.loads(asked[1])
+    assert (python, flag) == ("python", "-c")
+    compile(program, "HEALTHCHECK", "exec")
+    assert "/health'" in program
+    assert f"EXPOSE {DEFAULTS.port}\n" in text
+
+
 def test_container_runs_a_command_that_exists_as_nobody_in_particular() -> None:
     text = (DEPLOY / "Containerfile").read_text()
     entry = re.search(r"^ENTRYPOINT (\[.*\])$", text, re.MULTILINE)

@@ -25,6 +25,7 @@ import logging
 import os
 import platform
 import secrets
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -510,6 +511,13 @@ def check_cpu(info: Path = Path("/proc/cpuinfo")) -> None:
         )
 
 
+def load_advice(error: ImportError) -> str:
+    """What to do where the engine's library cannot be loaded; minimal systems lack OpenMP's."""
+    if "libgomp" in str(error):
+        return "Install the library; on Debian and Ubuntu: apt install libgomp1"
+    return f"Run: {sys.executable} -m pip install --no-deps xllamacpp"
+
+
 def load_server(path: Path, *, context_tokens: int, parallel: int, threads: int) -> LlamaServer:
     """A llama.cpp server in this process. Its HTTP port cannot be switched off: it gets loopback and a random key."""
     if not path.is_file():
@@ -524,7 +532,7 @@ def load_server(path: Path, *, context_tokens: int, parallel: int, threads: int)
     except ImportError as error:
         raise Misconfigured(
             "engine: the embedded engine needs the package xllamacpp, which cannot be loaded here "
-            f"({error}). Run `make setup`, or `pip install --no-deps xllamacpp`."
+            f"({error}). {load_advice(error)}"
         ) from None
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
