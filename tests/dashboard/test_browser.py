@@ -355,8 +355,14 @@ async def test_page_fits_a_phone_and_follows_the_systems_colours(
             for view in TABS:
                 await tap(page, view)
                 assert await page.read("document.documentElement.scrollWidth") <= 390, view
+            await tap(page, "playground")
             hint = await page.read("document.querySelector('#play-form textarea').placeholder")
             assert hint == "Type a message.", "a phone has no Shift + Enter"
+            await page.click("#play-form textarea")
+            await page.type("Good morning")
+            await page.click("#play-form .main")
+            await page.until(count(".foot", 1))
+            assert await page.read("document.documentElement.scrollWidth") <= 390, "with a response"
         assert await page.read("document.documentElement.dataset.theme") == scheme
 
 
