@@ -18,6 +18,7 @@ pytestmark = pytest.mark.xdist_group("embedded")
 
 MODEL = "smollm2"
 TURNS = 20
+CALLS = 8
 TOOL: dict[str, Any] = {
     "type": "function",
     "name": "look",
@@ -101,14 +102,14 @@ async def test_client_chains_twenty_turns_and_only_new_items_are_tokenized(
                 assert chain.tokenized >= block_tokens(words, text)
 
 
-async def test_client_demands_a_call_in_each_of_twenty_turns_and_gets_it(
+async def test_client_demands_a_call_in_each_turn_and_gets_it(
     served: ServedProcess, words: Vocabulary
 ) -> None:
     """A tool loop at temperature 1: every call satisfies its schema, and an output costs its own tokens only."""
     async with wire(served) as socket:
         chain = Chain(served, socket)
         given: object = "How is the weather?"
-        for number in range(TURNS):
+        for number in range(CALLS):
             response = await chain.turn(
                 input=given, tools=[TOOL], tool_choice="required", max_output_tokens=60
             )
