@@ -254,12 +254,11 @@ async def test_client_that_leaves_a_long_prompt_and_comes_back_finds_what_was_re
 ) -> None:
     """As Codex does when its warm-up takes too long: it opens another socket and sends the same."""
     job = long_job(bench, 300)
-    ahead = asyncio.create_task(
-        sampled(bench.engine, msgspec.structs.replace(job, output_tokens_max=0))
-    )
-    # Prompts are read side by side: when this one is through, some of the long one is read, on a busy machine all.
-    await sampled(bench.engine, bench.job(said("Hello you"), output_tokens_max=2))
-    ahead.cancel()
+    ahead = msgspec.structs.replace(job, output_tokens_max=0)
+    async with asyncio.timeout(WAIT_S), aclosing(bench.engine.sample(ahead)) as pieces:
+        assert isinstance(await anext(pieces), JobStarted)
+        # Prompts are read side by side: when this one is through, some of the long one is read.
+        await sampled(bench.engine, bench.job(said("Hello you"), output_tokens_max=2))
     again = await sampled(bench.engine, msgspec.structs.replace(job, output_tokens_max=1))
     assert finish_of(again).cached_tokens > 0
 
