@@ -21,13 +21,13 @@ async def test_engine_that_answers_is_told_with_its_context_and_slots() -> None:
         flags = {"engine": "chat", "engine_url": [engine.url], "model": ["m"]}
         lines = await lines_of(**flags, context_tokens="9000", engine_parallel="1")
         assert lines == [
-            f"  m           chat engine at {engine.url}, context 9,000 tokens, 1 slot",
-            "  API keys    not needed until the first one is created (`segue keys create`)",
+            f"  model      m: chat engine at {engine.url}, context 9,000 tokens, 1 slot",
+            "  API keys   not needed until the first one is created (`segue keys create`)",
         ]
         url = engine.url
     lines = await lines_of(**(flags | {"auth": "off"}))
-    assert lines[0] == f"  m           chat engine at {url}, no answer"
-    assert lines[1] == "  API keys    not needed (--auth off)"
+    assert lines[0] == f"  model      m: chat engine at {url}, no answer"
+    assert lines[1] == "  API keys   not needed (--auth off)"
     assert lines[2].startswith(f"WARNING: no engine answers at {url}. Requests fail with 503")
     assert len(lines) == 3
 
@@ -35,7 +35,7 @@ async def test_engine_that_answers_is_told_with_its_context_and_slots() -> None:
 async def test_scripted_engine_is_told_to_be_no_model() -> None:
     lines = await lines_of(engine="scripted", auth="keys")
     assert "is not a model" in lines[0]
-    assert lines[1:] == ["  API keys    needed"]
+    assert lines[1:] == ["  API keys   needed"]
 
 
 def test_place_store_and_settings_file_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,11 +43,11 @@ def test_place_store_and_settings_file_are_told(capsys: pytest.CaptureFixture[st
     flags = {"engine": "scripted", "store": store, "workers": "2"}
     announce(load_settings(flags, environment={}), "http://127.0.0.1:1", ["  more"])
     first, *rest = capsys.readouterr().out.splitlines()
-    assert first.endswith("serves scripted at http://127.0.0.1:1/v1 with 2 workers")
+    assert first.endswith("serves scripted (scripted) at http://127.0.0.1:1/v1 with 2 workers")
     assert rest == [
-        "  dashboard   http://127.0.0.1:1/",
-        "  store       postgresql://me:…@db/segue",
-        "  settings    no file",
+        "  dashboard  http://127.0.0.1:1/",
+        "  store      postgresql://me:…@db/segue",
+        "  settings   no file",
         "  more",
         "Stop with Ctrl-C.",
     ]

@@ -11,19 +11,19 @@ from segue import __version__
 from segue.app import App
 from segue.settings import ModelSettings, Settings, shown_address
 
-WIDTH = 11
+WIDTH = 10
 
 
 def start_lines(app: App, settings: Settings) -> list[str]:
     """What only a running app knows: its engines, and whether keys are needed."""
-    lines = [_line(model.name, _engine(app, model)) for model in settings.served()]
+    lines = [_line("model", f"{one.name}: {_engine(app, one)}") for one in settings.served()]
     lines.append(_line("API keys", _keys(app, settings)))
     return [*lines, *_warnings(app, settings)]
 
 
 def announce(settings: Settings, url: str, lines: list[str]) -> None:
     """Print what a person needs to see first."""
-    names = ", ".join(model.name for model in settings.served())
+    names = ", ".join(f"{model.name} ({model.engine})" for model in settings.served())
     workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
     print(
         f"Segue {__version__} serves {names} at {url}/v1{workers}",

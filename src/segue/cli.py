@@ -7,6 +7,7 @@ only when it is asked for, so that a server starts sooner.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -37,6 +38,9 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "doctor": Verb(
             "segue.commands.doctor",
             "check engine, tokenizer, store and port, with advice for each problem",
+        ),
+        "config": Verb(
+            "segue.commands.config", "check the settings, or show where each of them was set"
         ),
     },
     "back up and upgrade": {
@@ -74,15 +78,22 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
         "bench": Verb("segue_bench.command", "measure agent loops over each transport"),
     },
+    "shell": {
+        "completion": Verb(
+            "segue.commands.completion", "print a completion script for bash, zsh or fish"
+        ),
+    },
 }
 VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        if not arguments or arguments[0] in ("-h", "--help", "help"):
+        if arguments[:1] == ["help"]:
+            arguments = [*arguments[1:2], "--help"]
+        if not arguments or arguments[0] in ("-h", "--help"):
             print(help_text())
             return 0
         if arguments[0] == "--version":
@@ -94,6 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Misconfigured, ApiError) as error:
         print(*(f"segue: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # The reader of a pipe has left, as `head` does: what is left to print goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (KeyboardInterrupt, EOFError):
         # Ctrl-C or Ctrl-D at a question, or while something is fetched.
         print(file=sys.stderr)
@@ -126,8 +141,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise Misconfigured(f"'{name}' is not a command.{nearest(name, VERBS)} See `segue --help`.")
     options = parser_of(name).parse_args(rest)
     options.verb = name
-    # As typed, for a report that says how to repeat it.
+    # As typed, for a report that says how to repeat it; and the flags of all commands, for completion.
     options.arguments = rest
+    options.parsers = lambda: {name: parser_of(name) for name in VERBS}
     return options
 
 

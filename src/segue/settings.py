@@ -80,6 +80,16 @@ class RuleSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     domains_allowed: tuple[str, ...] = ()
 
 
+# Settings that are shown to nobody.
+SECRETS = frozenset({"engine_key", "guard_key", "search_header", "otel_headers", "search_url"})
+
+
+def without_password(url: str) -> str:
+    """An address without its password, for terminals and logs."""
+    hidden = re.sub(r"(//[^/@:?]*):[^/?]*@", r"\1:…@", url)
+    return re.sub(r"(password=)[^&]*", r"\1…", hidden)
+
+
 def shown_address(url: str) -> str:
     """The address without user and password, for terminals, logs and metrics."""
     parts = urlsplit(url)
@@ -224,8 +234,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def shown_store(self) -> str:
         """The store without its password, for terminals and logs."""
-        hidden = re.sub(r"(//[^/@:?]*):[^/?]*@", r"\1:…@", self.store)
-        return re.sub(r"(password=)[^&]*", r"\1…", hidden)
+        return without_password(self.store)
 
     @property
     def store_kind(self) -> StoreKind:
@@ -430,6 +439,8 @@ class SettingSources:
     origins: dict[str, str]
     file: Path | None = None
     text: str = ""
+    # Why the file could not be read.
+    broken: Problem | None = None
     # Variables that look like settings and are none.
     unknown: tuple[str, ...] = ()
 
@@ -463,16 +474,17 @@ class SettingSources:
             return message
         return str(self.problem(Misfit((name,), rest)))
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[Problem]:
         """What is odd, but no reason to refuse a start."""
         names = [f"SEGUE_{name.upper()}" for name in FLAGS]
+        ignored = "the environment variable is not a setting and is ignored."
         return [
-            f"{variable}: the environment variable is not a setting and is ignored.{nearest(variable, names)}"
+            Problem("", ignored + nearest(variable, names), variable, level="warning")
             for variable in self.unknown
         ]
 
 
-class Problem(Struct, frozen=True, omit_defaults=True):
+class Problem(Struct, frozen=True):
     """What the operator must change, and where it is written."""
 
     setting: str
@@ -481,10 +493,12 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     place: str = ""
     file: str | None = None
     line: int | None = None
+    level: Literal["error", "warning"] = "error"
 
     def __str__(self) -> str:
-        in_file = f"{self.place}: {self.setting}" if self.file else self.place
-        return f"{in_file or self.setting}: {self.message}"
+        # A flag or a variable already names its setting.
+        name = self.setting if self.file or not self.place else ""
+        return ": ".join(filter(None, (self.place, name, self.message)))
 
 
 def load_settings(
@@ -508,13 +522,10 @@ def read_sources(
     is_own = environment is None
     environment = os.environ if environment is None else environment
     file = _file_of(flags, environment, is_own=is_own)
-    text = _read_file(file) if file else ""
-    values = _parse(text, file)
-    if "config" in values:
-        raise Misconfigured(f"{file}: config: a settings file cannot name another one.")
+    text, values, broken = _read_file(file) if file else ("", {}, None)
     if file:
         values["config"] = str(file)
-    origins = {}
+    origins: dict[str, str] = {}
     for name in FLAGS:
         variable = f"SEGUE_{name.upper()}"
         written = environment.get(variable)
@@ -531,7 +542,7 @@ def read_sources(
         for name in environment
         if name.startswith("SEGUE_") and name not in known and not OTHER_VARIABLES.match(name)
     )
-    return SettingSources(values, origins, file, text, tuple(unknown))
+    return SettingSources(values, origins, file, text, broken, tuple(unknown))
 
 
 def flag_of(name: str) -> str:
@@ -545,6 +556,8 @@ def _listed(text: str) -> list[str]:
 
 def problems_of(sources: SettingSources) -> list[Problem]:
     """Everything that is wrong with the values, or with their combination."""
+    if sources.broken:
+        return [sources.broken]
     values = sources.values
     found = [
         misfit
@@ -581,22 +594,25 @@ def _file_of(
     return Path(FILE_NAME) if is_own and Path(FILE_NAME).is_file() else None
 
 
-def _read_file(path: Path) -> str:
+def _read_file(path: Path) -> tuple[str, dict[str, object], Problem | None]:
+    """The text of a file, what it sets, and what is wrong with it."""
+    file = str(path)
     try:
-        return path.read_text("utf-8")
+        text = path.read_text("utf-8")
+        values = tomllib.loads(text)
     except OSError as error:
-        raise Misconfigured(f"config: {path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise Misconfigured(f"{path}: this is not TOML: it is not UTF-8 text ({error}).") from None
-
-
-def _parse(text: str, path: Path | None) -> dict[str, object]:
-    try:
-        return tomllib.loads(text)
+        return "", {}, Problem("config", f"{file} cannot be read: {error.strerror}.")
+    except UnicodeDecodeError:
+        return "", {}, Problem("", "this is not TOML: it is not text in UTF-8.", file, file)
     except tomllib.TOMLDecodeError as error:
         why, _, at = str(error).rstrip(")").partition(" (at ")
-        place = f"{path}, {at.split(',')[0]}" if at.startswith("line") else f"{path}, last line"
-        raise Misconfigured(f"{place}: this is not TOML: {why}.") from None
+        line = int(found[1]) if (found := re.match(r"line (\d+)", at)) else text.count("\n") + 1
+        sentence = f"this is not TOML: {why}."
+        return "", {}, Problem("", sentence, f"{file}, line {line}", file, line)
+    if "config" in values:
+        sentence = "a settings file cannot name another one."
+        return text, values, Problem("config", sentence, file, file)
+    return text, values, None
 
 
 def _rules(settings: Settings) -> Iterator[Misfit]:

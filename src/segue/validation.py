@@ -155,8 +155,9 @@ def line_of(text: str, path: SettingPath) -> int | None:
             table = here = _header_path(header[1] == "[[", header[2], counts)
         elif key := KEY.match(line):
             here = (*table, *_steps(key[1]))
-        if here and here == path[: len(here)] and len(here) > best[0]:
-            best = (len(here), number)
+        shared = min(len(here), len(path))
+        if shared > best[0] and here[:shared] == path[:shared]:
+            best = (shared, number)
     return best[1]
 
 

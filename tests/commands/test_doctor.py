@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from segue.cli import main
 from segue.commands.doctor import Check, compare, examine
 from segue.inside.weights import find_weights
 from segue.settings import ModelSettings, load_settings
@@ -14,7 +18,7 @@ from segue.turn.values import EngineFacts
 from segue.vocabularies.load import vocabulary_from_gguf
 from tests.engines.fakes.chat import FakeChat
 from tests.engines.fakes.vllm import FakeVllm
-from tests.support import served_process
+from tests.support import serving
 
 
 async def checks(**flags: object) -> dict[str, Check]:
@@ -31,22 +35,62 @@ async def test_all_is_well(tmp_path: Path) -> None:
     assert not (tmp_path / "turns.db").exists(), "a check makes nothing"
 
 
-async def test_taken_port_is_told_from_a_segue_that_runs(tmp_path: Path) -> None:
+async def test_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         found = (await checks(port=other.getsockname()[1]))["port"]
-        assert not found.is_ok
-        assert "another program" in found.found
-        assert "--port" in found.advice
-    store = f"sqlite:///{tmp_path / 'turns.db'}"
-    with served_process("--store", store, cwd=tmp_path) as served:
-        told = await checks(port=served.port, store=store)
-        assert told["port"].is_ok
-        assert "a Segue server runs there" in told["port"].found
-        assert "the running server" in told["store"].found
-    # One that needs keys does not show its checks to everybody.
-    keyed = f"sqlite:///{tmp_path / 'keyed.db'}"
-    with served_process("--store", keyed, "--auth", "keys", cwd=tmp_path) as served:
-        assert (await checks(port=served.port, store=keyed))["port"].is_ok
+    assert not found.is_ok
+    assert "another program" in found.found
+    assert "--port" in found.advice
+
+
+async def test_running_server_is_reported_instead_of_the_settings_of_the_command() -> None:
+    """The command's own settings name another store, another engine and another model."""
+    flags = {"store": "sqlite:///elsewhere.db", "engine": "embedded", "model": ["nobody"]}
+    async with serving() as served:
+        found = await checks(**flags, port=served.port)
+    assert set(found) == {"segue", "server", "store", "engine scripted", "accepting", "models"}
+    assert [check.name for check in found.values() if not check.is_ok] == []
+    assert served.url in found["server"].found
+    assert found["store"].found == "answers"
+    assert found["models"].found.startswith("scripted")
+    # One that needs keys shows neither its checks nor its models to everybody, and the doctor says so.
+    async with serving(auth="keys") as served:
+        found = await checks(**flags, port=served.port)
+    assert found["ready"].found == "ready"
+    assert "not asked: it needs an API key" in found["models"].found
+
+
+async def test_running_server_whose_engine_is_away_is_not_well() -> None:
+    flags = {"engine": "chat", "engine_url": ["http://127.0.0.1:1"], "model": ["m"]}
+    async with serving(**flags) as served:
+        found = (await checks(port=served.port))["engine m"]
+    assert (found.is_ok, found.found) == (False, "no answer")
+    assert "/ready" in found.advice
+
+
+async def test_engine_that_wants_another_key_is_told_from_one_that_is_away() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as engine:
+        url = f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
+        flags = {"engine": "chat", "engine_url": [url], "model": ["m"]}
+        found = (await checks(**flags))["engine chat"]
+        other = (await checks(**flags, engine_key="wrong"))["engine chat"]
+    assert (found.is_ok, found.found) == (False, f"{url} refuses requests without an API key")
+    assert "--engine-key" in found.advice
+    assert other.found == f"{url} refuses this API key"
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "Qwen/Qwen3-8B"])
+async def test_tokenizer_that_is_missing_comes_with_the_way_to_get_it(name: str) -> None:
+    vllm = {"engine": "vllm", "engine_url": ["http://127.0.0.1:1"], "model": ["m"]}
+    found = (await checks(**vllm, tokenizer=name))["model m"]
+    assert not found.is_ok
+    assert "hf download" in found.advice
+    assert "start the engine" not in found.advice
 
 
 async def test_store_that_cannot_be_had_is_named(tmp_path: Path) -> None:
@@ -87,13 +131,24 @@ async def test_token_engine_without_a_tokenizer_is_named() -> None:
     assert "tokenizer" in found["model m"].found
 
 
-def test_exit_status_says_whether_all_is_well(tmp_path: Path) -> None:
-    def status(*flags: str) -> int:
-        command = [sys.executable, "-m", "segue.cli", "doctor", "--port", "0", *flags]
-        return subprocess.run(command, cwd=tmp_path, timeout=60, check=False).returncode
-
-    assert status("--engine", "scripted") == 0
-    assert status("--engine", "scripted", "--script", "nowhere.json") == 1
+def test_exit_status_and_json_say_whether_all_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEGUE_PROT", "1")
+    flags = ["doctor", "--port", "0", "--engine", "scripted"]
+    try:
+        assert main([*flags, "--json"]) == 1
+        *well, odd = json.loads(capsys.readouterr().out)
+        assert all(check["is_ok"] for check in well)
+        assert odd["found"].endswith("Did you mean SEGUE_PORT?")
+        monkeypatch.delenv("SEGUE_PROT")
+        assert main(flags) == 0
+        assert "`segue serve` would start" in capsys.readouterr().out
+        assert main([*flags, "--script", "nowhere.json"]) == 1
+        assert "1 check failed." in capsys.readouterr().out
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 async def test_settings_are_compared_with_what_the_engine_says() -> None:

@@ -1,7 +1,7 @@
 """Would the server start? `segue doctor` takes the flags of `segue serve`, checks what they name, and serves nothing.
 
-In: the settings. Out: one line for each check, and advice for each problem. It writes nothing that a server would not,
-and it does not open the store of a running server.
+In: the settings. Out: one line for each check, and advice for each problem. It writes nothing that a server would not.
+Where a Segue server already listens on the port, that server is asked instead, and nothing else is checked.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Iterator
@@ -36,8 +37,16 @@ from segue.models import (
     unread_call_mark,
 )
 from segue.observe.logs import set_up_logging
+from segue.remote.talk import SEGUE_KEY, RunningServer, ServerRefused
 from segue.server import listen
-from segue.settings import ModelSettings, Settings, load_settings, shown_address
+from segue.settings import (
+    ModelSettings,
+    Settings,
+    client_variable,
+    read_sources,
+    settings_of,
+    shown_address,
+)
 from segue.storage import open_store
 from segue.turn.values import EngineFacts
 
@@ -68,42 +77,62 @@ class Check:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue doctor`: those of `segue serve`."""
     add_settings(parser, is_listed=False)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Check everything and print it; returns the exit status."""
-    settings = load_settings(vars(options))
+    sources = read_sources(vars(options))
+    settings = settings_of(sources)
     set_up_logging(settings)
     # The checks report what engines would log.
     logging.disable(logging.WARNING)
-    console = Console(highlight=False, soft_wrap=True)
-    return asyncio.run(_run(settings, console))
+    odd = [Check("environment", False, str(warning), UNSET) for warning in sources.warnings()]
+    checks = asyncio.run(_run(settings, odd, is_json=options.json))
+    return 0 if all(check.is_ok for check in checks) else 1
 
 
-async def _run(settings: Settings, console: Console) -> int:
+async def _run(settings: Settings, odd: list[Check], *, is_json: bool) -> list[Check]:
+    """Do all checks; each is printed when it is done, or all of them as JSON."""
+    console = Console(highlight=False, soft_wrap=True, quiet=is_json)
     checks = []
     async with aclosing(examine(settings)) as examined:
         async for check in examined:
             checks.append(check)
-            mark = "[green]ok[/green]   " if check.is_ok else "[red]failed[/red]"
-            console.print(f"{mark}  [bold]{check.name}[/bold]  ", end="")
-            console.print(check.found, markup=False)
-            if not check.is_ok:
-                console.print(f"        advice: {check.advice}", markup=False)
+            _print(console, check)
+    for check in odd:
+        _print(console, check)
+    checks += odd
     failed = sum(not check.is_ok for check in checks)
-    is_running = any(check.found.endswith(RUNS) for check in checks)
+    is_running = any(check.name == SERVER for check in checks)
     well = "the server runs." if is_running else "`segue serve` would start."
-    console.print(f"{failed} checks failed." if failed else f"No problems: {well}")
-    return 1 if failed else 0
+    console.print(
+        f"{failed} check{'s' * (failed > 1)} failed." if failed else f"No problems: {well}"
+    )
+    if is_json:
+        print(msgspec.json.encode(checks).decode())
+    return checks
+
+
+def _print(console: Console, check: Check) -> None:
+    mark = "[green]ok[/green]   " if check.is_ok else "[red]failed[/red]"
+    console.print(f"{mark}  [bold]{check.name}[/bold]  ", end="")
+    console.print(check.found, markup=False)
+    if not check.is_ok:
+        console.print(f"        advice: {check.advice}", markup=False)
 
 
 async def examine(settings: Settings) -> AsyncGenerator[Check, None]:
-    """Every check, in the order of a start."""
-    yield Check("segue", True, f"{__version__}, Python {platform.python_version()}")
+    """Every check, in the order of a start; of a server that runs already, what it says of itself."""
+    file = settings.config or "no settings file"
+    yield Check("segue", True, f"{__version__}, Python {platform.python_version()}, {file}")
     port = await asyncio.to_thread(check_port, settings)
     yield port
-    is_running = port.is_ok and port.found.endswith(RUNS)
-    yield await check_store(settings, is_running=is_running)
+    if port.name == SERVER:
+        for check in await asyncio.to_thread(lambda: list(check_server(settings))):
+            yield check
+        return
+    yield await check_store(settings)
     for model in settings.served():
         async with aclosing(check_model(settings, model)) as checks:
             async for check in checks:
@@ -112,7 +141,8 @@ async def examine(settings: Settings) -> AsyncGenerator[Check, None]:
 
 # --- the port ----------------------------------------------------------------------------------------
 
-RUNS = "a Segue server runs there and is ready"
+SERVER = "server"
+UNSET = "correct the name, or unset the variable"
 
 
 def check_port(settings: Settings) -> Check:
@@ -124,14 +154,11 @@ def check_port(settings: Settings) -> Check:
     except Misconfigured as error:
         if not _is_taken(settings):
             return Check("port", False, str(error), "use another --host or --port")
-    status = _ready_status(settings)
-    if status == 200:
-        return Check("port", True, f"{name}: {RUNS}")
-    if status == 503:
-        advice = f"see which check fails: curl http://{name}/ready"
-        return Check("port", False, f"{name}: a Segue server runs there and is not ready", advice)
-    advice = "stop that program, or use another --port"
-    return Check("port", False, f"{name} is in use by another program", advice)
+    if _ready_of(settings) is None:
+        advice = "stop that program, or use another --port"
+        return Check("port", False, f"{name} is in use by another program", advice)
+    found = f"a Segue server runs at {_url(settings)}: this is what it says of itself"
+    return Check(SERVER, True, f"{found} (to check other settings, give a free port: --port 0)")
 
 
 def _is_taken(settings: Settings) -> bool:
@@ -141,35 +168,79 @@ def _is_taken(settings: Settings) -> bool:
         return probe.connect_ex((settings.host, settings.port)) != errno.ECONNREFUSED
 
 
+# --- a server that runs ------------------------------------------------------------------------------
+
+
 class _Ready(msgspec.Struct):
     status: Literal["ready", "not ready"]
+    checks: dict[str, bool] = {}
 
 
-def _ready_status(settings: Settings) -> int | None:
-    """The status of `/ready`; None if the program on this port is not a Segue server."""
+def _url(settings: Settings) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{'https' if settings.tls_cert else 'http'}://{host}:{settings.port}"
+
+
+def _server(settings: Settings) -> RunningServer:
+    return RunningServer(f"{_url(settings)}/v1", client_variable(SEGUE_KEY))
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Asks without a proxy, and without judging certificates."""
+    secure = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), secure)
+
+
+def _ready_of(settings: Settings) -> _Ready | None:
+    """What `/ready` says; None if the program on this port is not a Segue server."""
+    # The certificate is not judged here, so no key is sent to a server that has one.
+    headers = {} if settings.tls_cert else _server(settings).headers
+    request = urllib.request.Request(f"{_url(settings)}/ready", headers=headers)
     try:
-        url = f"http://{host}:{settings.port}/ready"
         try:
-            answer = urllib.request.urlopen(url, timeout=ASK_S_MAX)
+            answer = _opener().open(request, timeout=ASK_S_MAX)
         except urllib.error.HTTPError as error:
             answer = error
         with answer:
-            msgspec.json.decode(answer.read(), type=_Ready)
-            return int(answer.status)
+            return msgspec.json.decode(answer.read(), type=_Ready)
     except (OSError, ValueError, msgspec.MsgspecError):
         return None
+
+
+def check_server(settings: Settings) -> Iterator[Check]:
+    """What a running server says: whether its store and engines answer, and what it serves."""
+    ready = _ready_of(settings)
+    if ready is None:
+        yield Check("ready", False, "the server has stopped meanwhile", "start it again")
+        return
+    for name, is_ok in ready.checks.items():
+        found = "yes" if name == "accepting" else "answers"
+        advice = f"see the log of the server, and `curl {_url(settings)}/ready`"
+        yield Check(name.replace(":", " "), is_ok, found if is_ok else "no answer", advice)
+    if not ready.checks:
+        key = (
+            f"set the variable {SEGUE_KEY} to a key with the scope metrics to see which check fails"
+        )
+        yield Check("ready", ready.status == "ready", ready.status, key)
+    try:
+        listed = _server(settings).models()
+    except Misconfigured as error:
+        is_locked = isinstance(error, ServerRefused)
+        found = f"not asked: it needs an API key ({SEGUE_KEY})" if is_locked else str(error)
+        yield Check("models", is_locked, found, "see the log of the server")
+        return
+    windows = (f" ({one.context_window:,} tokens)" if one.context_window else "" for one in listed)
+    names = ", ".join(one.id + window for one, window in zip(listed, windows, strict=True))
+    yield Check("models", True, names or "none")
 
 
 # --- the store ---------------------------------------------------------------------------------------
 
 
-async def check_store(settings: Settings, *, is_running: bool) -> Check:
-    """Whether the store opens, without touching the store of a running server."""
+async def check_store(settings: Settings) -> Check:
+    """Whether the store opens."""
     if settings.store == "memory":
         return Check("store", True, "memory: responses are lost when the server stops")
-    if is_running:
-        return Check("store", True, f"{settings.shown_store}: the running server is ready")
     if settings.store_path is not None and (verdict := _look_at(settings.store_path)):
         return verdict
     try:
@@ -205,7 +276,7 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
     try:
         served = await asyncio.to_thread(build_models, _alone(settings, model))
     except (Misconfigured, ApiError) as error:
-        yield Check(name, False, str(error), _advice(model))
+        yield Check(name, False, str(error), advice_for(model, str(error)))
         return
     async with aclosing(served):
         built = served.models[model.name]
@@ -219,6 +290,12 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
         except (TimeoutError, ApiError) as error:
             yield Check(f"engine {model.engine}", False, f"no answer: {error}", _advice(model))
             return
+        for url in model.engine_url:
+            if await asyncio.to_thread(refuses_key, url, model.engine_key):
+                asked = "this API key" if model.engine_key else "requests without an API key"
+                found = f"{shown_address(url)} refuses {asked}"
+                yield Check(f"engine {model.engine}", False, found, KEY_ADVICE)
+                return
         where = ", ".join(map(shown_address, model.engine_url)) or "in this process"
         found = f"{where}: {'answers' if is_up else 'does not answer'}"
         yield Check(f"engine {model.engine}", is_up, found, _advice(model))
@@ -252,7 +329,7 @@ def compare(model: ModelSettings, facts: EngineFacts) -> Iterator[Check]:
             "context", True, f"{tokens:,} tokens" + f" of {said:,}" * (said not in (None, tokens))
         )
     else:
-        yield Check("context", True, "not said by the engine, which decides how much it writes")
+        yield Check("context", True, "not said by the engine; set it with --context-tokens N")
     if model.engine in NAMED and facts.models and model.name not in facts.models:
         names = ", ".join(facts.models[:NAMES_MAX])
         advice = f"serve it under the engine's name: --model {facts.models[0]}"
@@ -282,13 +359,44 @@ def _alone(settings: Settings, model: ModelSettings) -> Settings:
     return msgspec.structs.replace(settings, model=(), models=(table,))
 
 
+def refuses_key(url: str, key: str) -> bool:
+    """Whether an engine wants another API key."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        request = urllib.request.Request(f"{base}/v1/models", headers=headers)
+        _opener().open(request, timeout=ASK_S_MAX).close()
+    except urllib.error.HTTPError as error:
+        return error.code in (401, 403)
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+KEY_ADVICE = "give the key that the engine was started with: --engine-key KEY"
+# What helps against an error that begins with the name of a setting.
+REMEDIES = {
+    "tokenizer": (
+        "download the model's tokenizer and give its folder: `hf download NAME tokenizer.json "
+        "tokenizer_config.json --local-dir DIR`, then --tokenizer DIR"
+    ),
+    "template": "name a readable Jinja file with --template, or leave it out",
+    "dialect": "leave --dialect out, or name the chat format of this model (docs/dialects.md)",
+    "engine_url": "give the URL of the engine server: --engine-url http://127.0.0.1:8000",
+    "script": "name a readable JSON file with --script, or leave it out",
+    "guard_url": "give the URL of the moderation API: --guard-url",
+    "guard_classifier": "give the folder of the classifier: --guard-classifier (docs/guards.md)",
+    "guard": "see docs/guards.md",
+}
+
+
+def advice_for(model: ModelSettings, error: str) -> str:
+    """What helps against an error of the settings."""
+    return REMEDIES.get(error.partition(":")[0]) or _advice(model)
+
+
 def _advice(model: ModelSettings) -> str:
     if model.engine == "embedded":
         return f"download it with `segue models add {model.name}`, or name a GGUF file: --model FILE.gguf"
-    if model.engine == "scripted":
-        return "check --script and --tokenizer"
-    urls = " ".join(map(shown_address, model.engine_url)) or "http://…"
-    return (
-        f"start the engine, or give its URL: --engine-url {urls}; vllm, sglang and llamacpp also need "
-        "--tokenizer, and an engine with an API key needs --engine-key"
-    )
+    urls = " ".join(map(shown_address, model.engine_url))
+    return f"start the engine, or correct its URL: --engine-url {urls}"

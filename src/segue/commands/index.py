@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--into", metavar="FILE", default="segue.index", help=into)
     prefix = "URL of the folder, for citations"
     parser.add_argument("--url", metavar="PREFIX", default="", help=prefix)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -30,6 +32,9 @@ def run(options: argparse.Namespace) -> int:
             progress.update(bar, completed=done, total=total)
 
         report = index_folder(folder, into, options.url, note)
+    if options.json:
+        print(msgspec.json.encode(report).decode())
+        return 0
     print(
         f"{into}: {report.added} added, {report.changed} changed, {report.same} unchanged, "
         f"{report.removed} removed, {report.unread} without text."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from segue.commands.flags import add_store
 from segue.settings import load_settings
@@ -13,13 +14,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `segue seals`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     about = "add a new encryption key; old ones stay valid for decryption"
-    add_store(actions.add_parser("rotate", help=about, description=about), has_seal_keys=True)
+    rotate = actions.add_parser("rotate", help=about, description=about)
+    add_store(rotate, has_seal_keys=True)
+    rotate.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Add a key; returns the exit status."""
-    print(
-        f"There are {rotate_seals(load_settings(vars(options)))} keys now. After a restart servers encrypt with the "
-        "new one; all of them stay valid for decryption."
+    number = rotate_seals(load_settings(vars(options)))
+    text = (
+        f"There are {number} keys now. After a restart servers encrypt with the new one; "
+        "all of them stay valid for decryption."
     )
+    print(json.dumps({"keys": number}) if options.json else text)
     return 0
