@@ -41,13 +41,20 @@ def pages(*names: str) -> tuple[tuple[Path, str | None], ...]:
     return tuple((DOCS / name, None) for name in names)
 
 
+def sections(name: str, *titles: str) -> tuple[tuple[Path, str | None], ...]:
+    """Some sections of a page."""
+    return tuple((DOCS / name, title) for title in titles)
+
+
 STORIES = {
     "newcomer": Story(
         ((ROOT / "README.md", None),),
         {"make": [str(ROOT / ".venv" / "bin" / "segue")]},
     ),
     "operator with keys": Story(pages("how-to/secure.md")),
-    "application developer": Story(pages("how-to/application.md")),
+    "application developer": Story(
+        sections("how-to/application.md", "Start", "Conversations", "Tools", "Background")
+    ),
     "agent developer": Story(
         pages("tutorial.md"),
         {"vllm": stand_in("vllm"), "hf": stand_in("hf")},
@@ -56,22 +63,20 @@ STORIES = {
 }
 LONG_STORIES = {
     "agent developer with SDKs": Story(
-        (
-            (DOCS / "clients/codex.md", "Configure"),
-            (DOCS / "clients/codex.md", "Run"),
-            (DOCS / "clients/openai-python.md", "Install and configure"),
-            (DOCS / "clients/agents-python.md", "Install and configure"),
-            (DOCS / "clients/curl.md", "curl"),
-            (DOCS / "clients/openai-node.md", "Install and configure"),
-            (DOCS / "clients/agents-js.md", "Install and configure"),
-            (DOCS / "clients/ai-sdk.md", "Install and configure"),
-        )
+        sections("clients/codex.md", "Configure", "Run")
+        + sections("clients/openai-python.md", "Install and configure")
+        + sections("clients/agents-python.md", "Install and configure")
+        + sections("clients/curl.md", "curl")
+        + sections("clients/openai-node.md", "Install and configure")
+        + sections("clients/agents-js.md", "Install and configure")
+        + sections("clients/ai-sdk.md", "Install and configure")
     ),
+    "application developer, to the end": Story(pages("how-to/application.md")),
     "application developer with a real model": Story(
         pages("how-to/application.md"), environment={"SEGUE_ENGINE": "embedded"}
     ),
     "operator with a reference": Story(
-        ((DOCS / "security.md", "Authentication"), (DOCS / "models.md", "How to get them"))
+        sections("security.md", "Authentication") + sections("models.md", "How to get them")
     ),
     "operator who scales": Story(pages("how-to/scale.md")),
     "operator with a slow turn": Story(pages("how-to/debug-a-slow-turn.md", "cache.md")),
@@ -83,7 +88,7 @@ LONG_STORIES = {
         engine_port=8000,
     ),
     "owner of a hosted API": Story(
-        ((DOCS / "engines/ollama.md", "Start Ollama"), (DOCS / "engines/hosted.md", None)),
+        sections("engines/ollama.md", "Start Ollama") + pages("engines/hosted.md"),
         {"ollama": stand_in("ollama")},
         engine_port=11434,
     ),
