@@ -52,6 +52,7 @@ STORIES = {
         {"make": [str(ROOT / ".venv" / "bin" / "segue")]},
     ),
     "operator with keys": Story(pages("how-to/secure.md")),
+    "operator of a running server": Story(pages("how-to/backup.md", "how-to/reload.md")),
     "application developer": Story(
         sections("how-to/application.md", "Start", "Conversations", "Tools", "Background")
     ),
