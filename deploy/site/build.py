@@ -24,6 +24,9 @@ PAGES = WORK / "pages"
 
 LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)((?:#[^)\s]+)?\))")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+# For the tests that run the commands of a page.
+MARK = re.compile(r"^ *<!-- play: .* -->\n", re.MULTILINE)
+ITEM = re.compile(r"\d+\. |[-*] ")
 FENCE = re.compile(r"(```.*?```|`[^`\n]+`)", re.DOTALL)
 
 
@@ -44,7 +47,8 @@ def gather() -> None:
                 left += [linked] if linked.suffix == ".md" else []
         place = PAGES / page.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(_with_pages_for_folders(page, text), "utf-8")
+        lines = _with_pages_for_folders(page, MARK.sub("", text)).splitlines()
+        place.write_text("\n".join(_indented(lines)) + "\n", "utf-8")
     for name in ("look.css",):
         shutil.copy(HERE / name, PAGES / name)
     shutil.copy(ROOT / "src" / "segue" / "dashboard" / "mark.svg", PAGES / "mark.svg")
@@ -62,6 +66,25 @@ def _copy(path: Path) -> None:
     elif path.suffix != ".md":
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
+
+
+def _indented(lines: list[str]) -> list[str]:
+    """With blocks inside list items indented by four: the only depth that Python-Markdown knows."""
+    done: list[str] = []
+    is_code, at = False, 0
+    while at < len(lines):
+        line, at = lines[at], at + 1
+        done.append(line)
+        is_code ^= line.startswith("```")
+        if found := None if is_code else ITEM.match(line):
+            depth, start = " " * len(found[0]), at
+            while at < len(lines) and (not lines[at] or lines[at].startswith(depth)):
+                at += 1
+            inner = _indented([one.removeprefix(depth) for one in lines[start:at]])
+            done += [f"    {one}" if one else "" for one in inner]
+            # An item of several blocks ends with an empty line.
+            done += [""] if "" in inner else []
+    return done
 
 
 def _with_pages_for_folders(page: Path, text: str) -> str:
