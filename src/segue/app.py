@@ -20,7 +20,7 @@ from segue.builders.cluster import ALONE, WorkerPlace, open_cluster
 from segue.builders.hosted import HostedTools
 from segue.builders.observers import HealthCheck, Observers, open_observers
 from segue.builders.reload import Reload, open_gate
-from segue.builders.reports import report_finder
+from segue.builders.reports import CacheReports
 from segue.builders.state import Eraser, State, build_state
 from segue.control import EngineStatus, WorkerStatus
 from segue.dashboard.feed import Feed, Sources
@@ -128,14 +128,16 @@ async def _open_server(
         observers.metrics.note_replaced(place.replaced)
         eraser = Eraser(state, runner)
         health = HealthCheck(state, runner, observers)
-        services = build_services(state, runner, observers, eraser, health)
+        reports = CacheReports(state)
+        services = build_services(state, runner, observers, eraser, health, reports)
         upgrades = Upgrades(services)
         eraser.caches += [upgrades.erase, state.reuse.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         names = list(runner.models)
         feed = build_feed(state, runner, observers, health, upgrades, names)
         reload = Reload(served, runner, services, names, place.engines)
-        pages = (Dashboard(services, feed), KeyRoutes(services, build_keys(state, observers)))
+        key_routes = KeyRoutes(services, build_keys(state, observers))
+        pages = (Dashboard(services, feed), key_routes, reports)
         http = HttpApp(services, [route for page in pages for route in page.routes])
 
         async def caller_of(owner: Owner, key: str) -> Caller:
@@ -213,7 +215,12 @@ def build_runner(
 
 
 def build_services(
-    state: State, runner: Runner, observers: Observers, eraser: Eraser, health: HealthCheck
+    state: State,
+    runner: Runner,
+    observers: Observers,
+    eraser: Eraser,
+    health: HealthCheck,
+    reports: CacheReports,
 ) -> Services:
     """What every transport needs."""
     settings, accounts = state.settings, state.accounts
@@ -229,7 +236,7 @@ def build_services(
         open_cache=state.open_cache,
         is_ready=health.check,
         write_metrics=health.write_metrics,
-        find_report=report_finder(state),
+        find_report=reports.find,
         limits=settings,
         memory=state.memory,
         note_refusal=observers.note_refusal,

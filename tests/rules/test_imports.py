@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backup": GROUND | {"stores"},
     "builders": INNER
     | {"turn", "process", "accounts", "cluster", "transports", "observe", "storage", "dashboard"}
-    | {"control", "models"}
+    | {"control", "models", "reuse"}
     | ADAPTERS,
     "app": INNER
     | {"turn", "session", "process", "accounts", "cluster", "transports"}

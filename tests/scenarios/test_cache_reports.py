@@ -25,7 +25,7 @@ from tests.support import MODEL, Answer, Served, fetch, metric, serving, until, 
 
 RULES = "Follow the rules of the house. " * 60
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
-SCOPES = ("responses", "models", "metrics")
+SCOPES = ("responses", "models", "metrics", "dashboard")
 ABSENT = "resp_" + "0" * 32
 GENERAL = {"model": "fake", "instructions": RULES, "store": False}
 COUNTER = 'segue_reuse_lost_tokens_total{reason="input_changed"}'
@@ -174,6 +174,9 @@ async def _only_the_owner_reads_it(ada: Client, eve: Client, report: dict[str, A
     ]
     said = {json.dumps(one["prompt_cache_diagnostics"]) for one in found}
     assert said == {'{"type": "comparison_response_not_found"}'}
+    advice = [(await one.call("GET", "/dashboard/advice")).json for one in (ada, eve)]
+    assert {cost["reason"] for cost in advice[0]["costs"]} == {"input_changed", "engine_restarted"}
+    assert (advice[1]["costs"], advice[1]["turns"]) == ([], len(named))
     assert (await ada.call("DELETE", f"/v1/responses/{stored['id']}")).status == 200
     assert (await ada.call("GET", f"/v1/responses/{stored['id']}/cache")).status == 404
 
@@ -189,6 +192,10 @@ async def _terminal_shows_both_texts(
     assert "| It is 12:0»5." in printed
     assert await asyncio.to_thread(main, [*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == report
+    assert await asyncio.to_thread(main, ["doctor", "--traffic", *words[2:]]) == 0
+    printed = capsys.readouterr().out
+    assert "earlier input changed in 1 of" in printed
+    assert "The instructions change at line 1, character 10." in printed
     words[1] = ABSENT
     assert await asyncio.to_thread(main, words) == 2
     assert "knows nothing of the prompt" in capsys.readouterr().err

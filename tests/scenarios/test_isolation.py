@@ -116,6 +116,7 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
         Probe("DELETE", "/v1/conversations/{conversation}/items/{said}", is_safe=False),
     ],
     ("DELETE", TALK): [Probe("DELETE", "/v1/conversations/{conversation}", is_safe=False)],
+    ("GET", r"/dashboard/advice"): [Probe("GET", "/dashboard/advice", foreign=403, right=403)],
     ("GET", r"/dashboard/feed"): [Probe("GET", "/dashboard/feed", foreign=403, right=403)],
     ("GET", r"/v1/models"): [Probe("GET", "/v1/models", foreign=200)],
     ("GET", r"/v1/models/(?P<id>.+)"): [Probe("GET", f"/v1/models/{MODEL}", foreign=200)],

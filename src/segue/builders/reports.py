@@ -1,36 +1,72 @@
-"""Where is the report on a turn's prompt, when several workers serve one port?"""
+"""Where is the report on a turn's prompt, and what do all reports say, when several workers serve one port?"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import time
 
 import msgspec
 
 from segue.builders.state import State
+from segue.reuse.advice import Traffic, add_up, advise
+from segue.transports.exchange import Exchange
+from segue.transports.http import Route
 from segue.turn.values import Owner
-from segue.wire.response import CacheReport
+from segue.wire.codec import encode as encode_json
+from segue.wire.response import CacheAdvice, CacheReport
 
-TOPIC = "cache_report"
+REPORT, TRAFFIC = "cache_report", "cache_traffic"
+# What advice looks back at.
+ADVICE_S = 3_600
 _key = msgspec.msgpack.Decoder(tuple[str, str]).decode
+_owner = msgspec.msgpack.Decoder(str | None).decode
 _report = msgspec.msgpack.Decoder(CacheReport | None).decode
+_traffic = msgspec.msgpack.Decoder(Traffic).decode
 encode = msgspec.msgpack.encode
 
 
-def report_finder(state: State) -> Callable[[Owner, str], Awaitable[CacheReport | None]]:
-    """Finds the report in this worker, or else in the other workers of the same parent process."""
-    reuse = state.reuse
-    peers = None if state.cluster is None else state.cluster.peers
+class CacheReports:
+    """The reports of this worker, and of the other workers of the same parent process."""
 
-    async def answer(worker: str, body: bytes) -> bytes:
-        return encode(reuse.find(*_key(body)))
+    def __init__(self, state: State) -> None:
+        self._reuse = state.reuse
+        self._peers = None if state.cluster is None else state.cluster.peers
+        if self._peers is not None:
+            self._peers.answer(REPORT, self._answer_report)
+            self._peers.answer(TRAFFIC, self._answer_traffic)
 
-    async def find(owner: Owner, turn_id: str) -> CacheReport | None:
-        found = reuse.find(owner, turn_id)
-        if found is not None or peers is None:
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (Route("GET", r"/dashboard/advice", self._answer_advice, "dashboard"),)
+
+    async def find(self, owner: Owner, turn_id: str) -> CacheReport | None:
+        """The report on this turn."""
+        found = self._reuse.find(owner, turn_id)
+        if found is not None or self._peers is None:
             return found
-        answers = await peers.ask(TOPIC, encode((owner, turn_id)), peers.siblings)
+        body = encode((owner, turn_id))
+        answers = await self._peers.ask(REPORT, body, self._peers.siblings)
         return next(filter(None, map(_report, answers.values())), None)
 
-    if peers is not None:
-        peers.answer(TOPIC, answer)
-    return find
+    async def advise(self, owner: Owner | None) -> CacheAdvice:
+        """What costs this owner most, or all owners."""
+        parts = [self._traffic(owner)]
+        if self._peers is not None:
+            answers = await self._peers.ask(TRAFFIC, encode(owner), self._peers.siblings)
+            parts += map(_traffic, answers.values())
+        return advise(parts)
+
+    def _traffic(self, owner: Owner | None) -> Traffic:
+        recent = self._reuse.since(time.time() - ADVICE_S)
+        return add_up(
+            (client, report) for one, client, report in recent if owner is None or one == owner
+        )
+
+    async def _answer_advice(self, exchange: Exchange) -> None:
+        owner = None if exchange.account.is_operator else exchange.owner
+        await exchange.answer(200, encode_json(await self.advise(owner)))
+
+    async def _answer_report(self, worker: str, body: bytes) -> bytes:
+        return encode(self._reuse.find(*_key(body)))
+
+    async def _answer_traffic(self, worker: str, body: bytes) -> bytes:
+        return encode(self._traffic(_owner(body)))

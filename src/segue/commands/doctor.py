@@ -37,7 +37,8 @@ from segue.models import (
     unread_call_mark,
 )
 from segue.observe.logs import set_up_logging
-from segue.remote.talk import SEGUE_KEY, RunningServer, ServerRefused
+from segue.remote.talk import SEGUE_KEY, RunningServer, ServerRefused, add_server
+from segue.remote.traffic import print_traffic
 from segue.server import listen
 from segue.settings import (
     ModelSettings,
@@ -76,12 +77,17 @@ class Check:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue doctor`: those of `segue serve`."""
+    traffic = "ask a running server what its last hour cost and what to do (docs/cache.md)"
+    parser.add_argument("--traffic", action="store_true", help=traffic)
+    add_server(parser)
     add_settings(parser, is_listed=False)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Check everything and print it; returns the exit status."""
+    if options.traffic:
+        return print_traffic(options)
     sources = read_sources(vars(options))
     settings = settings_of(sources)
     set_up_logging(settings)

@@ -43,6 +43,7 @@ class Record:
     """What is kept of one turn."""
 
     report: CacheReport
+    client: str
     tier: str
     ended_at: float
     bytes: int
@@ -214,7 +215,9 @@ class ReuseWatch:
         if report.before is not None and report.now is not None:
             size += 4 * (len(report.before.text) + len(report.now.text))
         tier = plan.resolved.create.service_tier or USUAL_TIER
-        self._records[plan.owner, plan.id] = Record(report, tier, time.time(), size)
+        self._records[plan.owner, plan.id] = Record(
+            report, plan.tally.client, tier, time.time(), size
+        )
         self.bytes += size
         self.shrink(self.bytes - self._bytes_max)
 
@@ -271,12 +274,12 @@ class ReuseWatch:
         if (owner, turn_id) in self._records:
             self._drop((owner, turn_id))
 
-    def since(self, at: float) -> Iterator[tuple[Owner, CacheReport]]:
-        """The reports of turns that ended after this time, the newest first."""
+    def since(self, at: float) -> Iterator[tuple[Owner, str, CacheReport]]:
+        """The reports of turns that ended after this time, each with its owner and client, the newest first."""
         for (owner, _), record in reversed(self._records.items()):
             if record.ended_at < at:
                 return
-            yield owner, record.report
+            yield owner, record.client, record.report
 
 
 def _known_now(plan: Plan, composed: Composed, read: JobStarted) -> KnownPrompt:

@@ -22,6 +22,9 @@ BEARER = re.compile(r"(?i:bearer) +(\S+) *")
 PROTOCOL = "segue.v1"
 KEY_PROTOCOL = "segue-key."
 
+# The first product of a User-Agent, up to its version: "codex_cli_rs/0.1 (…)", "OpenAI/Python 3.49".
+AGENT = re.compile(r"[A-Za-z][A-Za-z_. -]{0,63}(?:/[A-Za-z][A-Za-z_.-]{0,31})?")
+
 CorsHeaders = list[tuple[bytes, bytes]]
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -49,6 +52,12 @@ def offered(protocols: Sequence[str]) -> str | None:
     names = [name.strip() for line in protocols for name in line.split(",")]
     secrets = [name for name in names if name.startswith(KEY_PROTOCOL)]
     return secrets[0].removeprefix(KEY_PROTOCOL) if secrets else None
+
+
+def client_name(agent: str) -> str:
+    """The name of a client as its User-Agent header gives it, without versions."""
+    match = AGENT.match(agent)
+    return match[0].rstrip("/") if match else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from msgspec import UNSET, structs
 from segue.background import off_loop
 from segue.errors import Conflict, InvalidRequest, NotFound, cut_name, response_not_found
 from segue.ids import given_id, new_id
+from segue.transports.auth import client_name
 from segue.transports.exchange import ClientGone, Exchange, listening, subscribed
 from segue.transports.paging import ListPage, choose_page, encode_page
 from segue.transports.services import Services
@@ -67,7 +68,9 @@ class ResponseRoutes:
         create = await off_loop(len(body) > LARGE_BYTES, decode_create, body)
         trace = exchange.header(b"traceparent") or decode_traceparent(create)
         size, request_id = len(body), exchange.request_id
-        return create, Tally(bytes_received=size, traceparent=trace, request_id=request_id)
+        tally = Tally(bytes_received=size, traceparent=trace, request_id=request_id)
+        tally.client = client_name(exchange.header(b"user-agent"))
+        return create, tally
 
     def _caller(self, exchange: Exchange) -> Caller:
         account = exchange.account

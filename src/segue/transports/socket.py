@@ -173,6 +173,7 @@ class Socket(asyncio.Protocol):
         "_unread",
         "_waits_for_room",
         "_write_timer",
+        "client",
         "request_id",
     )
 
@@ -225,6 +226,8 @@ class Socket(asyncio.Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
         # Of the upgrade; its turns are counted behind it.
         self.request_id = ""
+        # The name that the client gives itself.
+        self.client = ""
 
     # What the listener calls.
 

@@ -13,7 +13,7 @@ from segue.accounts.account import Account
 from segue.errors import ApiError, Refused, Unavailable
 from segue.ids import new_id
 from segue.process.afterwards import AccessLine
-from segue.transports.auth import bearer, offered
+from segue.transports.auth import bearer, client_name, offered
 from segue.transports.exchange import LOGGED_CHARS_MAX
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
@@ -69,6 +69,7 @@ class Upgrades:
         """A session for this upgrade, or the error that refuses it; at once where the key is cached and has a place for
         one more connection."""
         origin = None if self._services.write_access is None else _origin_of(request, socket)
+        socket.client = client_name(_header(request.headers, "User-Agent"))
         try:
             self._check(request)
             secret = _secret_in(request.headers)

@@ -286,7 +286,9 @@ class SocketSession:
     def _new_tally(self, size: int = 0, trace: str = "") -> Tally:
         self._create_count += 1
         request_id = f"{self.socket.request_id}.{self._create_count}"
-        return Tally(bytes_received=size, traceparent=trace, request_id=request_id)
+        tally = Tally(bytes_received=size, traceparent=trace, request_id=request_id)
+        tally.client = self.socket.client
+        return tally
 
     def _check_room(self, size: int) -> None:
         """A create that has to wait counts as long as it does."""

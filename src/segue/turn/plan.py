@@ -198,6 +198,8 @@ class Tally:
     lost: tuple[str, int] | None = None
     # The `x-request-id` of an HTTP request; on a WebSocket, that of the upgrade and a number.
     request_id: str = ""
+    # The name that the client gives itself, without its version.
+    client: str = ""
     # The trace that the client has begun, as it was sent (W3C Trace Context).
     traceparent: str = ""
     received_at: float = field(default_factory=perf_counter)

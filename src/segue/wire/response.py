@@ -204,6 +204,34 @@ class CacheReport(Struct, frozen=True, kw_only=True):
     repairs: tuple[str, ...] = ()
 
 
+class CacheCost(Struct, frozen=True, kw_only=True):
+    """What one kind of loss has cost one client."""
+
+    client: str
+    model: str
+    reason: LossReason
+    # Turns with this loss, of so many turns of this client.
+    turns: int
+    of_turns: int
+    lost_tokens: int
+    lost_ms: float
+    # The newest turn with it, and where its prompt parted.
+    response_id: str
+    place: Place | None
+    words: str
+    advice: str
+
+
+class CacheAdvice(Struct, frozen=True, kw_only=True):
+    """What costs most in the last hour, and what helps."""
+
+    object: Literal["cache.advice"] = "cache.advice"
+    turns: int
+    input_tokens: int
+    lost_tokens: int
+    costs: list[CacheCost]
+
+
 class ItemList(Struct, frozen=True, kw_only=True):
     """A page of items."""
 
