@@ -8,7 +8,7 @@ import msgspec
 
 from segue.remote.traffic import CALM, told
 from segue.reuse.advice import SORTED, Traffic, add_up, advise
-from segue.wire.response import CacheReport, Place
+from segue.wire.cache import CacheReport, Place
 
 
 def report(number: int, **fields: Any) -> CacheReport:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from segue.wire.response import CacheMissReason
+from segue.wire.cache import CacheMissReason
 from tests.clients.outside import run_python
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.support import serving

@@ -11,8 +11,8 @@ from segue.reuse.advice import Traffic, add_up, advise
 from segue.transports.exchange import Exchange
 from segue.transports.http import Route
 from segue.turn.values import Owner
+from segue.wire.cache import CacheAdvice, CacheReport
 from segue.wire.codec import encode as encode_json
-from segue.wire.response import CacheAdvice, CacheReport
 
 REPORT, TRAFFIC = "cache_report", "cache_traffic"
 # What advice looks back at.

@@ -25,7 +25,8 @@ from segue.turn.compose import Composed
 from segue.turn.plan import Plan
 from segue.turn.seams import Turns
 from segue.turn.values import JobStarted, Messages, Owner, Prompt, Turn
-from segue.wire.response import ENDED, CacheReport, LossReason, MaybeDiagnostics
+from segue.wire.cache import CacheReport, LossReason, MaybeDiagnostics
+from segue.wire.response import ENDED
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from segue.errors import Misconfigured
 from segue.remote.talk import ServerRefused, add_server, server_of
-from segue.wire.response import CacheReport, Side
+from segue.wire.cache import CacheReport, Side
 
 # Lines of a text that are shown before the place and from it on.
 LINES_BEFORE, LINES_AFTER = 2, 6

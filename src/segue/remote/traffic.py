@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from segue.remote.talk import server_of
-from segue.wire.response import CacheAdvice
+from segue.wire.cache import CacheAdvice
 
 CALM = "Nothing that could have been reused was read again."
 

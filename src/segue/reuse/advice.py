@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from segue.reuse.report import WORDS
-from segue.wire.response import CacheAdvice, CacheCost, CacheReport, LossReason, Place
+from segue.wire.cache import CacheAdvice, CacheCost, CacheReport, LossReason, Place
 
 COSTS_MAX = 10
 UNNAMED = "a client without a name"

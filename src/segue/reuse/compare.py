@@ -17,15 +17,9 @@ from msgspec import Raw, Struct
 from segue.reuse.prompts import KnownPrompt
 from segue.reuse.texts import around, first_difference, line_of, said, told, type_of
 from segue.turn.values import Messages, Tokens
+from segue.wire.cache import CacheMissReason, Place, PromptReason, Side
 from segue.wire.items import Item, Message, Reasoning
-from segue.wire.response import (
-    CacheMissReason,
-    Place,
-    PromptReason,
-    Response,
-    Side,
-    TextEcho,
-)
+from segue.wire.response import Response, TextEcho
 
 # What the contract calls these reasons: those that are ours are changes of the input.
 CONTRACT: dict[PromptReason, CacheMissReason] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from segue.reuse.compare import CONTRACT, part
 from segue.reuse.prompts import KnownPrompt
 from segue.reuse.report import engine_reason
-from segue.wire.response import CacheDiagnostics, CacheMissReason
+from segue.wire.cache import CacheDiagnostics, CacheMissReason
 
 HIT = CacheDiagnostics("cache_hit")
 NOT_FOUND = CacheDiagnostics("comparison_response_not_found")

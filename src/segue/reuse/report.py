@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segue.reuse.compare import Parting
-from segue.wire.response import EngineReason, LossReason, Place
+from segue.wire.cache import EngineReason, LossReason, Place
 
 # Engines cache in blocks, and always compute the last tokens again: less than this is no loss.
 SLACK_TOKENS = 256

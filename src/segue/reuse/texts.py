@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
+from segue.wire.cache import Side
 from segue.wire.items import InputText, Item, Message, OutputText
-from segue.wire.response import Side
 
 # How much is shown of a text before the place where it parts from the other, and after it.
 BEFORE_CHARS, AFTER_CHARS = 1_000, 1_500

@@ -14,7 +14,7 @@ from segue.settings import Settings
 from segue.transports.auth import OriginPolicy
 from segue.turn.seams import Conversations, Turns
 from segue.turn.values import Owner, Turn
-from segue.wire.response import CacheReport
+from segue.wire.cache import CacheReport
 
 
 class NearTurns(Turns, Protocol):

@@ -16,10 +16,11 @@ from segue.turn.compact import CompactionKind
 from segue.turn.plan import Caller, Model, Plan, Resolved, Resources, Tally
 from segue.turn.seams import Engine
 from segue.turn.values import Sampling
+from segue.wire.cache import cache_echo
 from segue.wire.codec import encode
 from segue.wire.items import CompactionTrigger, Item, count_media
 from segue.wire.requests import Create
-from segue.wire.response import Named, ReasoningEcho, Response, TextEcho, cache_echo
+from segue.wire.response import Named, ReasoningEcho, Response, TextEcho
 from segue.wire.tools import forced_offers, grammar_of, has_grammar
 
 NULL = Raw(b"null")

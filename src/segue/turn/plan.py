@@ -16,10 +16,11 @@ from msgspec import Struct
 from segue.turn.compact import CompactionKind
 from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
 from segue.turn.values import Conversation, Head, JobStarted, Owner, Round, Sampling, Scene, Turn
+from segue.wire.cache import MaybeDiagnostics
 from segue.wire.effects import Effects
 from segue.wire.items import Call, Item
 from segue.wire.requests import Create
-from segue.wire.response import MaybeDiagnostics, Response
+from segue.wire.response import Response
 
 if TYPE_CHECKING:
     from segue.turn.compose import Composed

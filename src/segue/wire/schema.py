@@ -19,6 +19,7 @@ from typing import TypeAlias
 import msgspec
 
 from segue.wire import items, requests, response
+from segue.wire.cache import CacheReport
 from segue.wire.codec import STREAM_ID
 from segue.wire.events import EVENT_TYPES, ErrorBody
 from segue.wire.tools import ToolDefinition
@@ -44,7 +45,7 @@ TAKEN = (
 # What we may send beside items.
 SENT = (
     response.Response,
-    response.CacheReport,
+    CacheReport,
     reduce(or_, EVENT_TYPES),
     ErrorBody,
     response.ItemList,
