@@ -43,7 +43,7 @@ def test_place_store_and_settings_file_are_told(capsys: pytest.CaptureFixture[st
     flags = {"engine": "scripted", "store": store, "workers": "2"}
     announce(load_settings(flags, environment={}), "http://127.0.0.1:1", ["  more"])
     first, *rest = capsys.readouterr().out.splitlines()
-    assert first.endswith("serves scripted (scripted) at http://127.0.0.1:1/v1 with 2 workers")
+    assert first.endswith("serves scripted at http://127.0.0.1:1/v1 with 2 workers")
     assert rest == [
         "  dashboard  http://127.0.0.1:1/",
         "  store      postgresql://me:…@db/segue",

@@ -53,6 +53,16 @@ def test_command_alone_prints_every_verb(capsys: pytest.CaptureFixture[str]) -> 
             "'--prot' is not a flag of `segue serve`. Did you mean --port? See `segue serve --help`.",
         ),
         (["serve", "models"], "'models' is not a flag of `segue serve`. See `segue serve --help`."),
+        (["keys", "create"], "--name is missing. See `segue keys create --help`."),
+        (["seals"], "ACTION is missing. See `segue seals --help`."),
+        (
+            ["seals", "rotat"],
+            "ACTION: 'rotat' is not one of: rotate. Did you mean rotate? See `segue seals --help`.",
+        ),
+        (
+            ["completion", "zhs"],
+            "SHELL: 'zhs' is not one of: bash, zsh, fish. Did you mean zsh? See `segue completion --help`.",
+        ),
         (
             ["usage", "--days", "0"],
             "--days: '0' is not a whole number of at least 1. See `segue usage --help`.",

@@ -23,7 +23,7 @@ def start_lines(app: App, settings: Settings) -> list[str]:
 
 def announce(settings: Settings, url: str, lines: list[str]) -> None:
     """Print what a person needs to see first."""
-    names = ", ".join(f"{model.name} ({model.engine})" for model in settings.served())
+    names = ", ".join(model.name for model in settings.served())
     workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
     print(
         f"Segue {__version__} serves {names} at {url}/v1{workers}",

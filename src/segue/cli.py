@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -84,6 +85,10 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
     },
 }
+# What argparse says of a wrong command line.
+UNKNOWN = re.compile(r"unrecognized arguments: ([^\s=]+)")
+NO_CHOICE = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)")
+MISSING = re.compile(r"the following arguments are required: (.*)")
 VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
 
 
@@ -178,15 +183,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise it: `main` prints it."""
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            word = unknown.split()[0].split("=")[0]
-            is_flag = word.startswith("-")
-            hint = nearest(word, self._option_string_actions) if is_flag else ""
-            message = f"'{word}' is not a flag of `{self.prog}`.{hint}"
-        else:
-            message = f"{message.removeprefix('argument ')}."
-        raise Misconfigured(f"{message} See `{self.prog} --help`.")
+        raise Misconfigured(f"{self._sentence(message)} See `{self.prog} --help`.")
+
+    def _sentence(self, message: str) -> str:
+        """What argparse says, in the words of all other errors."""
+        if found := UNKNOWN.match(message):
+            hint = nearest(found[1], self._option_string_actions) if found[1][0] == "-" else ""
+            return f"'{found[1]}' is not a flag of `{self.prog}`.{hint}"
+        if found := NO_CHOICE.match(message):
+            choices = [word.strip("' ") for word in found[3].split(",")]
+            listed = f"'{found[2]}' is not one of: {', '.join(choices)}."
+            return f"{found[1]}: {listed}{nearest(found[2], choices)}"
+        if found := MISSING.match(message):
+            return f"{found[1]} is missing."
+        return f"{message.removeprefix('argument ')}."
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class CommandWords(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The shell."""
-    parser.add_argument("shell", choices=tuple(HINT), metavar="bash|zsh|fish", help="the shell")
+    parser.add_argument("shell", choices=tuple(HINT), metavar="SHELL", help="bash, zsh or fish")
     lines = "\n".join(f"  {line}" for line in HINT.values())
     parser.epilog = f"To install it for your user, and then start a new shell:\n\n{lines}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

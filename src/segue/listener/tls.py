@@ -36,7 +36,7 @@ class Certificate:
             self._stamps = self._look()
             self._load()
         except (OSError, ValueError) as error:
-            raise Misconfigured(f"tls_cert, tls_key: {_why(error)}.") from None
+            raise Misconfigured(f"tls_cert, tls_key: {cert}, {key}: {_why(error)}.") from None
 
     def reload(self) -> bool:
         """Load the files again; False if they cannot be used, and the old certificate stays."""
