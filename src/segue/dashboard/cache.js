@@ -37,7 +37,10 @@ const REASONS = {
     "Continue with previous_response_id, or set prompt_cache_key: such turns go back to their replica.",
   ],
 };
-const SHOWN_MAX = 4;
+const ABOUT = "Prompt tokens that are computed again although an earlier prompt had them";
+const COSTS_MAX = 4;
+// A sum over an hour of turns: not with every turn.
+const RENEW_MS = 2000;
 
 const wordsOf = (reason) => REASONS[reason]?.[0] ?? reason;
 const adviceOf = (reason) => REASONS[reason]?.[1] ?? "";
@@ -73,7 +76,7 @@ const side = (title, { text, at }, same) => {
 
 const whereOf = ({ part, item, name, line, character }) => {
   const what = part === "input" ? `input[${item}]${name ? ` (${name})` : ""}` : name ? `${part} '${name}'` : part;
-  return ["instructions", "input"].includes(part) ? `${what}, line ${line}, character ${character}` : what;
+  return ["instructions", "input"].includes(part) ? `${what}, line ${line} (character ${character} of the text)` : what;
 };
 
 const details = (report) => {
@@ -83,6 +86,7 @@ const details = (report) => {
     h("p", { class: "lost" }, `${wordsOf(reason)}: ${count(report.lost_tokens)} tokens were computed again`,
       report.lost_ms === null ? "." : `, about ${took(report.lost_ms)} of the time to the first token.`),
     h("p", { class: "sub" }, adviceOf(reason)),
+    ...report.repairs.map((text) => h("p", { class: "sub" }, text)),
     place ? h("p", { class: "sub" }, `The prompts part at ${whereOf(place)}.`) : null,
     before && now
       ? h(
@@ -112,47 +116,44 @@ export const showCache = async (id, box) => {
   try {
     found = verdict(await askJson(`/v1/responses/${encodeURIComponent(id)}/cache`));
   } catch (error) {
-    const gone = "What was compared is not in memory any more.";
+    const gone = "Nothing is known of this prompt: it is not in memory any more, or belongs to another owner.";
     found = [h("p", { class: "sub" }, error.status === 404 ? gone : error.message)];
   }
   if (box.dataset.id === id) box.append(...found.filter(Boolean));
 };
 
-// --- all turns that the page knows ---
+// --- what costs most ---
 
-// The losses by reason, the most expensive first.
-export const lossesOf = (turns) => {
-  const found = new Map();
-  for (const turn of turns) {
-    if (!turn.lost) continue;
-    const loss = found.get(turn.lost_reason) ?? { reason: turn.lost_reason, tokens: 0, turns: 0, worst: turn };
-    loss.tokens += turn.lost;
-    loss.turns += 1;
-    if (turn.lost > loss.worst.lost) loss.worst = turn;
-    found.set(turn.lost_reason, loss);
+const cost = ({ words, advice, response_id: id }, open) =>
+  h(
+    "div",
+    { class: "loss" },
+    h("b", {}, words),
+    h("p", { class: "sub" }, advice),
+    h("button", { type: "button", class: "quiet", onclick: () => open(id) }, `Show turn ${short(id)}`),
+  );
+
+// The server sums up the last hour: of all owners for an operator, else of the key's own.
+const load = async (open) => {
+  let found;
+  try {
+    const { turns, input_tokens: all, lost_tokens: lost, costs } = await askJson("/dashboard/advice");
+    $("losses-sub").textContent = lost
+      ? `Last hour: ${count(lost)} of ${count(all)} prompt tokens were computed again although an earlier prompt had them`
+      : ABOUT;
+    found = costs.slice(0, COSTS_MAX).map((one) => cost(one, open));
+    if (!found.length) found = [h("p", { class: "empty" }, turns ? "Nothing was lost." : "No turns yet.")];
+  } catch (error) {
+    found = [h("p", { class: "empty" }, error.message)];
   }
-  return [...found.values()].sort((one, other) => other.tokens - one.tokens);
+  $("losses").replaceChildren(...found);
 };
 
-export const drawLosses = (past, open) => {
-  const losses = lossesOf(past.turns);
-  const lost = losses.reduce((sum, one) => sum + one.tokens, 0);
-  const all = past.turns.reduce((sum, one) => sum + one.input, 0);
-  $("losses-sub").textContent = lost
-    ? `${count(lost)} of ${count(all)} prompt tokens were computed again although an earlier prompt had them`
-    : "Prompt tokens that are computed again although an earlier prompt had them";
-  $("losses").replaceChildren(
-    ...(losses.length
-      ? losses.slice(0, SHOWN_MAX).map(({ reason, tokens, turns, worst }) =>
-          h(
-            "div",
-            { class: "loss" },
-            h("b", {}, wordsOf(reason)),
-            h("span", { class: "figure" }, `${count(tokens)} tokens · ${turns} turn${turns === 1 ? "" : "s"}`),
-            h("p", { class: "sub" }, adviceOf(reason)),
-            h("button", { type: "button", class: "quiet", onclick: () => open(worst) }, "Show the worst turn"),
-          ),
-        )
-      : [h("p", { class: "empty" }, past.turns.length ? "Nothing was lost." : "No turns yet.")]),
-  );
+// Asked for when a turn has lost something, and at most once in a while.
+let timer = null;
+export const renewAdvice = (open, ms = RENEW_MS) => {
+  timer ??= setTimeout(() => {
+    timer = null;
+    load(open);
+  }, ms);
 };

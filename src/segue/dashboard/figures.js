@@ -39,43 +39,45 @@ const stages = (turn) => {
 
 const paused = (turn) => pausesOf(turn).reduce((sum, [, , from, to]) => sum + to - from, 0);
 
+const groups = (turn) => [
+  group(
+    "Turn",
+    row("status", turn.status, "", turn.status === "failed" ? "bad" : ""),
+    row("error", turn.error, "", "bad"),
+    row("model", turn.model),
+    row("engine replica", turn.replica),
+    row("transport", turn.transport, turn.lane ? `lane ${turn.lane}` : ""),
+    row("connection", turn.connection),
+    row("request id", turn.request_id),
+    row("continues", turn.parent),
+    row("parent found in", turn.found_in),
+    row("began", clock(turn.at_ms)),
+  ),
+  group(
+    "Time",
+    row("to the first token", turn.first_ms === null ? null : took(turn.first_ms)),
+    row("to the last event", turn.total_ms === null ? null : took(turn.total_ms)),
+    row("output tokens per second", turn.speed === null ? null : number(Math.round(turn.speed))),
+    row("overhead of Segue", turn.own_ms === null ? null : took(turn.own_ms), "without the engine"),
+    row("paused for tools", turn.tools ? took(paused(turn)) : null, `${turn.tools} calls`),
+  ),
+  group(
+    "Tokens",
+    row("input", number(turn.input)),
+    row("new in Segue", number(turn.tokenized), "rendered and tokenized for this turn"),
+    row("reused by Segue", number(turn.reused), "taken over from earlier turns"),
+    row("cached in the engine", number(turn.cached), "read from its prefix cache, as it reports"),
+    row("computed again", turn.lost ? number(turn.lost) : null, "although an earlier prompt had them", "bad"),
+    row("output", number(turn.output)),
+    row("request size", bytes(turn.bytes)),
+    row("images and audio", turn.unseen || null, "replaced by descriptions"),
+  ),
+  group("Stages", ...stages(turn)),
+];
+
 export const openFigures = (turn) => {
   $("figures-sub").textContent = turn.id;
-  $("figures-rows").replaceChildren(
-    group(
-      "Turn",
-      row("status", turn.status, "", turn.status === "failed" ? "bad" : ""),
-      row("error", turn.error, "", "bad"),
-      row("model", turn.model),
-      row("engine replica", turn.replica),
-      row("transport", turn.transport, turn.lane ? `lane ${turn.lane}` : ""),
-      row("connection", turn.connection),
-      row("request id", turn.request_id),
-      row("continues", turn.parent),
-      row("parent found in", turn.found_in),
-      row("began", clock(turn.at_ms)),
-    ),
-    group(
-      "Time",
-      row("to the first token", turn.first_ms === null ? null : took(turn.first_ms)),
-      row("to the last event", turn.total_ms === null ? null : took(turn.total_ms)),
-      row("output tokens per second", turn.speed === null ? null : number(Math.round(turn.speed))),
-      row("overhead of Segue", turn.own_ms === null ? null : took(turn.own_ms), "without the engine"),
-      row("paused for tools", turn.tools ? took(paused(turn)) : null, `${turn.tools} calls`),
-    ),
-    group(
-      "Tokens",
-      row("input", number(turn.input)),
-      row("new in Segue", number(turn.tokenized), "rendered and tokenized for this turn"),
-      row("reused by Segue", number(turn.reused), "taken over from earlier turns"),
-      row("cached in the engine", number(turn.cached), "read from its prefix cache, as it reports"),
-      row("computed again", turn.lost ? number(turn.lost) : null, "although an earlier prompt had them", "bad"),
-      row("output", number(turn.output)),
-      row("request size", bytes(turn.bytes)),
-      row("images and audio", turn.unseen || null, "replaced by descriptions"),
-    ),
-    group("Stages", ...stages(turn)),
-  );
+  $("figures-rows").replaceChildren(...(turn.mark ? groups(turn) : []));
   $("figures-read").onclick = () => {
     $("figures").close();
     openReader(turn.id);

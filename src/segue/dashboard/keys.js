@@ -198,7 +198,7 @@ const openCreate = () => {
         ),
       ),
       isFirst
-        ? h("p", { class: "sub" }, "Keep dashboard and operator, or this page cannot be used any more.")
+        ? h("p", { class: "sub" }, `Keep dashboard and operator, or this page cannot be used any more. The owner '${known.owner}' goes on with the responses made so far.`)
         : null,
       h(
         "label",

@@ -180,7 +180,7 @@ class KeyRoutes:
 
     async def _note(self, exchange: Exchange, event: str, key_id: str) -> None:
         """A key has changed: it is logged, and all processes look at their keys at once."""
-        log.info("%s %s by owner '%s', %s", event, key_id, exchange.owner, exchange.request_id)
+        log.info("%s %s by owner '%s'", event, key_id, exchange.owner)
         self._sources.audit(event, exchange.owner, key_id, exchange.request_id)
         await self._sources.confirm()
 

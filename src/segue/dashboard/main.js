@@ -1,7 +1,7 @@
 // What does the page show? Connects the feed to the charts, and the URL to a view.
 
 import { hasKey, setKey } from "./api.js";
-import { drawLosses } from "./cache.js";
+import { renewAdvice } from "./cache.js";
 import { $, age, h, painter } from "./dom.js";
 import { follow } from "./feed.js";
 import { openFigures } from "./figures.js";
@@ -42,11 +42,13 @@ const draw = painter(() => {
   drawTokens(past);
   drawTree(past, picture.running, openReader, draw);
   drawConnections(picture, past.now_ms);
-  drawLosses(past, openFigures);
   drawMemory(picture, isOperator);
   drawEngines(picture, isOperator);
   drawErrors(past, picture);
 });
+
+// A turn that the page does not know has only what the server still knows of its cache.
+const openTurn = (id) => openFigures(past.byId.get(id) ?? { id });
 
 const banner = (text, kind = "", ms = 0) => {
   const box = $("banner");
@@ -83,11 +85,13 @@ const feed = follow({
     document.body.dataset.process = process;
     $("link").title = `Segue ${message.version}, up for ${age(Date.now() - message.started_ms)}`;
     offer(message.models);
+    renewAdvice(openTurn, 0);
     draw();
   },
   update(message) {
     past.now_ms = message.now_ms;
     past.add(message.turns);
+    if (message.turns.length) renewAdvice(openTurn);
     past.missed += message.missed;
     picture = message.picture ?? picture;
     draw();
