@@ -82,6 +82,7 @@ async def test_operator_creates_limits_and_revokes_a_key(tmp_path: Path) -> None
         place = f"{KEYS}/{key['id']}"
         assert (await one.ask("POST", place, {"requests_per_min": 1})).status == 200
         await until_status(one.served, 429, *turn, secret)
+        assert (await one.ask("POST", place, {"request_per_min": 9})).status == 400
         assert (await one.ask("POST", place, {})).status == 200
         await until_status(one.served, 200, *turn, secret)
 
@@ -123,6 +124,7 @@ REFUSED: tuple[tuple[dict[str, Any], int, str], ...] = (
     ({"name": "x", "scopes": ["root"]}, 400, "root"),
     ({"name": "x", "limits": {"lanes_max": -1}}, 400, "lanes_max"),
     ({"name": "x", "limits": {"lanes_max": "many"}}, 400, "lanes_max"),
+    ({"name": "x", "limits": {"lanes": 1}}, 400, "lanes"),
     ({"name": "x", "colour": "red"}, 400, "colour"),
     ({"name": "x", "expires_at": 1_700_000_000}, 400, "future"),
     ({"name": "x", "expires_at": 10**18}, 400, "future"),

@@ -65,7 +65,7 @@ addEventListener("pointerdown", () => {
   isPressed = true;
 }, true);
 // The click comes right after the release.
-for (const name of ["pointerup", "pointercancel", "blur"]) addEventListener(name, () => setTimeout(release), true);
+for (const name of ["pointerup", "pointercancel", "contextmenu", "blur"]) addEventListener(name, () => setTimeout(release), true);
 
 // At most one drawing per animation frame, however often it is requested; none while the page is hidden.
 export const painter = (draw) => {

@@ -40,13 +40,17 @@ T = TypeVar("T")
 Word = Annotated[str, Meta(min_length=1, max_length=100)]
 
 
+class NewLimits(KeyLimits, frozen=True, forbid_unknown_fields=True):
+    """The limits that an operator asks for: a name that is misspelt must not mean no limit."""
+
+
 class NewKey(Struct, frozen=True, forbid_unknown_fields=True):
     """What an operator asks for."""
 
     name: Word
     owner: Word | None = None
     scopes: Annotated[tuple[str, ...], Meta(min_length=1)] = API_SCOPES
-    limits: KeyLimits = KeyLimits()
+    limits: NewLimits = NewLimits()
     expires_at: int | None = None
 
 
@@ -129,7 +133,7 @@ class KeyRoutes:
     async def _create(self, exchange: Exchange) -> None:
         self._check_origin(exchange)
         wanted = await _read(exchange, NewKey)
-        _check_limits(wanted.limits)
+        limits = _checked(wanted.limits)
         owner = wanted.owner or wanted.name
         for text in (wanted.name, owner):
             if not text.isprintable():
@@ -151,7 +155,7 @@ class KeyRoutes:
             name=wanted.name,
             owner=owner,
             scopes=wanted.scopes,
-            limits=wanted.limits,
+            limits=limits,
             expires_at=wanted.expires_at,
         )
         await self._note(exchange, "key.create", key.id)
@@ -159,8 +163,8 @@ class KeyRoutes:
 
     async def _limit(self, exchange: Exchange) -> None:
         self._check_origin(exchange)
-        limits, key_id = await _read(exchange, KeyLimits), exchange.arguments["id"]
-        _check_limits(limits)
+        limits = _checked(await _read(exchange, NewLimits))
+        key_id = exchange.arguments["id"]
         if not await self._sources.keys.limit(key_id, limits):
             raise _no_key(key_id)
         await self._note(exchange, "key.limit", key_id)
@@ -192,11 +196,13 @@ async def _read(exchange: Exchange, kind: type[T]) -> T:
         raise InvalidRequest(f"The body is not valid: {error}.") from None
 
 
-def _check_limits(limits: KeyLimits) -> None:
-    for name, value in msgspec.structs.asdict(limits).items():
+def _checked(limits: NewLimits) -> KeyLimits:
+    values = msgspec.structs.asdict(limits)
+    for name, value in values.items():
         if not 0 <= value <= LIMIT_MAX:
             message = f"{name} must be 0 (no limit) to {LIMIT_MAX:,}."
             raise InvalidRequest(message, param=f"limits.{name}")
+    return KeyLimits(**values)
 
 
 def _no_key(key_id: str) -> NotFound:
