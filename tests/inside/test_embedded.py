@@ -530,6 +530,7 @@ async def test_engine_is_closed_while_it_runs() -> None:
     bench = GreedyBench(engine, chatml())
     tasks = [asyncio.create_task(sampled(engine, long_job(bench, 400))) for _ in range(2)]
     await asyncio.wait(tasks, timeout=0.3)
+    assert engine.load == (1, 1)
     began = time.monotonic()
 
     await engine.close()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from segue.background import in_background
 from segue.builders.state import State
@@ -95,6 +96,14 @@ class UnseenMedia:
             )
 
 
+@runtime_checkable
+class EngineWithQueue(Protocol):
+    """An engine that has its own queue: the one inside this process."""
+
+    @property
+    def load(self) -> tuple[int, int]: ...
+
+
 class HealthCheck:
     """Whether the store and the engines answer, for `/ready`, `/metrics` and the dashboard."""
 
@@ -154,7 +163,9 @@ class HealthCheck:
                     for health in model.engine.replicas()
                 ]
             elif f"engine:{name}" in checks:
-                rows.append(ReplicaView(name, name, checks[f"engine:{name}"]))
+                engine = model.engine
+                load = engine.load if isinstance(engine, EngineWithQueue) else (None, None)
+                rows.append(ReplicaView(name, name, checks[f"engine:{name}"], *load))
         return rows
 
     async def write_metrics(self) -> bytes:

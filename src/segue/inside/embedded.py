@@ -130,6 +130,12 @@ class EmbeddedEngine:
         return self._server is not None and not self._is_full
 
     @property
+    def load(self) -> tuple[int, int]:
+        """How many jobs run, and how many wait."""
+        running = min(len(self._answers), self._parallel)
+        return running, len(self._answers) - running
+
+    @property
     def _is_full(self) -> bool:
         return len(self._answers) >= self._parallel + WAITING_MAX
 

@@ -108,6 +108,8 @@ class Metrics:
         self._counted = {field: self._counter(field, text) for field, text in COUNTED.items()}
         about = "HTTP requests, and upgrades to WebSocket, by route and status"
         self._requests = self._counter("http_requests", about, ("method", "route", "status"))
+        # By the values of its labels: to look one up takes longer than to count.
+        self._request_counters: dict[tuple[str, str, int], Counter] = {}
         self._used = {name: self._counter(name, text, ("model",)) for name, text in USED.items()}
         name, about = "segue_turn_stage_seconds", "Duration of each stage of a turn"
         self._stages = prometheus.Histogram(
@@ -193,8 +195,11 @@ class Metrics:
 
     def count_request(self, method: str, route: str, status: int) -> None:
         """Count an HTTP request; `route` is empty for a path that we do not know."""
-        known = method if method in METHODS else "other"
-        self._requests.labels(known, route or "other", status).inc()
+        key = (method if method in METHODS else "other", route or "other", status)
+        counter = self._request_counters.get(key)
+        if counter is None:
+            counter = self._request_counters[key] = self._requests.labels(*key)
+        counter.inc()
 
     def note_engines(self, replicas: Iterable[tuple[str, bool, int | None, int | None]]) -> None:
         """Whether each replica answers, and how many jobs run there and wait for it. Models may share one."""

@@ -17,6 +17,7 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import Context
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
@@ -274,7 +275,8 @@ class _McpConnection:
         # The statuses of the server's HTTP responses since the last call began.
         self.statuses: list[int] = []
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(self._hold())
+        # In a context of its own: it outlives the request that opened it, and its log lines are not that request's.
+        self.task = asyncio.create_task(self._hold(), context=Context())
 
     def leave(self) -> None:
         """End it, without waiting for that."""
