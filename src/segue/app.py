@@ -82,7 +82,9 @@ class App:
             checks={**checks, "accepting": not self.runner.is_draining},
             models=list(self.runner.models),
             engines=[
-                EngineStatus(row.model, row.name, row.is_up, row.running, row.waiting)
+                EngineStatus(
+                    row.model, self.reload.engine_name(row), row.is_up, row.running, row.waiting
+                )
                 for row in rows
             ],
             responses_running=self.runner.running_count,

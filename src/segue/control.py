@@ -61,7 +61,7 @@ class Outcome(Struct, frozen=True):
 
 
 class EngineStatus(Struct, frozen=True):
-    """One replica of an engine."""
+    """One replica of an engine: its URL, or the kind of an engine without one."""
 
     model: str
     name: str

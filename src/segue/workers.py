@@ -149,6 +149,11 @@ class Child:
                 return status
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
+    @property
+    def pid(self) -> int | None:
+        """The process that runs now, or ran last."""
+        return None if self._process is None else self._process.pid
+
     def stop(self) -> None:
         """Ask the process to stop."""
         self._stopping.set()
@@ -278,7 +283,10 @@ class Supervisor:
     def _operator(self, url: str, workers: list[Child]) -> Operator:
         def members() -> dict[str, Member]:
             serving = [worker for worker in workers if worker.turned_at is not None]
-            return {one.name: partial(give_order, self._control(one.name)) for one in serving}
+            return {
+                f"{one.name}, process {one.pid}": partial(give_order, self._control(one.name))
+                for one in serving
+            }
 
         def on_reload(settings: Settings) -> None:
             self._settings = settings

@@ -52,7 +52,8 @@ class Operator:
         read_settings: ReadSettings,
         on_reload: Callable[[Settings], None] = lambda settings: None,
     ) -> None:
-        """`members` are those that serve now, by name; `on_reload` hears of new settings before they are in force."""
+        """`members` are those that serve now, each by a name that no later one has; `on_reload` hears of new settings
+        before they are in force."""
         self.settings = settings
         self._url = url
         self._members = members
@@ -121,12 +122,12 @@ class Operator:
     async def _reload_all(self) -> Reloaded:
         wanted, result = compare(self.settings, await asyncio.to_thread(self._read_settings))
         members = self._members()
-        if len(members) < self.settings.workers:
-            raise Misconfigured("a worker is being restarted. Try again.")
         body = encode(wanted)
         checks = (one("check", body, RELOAD_S_MAX) for one in members.values())
         found = await asyncio.gather(*checks, return_exceptions=True)
         problems = [error for error in found if isinstance(error, BaseException)]
+        if len(members) < self.settings.workers or members.keys() != self._members().keys():
+            problems.insert(0, Misconfigured("a worker is being restarted. Try again."))
         if problems:
             drops = (one("drop", b"", ANSWER_S_MAX) for one in members.values())
             await asyncio.gather(*drops, return_exceptions=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from segue.control import Reloaded
+from segue.dashboard.views import ReplicaView
 from segue.models import Closer, ServedModels, build_models
 from segue.process.runner import Runner
 from segue.settings import FIELDS, ModelSettings, Settings
@@ -104,6 +105,12 @@ class Reload:
         self._shared = shared
         self._prepared: _Prepared | None = None
         self._retired: list[_Retired] = []
+        self._has_retired = asyncio.Event()
+
+    def engine_name(self, row: ReplicaView) -> str:
+        """The URL of a replica, or the kind of an engine that has none."""
+        built = self._served.built.get(row.model)
+        return built.settings.engine if built and row.name == row.model else row.name
 
     async def check(self, wanted: Settings) -> None:
         """Build what is new; raises `Misconfigured` where that is not possible."""
@@ -137,18 +144,22 @@ class Reload:
         self._names[:] = models.models
         logging.getLogger().setLevel(settings.log_level.upper())
         self._retired.append(_Retired(frozenset(runner.registry.running), closers))
+        self._has_retired.set()
         return settings
 
     async def close_retired(self) -> None:
         """Close what was removed, once no turn uses it any more; all of it at the end."""
         try:
             while True:
+                await self._has_retired.wait()
                 await asyncio.sleep(LOOK_S)
                 running = self._runner.registry.running.keys()
                 for one in tuple(self._retired):
                     if not one.turns & running:
                         self._retired.remove(one)
                         await _close(one.closers)
+                if not self._retired:
+                    self._has_retired.clear()
         finally:
             await self.drop()
             for one in self._retired:

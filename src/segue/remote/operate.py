@@ -111,7 +111,7 @@ def _lines(status: ServerStatus) -> Iterator[str]:
         yield f"  models       {', '.join(status.workers[0].models)}"
     for one in _engines(status):
         load = "" if one.running is None else f", {one.running} running, {one.waiting} waiting"
-        yield f"  engine       {one.name} ({one.model}): {'up' if one.is_up else 'down'}{load}"
+        yield f"  engine       {one.model}: {one.name}, {'up' if one.is_up else 'down'}{load}"
     yield f"  responses    {sum(one.responses_running for one in status.workers)} running"
     yield f"  connections  {sum(one.connections for one in status.workers)} WebSocket"
     held, may, all_of_it = (
@@ -157,7 +157,7 @@ def _status_from_afar(options: argparse.Namespace, server: RunningServer) -> int
         found = {"is_running": is_running, "is_ready": is_ready, "url": server.url}
         print(msgspec.json.encode(found).decode())
     elif not is_running:
-        print(f"No server is running at {server.url}: {problem}")
+        print(f"Not running: {problem.removeprefix('url: ')}")
     else:
         state = "is running" if is_ready else f"is running, not ready ({problem})"
         print(f"A server {state} at {server.base_url}.\n  {NOT_OURS}")
