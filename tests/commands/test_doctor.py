@@ -48,16 +48,35 @@ async def test_running_server_is_reported_instead_of_the_settings_of_the_command
     flags = {"store": "sqlite:///elsewhere.db", "engine": "embedded", "model": ["nobody"]}
     async with serving() as served:
         found = await checks(**flags, port=served.port)
-    assert set(found) == {"segue", "server", "store", "engine scripted", "accepting", "models"}
+    assert set(found) == {"segue", "port", "server", "store"} | {
+        "engine scripted",
+        "accepting",
+        "models",
+    }
     assert [check.name for check in found.values() if not check.is_ok] == []
     assert served.url in found["server"].found
     assert found["store"].found == "answers"
     assert found["models"].found.startswith("scripted")
+    assert "in use by a Segue server" in found["port"].found
     # One that needs keys shows neither its checks nor its models to everybody, and the doctor says so.
     async with serving(auth="keys") as served:
         found = await checks(**flags, port=served.port)
     assert found["ready"].found == "ready"
-    assert "not asked: it needs an API key" in found["models"].found
+    assert "not asked: the server needs an API key" in found["models"].found
+
+
+async def test_server_of_another_machine_is_asked_by_its_url(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    try:
+        async with serving() as served:
+            assert await asyncio.to_thread(main, ["doctor", "--url", served.url, "--json"]) == 0
+        names = [check["name"] for check in json.loads(capsys.readouterr().out)]
+        assert names == ["server", "store", "engine scripted", "accepting", "models"]
+        assert await asyncio.to_thread(main, ["doctor", "--url", served.url]) == 1
+        assert f"no Segue server answers at {served.url}" in capsys.readouterr().out
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 async def test_running_server_whose_engine_is_away_is_not_well() -> None:

@@ -37,7 +37,7 @@ from segue.models import (
     unread_call_mark,
 )
 from segue.observe.logs import set_up_logging
-from segue.remote.talk import SEGUE_KEY, RunningServer, ServerRefused, add_server
+from segue.remote.talk import SEGUE_KEY, RunningServer, ServedModel, add_server, server_of
 from segue.remote.traffic import print_traffic
 from segue.server import listen
 from segue.settings import (
@@ -93,16 +93,27 @@ def run(options: argparse.Namespace) -> int:
     set_up_logging(settings)
     # The checks report what engines would log.
     logging.disable(logging.WARNING)
+    is_elsewhere = options.url is not None
+    options.url = options.url or _url(settings)
+    server = server_of(options)
+    examining = _asked(server) if is_elsewhere else examine(settings, server)
     odd = [Check("environment", False, str(warning), UNSET) for warning in sources.warnings()]
-    checks = asyncio.run(_run(settings, odd, is_json=options.json))
+    checks = asyncio.run(_run(examining, odd, is_json=options.json))
     return 0 if all(check.is_ok for check in checks) else 1
 
 
-async def _run(settings: Settings, odd: list[Check], *, is_json: bool) -> list[Check]:
+async def _asked(server: RunningServer) -> AsyncGenerator[Check, None]:
+    for check in check_server(server):
+        yield check
+
+
+async def _run(
+    examining: AsyncGenerator[Check, None], odd: list[Check], *, is_json: bool
+) -> list[Check]:
     """Do all checks; each is printed when it is done, or all of them as JSON."""
     console = Console(highlight=False, soft_wrap=True, quiet=is_json)
     checks = []
-    async with aclosing(examine(settings)) as examined:
+    async with aclosing(examining) as examined:
         async for check in examined:
             checks.append(check)
             _print(console, check)
@@ -128,14 +139,17 @@ def _print(console: Console, check: Check) -> None:
         console.print(f"        advice: {check.advice}", markup=False)
 
 
-async def examine(settings: Settings) -> AsyncGenerator[Check, None]:
+async def examine(
+    settings: Settings, server: RunningServer | None = None
+) -> AsyncGenerator[Check, None]:
     """Every check, in the order of a start; of a server that runs already, what it says of itself."""
     file = settings.config or "no settings file"
     yield Check("segue", True, f"{__version__}, Python {platform.python_version()}, {file}")
-    port = await asyncio.to_thread(check_port, settings)
+    server = server or RunningServer(f"{_url(settings)}/v1", client_variable(SEGUE_KEY))
+    port = await asyncio.to_thread(check_port, settings, server)
     yield port
-    if port.name == SERVER:
-        for check in await asyncio.to_thread(lambda: list(check_server(settings))):
+    if port.found.endswith(RUNS):
+        for check in await asyncio.to_thread(lambda: list(check_server(server))):
             yield check
         return
     yield await check_store(settings)
@@ -148,10 +162,11 @@ async def examine(settings: Settings) -> AsyncGenerator[Check, None]:
 # --- the port ----------------------------------------------------------------------------------------
 
 SERVER = "server"
+RUNS = "in use by a Segue server; to check other settings give a free port, such as --port 0"
 UNSET = "correct the name, or unset the variable"
 
 
-def check_port(settings: Settings) -> Check:
+def check_port(settings: Settings, server: RunningServer) -> Check:
     """Whether the port is free, or what uses it."""
     name = f"{settings.host}:{settings.port}"
     try:
@@ -160,11 +175,10 @@ def check_port(settings: Settings) -> Check:
     except Misconfigured as error:
         if not _is_taken(settings):
             return Check("port", False, str(error), "use another --host or --port")
-    if _ready_of(settings) is None:
+    if _ready_of(server) is None:
         advice = "stop that program, or use another --port"
         return Check("port", False, f"{name} is in use by another program", advice)
-    found = f"a Segue server runs at {_url(settings)}: this is what it says of itself"
-    return Check(SERVER, True, f"{found} (to check other settings, give a free port: --port 0)")
+    return Check("port", True, f"{name}: {RUNS}")
 
 
 def _is_taken(settings: Settings) -> bool:
@@ -187,57 +201,75 @@ def _url(settings: Settings) -> str:
     return f"{'https' if settings.tls_cert else 'http'}://{host}:{settings.port}"
 
 
-def _server(settings: Settings) -> RunningServer:
-    return RunningServer(f"{_url(settings)}/v1", client_variable(SEGUE_KEY))
+class _Listed(msgspec.Struct):
+    data: list[ServedModel]
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """Asks without a proxy, and without judging certificates."""
-    secure = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), secure)
-
-
-def _ready_of(settings: Settings) -> _Ready | None:
-    """What `/ready` says; None if the program on this port is not a Segue server."""
-    # The certificate is not judged here, so no key is sent to a server that has one.
-    headers = {} if settings.tls_cert else _server(settings).headers
-    request = urllib.request.Request(f"{_url(settings)}/ready", headers=headers)
+def _ask(server: RunningServer, path: str) -> tuple[int, bytes] | None:
+    """Status and body of an answer; None if there is none."""
+    address = server.url + path
     try:
         try:
-            answer = _opener().open(request, timeout=ASK_S_MAX)
-        except urllib.error.HTTPError as error:
-            answer = error
-        with answer:
-            return msgspec.json.decode(answer.read(), type=_Ready)
-    except (OSError, ValueError, msgspec.MsgspecError):
+            return _answer(urllib.request.Request(address, headers=server.headers))
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ssl.SSLCertVerificationError):
+                raise
+            # A certificate of one's own is good enough to ask, but not to send a key.
+            return _answer(urllib.request.Request(address), ssl._create_unverified_context())
+    except (OSError, ValueError):
         return None
 
 
-def check_server(settings: Settings) -> Iterator[Check]:
+def _answer(
+    request: urllib.request.Request, context: ssl.SSLContext | None = None
+) -> tuple[int, bytes]:
+    handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    try:
+        answer = urllib.request.build_opener(*handlers).open(request, timeout=ASK_S_MAX)
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        return int(answer.status), answer.read()
+
+
+def _ready_of(server: RunningServer) -> _Ready | None:
+    """What `/ready` says; None if this is not a Segue server."""
+    answer = _ask(server, "/ready")
+    try:
+        return msgspec.json.decode(answer[1], type=_Ready) if answer else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def check_server(server: RunningServer) -> Iterator[Check]:
     """What a running server says: whether its store and engines answer, and what it serves."""
-    ready = _ready_of(settings)
+    ready = _ready_of(server)
     if ready is None:
-        yield Check("ready", False, "the server has stopped meanwhile", "start it again")
+        advice = "start it with `segue serve`, or correct --url"
+        yield Check(SERVER, False, f"no Segue server answers at {server.url}", advice)
         return
+    yield Check(SERVER, True, f"a Segue server runs at {server.url}; this is what it says")
     for name, is_ok in ready.checks.items():
         found = "yes" if name == "accepting" else "answers"
-        advice = f"see the log of the server, and `curl {_url(settings)}/ready`"
+        advice = f"see the log of the server, and `curl {server.url}/ready`"
         yield Check(name.replace(":", " "), is_ok, found if is_ok else "no answer", advice)
     if not ready.checks:
-        key = (
-            f"set the variable {SEGUE_KEY} to a key with the scope metrics to see which check fails"
-        )
-        yield Check("ready", ready.status == "ready", ready.status, key)
-    try:
-        listed = _server(settings).models()
-    except Misconfigured as error:
-        is_locked = isinstance(error, ServerRefused)
-        found = f"not asked: it needs an API key ({SEGUE_KEY})" if is_locked else str(error)
-        yield Check("models", is_locked, found, "see the log of the server")
-        return
-    windows = (f" ({one.context_window:,} tokens)" if one.context_window else "" for one in listed)
-    names = ", ".join(one.id + window for one, window in zip(listed, windows, strict=True))
-    yield Check("models", True, names or "none")
+        advice = f"to see which check fails, set {SEGUE_KEY} to a key with the scope metrics"
+        yield Check("ready", ready.status == "ready", ready.status, advice)
+    status, body = _ask(server, "/v1/models") or (0, b"")
+    if status in (401, 403):
+        yield Check("models", True, f"not asked: the server needs an API key (set {SEGUE_KEY})")
+    elif status == 200:
+        listed = msgspec.json.decode(body, type=_Listed).data
+        yield Check("models", True, ", ".join(map(_shown, listed)) or "none")
+    else:
+        found = f"/v1/models answered with status {status}" if status else "/v1/models: no answer"
+        yield Check("models", False, found, "see the log of the server")
+
+
+def _shown(model: ServedModel) -> str:
+    window = model.context_window
+    return model.id + (f" (context {window:,} tokens)" if window else "")
 
 
 # --- the store ---------------------------------------------------------------------------------------
@@ -370,13 +402,10 @@ def refuses_key(url: str, key: str) -> bool:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     base = url.rstrip("/").removesuffix("/v1")
     try:
-        request = urllib.request.Request(f"{base}/v1/models", headers=headers)
-        _opener().open(request, timeout=ASK_S_MAX).close()
-    except urllib.error.HTTPError as error:
-        return error.code in (401, 403)
+        status, _ = _answer(urllib.request.Request(f"{base}/v1/models", headers=headers))
     except (OSError, ValueError):
         return False
-    return False
+    return status in (401, 403)
 
 
 KEY_ADVICE = "give the key that the engine was started with: --engine-key KEY"
