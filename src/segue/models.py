@@ -558,7 +558,10 @@ def unread_call_mark(dialect: Dialect) -> str | None:
 def load_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary of a GGUF file, a tokenizer.json or its folder."""
     if not path.exists():
-        raise Misconfigured(f"tokenizer: there is no file or folder {path}.")
+        raise Misconfigured(
+            f"tokenizer: there is no file or folder {path}. Download it: `hf download NAME tokenizer.json "
+            "tokenizer_config.json --local-dir DIR`, then --tokenizer DIR."
+        )
     return (vocabulary_from_gguf if path.suffix == ".gguf" else vocabulary_from_file)(path)
 
 

@@ -175,7 +175,7 @@ def check_port(settings: Settings, server: RunningServer) -> Check:
     except Misconfigured as error:
         if not _is_taken(settings):
             return Check("port", False, str(error), "use another --host or --port")
-    if _ready_of(server) is None:
+    if not _is_segue(server):
         advice = "stop that program, or use another --port"
         return Check("port", False, f"{name} is in use by another program", advice)
     return Check("port", True, f"{name}: {RUNS}")
@@ -239,6 +239,17 @@ def _ready_of(server: RunningServer) -> _Ready | None:
         return msgspec.json.decode(answer[1], type=_Ready) if answer else None
     except msgspec.MsgspecError:
         return None
+
+
+def _is_segue(server: RunningServer) -> bool:
+    """Whether a Segue server answers, with TLS perhaps although no setting says so."""
+    if _ready_of(server) is not None:
+        return True
+    secure = RunningServer(server.base_url.replace("http:", "https:", 1), server.key)
+    if _ready_of(secure) is None:
+        return False
+    server.base_url = secure.base_url
+    return True
 
 
 def check_server(server: RunningServer) -> Iterator[Check]:
