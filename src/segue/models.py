@@ -492,7 +492,9 @@ def list_models() -> list[ListedWeights]:
 def missing_models(settings: Settings) -> list[ListedWeights]:
     """The models to be served inside this process whose weights can be fetched and are not here."""
     asked = {one.weights or one.name for one in settings.served() if one.engine == "embedded"}
-    return [one for one in list_weights() if one.name in asked and one.path is None]
+    # Listed only where it matters: a file that is seen for the first time is read in full.
+    listed = list_weights() if asked else []
+    return [one for one in listed if one.name in asked and one.path is None]
 
 
 def remove_model(name: str) -> list[str]:
