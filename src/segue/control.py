@@ -108,10 +108,12 @@ class ServerStatus(Struct, frozen=True):
 
 
 class Reloaded(Struct, frozen=True):
-    """The names of the settings that have changed: those in force now, and those that need a restart."""
+    """The names of the settings that have changed: those in force now, and those that need a restart; and the engines
+    that do not answer."""
 
     changed: list[str]
     needs_restart: list[str]
+    silent_engines: list[str] = []
 
 
 def control_path(host: str, port: int) -> Path:

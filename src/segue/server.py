@@ -254,6 +254,7 @@ class ServingProcess:
 
     async def _apply(self, body: bytes) -> bytes:
         self.grace_s = self._app.reload.apply().grace_s
+        self._app.health.renew()
         if self._certificate is not None:
             self._certificate.reload()
         return b""

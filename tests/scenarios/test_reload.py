@@ -155,7 +155,7 @@ async def see_bad_file_refused(
 async def see_signal_obeyed(
     terminal: Terminal, served: ServedProcess, file: Path, engines: tuple[FakeChat, FakeChat]
 ) -> None:
-    """SIGHUP does the same, and a replica that returns is used again."""
+    """SIGHUP does the same, a replica that returns is used again, and one that does not answer is named."""
     old, _ = engines
     configure(file, {"first": (old.url,)})
     served.process.send_signal(signal.SIGHUP)
@@ -163,6 +163,11 @@ async def see_signal_obeyed(
     for _ in range(TRIES):
         assert text_of(await ask(served, "first")) == "old goes on"
         assert (await ask(served, "second"))["error"]["code"] == "model_not_found"
+    configure(file, {"first": (old.url, "http://127.0.0.1:1")})
+    _, printed = await terminal.run("reload")
+    assert "these engines do not answer: http://127.0.0.1:1\n" in printed
+    configure(file, {"first": (old.url,)})
+    assert "warning" not in (await terminal.run("reload"))[1]
 
 
 async def see_stop(terminal: Terminal, served: ServedProcess, old: FakeChat) -> None:

@@ -137,6 +137,10 @@ class HealthCheck:
     async def _meet(self, name: str) -> None:
         self.met[name] = await self._models[name].engine.is_ready()
 
+    def renew(self) -> None:
+        """There are other engines: the next question is asked at once."""
+        self._probe = None
+
     async def check(self) -> dict[str, bool]:
         """What the store and every engine answered when they were last asked, at most a second ago."""
         now = asyncio.get_running_loop().time()

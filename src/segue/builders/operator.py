@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
+from msgspec import structs
 
 from segue import __version__
 from segue.builders.reload import compare
@@ -82,10 +83,13 @@ class Operator:
             except Exception:
                 log.exception("the settings were not reloaded")
 
-    async def _status(self, body: bytes) -> bytes:
+    async def _ask_members(self) -> list[WorkerStatus]:
         asked = (member("status", b"", ANSWER_S_MAX) for member in self._members().values())
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        workers = [one for one in answers if isinstance(one, bytes)]
+        found = [one for one in answers if isinstance(one, bytes)]
+        return [msgspec.json.decode(one, type=WorkerStatus) for one in found]
+
+    async def _status(self, body: bytes) -> bytes:
         return encode(
             ServerStatus(
                 pid=os.getpid(),
@@ -96,7 +100,7 @@ class Operator:
                 reloaded_at=self._reloaded_at,
                 grace_s=self.settings.grace_s,
                 workers_wanted=self.settings.workers,
-                workers=[msgspec.json.decode(one, type=WorkerStatus) for one in workers],
+                workers=await self._ask_members(),
             )
         )
 
@@ -117,6 +121,8 @@ class Operator:
         log.info("settings reloaded; changed: %s", ", ".join(result.changed) or "nothing")
         if result.needs_restart:
             log.warning("these settings need a restart: %s", ", ".join(result.needs_restart))
+        if result.silent_engines:
+            log.warning("these engines do not answer: %s", ", ".join(result.silent_engines))
         return encode(result)
 
     async def _reload_all(self) -> Reloaded:
@@ -140,4 +146,6 @@ class Operator:
             if isinstance(error, BaseException) and not isinstance(error, NotRunning):
                 log.error("a worker did not take the new settings over: %s", error)
         self._reloaded_at = time.time()
-        return result
+        engines = [one for worker in await self._ask_members() for one in worker.engines]
+        silent = sorted({one.name for one in engines if not one.is_up})
+        return structs.replace(result, silent_engines=silent)

@@ -261,4 +261,6 @@ def _reload(options: argparse.Namespace, server: RunningServer, control: Path | 
     print(f"  changed: {', '.join(result.changed) or 'nothing'}")
     if result.needs_restart:
         print(f"  not changed, needs a restart: {', '.join(result.needs_restart)}")
+    if result.silent_engines:
+        print(f"  warning: these engines do not answer: {', '.join(result.silent_engines)}")
     return 0
