@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from segue.remote.connect import SNIPPETS, ModelEndpoint, codex_block, snippet
-from segue.remote.talk import URL
+from segue.remote.codex import codex_block
+from segue.remote.talk import URL, ModelEndpoint
 from tests.clients.agents import AGENTS, CODEX, EXAMPLES, Ran, node_home, python_example, run
 from tests.clients.outside import NODE, PYTHON, ROOT
 from tests.clients.stage import scripted, staged
@@ -20,17 +20,13 @@ from tests.clients.task import END, by_functions
 from tests.support import ServedProcess, served_process
 
 PAGES = ROOT / "docs" / "clients"
-PAGE_OF = {
-    "codex": "codex.md",
+PAGE_OF = {name: f"{name}.md" for name in ("codex", *CLIENTS)} | {
     "python": "openai-python.md",
     "node": "openai-node.md",
-    "agents-python": "agents-python.md",
-    "agents-js": "agents-js.md",
-    "ai-sdk": "ai-sdk.md",
-    "curl": "curl.md",
 }
 # Node's clients are only installed for the long run, Python's and curl for the quick one too.
-QUICK = {"python", "agents-python", "curl"}
+QUICK = {"python", "agents-python", "langchain", "pydantic-ai", "curl"}
+PROGRAMS = QUICK | {"node", "agents-js", "ai-sdk"}
 
 
 @pytest.fixture
@@ -56,7 +52,7 @@ def connect(served: ServedProcess, *arguments: str, **environment: str) -> str:
 @pytest.mark.parametrize("client", PAGE_OF)
 def test_page_shows_what_connect_prints(client: str) -> None:
     place = ModelEndpoint(f"{URL}/v1", "smollm2", context_tokens=8_192, sees_images=False)
-    shown = codex_block(place) if client == "codex" else snippet(client, place)
+    shown = codex_block(place) if client == "codex" else settings_of(client, place)
     assert f"\n{shown}\n```" in (PAGES / PAGE_OF[client]).read_text()
 
 
@@ -72,7 +68,7 @@ async def execute(program: str, client: str, folder: Path) -> Ran:
     """Run a snippet as a program of its own."""
     if client == "curl":
         return await run(["bash", "-c", program], {}, cwd=folder)
-    if client in ("python", "agents-python"):
+    if client in QUICK:
         file = folder / "snippet.py"
         command = [str(PYTHON), "-W", "error"]
     else:
@@ -86,7 +82,7 @@ async def execute(program: str, client: str, folder: Path) -> Ran:
     "client",
     [
         pytest.param(client, marks=() if client in QUICK else pytest.mark.clients)
-        for client in SNIPPETS
+        for client in sorted(PROGRAMS)
     ],
 )
 async def test_snippet_runs_as_it_is_printed(

@@ -193,3 +193,23 @@ def test_command_of_a_shell_tool_is_one_that_runs() -> None:
     """So that a first demo of an agent does not end in "command not found"."""
     shell = {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
     assert check(shell) == {"cmd": "ls"}
+
+
+def test_words_stand_in_for_the_names_of_properties() -> None:
+    """Also as the only item of a list; not in place of a choice, and no longer than allowed."""
+    properties: dict[str, Any] = {
+        "cmd": {"type": "string"},
+        "command": {"type": "array", "items": {"type": "string"}},
+        "query": {"type": "string", "maxLength": 4},
+        "path": {"enum": ["/"]},
+        "other": {"type": "string"},
+    }
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    words = {"cmd": "ls", "command": "ls", "query": "two words", "path": "."}
+    assert example(schema, words) == {
+        "cmd": "ls",
+        "command": ["ls"],
+        "query": "two ",
+        "path": "/",
+        "other": "other",
+    }

@@ -14,14 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.errors import Misconfigured
-from segue.remote.connect import (
-    SNIPPETS,
-    ModelEndpoint,
-    codex_block,
-    snippet,
-    with_provider,
-)
-from segue.remote.talk import base_url_of
+from segue.remote.clients import CLIENTS, settings_of
+from segue.remote.codex import codex_block, with_provider
+from segue.remote.talk import ModelEndpoint, base_url_of
 from tests.support import served_process
 
 PLACE = ModelEndpoint("http://127.0.0.1:8080/v1", "smollm2")
@@ -249,8 +244,8 @@ def test_person_connects_codex_after_seeing_what_will_be_written(tmp_path: Path)
 
 
 def test_snippets_name_the_server_and_the_model() -> None:
-    for name in SNIPPETS:
-        text = snippet(name, ModelEndpoint("http://127.0.0.1:1234/v1", "my-model"))
+    for name in CLIENTS:
+        text = settings_of(name, ModelEndpoint("http://127.0.0.1:1234/v1", "my-model"))
         assert "127.0.0.1:1234/v1" in text, name
         assert "my-model" in text, name
 

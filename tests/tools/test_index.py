@@ -72,6 +72,17 @@ async def test_only_what_changed_is_read_again(folder: Path, tmp_path: Path) -> 
     assert await found(into, "new") == [f"{URL}/new.txt"]
 
 
+async def test_folder_with_another_url_is_there_once(folder: Path, tmp_path: Path) -> None:
+    into = tmp_path / "x.index"
+    await asyncio.to_thread(build, folder, into)
+    moved = await asyncio.to_thread(build, folder, into, URL)
+    assert moved == Report(added=4, unread=1, removed=5)
+    assert await found(into, "rain") == [f"{URL}/rain.md"]
+    assert await asyncio.to_thread(build, folder, into) == Report(same=5)
+    await asyncio.to_thread(build, folder, into, f"{URL}/")
+    assert await found(into, "rain") == [f"{URL}/rain.md"]
+
+
 async def test_folders_share_a_file_and_do_not_disturb_each_other(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ choice of `anyOf`, `oneOf` and `allOf` are followed; other keywords are ignored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil, inf
 
 import msgspec
@@ -21,7 +22,7 @@ CHARS_MAX = 10_000
 # Deeper than this the last choice is taken instead of the first: as a rule it is `null`, and ends a recursion.
 FIRST_DEPTH_MAX = 6
 # A string is the name of its field, but a shell command of an agent is one that exists everywhere.
-WORDS = {"cmd": "ls", "command": "ls"}
+WORDS = {"cmd": "ls", "command": "ls", "commands": "ls", "script": "ls", "path": ".", "directory": "."}
 
 
 class _Schema(Struct, rename="camel"):
@@ -32,16 +33,17 @@ class _Schema(Struct, rename="camel"):
     required: list[str] = []
     items: object = None
     min_items: int = 0
+    max_items: int = ITEMS_MAX
     min_length: int = 0
     max_length: int = CHARS_MAX
     minimum: int | float = -inf
     maximum: int | float = inf
 
 
-def example(schema: object) -> object:
-    """A value that the schema allows, as short as it can be."""
+def example(schema: object, words: Mapping[str, str] | None = None) -> object:
+    """A value that the schema allows, as short as it can be. Strings are the name of their property, or its `words`."""
     try:
-        return _Writer(schema).write(schema, "value", 0)
+        return _Writer(schema, WORDS | (words or {})).write(schema, "value", 0)
     except (OverflowError, msgspec.ValidationError):
         return None
 
@@ -49,12 +51,13 @@ def example(schema: object) -> object:
 class _Writer:
     """Writes values for the parts of one schema."""
 
-    def __init__(self, root: object) -> None:
+    def __init__(self, root: object, words: Mapping[str, str]) -> None:
         self._root = root
+        self._words = words
         self._steps = 0
 
     def write(self, schema: object, name: str, depth: int) -> object:
-        """A value for this part; strings consist of its name (or `WORDS`)."""
+        """A value for this part; strings consist of its name or its `words`."""
         self._steps += 1
         if depth > DEPTH_MAX or self._steps > STEPS_MAX:
             return None
@@ -89,12 +92,13 @@ class _Writer:
                 number = min(max(1, schema.minimum), schema.maximum)
                 return ceil(number) if kind == "integer" else number
             case "array":
-                count = range(min(schema.min_items, ITEMS_MAX))
+                least = max(schema.min_items, 1 if name in self._words else 0)
+                count = range(min(least, ITEMS_MAX, schema.max_items))
                 return [self.write(schema.items, name, depth) for _ in count]
             case "object":
                 properties = schema.properties
                 required = schema.required[:PROPERTIES_MAX]
                 return {key: self.write(properties.get(key), key, depth) for key in required}
             case _:
-                word = WORDS.get(name, name)
-                return word.ljust(min(schema.min_length, CHARS_MAX), "x")[: schema.max_length]
+                text = self._words.get(name, name)
+                return text.ljust(min(schema.min_length, CHARS_MAX), "x")[: schema.max_length]

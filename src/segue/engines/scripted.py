@@ -38,6 +38,8 @@ FILLER = " the"
 WRITTEN_MAX = 1_000
 # How much of the input the engine repeats.
 ECHO_CHARS = 200
+# Arguments of these names are the words of the user, so that a search in a demo finds something.
+QUERY_NAMES = ("query", "queries", "q", "search_term")
 NOTICE = "I play a script, I am not a model."
 
 
@@ -177,7 +179,7 @@ def improvise(job: Job) -> list[ItemValue]:
     offer = _chosen(scene)
     is_users_turn = isinstance(last, items.Message) and last.role == "user"
     if offer is not None and (is_users_turn or _is_forced(scene.head)):
-        return [_example_call(offer)]
+        return [_example_call(offer, _said(last))]
     return [_message(_reply(last, scene.format))]
 
 
@@ -210,11 +212,18 @@ def _chosen(scene: Scene) -> Offer | None:
     return next(iter(functions or offers), None)
 
 
-def _example_call(offer: Offer) -> ItemValue:
+def _said(last: ItemValue | None) -> str:
+    """What the user has just said."""
+    return _text(last.content) if isinstance(last, items.Message) and last.role == "user" else ""
+
+
+def _example_call(offer: Offer, said: str) -> ItemValue:
     tool = offer.tool
     if isinstance(tool, CustomTool):
         return _call("", offer, "example", is_custom=True)
-    arguments = {} if tool.parameters is UNSET else example(msgspec.json.decode(tool.parameters))
+    words = dict.fromkeys(QUERY_NAMES, said) if said else {}
+    schema = {} if tool.parameters is UNSET else msgspec.json.decode(tool.parameters)
+    arguments = example(schema, words) if schema else {}
     text = encode(arguments if isinstance(arguments, dict) else {}).decode()
     return _call("", offer, text, is_custom=False)
 

@@ -23,8 +23,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from segue.errors import Misconfigured
-from segue.remote.connect import add_model, find_endpoint
-from segue.remote.talk import RunningServer, add_server, server_of
+from segue.remote.talk import RunningServer, add_model, add_server, find_endpoint, server_of
 
 # The server sends a heartbeat every 15 s while a turn runs: after this much silence the connection is lost.
 SILENCE_S_MAX = 60.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import ssl
+import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ URL = "http://127.0.0.1:8080"
 # A server on the same machine answers at once; over a slow network it may take a while.
 ASK_S_MAX = 5.0
 NAMES_MAX = 20
+# The prompt and the tools of a coding agent are about 9,000 tokens, before the conversation begins.
+SMALL_TOKENS = 24_000
 SEGUE_KEY, OPENAI_KEY = "SEGUE_KEY", "OPENAI_API_KEY"
 
 
@@ -57,6 +60,25 @@ class _Problem(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     error: _Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEndpoint:
+    """A server and one of its models."""
+
+    base_url: str
+    model: str
+    # The environment variable with the API key, if the server needs one.
+    key_env: str | None = None
+    # The context window, if the server reports it.
+    context_tokens: int | None = None
+    # Whether the model sees images, if the server reports it.
+    sees_images: bool | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the usual prompt and tools of an agent leave too little of the context window."""
+        return self.context_tokens is not None and self.context_tokens < SMALL_TOKENS
 
 
 @dataclass(slots=True)
@@ -177,6 +199,26 @@ def server_of(options: argparse.Namespace) -> RunningServer:
         return RunningServer(base_url, client_variable(options.key_env), options.key_env)
     key = client_variable(SEGUE_KEY)
     return RunningServer(base_url, key, SEGUE_KEY if key else None)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The flag that says which model, of `segue chat` too."""
+    model = "name of the model (default: the first that the server lists)"
+    parser.add_argument("--model", help=model)
+
+
+def find_endpoint(server: RunningServer, model: str | None) -> ModelEndpoint:
+    """The named model, or the first that the running server lists. A named model needs no running server."""
+    try:
+        card = server.model(model)
+    except NotReachable as error:
+        if model is None:
+            raise Misconfigured(f"{error} Or name the model with --model.") from None
+        print(f"segue: not checked, {error}", file=sys.stderr)
+        card = ServedModel(model)
+    sees_images = None if card.input_modalities is None else "image" in card.input_modalities
+    key_env = server.key_env or (SEGUE_KEY if server.key else None)
+    return ModelEndpoint(server.base_url, card.id, key_env, card.context_window, sees_images)
 
 
 def base_url_of(url: str) -> str:

@@ -54,6 +54,7 @@ CREATE TABLE IF NOT EXISTS documents (
     digest BLOB NOT NULL,
     is_readable INTEGER NOT NULL
 );
+CREATE TABLE IF NOT EXISTS folders (path TEXT PRIMARY KEY, url TEXT NOT NULL);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (
     title, text, content = 'documents', content_rowid = 'id', {TOKENIZE}
 );
@@ -77,6 +78,9 @@ ON CONFLICT (url) DO UPDATE SET folder = excluded.folder, title = excluded.title
 """
 TOUCH = "UPDATE documents SET mtime_ns = ?, size = ? WHERE url = ?"
 REMOVE = "DELETE FROM documents WHERE url = ?"
+REMOVE_FOLDER = "DELETE FROM documents WHERE folder = ?"
+FOLDER_URL = "SELECT url FROM folders WHERE path = ?"
+SAVE_FOLDER = "INSERT OR REPLACE INTO folders (path, url) VALUES (?, ?)"
 SEARCH = f"""
 SELECT documents.url, documents.title, snippet(words, 1, '', '', ' … ', {SNIPPET_WORDS})
 FROM words JOIN documents ON documents.id = words.rowid
@@ -100,14 +104,18 @@ class Report:
 def build(
     folder: Path, into: Path, prefix: str = "", note: Callable[[int, int], None] | None = None
 ) -> Report:
-    """Bring the index up to date with a folder. `note` is called with how many files are done, and of how many."""
+    """Bring the index up to date with a folder. A folder has one URL: without a new one it keeps its own, and documents
+    under an older one are removed. `note` is called with how many files are done, and of how many."""
     if not folder.is_dir():
         raise Misconfigured(f"index: {folder} is not a folder.")
-    prefix = prefix or f"file:///{quote(folder.resolve().name)}/"
+    place = str(folder.resolve())
     files = sorted(_files(folder))
     outcomes: Counter[str] = Counter()
     try:
         with closing(_open_to_write(into)) as database:
+            row = database.execute(FOLDER_URL, (place,)).fetchone()
+            before = row[0] if row else f"file:///{quote(folder.resolve().name)}/"
+            prefix = prefix or before
             known = {row[0]: row[1:] for row in database.execute(KNOWN, (prefix,))}
             for number, path in enumerate(files, 1):
                 url = prefix.rstrip("/") + "/" + quote(path.relative_to(folder).as_posix())
@@ -117,10 +125,14 @@ def build(
                 if note is not None:
                     note(number, len(files))
             database.executemany(REMOVE, [(url,) for url in known])
+            gone = len(known)
+            if before != prefix:
+                gone += database.execute(REMOVE_FOLDER, (before,)).rowcount
+            database.execute(SAVE_FOLDER, (place, prefix))
             database.commit()
     except sqlite3.Error as error:
         raise Misconfigured(f"index: {into} cannot be written: {error}.") from error
-    return Report(**outcomes, removed=len(known))
+    return Report(**outcomes, removed=gone)
 
 
 def _files(folder: Path) -> Iterator[Path]:
