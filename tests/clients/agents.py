@@ -23,6 +23,8 @@ from tests.clients.task import PROMPT, Turns, by_functions, by_shell
 
 EXAMPLES = ROOT / "examples"
 NPM_AGENTS = ROOT / ".cache" / "npm-agents" / "node_modules"
+# Agents that are installed for `make test-clients` alone.
+NPM_MORE = ROOT / ".cache" / "npm-more" / "node_modules"
 CODEX = NPM_AGENTS / ".bin" / "codex"
 RUN_S_MAX = 60
 MODEL = "agent"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from segue.remote.clients import CLIENTS, settings_of
 from segue.remote.codex import codex_block
 from segue.remote.talk import URL, ModelEndpoint
 from tests.clients.agents import AGENTS, CODEX, EXAMPLES, Ran, node_home, python_example, run

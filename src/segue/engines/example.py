@@ -22,7 +22,14 @@ CHARS_MAX = 10_000
 # Deeper than this the last choice is taken instead of the first: as a rule it is `null`, and ends a recursion.
 FIRST_DEPTH_MAX = 6
 # A string is the name of its field, but a shell command of an agent is one that exists everywhere.
-WORDS = {"cmd": "ls", "command": "ls", "commands": "ls", "script": "ls", "path": ".", "directory": "."}
+WORDS = {
+    "cmd": "ls",
+    "command": "ls",
+    "commands": "ls",
+    "script": "ls",
+    "path": ".",
+    "directory": ".",
+}
 
 
 class _Schema(Struct, rename="camel"):
@@ -43,7 +50,7 @@ class _Schema(Struct, rename="camel"):
 def example(schema: object, words: Mapping[str, str] | None = None) -> object:
     """A value that the schema allows, as short as it can be. Strings are the name of their property, or its `words`."""
     try:
-        return _Writer(schema, WORDS | (words or {})).write(schema, "value", 0)
+        return _Writer(schema, {**WORDS, **(words or {})}).write(schema, "value", 0)
     except (OverflowError, msgspec.ValidationError):
         return None
 

@@ -1,0 +1,128 @@
+"""`segue run`: an agent with the server, its key and its model, and a server of its own where none answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.clients.agents import CODEX, NODE, NPM_MORE, clean
+
+RUN_S_MAX = 100
+# Nobody reaches the outside: what is not on this machine goes to a proxy that is not there.
+LOOPBACK = {
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1,localhost",
+    "DO_NOT_TRACK": "1",
+    "DISABLE_TELEMETRY": "1",
+    "PI_OFFLINE": "1",
+    "PI_TELEMETRY": "0",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+}
+
+
+def segue(
+    folder: Path, *words: str, path: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`segue run` in a folder, with the programs of another one."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    # Not below the folder for temporary files: Codex does not like that.
+    own = {"HOME": str(home), "XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": os.getcwd()}
+    return subprocess.run(
+        [sys.executable, "-m", "segue.cli", "run", *words],
+        cwd=folder,
+        env={
+            **clean(os.environ),
+            "PATH": f"{path}:{NODE.parent}:/usr/bin:/bin",
+            **LOOPBACK,
+            **own,
+            **environment,
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+    )
+
+
+def script(folder: Path) -> str:
+    path = folder / "script.json"
+    path.write_text(json.dumps({"turns": [{"text": "Hello from the script."}]}))
+    return str(path)
+
+
+def test_codex_runs_on_a_server_of_its_own_that_ends_with_it(tmp_path: Path) -> None:
+    flags = ("--engine", "scripted", "--script", script(tmp_path))
+    words = ("exec", "--skip-git-repo-check", "say hello")
+    ran = segue(tmp_path, *flags, "codex", *words, path=CODEX.parent)
+    assert ran.returncode == 0, ran.stderr
+    assert "Hello from the script." in ran.stdout
+    url = ran.stderr.partition("started a server at ")[2].partition(",")[0]
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5)
+    assert not (tmp_path / "home" / ".codex").exists()
+
+
+def test_agent_gets_server_key_and_model_and_its_status_is_passed_on(
+    locked: tuple[str, str], tmp_path: Path
+) -> None:
+    """A stand-in for the agent says what it was started with."""
+    program = tmp_path / "bin" / "codex"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\ncat "$CODEX_HOME/config.toml"\necho "# $SEGUE_KEY $*"\nexit 7\n')
+    program.chmod(0o755)
+    url, key = locked
+    words = ("--url", url, "--key", key, "--model", "other", "codex", "exec", "--json", "hi")
+    ran = segue(tmp_path, *words, path=program.parent)
+    assert ran.returncode == 7, ran.stderr
+    assert f"# {key} exec --json hi" in ran.stdout
+    settings = tomllib.loads(ran.stdout)
+    assert settings["model"] == "other"
+    assert settings["model_providers"]["segue"]["env_key"] == "SEGUE_KEY"
+    assert settings["model_providers"]["segue"]["base_url"] == f"{url}/v1"
+
+
+def test_what_cannot_be_started_is_said(tmp_path: Path) -> None:
+    empty = tmp_path / "none"
+    for words, said in {
+        (
+            "codex",
+        ): "codex is not installed, or not in PATH. Install it: npm install -g @openai/codex",
+        ("claude-code",): "Messages API",
+        ("emacs",): "choose from codex, opencode, pi, cline",
+    }.items():
+        ran = segue(tmp_path, *words, path=empty)
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert said in ran.stderr
+
+
+def test_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    flags = ("--engine", "scripted", "--script", "none.json")
+    ran = segue(tmp_path, *flags, "codex", "exec", "hi", path=CODEX.parent)
+    assert ran.returncode == 2
+    assert "the server did not start" in ran.stderr
+    assert "none.json" in ran.stderr
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize(
+    "agent, words",
+    [("opencode", ("run",)), ("pi", ("--no-session", "-p")), ("cline", ())],
+)
+def test_other_agents_run_too(agent: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    flags = ("--engine", "scripted", "--script", script(tmp_path))
+    ran = segue(tmp_path, *flags, agent, *words, "say hello", path=NPM_MORE / ".bin")
+    assert ran.returncode == 0, ran.stderr
+    assert "Hello from the script." in ran.stdout
