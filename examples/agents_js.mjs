@@ -2,7 +2,7 @@
 //
 //     node examples/agents_js.mjs FOLDER
 //
-// OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model.
+// OPENAI_BASE_URL is the URL of the server, EXAMPLE_MODEL names a model.
 import { Agent, OpenAIProvider, Runner, tool } from '@openai/agents';
 import OpenAI from 'openai';
 import { z } from 'zod';

@@ -2,7 +2,7 @@
 
     python examples/agents_python.py FOLDER
 
-OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. `auto_previous_response_id` makes every turn send
+OPENAI_BASE_URL is the URL of the server, EXAMPLE_MODEL names a model. `auto_previous_response_id` makes every turn send
 only the new items; its responses are stored (the default), so that the chain survives a new connection.
 """
 
@@ -30,7 +30,7 @@ async def main(folder: str) -> str:
     """Run the agent to its end; its last words."""
     base_url = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1")
     client = AsyncOpenAI(base_url=base_url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
-    model = os.environ.get("SEGUE_MODEL") or (await client.models.list()).data[0].id
+    model = os.environ.get("EXAMPLE_MODEL") or (await client.models.list()).data[0].id
     set_tracing_disabled(True)
     set_default_openai_client(client, use_for_tracing=False)
     set_default_openai_responses_transport("websocket")

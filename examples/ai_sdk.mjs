@@ -2,7 +2,7 @@
 //
 //     node examples/ai_sdk.mjs FOLDER
 //
-// OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. Each step sends only the new items (`prepareStep`).
+// OPENAI_BASE_URL is the URL of the server, EXAMPLE_MODEL names a model. Each step sends only the new items (`prepareStep`).
 import { createOpenAI } from '@ai-sdk/openai';
 import { createWebSocketFetch } from '@vercel/ai-sdk-openai-websocket-fetch';
 import { stepCountIs, streamText, tool } from 'ai';

@@ -3,10 +3,10 @@
 #
 #     bash examples/curl.sh
 #
-# OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. The second request sends only the new items.
+# OPENAI_BASE_URL is the URL of the server, EXAMPLE_MODEL names a model. The second request sends only the new items.
 set -euo pipefail
 url=${OPENAI_BASE_URL:-http://127.0.0.1:8080/v1}
-model=${SEGUE_MODEL:-$(curl -sf "$url/models" | grep -o '"id":"[^"]*"' | head -n 1 | cut -d '"' -f 4)}
+model=${EXAMPLE_MODEL:-$(curl -sf "$url/models" | grep -o '"id":"[^"]*"' | head -n 1 | cut -d '"' -f 4)}
 
 answer=$(curl -sf "$url/responses" -d "{\"model\": \"$model\", \"input\": \"Name a fruit.\"}")
 echo "$answer"

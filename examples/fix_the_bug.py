@@ -2,7 +2,7 @@
 
     python examples/fix_the_bug.py FOLDER [--forced] [--plain]
 
-OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. While it works it draws a waterfall of its turns:
+OPENAI_BASE_URL is the URL of the server, EXAMPLE_MODEL names a model. While it works it draws a waterfall of its turns:
 how long until the first token, how long the model wrote, how long the tool ran, and what was sent and reused.
 
 How it recovers (docs/clients/openai-python.md): after a lost connection, an unknown parent and the age limit it opens a
@@ -296,7 +296,7 @@ def main() -> int:
     client = openai.OpenAI(
         base_url=base_url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0
     )
-    model = os.environ.get("SEGUE_MODEL") or client.models.list().data[0].id
+    model = os.environ.get("EXAMPLE_MODEL") or client.models.list().data[0].id
     console = Console()
     waterfall = Waterfall(console)
     workspace = Workspace(options.folder)

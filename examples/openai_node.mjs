@@ -2,7 +2,7 @@
 //
 //     node examples/openai_node.mjs FOLDER
 //
-// OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. A socket that ends (age limit, restart, drop) is opened
+// OPENAI_BASE_URL is the URL of the server, EXAMPLE_MODEL names a model. A socket that ends (age limit, restart, drop) is opened
 // again, and the whole history is sent once, because an unstored history lived on the old one; so is a turn that failed on
 // the server's side.
 import OpenAI from 'openai';

@@ -2,7 +2,7 @@
 
     python examples/openai_python.py FOLDER
 
-OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. `fix_the_bug.py` is the same with recovery.
+OPENAI_BASE_URL is the URL of the server, EXAMPLE_MODEL names a model. `fix_the_bug.py` is the same with recovery.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(folder: str) -> str:
     """Work until the model calls no more tools; its last words."""
     base_url = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1")
     client = openai.OpenAI(base_url=base_url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
-    model = os.environ.get("SEGUE_MODEL") or client.models.list().data[0].id
+    model = os.environ.get("EXAMPLE_MODEL") or client.models.list().data[0].id
     workspace = Workspace(folder)
     given: list[Any] = [{"role": "user", "content": TASK}]
     parent: dict[str, str] = {}

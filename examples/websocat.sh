@@ -3,10 +3,10 @@
 #
 #     bash examples/websocat.sh
 #
-# OPENAI_BASE_URL is the URL of the server, SEGUE_MODEL names a model. Nothing is stored: the socket remembers.
+# OPENAI_BASE_URL is the URL of the server, EXAMPLE_MODEL names a model. Nothing is stored: the socket remembers.
 set -euo pipefail
 url=${OPENAI_BASE_URL:-http://127.0.0.1:8080/v1}
-model=${SEGUE_MODEL:-$(curl -sf "$url/models" | grep -o '"id":"[^"]*"' | head -n 1 | cut -d '"' -f 4)}
+model=${EXAMPLE_MODEL:-$(curl -sf "$url/models" | grep -o '"id":"[^"]*"' | head -n 1 | cut -d '"' -f 4)}
 
 coproc SOCKET { websocat "ws${url#http}/responses"; }
 trap 'kill "$SOCKET_PID" 2>/dev/null || true' EXIT

@@ -95,7 +95,7 @@ export class Workspace {
 /** Where Segue is, and the model to ask: as named in the environment, else the first that it serves. */
 export async function where() {
   const baseURL = process.env.OPENAI_BASE_URL ?? 'http://127.0.0.1:8080/v1';
-  if (process.env.SEGUE_MODEL) return { baseURL, model: process.env.SEGUE_MODEL };
+  if (process.env.EXAMPLE_MODEL) return { baseURL, model: process.env.EXAMPLE_MODEL };
   const models = await (await fetch(`${baseURL}/models`)).json();
   return { baseURL, model: models.data[0].id };
 }

@@ -103,7 +103,7 @@ def python_example(file: str, *flags: str) -> Start:
         url: str, repository: Path, scratch: Path, model: str
     ) -> tuple[list[str], dict[str, str]]:
         command = [str(PYTHON), "-W", "error", str(EXAMPLES / file), str(repository), *flags]
-        return command, {"OPENAI_BASE_URL": url, "SEGUE_MODEL": model}
+        return command, {"OPENAI_BASE_URL": url, "EXAMPLE_MODEL": model}
 
     return start
 
@@ -114,7 +114,7 @@ def node_example(file: str) -> Start:
     ) -> tuple[list[str], dict[str, str]]:
         home = node_home(scratch)
         command = [str(NODE), "--no-warnings", str(home / file), str(repository)]
-        return command, {"OPENAI_BASE_URL": url, "SEGUE_MODEL": model, "RUN_MS_MAX": "20000"}
+        return command, {"OPENAI_BASE_URL": url, "EXAMPLE_MODEL": model, "RUN_MS_MAX": "20000"}
 
     return start
 

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,10 +30,11 @@ QUICK = {"python", "agents-python", "langchain", "pydantic-ai", "curl"}
 PROGRAMS = QUICK | {"node", "agents-js", "ai-sdk"}
 
 
-@pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[ServedProcess]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
     """A server that improvises."""
-    with served_process("--store", "memory", "--model", "agent", cwd=tmp_path) as served:
+    folder = tmp_path_factory.mktemp("served")
+    with served_process("--store", "memory", "--model", "agent", cwd=folder) as served:
         yield served
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import uvloop
 from hypothesis import assume, given, settings
@@ -367,3 +369,21 @@ def test_bad_script_is_named_before_anything_starts(tmp_path: Path, text: str) -
 def test_missing_script_is_named(tmp_path: Path) -> None:
     with pytest.raises(ApiError, match=r"absent\.json"):
         load_script(tmp_path / "absent.json")
+
+
+def test_script_of_the_page_is_played(tmp_path: Path) -> None:
+    """The example in docs/engines/scripted.md has every field."""
+    page = Path(__file__).parents[2] / "docs" / "engines" / "scripted.md"
+    text = page.read_text().partition("```json\n")[2].partition("```")[0]
+    path = tmp_path / "script.json"
+    path.write_text(text)
+    first, second, last = load_script(path).turns
+    assert (bool(first.reasoning), [call.name for call in first.calls]) == (True, ["list_files"])
+    assert [bytes(call.arguments) for call in second.calls] == [
+        b'{"path": "a.txt"}',
+        b'{"path": "b.txt"}',
+    ]
+    assert (last.text, last.pad_tokens) == ("Both notes are about fruit.", 20)
+    fields = {field.name for field in msgspec.structs.fields(type(first))}
+    listed = set(re.findall(r"^\| `(\w+)` \|", page.read_text(), re.M))
+    assert listed == fields
