@@ -116,8 +116,9 @@ def _described(kind: inspect.Type) -> str:
         case inspect.UnionType(types=(first, *_)):
             return _described(first)
         case inspect.VarTupleType(item_type=item):
-            plural = {"a whole number": "numbers", "a table": "tables"}
-            return f"a list of {plural.get(_described(item), 'texts')}, written in [ ]"
+            noun = _described(item).split()
+            plural = {"whole": "numbers", "table": "tables"}.get(noun[1], "texts")
+            return f"a list of {plural}, written in [ ]"
         case inspect.DictType() | inspect.StructType():
             return "a table"
         case _:

@@ -444,5 +444,7 @@ def advice_for(model: ModelSettings, error: str) -> str:
 def _advice(model: ModelSettings) -> str:
     if model.engine == "embedded":
         return f"download it with `segue models add {model.name}`, or name a GGUF file: --model FILE.gguf"
+    if model.engine == "scripted":
+        return "check --script and --tokenizer"
     urls = " ".join(map(shown_address, model.engine_url))
     return f"start the engine, or correct its URL: --engine-url {urls}"
