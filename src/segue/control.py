@@ -16,7 +16,7 @@ import stat
 import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -147,14 +147,16 @@ def _own_folder() -> Path:
 @asynccontextmanager
 async def open_control(path: Path, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
     """Answer orders at this socket while inside."""
+    tasks: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(*CONNECTION_LOST, TimeoutError):
+        tasks.add(asyncio.current_task())
+        with suppress(*CONNECTION_LOST, TimeoutError, asyncio.CancelledError), closing(writer):
             async with asyncio.timeout(ORDER_S_MAX):
                 order = msgspec.msgpack.decode(await read_frame(reader), type=Order)
             write_frame(writer, await _outcome(order, answers))
             await writer.drain()
-        writer.close()
+        tasks.discard(asyncio.current_task())
 
     server = await asyncio.start_unix_server(serve, sock=_bound(path))
     try:
@@ -162,6 +164,10 @@ async def open_control(path: Path, answers: Mapping[str, Answer]) -> AsyncIterat
     finally:
         os.unlink(path)
         server.close()
+        left = [task for task in tasks if task is not None]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 def _bound(path: Path) -> socket.socket:
@@ -197,13 +203,13 @@ async def give_order(
         write_frame(writer, Order(verb, body))
         async with asyncio.timeout(s_max):
             outcome = msgspec.msgpack.decode(await read_frame(reader), type=Outcome)
-    except CONNECTION_LOST:
-        raise NotRunning(f"the server at {path} ended before it answered.") from None
     except TimeoutError:
         pid = _process_at(writer)
         raise Misconfigured(
             f"the server (process {pid}) does not answer within {s_max:g} s. If it hangs: kill -KILL {pid}"
         ) from None
+    except CONNECTION_LOST:
+        raise NotRunning(f"the server at {path} ended before it answered.") from None
     finally:
         writer.close()
     if outcome.error:
