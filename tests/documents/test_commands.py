@@ -19,6 +19,10 @@ COMMAND = re.compile(r"(?:^ *|`|\$\()segue ([a-z]+)((?: +[^\s`|;&#)>]+)*)", re.M
 FLAG = re.compile(r"^--[a-z][a-z-]*$")
 
 
+# The flags after the name of a client are the client's own.
+PASSES_ON = {"run"}
+
+
 @cache
 def flags_of(verb: str) -> dict[str, set[str]]:
     """The flags of a command and of each of its actions."""
@@ -39,6 +43,8 @@ def exists(verb: str, words: list[str]) -> bool:
     """Whether the installed version has this command with these flags."""
     if verb not in VERBS:
         return False
+    if verb in PASSES_ON:
+        return True
     known = flags_of(verb)
     path = f"{verb} {words[0]}" if words and f"{verb} {words[0]}" in known else verb
     named = {word.partition("=")[0].rstrip(",.:") for word in words}
