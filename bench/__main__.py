@@ -21,6 +21,7 @@ NAMES = (
     "hostile",
     "compare",
     "reuse",
+    "clock",
 )
 FIRST = ("turns", "events")
 

@@ -129,6 +129,22 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 UNSET_MODEL = ModelSettings()
 
 
+class RepairSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of prompts that changes on every turn: a `[[repairs]]` table in `segue.toml` (docs/cache.md)."""
+
+    # How responses call the rule.
+    name: str = ""
+    # One of these: a client that is known for it, or a regular expression for whole lines.
+    known: Literal["", "claude-code", "opencode", "timestamp"] = ""
+    pattern: str = ""
+    # To the end of the input, or as in the first turn; left out, as the known client needs it, else `move`.
+    how: Literal["", "move", "pin"] = ""
+    # For whom: an owner of keys, and with * and ? the User-Agent without its version and the model; nothing: for all.
+    owner: str = ""
+    client: str = ""
+    model: str = ""
+
+
 class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One MCP server whose tools the model may call: an `[[mcp]]` table in `segue.toml`."""
 
@@ -230,6 +246,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     audit_log: str = ""
     models: tuple[Table, ...] = ()
     mcp: tuple[McpSettings, ...] = ()
+    repairs: tuple[RepairSettings, ...] = ()
 
     @property
     def shown_store(self) -> str:
@@ -648,6 +665,14 @@ def _rules(settings: Settings) -> Iterator[Misfit]:
     yield from _url_rules(settings)
     yield from _model_rules(settings)
     yield from _mcp_rules(settings)
+    for index, repair in enumerate(settings.repairs):
+        if bool(repair.pattern) == bool(repair.known):
+            yield Misfit(("repairs", index), "set either pattern or known.")
+        try:
+            re.compile(repair.pattern, re.MULTILINE)
+        except re.error as error:
+            problem = f"'{repair.pattern}' is not a regular expression: {error}."
+            yield Misfit(("repairs", index, "pattern"), problem)
 
 
 def _url_rules(settings: Settings) -> Iterator[Misfit]:

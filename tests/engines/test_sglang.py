@@ -76,7 +76,10 @@ async def test_request_has_the_fields_that_sglang_knows() -> None:
 async def test_engine_says_how_much_of_the_prompt_it_kept() -> None:
     async with FakeSglang(block=1) as fake, upstream(fake.url) as address:
         engine = TokenEngine(SGLANG, address)
-        assert await heard(engine, job(tokens([1] * 40), 0)) == [JobStarted(), Finish("length")]
+        assert await heard(engine, job(tokens([1] * 40), 0)) == [
+            JobStarted(0),
+            Finish("length", 0),
+        ]
         assert finish_of(await heard(engine, job(tokens([1] * 60)))).cached_tokens == 40
 
 

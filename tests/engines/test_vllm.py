@@ -120,7 +120,7 @@ async def test_engine_says_how_much_of_the_prompt_it_kept(is_scaled_out: bool) -
 async def test_warm_up_reads_the_prompt_and_says_nothing(is_scaled_out: bool) -> None:
     async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:
         engine = TokenEngine(VLLM, address, "fake")
-        assert await heard(engine, job(tokens([1] * 40), 0)) == [Finish("length")]
+        assert await heard(engine, job(tokens([1] * 40), 0)) == [Finish("length", 0)]
         assert finish_of(await heard(engine, job(tokens([1] * 60)))).cached_tokens == 32
 
 

@@ -78,6 +78,13 @@ def test_a_line_that_changes_at_the_beginning_costs_everything_after_it() -> Non
     assert parting.missed == parting.lost == old.tokens - 10
 
 
+def test_place_is_a_line_and_a_character_of_it() -> None:
+    old, new = (known(QUESTION, instructions=f"One.\nTwo.\nNow {hour}.") for hour in (12, 13))
+    parting = part(old, new)
+    assert parting is not None
+    assert (parting.place.line, parting.place.character) == (3, 5)
+
+
 def test_changed_item_costs_what_stands_after_it_in_both() -> None:
     first, second = spoken("It is 12:04."), spoken("It is 12:05.")
     old = known(QUESTION, first, ANSWER, MORE)

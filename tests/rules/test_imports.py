@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"control", "models", "reuse"}
     | ADAPTERS,
     "app": INNER
-    | {"turn", "session", "process", "accounts", "cluster", "transports"}
+    | {"reuse", "turn", "session", "process", "accounts", "cluster", "transports"}
     | {"observe", "models", "storage", "dashboard", "builders", "control"}
     | ADAPTERS,
     "listener": INNER | {"process", "transports"},

@@ -113,6 +113,8 @@ def _attributes(turn: EndedTurn) -> list[object]:
         "segue.items_validated": tally.items_validated,
         "segue.tokens_tokenized": tally.tokens_tokenized,
         "segue.tokens_reused": tally.tokens_reused,
+        "segue.reuse.lost_reason": tally.lost[0] if tally.lost else None,
+        "segue.reuse.lost_tokens": tally.lost[1] if tally.lost else None,
         "segue.guard_chars_checked": tally.guard_chars_checked,
         "segue.media_told": tally.media_told or None,
     }

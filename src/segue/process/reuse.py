@@ -25,7 +25,7 @@ from segue.turn.compose import Composed
 from segue.turn.plan import Plan
 from segue.turn.seams import Turns
 from segue.turn.values import JobStarted, Messages, Owner, Prompt, Turn
-from segue.wire.cache import CacheReport, LossReason, MaybeDiagnostics
+from segue.wire.cache import REPAIRS, CacheReport, LossReason, MaybeDiagnostics
 from segue.wire.response import ENDED
 
 log = logging.getLogger(__name__)
@@ -213,6 +213,8 @@ class ReuseWatch:
 
     def _add(self, plan: Plan, report: CacheReport) -> None:
         size = RECORD_BYTES
+        if done := plan.response.metadata.get(REPAIRS):
+            report = structs.replace(report, repairs=tuple(done.split(", ")))
         if report.before is not None and report.now is not None:
             size += 4 * (len(report.before.text) + len(report.now.text))
         tier = plan.resolved.create.service_tier or USUAL_TIER

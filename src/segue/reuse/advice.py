@@ -26,7 +26,7 @@ HELP: dict[LossReason, str] = {
     "reasoning_effort_changed": "Keep reasoning.effort along a conversation.",
     "verbosity_changed": "Keep text.verbosity along a conversation.",
     "context_compacted": "Nothing to do: the prompts are shorter from there on.",
-    "input_changed": "Put what changes (a date, a counter, an id) into the last message.",
+    "input_changed": "Put what changes (a date, a counter, an id) into the last message, or use [[repairs]].",
     "service_tier_changed": "Keep service_tier along a conversation.",
     "reasoning_dropped": "Send reasoning items again, unless the model's template drops them anyway.",
     "history_truncated": "Compact the history, or give the model a longer context.",

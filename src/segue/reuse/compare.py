@@ -213,7 +213,8 @@ def _parted(
     place, one, other = _place(old, new, reason, leading)
     at = first_difference(one, other)
     if place.part in ("instructions", "input", "tools"):
-        place = msgspec.structs.replace(place, character=at, line=line_of(one, at))
+        column = at - one.rfind("\n", 0, at) - 1
+        place = msgspec.structs.replace(place, character=column, line=line_of(one, at))
     # A change before the input costs all of it. A template that drops thoughts writes everything after them again.
     first = leading if place.part == "input" else 0
     is_all = reason == "context_compacted" or leading == len(old.items)

@@ -8,6 +8,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from segue.wire.requests import CacheMode, CacheOptions, CacheTtl
 
+# The key of `metadata` that names the rules which changed a request (docs/cache.md), and the header.
+REPAIRS, REPAIRS_HEADER = "segue_repairs", b"x-segue-repairs"
+
 
 class CacheEcho(Struct, frozen=True):
     """`prompt_cache_options` as the response repeats them."""
@@ -65,9 +68,9 @@ class Place(Struct, frozen=True):
     # The number of the item in the earlier input, from 0, and its type; of a tool its name.
     item: int | None = None
     name: str | None = None
-    # The first character that differs in the text of that part or item, from 0, and its line, from 1.
-    character: int = 0
+    # The first character that differs: its line in the text of that part or item, from 1, and its place there, from 0.
     line: int = 1
+    character: int = 0
     # Of tools: added, removed, reordered or changed.
     change: str | None = None
 
