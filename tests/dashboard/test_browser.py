@@ -41,6 +41,12 @@ HOSTILE = """# Plan
 ---
 """
 
+# Buttons and tabs whose words are broken into several lines.
+BROKEN_LABELS = """[...document.querySelectorAll("button, nav a")].filter((one) => {
+  const range = document.createRange();
+  range.selectNodeContents(one);
+  return new Set([...range.getClientRects()].map(({top}) => Math.round(top / 8))).size > 1;
+}).map((one) => one.innerText)"""
 # The next two frames are drawn.
 DRAWN = "new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))"
 # The texts of a chart that lie on each other, by a pixel or more.
@@ -355,6 +361,7 @@ async def test_page_fits_a_phone_and_follows_the_systems_colours(
             for view in TABS:
                 await tap(page, view)
                 assert await page.read("document.documentElement.scrollWidth") <= 390, view
+                assert await page.read(BROKEN_LABELS) == [], view
             await tap(page, "playground")
             hint = await page.read("document.querySelector('#play-form textarea').placeholder")
             assert hint == "Type a message.", "a phone has no Shift + Enter"

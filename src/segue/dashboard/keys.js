@@ -228,7 +228,7 @@ const openCreate = () => {
 const showSecret = (key, secret) => {
   const button = h("button", { type: "button", class: "copy" }, "Copy");
   button.onclick = async () => {
-    button.textContent = (await copyText(secret)) ? "Copied" : "Not copied: select the key and copy it";
+    button.textContent = (await copyText(secret)) ? "Copied" : "Not copied: select it";
   };
   open(
     `The key '${key.name}'`,
