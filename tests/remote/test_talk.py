@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
 import sys
 import tomllib
 
@@ -11,6 +17,7 @@ import pytest
 from segue.cli import main
 from segue.remote.clients import CLIENTS
 from segue.remote.talk import RunningServer, ServerRefused
+from tests.support import WAIT_S
 
 Said = tuple[int, str, str]
 
@@ -98,6 +105,40 @@ def test_person_chats_with_a_key_and_changes_the_model(
     assert "You said: Again" in out
     assert "There is no command /foo." in out
     assert "/models" in out.partition("/foo")[2]
+
+
+def test_lines_can_be_edited_and_fetched_again(locked: tuple[str, str]) -> None:
+    """On a terminal: Up fetches the last question, arrow keys move in it, an interrupt drops a line, Ctrl-D exits."""
+    url, key = locked
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "segue.cli", "chat", "--url", url, "--key", key]
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    process = subprocess.Popen(command, env=environment, stdin=end, stdout=end, stderr=end)
+    try:
+        assert shows(terminal, "for help.*> ")
+        os.write(terminal, b"Hello\r")
+        assert shows(terminal, "You said: Hello\r\n.*first token.*> ")
+        os.write(terminal, b"\x1b[A\x1b[D\x1b[DXX\r")
+        assert shows(terminal, "You said: HelXXlo\r\n.*first token.*> ")
+        process.send_signal(signal.SIGINT)
+        assert shows(terminal, "/quit or Ctrl-D exits.*> ")
+        os.write(terminal, b"\x04")
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+        os.close(terminal)
+        os.close(end)
+
+
+def shows(terminal: int, pattern: str) -> bool:
+    """Whether the terminal shows this before it falls silent."""
+    shown = ""
+    while not re.search(pattern, shown, re.DOTALL):
+        if not select.select([terminal], [], [], WAIT_S)[0]:
+            return False
+        shown += os.read(terminal, 4096).decode()
+    return True
 
 
 def test_other_errors_keep_the_servers_words(locked: tuple[str, str]) -> None:
