@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -116,6 +118,15 @@ def test_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert "none.json" in ran.stderr
 
 
+def end_leftovers(folder: Path) -> None:
+    """Cline leaves a process behind that names the folder in which it was started."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = entry.read_bytes().split(b"\0")
+            if b"--cline-hub-daemon" in words and os.fsencode(folder) in words:
+                os.kill(int(entry.parent.name), signal.SIGKILL)
+
+
 @pytest.mark.clients
 @pytest.mark.parametrize(
     "agent, words",
@@ -123,6 +134,9 @@ def test_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 )
 def test_other_agents_run_too(agent: str, words: tuple[str, ...], tmp_path: Path) -> None:
     flags = ("--engine", "scripted", "--script", script(tmp_path))
-    ran = segue(tmp_path, *flags, agent, *words, "say hello", path=NPM_MORE / ".bin")
+    try:
+        ran = segue(tmp_path, *flags, agent, *words, "say hello", path=NPM_MORE / ".bin")
+    finally:
+        end_leftovers(tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "Hello from the script." in ran.stdout
