@@ -22,10 +22,11 @@ from urllib.request import urlopen
 
 from bench.chain import CONTEXT_TOKENS, MODEL, first_token
 from bench.peer import Client, server
-from segue_bench.rounds import print_table
+from segue_bench.rounds import interleaved, print_table
 
 TURNS = 10
 RATIO_MAX = 2.0
+MOVED = "clock, moved"
 RULES = (
     "Rule {}: read the file before you change it, run the tests after it, and say what you did. "
 )
@@ -49,8 +50,9 @@ class Agent:
         self._items: list[dict[str, Any]] = []
         self.last: dict[str, Any] = {}
 
-    def turn(self, number: int) -> float:
-        """Seconds to the first token of this turn."""
+    def turn(self) -> float:
+        """Seconds to the first token of the next turn."""
+        number = len(self._items) // 2 + 1
         clock = f"Current time: 12:{number:02}:07\n" if self._has_clock else ""
         self._items.append({"role": "user", "content": f"Part {number}. {WORDS}"})
         given = [{"role": "system", "content": clock + self._rules}, *self._items]
@@ -69,7 +71,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     flags = ["--engine", "embedded", "--context-tokens", str(CONTEXT_TOKENS), "--store", "memory"]
-    seconds: dict[str, list[list[float]]] = {"no clock": [], "clock": [], "clock, moved": []}
+    # Two conversations on one server: both keep their prefix.
+    flags += ["--engine-parallel", "2"]
+    seconds: dict[str, list[list[float]]] = {"no clock": [], "clock": [], MOVED: []}
     cached: dict[str, int] = {}
     told = ""
     with ExitStack() as stack:
@@ -82,16 +86,23 @@ def main(arguments: Sequence[str]) -> int:
             server(None, *flags, "--config", str(config), is_pinned=False)
         )
         for number in range(options.rounds):
-            for name in seconds:
-                process = repairing if name == "clock, moved" else plain
-                agent = Agent(process.port, f"Agent {name} {number}", has_clock="clock" in name[:5])
-                seconds[name].append([agent.turn(turn) for turn in range(1, TURNS + 1)])
+            agents = {
+                name: Agent(
+                    (repairing if name == MOVED else plain).port,
+                    f"Agent {name} {number}",
+                    has_clock=name != "no clock",
+                )
+                for name in seconds
+            }
+            # They take turns, so that a noisy machine is noisy for all.
+            talks = interleaved({name: agent.turn for name, agent in agents.items()}, TURNS, 0)
+            for name, agent in agents.items():
+                seconds[name].append(talks[name])
                 cached[name] = agent.last["usage"]["input_tokens_details"]["cached_tokens"]
-                if name == "clock":
-                    path = f"/v1/responses/{agent.last['id']}/cache"
-                    with urlopen(f"http://127.0.0.1:{process.port}{path}", timeout=30) as answer:
-                        told = json.load(answer)["summary"]
                 agent.close()
+            path = f"/v1/responses/{agents['clock'].last['id']}/cache"
+            with urlopen(f"http://127.0.0.1:{plain.port}{path}", timeout=30) as answer:
+                told = json.load(answer)["summary"]
     medians = {
         name: [statistics.median(times) for times in zip(*rounds, strict=True)]
         for name, rounds in seconds.items()
@@ -103,6 +114,6 @@ def main(arguments: Sequence[str]) -> int:
     turns = "|".join(f"turn {n} s {{:.3f}}" for n in (1, 2, 5, 10))
     print_table(f"agent on {MODEL} {{}}|{turns}|cached in turn 10 {{:,}}", rows)
     print(f"segue explain: {told}")
-    ratio = medians["clock, moved"][-1] / medians["no clock"][-1]
+    ratio = medians[MOVED][-1] / medians["no clock"][-1]
     print(f"turn {TURNS} with the repair: {ratio:.2f} x the agent without a clock")
     return int(ratio > RATIO_MAX)

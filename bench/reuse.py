@@ -23,12 +23,15 @@ SHARE_MAX = 0.02
 FLAGS = {"compared": (), "not compared": ("--reuse-bytes-max", "0")}
 
 
-def round_of(process: ServerProcess, loop: AgentLoop, turns: int) -> float:
-    """CPU seconds of so many turns."""
+def round_of(process: ServerProcess, turns: int) -> float:
+    """CPU seconds of so many turns of a new conversation, without its first one."""
+    loop = AgentLoop(process.port, HISTORY_TOKENS, is_stored=False)
     before = cpu_s(process)
     for _ in range(turns):
         loop.turn()
-    return cpu_s(process) - before
+    took = cpu_s(process) - before
+    loop.close()
+    return took
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,8 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         candidates = {}
         for name, flags in FLAGS.items():
             process = stack.enter_context(server(SCRIPT, *flags))
-            loop = AgentLoop(process.port, HISTORY_TOKENS, is_stored=False)
-            candidates[name] = partial(round_of, process, loop, options.turns)
+            candidates[name] = partial(round_of, process, options.turns)
         results = interleaved(candidates, options.rounds)
     count = options.rounds * options.turns
     ms = {name: 1000 * sum(rounds) / count for name, rounds in results.items()}

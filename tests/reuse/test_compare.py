@@ -93,8 +93,17 @@ def test_changed_item_costs_what_stands_after_it_in_both() -> None:
     assert (parting.reason, parting.place.part, parting.place.item) == ("input_changed", "input", 1)
     assert (parting.place.name, parting.place.character) == ("message", 10)
     rest = [len(one.raw) for one in (first, ANSWER, MORE)]
-    share = sum(rest[1:]) / sum(rest)
+    # Of the changed item its end is the same: one character of twelve.
+    share = (rest[0] / 12 + sum(rest[1:])) / sum(rest)
     assert parting.lost == round(parting.missed * share)
+
+
+def test_a_long_item_whose_first_line_changes_costs_the_rest_of_it() -> None:
+    rules = "Be brief. " * 100
+    old, new = (spoken(f"It is 12:0{n}.\n{rules}", "system") for n in (4, 5))
+    parting = part(known(old, QUESTION, instructions=""), known(new, QUESTION, instructions=""))
+    assert parting is not None
+    assert parting.lost > 0.9 * parting.missed > 900
 
 
 @pytest.mark.parametrize(

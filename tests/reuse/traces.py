@@ -1,6 +1,6 @@
 """Real agent sessions replayed with faults put in: is every fault named rightly, and is nothing said of clean turns?
 
-    python -m tests.reuse.traces [FILE]
+    python -m tests.reuse.traces [FILE [TOKENS_OF_AN_ITEM]]
 
 The sessions are numbers (`agent_sessions.json` is a sample, with its notice): how long each prompt was, and how much of
 it an earlier one began with. Here they become requests of a client that sends its whole history: text with exactly this
@@ -13,7 +13,7 @@ import json
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,20 +43,20 @@ class Request(NamedTuple):
     tools: tuple[int, ...] = tuple(range(len(TOOLS)))
 
 
-def requests(session: dict[str, Any]) -> Iterator[Request]:
+def requests(session: dict[str, Any], block: int) -> Iterator[Request]:
     """The requests of a session, in order."""
     made: list[tuple[str, ...]] = []
     head = session["tools"] + session["system"]
     for number, (parent, shared, given, *_) in enumerate(session["turns"]):
-        kept = made[parent][: max(0, shared - head) // BLOCK] if parent >= 0 else ()
-        new = max(1, (given - head) // BLOCK - len(kept))
+        kept = made[parent][: max(0, shared - head) // block] if parent >= 0 else ()
+        new = max(1, (given - head) // block - len(kept))
         made.append((*kept, *(f"{session['id']} {number} {n}" for n in range(new))))
         yield Request(made[-1], head)
 
 
 def _block(name: str) -> Item:
     number = int(name.rpartition(" ")[2])
-    text = f"{name}: " + "word " * 30
+    text = f"{name}; " * 10
     if name.startswith("summary"):
         return item(json.dumps({"type": "compaction", "encrypted_content": text}))
     if number % THOUGHT_EVERY == THOUGHT_EVERY - 1:
@@ -70,8 +70,9 @@ def _block(name: str) -> Item:
 class Writer:
     """Makes prompts of requests; the same text always becomes the same ids."""
 
-    items: dict[str, Item]
-    ids: dict[str, int]
+    block: int
+    items: dict[str, Item] = field(default_factory=dict)
+    ids: dict[str, int] = field(default_factory=dict)
 
     def prompt(self, request: Request) -> KnownPrompt:
         """Tools first, then the system prompt, then the blocks."""
@@ -83,7 +84,7 @@ class Writer:
         ids = id_array([self._id(tools)] * (request.head // 2))
         ids.extend([self._id(rules)] * (request.head - len(ids)))
         for name in request.blocks:
-            ids.extend([self._id(name)] * BLOCK)
+            ids.extend([self._id(name)] * self.block)
         prompt = NO_TOKENS.plus(ids)
         given = tuple(self.items.setdefault(name, _block(name)) for name in request.blocks)
         response = structs.replace(response, prompt_cache_key=None)
@@ -94,10 +95,9 @@ class Writer:
 
 
 def _without_thought(blocks: Sequence[str]) -> tuple[str, ...]:
-    """The first thought is gone."""
-    is_thought = [
-        int(one.rpartition(" ")[2]) % THOUGHT_EVERY == THOUGHT_EVERY - 1 for one in blocks
-    ]
+    """The first thought is gone, if something stands after it that is lost with it."""
+    numbers = [int(one.rpartition(" ")[2]) for one in blocks[:-2]]
+    is_thought = [number % THOUGHT_EVERY == THOUGHT_EVERY - 1 for number in numbers]
     at = is_thought.index(True) if True in is_thought else len(blocks)
     return (*blocks[:at], *blocks[at + 1 :])
 
@@ -127,24 +127,26 @@ class Replayed:
     wrong: tuple[str, ...] = ()
 
 
-def replay(sessions: Sequence[dict[str, Any]]) -> Replayed:
+def replay(sessions: Sequence[dict[str, Any]], block: int = BLOCK) -> Replayed:
     """All sessions, one after the other, of one owner. A fault is a turn of its own: the client forgets it again."""
     found = Replayed()
     recent: deque[KnownPrompt] = deque(maxlen=RECENT_MAX)
     names = list(FAULTS)
     for session in sessions:
-        writer = Writer({}, {})
-        for number, request in enumerate(requests(session)):
+        writer = Writer(block)
+        for number, request in enumerate(requests(session, block)):
             new = writer.prompt(request)
             found = _judge(found, recent, new, None, f"{session['id']} turn {number}")
             recent.appendleft(new)
-            # There must be something to lose: thoughts, and what stands after them.
-            if number % FAULT_EVERY == FAULT_EVERY - 1 and len(request.blocks) > 2 * THOUGHT_EVERY:
-                name = names[found.faults % len(names)]
-                reason, fault = FAULTS[name]
-                broken = writer.prompt(fault(request))
+            if number % FAULT_EVERY != FAULT_EVERY - 1:
+                continue
+            name = names[found.faults % len(names)]
+            reason, fault = FAULTS[name]
+            broken = fault(request)
+            # There must be something to lose, and a thought to drop.
+            if len(request.blocks) > 2 * THOUGHT_EVERY and broken != request:
                 where = f"{session['id']} turn {number} with {name}"
-                found = _judge(found, recent, broken, reason, where)
+                found = _judge(found, recent, writer.prompt(broken), reason, where)
                 found = replace(found, faults=found.faults + 1)
     return found
 
@@ -166,8 +168,9 @@ def load(path: Path = SAMPLE) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str]) -> int:
     """Replay a whole file; 1 if anything was named wrongly."""
-    sessions = load(Path(arguments[0])) if arguments else load()
-    found = replay(sessions)
+    path, block = (*arguments, *("", "")[len(arguments) :])
+    sessions = load(Path(path) if path else SAMPLE)
+    found = replay(sessions, int(block or BLOCK))
     kinds = Counter(one.rpartition(": ")[2] for one in found.wrong)
     print(f"{len(sessions)} sessions, {found.turns} turns, {found.faults} of them with a fault")
     print(f"{len(found.wrong)} named wrongly", *kinds.most_common(), *found.wrong[:20], sep="\n  ")

@@ -12,10 +12,9 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, Struct, structs
 
 from segue.reuse.compare import Parting, changed_setting, nearest, part
 from segue.reuse.diagnose import NOT_FOUND, UNAVAILABLE, diagnose
@@ -39,8 +38,7 @@ RECENT_MAX = 32
 ReportKey = tuple[Owner, str]
 
 
-@dataclass(slots=True)
-class Record:
+class Record(Struct, gc=False):
     """What is kept of one turn."""
 
     report: CacheReport

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from segue.reuse.prompts import KnownPrompt
-from segue.reuse.texts import around, first_difference, line_of, said, told, type_of
+from segue.reuse.texts import around, first_difference, line_of, said, same_end, told, type_of
 from segue.turn.values import Messages, Tokens
 from segue.wire.cache import CacheMissReason, Place, PromptReason, Side
 from segue.wire.items import Item, Message, Reasoning
@@ -169,10 +169,13 @@ def _common(
 
 def _lost(old: KnownPrompt, new: KnownPrompt, common: int, first: int, *, is_all: bool) -> int:
     """How many tokens stand after the place in both prompts, by the share of the bytes of the items from there on."""
-    rest = old.items[first:]
+    rest, given = old.items[first:], new.items[first:]
     size = sum(len(item.raw) for item in rest)
-    known = set(map(told, new.items[first:]))
-    kept = sum(len(item.raw) for item in rest if told(item) in known)
+    known = set(map(told, given))
+    kept: float = sum(len(item.raw) for item in rest if told(item) in known)
+    if rest and given and told(rest[0]) not in known:
+        # The item that changed goes on like before after what changed in it.
+        kept += len(rest[0].raw) * same_end(said(rest[0]), said(given[0]))
     share = 1.0 if is_all or not size else kept / size
     return min(round((old.tokens - common) * share), new.tokens - common)
 

@@ -92,6 +92,14 @@ def first_difference(one: memoryview | str, other: memoryview | str) -> int:
     return low
 
 
+def same_end(one: str, other: str) -> float:
+    """The share of a text, after the place where two part, that both end with; 0 where most of them differs: these are
+    two texts, and not one that was changed."""
+    at = first_difference(one, other)
+    end = first_difference(one[at:][::-1], other[at:][::-1])
+    return end / len(one) if 2 * (at + end) > max(len(one), len(other)) else 0.0
+
+
 def around(text: str, at: int) -> Side:
     """The text around this place."""
     start = max(0, at - BEFORE_CHARS)

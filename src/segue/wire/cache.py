@@ -60,7 +60,8 @@ EngineReason = Literal["engine_evicted", "engine_restarted", "engine_other_repli
 LossReason = PromptReason | EngineReason
 
 
-class Place(Struct, frozen=True):
+# Thousands of these are kept, and none refers back: the garbage collector need not look.
+class Place(Struct, frozen=True, gc=False):
     """Where two prompts part."""
 
     # `model`, `tools`, `instructions`, `input`, or the name of a setting.
@@ -75,14 +76,14 @@ class Place(Struct, frozen=True):
     change: str | None = None
 
 
-class Side(Struct, frozen=True):
+class Side(Struct, frozen=True, gc=False):
     """A text around the place where it parts from another; `at` is that place in it."""
 
     text: str
     at: int
 
 
-class CacheReport(Struct, frozen=True, kw_only=True):
+class CacheReport(Struct, frozen=True, kw_only=True, gc=False):
     """What of the prompt of one turn was reused, and what was not (docs/cache.md)."""
 
     object: Literal["response.cache"] = "response.cache"
