@@ -74,7 +74,9 @@ async def test_events_in_memory_have_a_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_keys_of_repeats_in_memory_count(tmp_path: Path, kind: str) -> None:
     store = "memory" if kind == "memory" else f"sqlite:///{tmp_path}/s.db"
-    async with scripted(tmp_path, "Yes.", store=store, render_cache_bytes_max=0) as served:
+    async with scripted(
+        tmp_path, "Yes.", store=store, render_cache_bytes_max=0, reuse_bytes_max=0
+    ) as served:
         before = await held(served)
         for number in range(5):
             body = {"model": "scripted", "input": "x", "store": False}

@@ -31,6 +31,7 @@ class PeerSocket:
         self.is_full = False
         self.unread_bytes = 0
         self.request_id = "req_1"
+        self.client = "test"
         self.on_send: Callable[[dict[str, Any]], None] = lambda event: None
 
     def send(self, messages: Sequence[bytes]) -> None:

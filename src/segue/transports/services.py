@@ -34,6 +34,10 @@ class NearTurns(Turns, Protocol):
         """The connection is over: its bytes no longer count."""
 
 
+async def _no_report(owner: Owner, turn_id: str) -> None:
+    """Where nothing is compared."""
+
+
 @dataclass(slots=True)
 class Services:
     """The one value that `app.py` gives to all transports."""
@@ -50,12 +54,12 @@ class Services:
     open_cache: Callable[[Account], tuple[NearTurns, Turns]]
     is_ready: Callable[[], Awaitable[dict[str, bool]]]
     write_metrics: Callable[[], Awaitable[bytes]]
-    # What is known of the reuse of a turn's prompt, in all workers of this parent process.
-    find_report: Callable[[Owner, str], Awaitable[CacheReport | None]]
     # The limits of a client are settings.
     limits: Settings = field(default_factory=Settings)
     # What this process holds, and may hold.
     memory: Memory = field(default_factory=Memory)
+    # What is known of the reuse of a turn's prompt, in all workers of this parent process.
+    find_report: Callable[[Owner, str], Awaitable[CacheReport | None]] = _no_report
     # Called with the transport, the code and the id of a request that was refused before it became a turn.
     note_refusal: Callable[[str, str, str], None] = lambda transport, code, request_id: None
     # Called with the method, the route and the status of every HTTP request.
