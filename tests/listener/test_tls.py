@@ -70,12 +70,33 @@ async def shown_name(port: int) -> str:
     return str(x509.load_der_x509_certificate(data).subject.rfc4514_string())
 
 
+async def check_plain_http_is_refused(port: int) -> None:
+    """HTTP without TLS is told what to do, also if its body comes in many parts."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(WAIT_S):
+        writer.write(
+            b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999\r\n\r\n"
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        for _ in range(3):
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+        body = await reader.readuntil(b"}}")
+        writer.write_eof()
+        await reader.read()
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"tls_required"' in body
+    assert b"https://" in body
+
+
 async def test_certificate_is_renewed_without_dropping_sockets(tmp_path: Path) -> None:
     cert, key = write_pair(tmp_path, "first")
     flags = ("--tls-cert", str(cert), "--tls-key", str(key), "--store", "memory")
     with served_process(*flags, cwd=tmp_path) as served:
         assert served.url.startswith("https://")
         assert await shown_name(served.port) == "CN=first"
+        await check_plain_http_is_refused(served.port)
         async with connect(served.ws_url, ssl=trusting()) as socket:
             wire = Wire(socket)
             first = await wire.turn(input="hello", store=False)

@@ -2,7 +2,7 @@
 
 In: two files. Out: a context for the listener. When a file changes, or on SIGHUP, both are loaded again into the same
 context: new handshakes get the new certificate, open connections keep theirs. Files that do not belong together (one is
-still being written) are not loaded until they do.
+still being written) are not loaded until they do. A client that sends HTTP without TLS is told so, in HTTP.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from segue.background import in_background
-from segue.errors import Misconfigured
+from segue.errors import Misconfigured, Refused
+from segue.transports.exchange import raw_refusal
 
 log = logging.getLogger(__name__)
 
+# What OpenSSL calls a handshake that begins with GET, POST, PUT or HEAD.
+HTTP_REQUEST = "HTTP_REQUEST"
 # Certificates are renewed weeks before they expire; there is no hurry.
 LOOK_S = 10.0
 
@@ -75,8 +79,42 @@ class Certificate:
         self.context.load_cert_chain(*self._paths)
 
 
+class _Handshake(ssl.SSLObject):
+    """One connection. A plain HTTP request gets an answer in place of a handshake, and the rest of it is dropped until
+    the client leaves or the time for a handshake is over."""
+
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+    _is_refused = False
+
+    def do_handshake(self) -> None:
+        if not self._is_refused:
+            try:
+                return super().do_handshake()
+            except ssl.SSLError as error:
+                if error.reason != HTTP_REQUEST:
+                    raise
+            message = "This port needs HTTPS: use https:// (or wss://) in the URL."
+            self.outgoing.write(raw_refusal(Refused(message, status=400, code="tls_required")))
+            self._is_refused = True
+        self.incoming.read()
+        raise ssl.SSLWantReadError
+
+
+class _Context(ssl.SSLContext):
+    sslobject_class = _Handshake
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **options: Any
+    ) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, *args, **options)
+        assert isinstance(made, _Handshake)
+        made.incoming, made.outgoing = incoming, outgoing
+        return made
+
+
 def _context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
