@@ -22,7 +22,7 @@ async def test_engine_that_answers_is_told_with_its_context_and_slots() -> None:
         lines = await lines_of(**flags, context_tokens="9000", engine_parallel="1")
         assert lines == [
             f"  model      m: chat engine at {engine.url}, context 9,000 tokens, 1 slot",
-            "  API keys   not needed until the first one is created (`segue keys create`)",
+            "  API keys   not needed until the first one is created (in the dashboard)",
         ]
         url = engine.url
     lines = await lines_of(**(flags | {"auth": "off"}))

@@ -68,6 +68,8 @@ def _keys(app: App, settings: Settings) -> str:
         return "needed"
     if settings.auth == "off":
         return "not needed (--auth off)"
+    if settings.store == "memory":
+        return "not needed until the first one is created (in the dashboard)"
     return "not needed until the first one is created (`segue keys create`)"
 
 

@@ -399,7 +399,9 @@ def _chat(settings: ModelSettings, shared: str, built: Built) -> Maker:
 
 def _check_addresses(settings: ModelSettings) -> None:
     if not settings.engine_url:
-        raise Misconfigured(f"engine_url: engine '{settings.engine}' needs one or more addresses.")
+        raise Misconfigured(
+            f"engine_url: engine '{settings.engine}' needs one or more URLs: --engine-url http://127.0.0.1:8000."
+        )
 
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)

@@ -112,6 +112,19 @@ async def test_tokenizer_that_is_missing_comes_with_the_way_to_get_it(name: str)
     assert "start the engine" not in found.advice
 
 
+async def test_files_that_are_not_a_tokenizer_or_a_model_come_with_the_way_to_get_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tokenizer.json").write_text('"no tokenizer"')
+    (tmp_path / "broken.gguf").write_text("no weights")
+    vllm = {"engine": "vllm", "engine_url": ["http://127.0.0.1:1"], "model": ["m"]}
+    found = (await checks(**vllm, tokenizer=str(tmp_path)))["model m"]
+    assert (found.is_ok, "hf download" in found.advice) == (False, True)
+    embedded = {"engine": "embedded", "model": [str(tmp_path / "broken.gguf")]}
+    found = (await checks(**embedded))["model broken"]
+    assert (found.is_ok, "models add" in found.advice) == (False, False)
+
+
 async def test_store_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     missing = (await checks(store=f"sqlite:///{tmp_path / 'no' / 'turns.db'}"))["store"]
     assert not missing.is_ok

@@ -126,6 +126,12 @@ async def test_path_and_method_find_their_route(
     assert server.stage.refusals == [("http", code)]
 
 
+async def test_client_of_another_api_is_told_which_one_is_served(server: Server) -> None:
+    answer = await server.ask("POST", "/v1/chat/completions", body=b"{}")
+    assert (answer.status, answer.code) == (404, "unknown_url")
+    assert "POST /v1/responses" in answer.json["error"]["message"]
+
+
 async def test_response_is_one_object_without_a_stream(server: Server) -> None:
     server.stage.runner.play = complete
     answer = await server.create()

@@ -132,7 +132,7 @@ async def _run(
 
 
 def _print(console: Console, check: Check) -> None:
-    mark = "[green]ok[/green]   " if check.is_ok else "[red]failed[/red]"
+    mark = "[green]ok[/green]    " if check.is_ok else "[red]failed[/red]"
     console.print(f"{mark}  [bold]{check.name}[/bold]  ", end="")
     console.print(check.found, markup=False)
     if not check.is_ok:
@@ -437,11 +437,14 @@ REMEDIES = {
 
 
 def advice_for(model: ModelSettings, error: str) -> str:
-    """What helps against an error of the settings."""
-    return REMEDIES.get(error.partition(":")[0]) or _advice(model)
+    """What helps against an error of the settings or of a model's files; no engine was asked yet."""
+    usual = REMEDIES["tokenizer"] if model.engine_url else _advice(model)
+    return REMEDIES.get(error.partition(":")[0], usual)
 
 
 def _advice(model: ModelSettings) -> str:
+    if model.engine == "embedded" and model.weights:
+        return "download the file again, or name another GGUF file: --model FILE.gguf"
     if model.engine == "embedded":
         return f"download it with `segue models add {model.name}`, or name a GGUF file: --model FILE.gguf"
     if model.engine == "scripted":

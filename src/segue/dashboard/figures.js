@@ -65,7 +65,7 @@ const groups = (turn) => [
     "Tokens",
     row("input", number(turn.input)),
     row("new in Segue", number(turn.tokenized), "rendered and tokenized for this turn"),
-    row("reused by Segue", number(turn.reused), "taken over from earlier turns"),
+    row("reused by Segue", number(turn.reused), "reused from earlier turns"),
     row("cached in the engine", number(turn.cached), "read from its prefix cache, as it reports"),
     row("computed again", turn.lost ? number(turn.lost) : null, "although an earlier prompt had them", "bad"),
     row("output", number(turn.output)),

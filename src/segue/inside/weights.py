@@ -148,9 +148,10 @@ def add_with_bar(name: str, folder: Path | None = None) -> Path:
     """Fetch a known model, with a progress bar."""
     from rich import progress
 
+    known = _known(name)
     columns = (progress.DownloadColumn(), progress.TransferSpeedColumn())
     with progress.Progress(*progress.Progress.get_default_columns(), *columns) as bar:
-        task = bar.add_task(name, total=_known(name).bytes)
+        task = bar.add_task(name, total=known.bytes)
         return add_weights(
             name, lambda done, total: bar.update(task, completed=done, total=total), folder
         )

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 # Agents leave the version out, or use the path of their own product; all of them mean the same.
 RESPONSES = r"(?:/v1|/v1/codex)?/responses"
 HEALTH = "/health"
+# Paths of APIs that clients try and Segue does not have: Chat Completions, Completions, Messages.
+OTHER_APIS = ("/completions", "/messages")
+OTHER_APIS_HINT = " Segue serves the Responses API: POST /v1/responses."
 METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -152,7 +155,8 @@ class HttpApp:
             is_literal = not match.groupdict()
             allowed.add(route.verb)
         if not allowed:
-            raise NotFound(f"Unknown request URL: {verb} {path[:256]}.", code="unknown_url")
+            hint = OTHER_APIS_HINT if path.endswith(OTHER_APIS) else ""
+            raise NotFound(f"Unknown request URL: {verb} {path[:256]}.{hint}", code="unknown_url")
         raise Refused(
             f"{verb} is not allowed here.",
             status=405,
