@@ -395,7 +395,7 @@ async def check_vocabulary(model: ModelSettings) -> Check:
     except ApiError:
         is_same = None
     if is_same is None:
-        return Check("vocabulary", True, "not compared: the engine does not tell its own")
+        return Check("vocabulary", True, "not compared: the engine does not report its own")
     found = "the engine makes the same ids" if is_same else "the engine makes other ids of a text"
     advice = "--tokenizer must be the files of the very model that the engine serves"
     return Check("vocabulary", is_same, found, advice)
