@@ -42,7 +42,7 @@ INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give the verb its flags."""
     parser.description = (
-        "Run the same agent loop by each way of talking to a Responses server, and report how long it took and "
+        "Run the same agent loop over each transport of a Responses server, and report how long it took and "
         "where the time went. Without --url it starts servers of its own, with an engine that plays a script at a "
         "given speed."
     )

@@ -42,7 +42,7 @@ th,td{padding:5px 8px;text-align:right;border-bottom:1px solid var(--line);white
 th:first-child,td:first-child{text-align:left}tr.head td{font-weight:600;padding-top:16px}
 .good{color:var(--good);font-weight:600}code{font:13px ui-monospace,Menlo,monospace}
 </style></head><body><main>
-<h1>The same agent loop, by each way of talking to the server</h1>
+<h1>The same agent loop over each transport</h1>
 <p class="soft">{{ context_line }}</p>
 {% if cards %}<div class="cards">
 {% for gain, is_good, speed, times in cards %}
