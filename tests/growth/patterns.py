@@ -24,7 +24,12 @@ ANCHORED = {
     "segue.wire.codec.STREAM_ID",
 }
 # These read what the operator has written, or the files of a model.
-TRUSTED = {"segue.settings.SEARCH_HEADER", "segue.vocabularies.vocabulary.MARK_FORM"}
+TRUSTED = {
+    "segue.settings.SEARCH_HEADER",
+    "segue.validation.HEADER",
+    "segue.validation.KEY",
+    "segue.vocabularies.vocabulary.MARK_FORM",
+}
 SIZES = (1_500, 3_000)
 RATIO_MAX = 3.0
 # A quadratic pattern needs more than this for the larger size.

@@ -23,6 +23,7 @@ from tests.support import MODEL, Answer, Served, fetch, serving, wire
 ONE = r"/v1/responses/(?P<id>[^/]+)"
 TALK = r"/v1/conversations/(?P<id>[^/]+)"
 SAID = TALK + r"/items/(?P<item_id>[^/]+)"
+KEY = r"/dashboard/keys/(?P<id>[^/]+)"
 WRONG = "sk-segue-" + "y" * 43
 LONG = " ".join(str(number) for number in range(2_000))
 ABSENT = "resp_" + "0" * 32
@@ -118,6 +119,10 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
     ("DELETE", TALK): [Probe("DELETE", "/v1/conversations/{conversation}", is_safe=False)],
     ("GET", r"/dashboard/advice"): [Probe("GET", "/dashboard/advice", foreign=403, right=403)],
     ("GET", r"/dashboard/feed"): [Probe("GET", "/dashboard/feed", foreign=403, right=403)],
+    ("GET", r"/dashboard/keys"): [Probe("GET", "/dashboard/keys", foreign=403, right=403)],
+    ("POST", r"/dashboard/keys"): [Probe("POST", "/dashboard/keys", {}, foreign=403, right=403)],
+    ("POST", KEY): [Probe("POST", "/dashboard/keys/{key}", {}, foreign=403, right=403)],
+    ("DELETE", KEY): [Probe("DELETE", "/dashboard/keys/{key}", foreign=403, right=403)],
     ("GET", r"/v1/models"): [Probe("GET", "/v1/models", foreign=200)],
     ("GET", r"/v1/models/(?P<id>.+)"): [Probe("GET", f"/v1/models/{MODEL}", foreign=200)],
     ("GET", r"/metrics"): [Probe("GET", "/metrics", foreign=403, right=403)],
@@ -125,6 +130,7 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
 # Routes that anybody may ask: they name nothing and tell nothing of anybody.
 OPEN = {
     ("GET", r"/"),
+    ("GET", r"/docs"),
     ("GET", r"/health"),
     ("GET", r"/ready"),
     ("GET", r"/dashboard/(?P<name>[a-z]+\.[a-z]+)"),
@@ -161,11 +167,11 @@ async def tenants(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     store = "memory" if request.param == "memory" else f"sqlite:///{tmp_path}/s.db"
     async with serving(auth="keys", store=store, script=str(script)) as served:
         app = served.app
-        (_, ada), (_, eve), (dead, revoked) = [
+        (mine, ada), (_, eve), (dead, revoked) = [
             await give_out(app.keys, app.hashes, "test", owner) for owner in ("ada", "eve", "ada")
         ]
         assert await app.keys.revoke(dead.id)
-        names = await make_things(served, ada)
+        names = {**await make_things(served, ada), "key": mine.id}
         yield Tenants(served, ada, eve, revoked, names)
 
 

@@ -112,5 +112,7 @@ async def test_rate_limit_of_the_engine_is_told_in_its_words() -> None:
         assert (refused.status, refused.json["error"]["code"]) == (429, "rate_limit_exceeded")
         assert "30 requests a minute" in refused.json["error"]["message"]
         assert refused.headers["retry-after"] == "7"
-        fake.limited = ""
-        assert (await asked(served))["status"] == "completed"
+        # The engine's wish holds for everybody, in words of our own.
+        waiting = await fetch(served, "POST", "/v1/responses", body)
+        assert (waiting.status, waiting.headers["retry-after"]) == (503, "7")
+        assert "asks this server to wait" in waiting.json["error"]["message"]

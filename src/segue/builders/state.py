@@ -67,7 +67,9 @@ class State:
         owner, cached = turn.entry.owner, self.store.state
         for account in self.accounts.bounded.get(owner, ()):
             left = max(0, account.quota.state_bytes_max - self.budget.bytes_of(account.key_id))
-            # Rendering again is cheaper than reading from the store again.
+            # A report is only told; rendering again is cheaper than reading from the store again.
+            rendered = self.render_cache.bytes_of(owner)
+            self.reuse.trim(owner, max(0, left - cached.bytes_of(owner) - rendered))
             self.render_cache.trim(owner, max(0, left - cached.bytes_of(owner)))
             cached.trim(owner, left)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Literal
 
@@ -61,6 +61,7 @@ class ReuseWatch:
         # The turns of an owner whose prompt is kept, the oldest first; and where a prompt object is kept.
         self._recent: dict[Owner, OrderedDict[str, None]] = {}
         self._by_prompt: dict[int, ReportKey] = {}
+        self._owner_bytes: Counter[Owner] = Counter()
         self.bytes = 0
 
     # --- after a turn ---
@@ -219,7 +220,7 @@ class ReuseWatch:
         self._records[plan.owner, plan.id] = Record(
             report, plan.tally.client, tier, time.time(), size
         )
-        self.bytes += size
+        self._count(plan.owner, size)
         self.shrink(self.bytes - self._bytes_max)
 
     def _remember(self, owner: Owner, plan: Plan, new: KnownPrompt) -> None:
@@ -228,7 +229,7 @@ class ReuseWatch:
             return
         record.known = new
         record.known_bytes = ITEM_COST * plan.tally.bytes_received + TOKEN_COST * new.tokens
-        self.bytes += record.known_bytes
+        self._count(owner, record.known_bytes)
         self._by_prompt[id(new.prompt)] = (owner, plan.id)
         recent = self._recent.setdefault(owner, OrderedDict())
         recent[plan.id] = None
@@ -241,7 +242,7 @@ class ReuseWatch:
         record = self._records[key]
         if record.known is None:
             return
-        self.bytes -= record.known_bytes
+        self._count(key[0], -record.known_bytes)
         self._by_prompt.pop(id(record.known.prompt), None)
         record.known, record.known_bytes = None, 0
         recent = self._recent[key[0]]
@@ -251,7 +252,26 @@ class ReuseWatch:
 
     def _drop(self, key: ReportKey) -> None:
         self._let_go(key)
-        self.bytes -= self._records.pop(key).bytes
+        self._count(key[0], -self._records.pop(key).bytes)
+
+    def _count(self, owner: Owner, size: int) -> None:
+        self.bytes += size
+        self._owner_bytes[owner] += size
+        if not self._owner_bytes[owner]:
+            del self._owner_bytes[owner]
+
+    def bytes_of(self, owner: Owner) -> int:
+        """What is kept of this owner."""
+        return self._owner_bytes[owner]
+
+    def trim(self, owner: Owner, bytes_max: int) -> None:
+        """Let go of what this owner has beyond so much, the oldest first."""
+        if self._owner_bytes[owner] <= bytes_max:
+            return
+        for key in [one for one in self._records if one[0] == owner]:
+            self._drop(key)
+            if self._owner_bytes[owner] <= bytes_max:
+                return
 
     def shrink(self, size: int) -> None:
         """Let go of so many bytes, the oldest first."""

@@ -45,7 +45,6 @@ TAKEN = (
 # What we may send beside items.
 SENT = (
     response.Response,
-    CacheReport,
     reduce(or_, EVENT_TYPES),
     ErrorBody,
     response.ItemList,
@@ -57,6 +56,7 @@ SENT = (
     response.InputTokens,
     response.ConversationObject,
     response.ConversationDeleted,
+    CacheReport,
 )
 # The items that a response may hold.
 WRITTEN: tuple[type[items.Body], ...] = (
