@@ -177,7 +177,8 @@ def _option(limit: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `segue keys`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = actions.add_parser("create", help="create a key and print its secret once")
+    about = "create a key and print its secret once"
+    create = actions.add_parser("create", help=about, description=about)
     create.add_argument("--name", required=True, help="a name for the key, in your own words")
     owner = "keys of one owner see each other's responses (default: the name)"
     create.add_argument("--owner", help=owner)
@@ -190,8 +191,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flag = "--" + _option(name).replace("_", "-")
         about = f"{text} (default: {DEFAULTS.get(name, 'no limit')})"
         create.add_argument(flag, type=amount, metavar="N", help=about)
-    listing = actions.add_parser("list", help="print all keys, without their secrets")
-    revoke = actions.add_parser("revoke", help="revoke a key permanently")
+    about = "print all keys, without their secrets"
+    listing = actions.add_parser("list", help=about, description=about)
+    about = "revoke a key permanently"
+    revoke = actions.add_parser("revoke", help=about, description=about)
     words = "the key: its id, the start of its id, or its name, from `segue keys list`"
     revoke.add_argument("key", metavar="KEY", help=words)
     for action in (create, listing, revoke):

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
     verb = parser.prog.split()[-1]
     if verb == "stop":
-        now = "end running responses now, in place of waiting up to grace_s for them"
+        now = "end running responses now, instead of waiting up to grace_s for them"
         parser.add_argument("--now", action="store_true", help=now)
     else:
         parser.add_argument("--json", action="store_true", help="print JSON")

@@ -40,9 +40,9 @@ STOP_S_MAX = 40.0
 ANNOUNCED = re.compile(r" at (https?://\S+)/v1")
 # Flags of `segue serve` that a server is started with here.
 SERVER_FLAGS = {
-    "engine": "engine of a server that is started here (default: embedded)",
-    "engine_url": "URL of its engine",
-    "script": "file that its scripted engine plays",
+    "engine": ("NAME", "engine of a server that is started here (default: embedded)"),
+    "engine_url": ("URL", "URL of its engine"),
+    "script": ("FILE", "file that its scripted engine plays"),
 }
 
 
@@ -65,12 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue run`."""
     add_server(parser)
     add_model(parser)
-    for name, about in SERVER_FLAGS.items():
-        parser.add_argument("--" + name.replace("_", "-"), metavar=name.upper(), help=about)
+    parser.usage = "segue run [FLAGS] AGENT [ARGUMENTS]"
+    for name, (metavar, about) in SERVER_FLAGS.items():
+        parser.add_argument("--" + name.replace("_", "-"), metavar=metavar, help=about)
     agents = ", ".join(AGENTS)
     parser.add_argument("agent", metavar="AGENT", help=f"the agent to start: {agents}")
-    rest = "passed on to the agent; flags of segue stand before its name"
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help=rest)
+    rest = "passed on to the agent; flags for segue go before its name"
+    words = parser.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help=rest)
+    words.required = False
 
 
 def run(options: argparse.Namespace) -> int:

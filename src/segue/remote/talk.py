@@ -149,7 +149,7 @@ class RunningServer:
 
     def _refused(self, path: str, status: int, message: str) -> ServerRefused:
         if status != 401:
-            said = f": {message}" if message else "."
+            said = f": {message}" if message else ". Is this the URL of a Segue server?"
             return ServerRefused(f"{self.url}{path} answered {status}{said}", status)
         if self.key is None:
             unset = f" (the variable {self.key_env} is not set)" if self.key_env else ""
