@@ -68,7 +68,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-clients test-documents test-autobahn test-reliability test-prometheus simulate test-vllm test-models test-traces models check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-setup test-clients test-documents test-autobahn test-reliability test-prometheus simulate test-vllm test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -79,8 +79,10 @@ setup: $(SETUP_DONE) ## make .venv with everything that the server needs
 serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue serve`
 	@$(VENV)/bin/segue serve $(ARGS)
 
-test: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MODELS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## run all tests, official clients included; ARGS goes to pytest
+test: test-setup ## run all tests, official clients included; ARGS goes to pytest
 	@$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile $(ARGS)
+
+test-setup: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MODELS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## install what `make test` needs
 
 test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MORE_DONE) ## drive the real agents, and write what came of it into docs/clients
 	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients tests/remote/test_run.py $(ARGS)
@@ -125,10 +127,12 @@ test-autobahn: $(DEV_DONE) $(AUTOBAHN_DONE) ## Autobahn's WebSocket cases agains
 
 models: $(MODELS_ALL_DONE) ## fetch the chat templates and tokenizers that tests judge by
 
-check: $(DEV_DONE) ## format, lint, types and rules, without changing anything
+lint: $(DEV_DONE) ## format, lint and types, without changing anything
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy --no-error-summary
+
+check: lint ## the same, and the rules
 	@$(VENV)/bin/python -m pytest tests/rules
 
 format: $(DEV_DONE) ## write the code in the one style
