@@ -34,13 +34,18 @@ def walked(path: Path) -> dict[str, Any]:
     return kind
 
 
+def passed(walk: dict[str, Any]) -> tuple[int, ...]:
+    """What was passed; the order in which tasks take their turns may differ."""
+    return tuple(walk["counts"][name] for name in ("hops", "functions", "files", "rooms"))
+
+
 def test_two_walks_of_a_websocket_turn_are_the_same_and_pass_the_main_rooms(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(walked, [tmp_path / "1.json", tmp_path / "2.json"])
-    if one["counts"] != other["counts"]:
+    if passed(one) != passed(other):
         # A busy machine may cut off the work after a response; then two of three must agree.
         third = walked(tmp_path / "3.json")
-        assert third["counts"] in (one["counts"], other["counts"])
+        assert passed(third) in (passed(one), passed(other))
     assert {"transports", "session", "turn", "engines"} <= set(map(room_of, one["files"]))
 
 
