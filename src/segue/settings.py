@@ -80,7 +80,7 @@ class RuleSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     domains_allowed: tuple[str, ...] = ()
 
 
-# Settings that are shown to nobody.
+# Settings that are never shown.
 SECRETS = frozenset({"engine_key", "guard_key", "search_header", "otel_headers", "search_url"})
 
 

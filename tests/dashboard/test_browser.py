@@ -491,7 +491,7 @@ async def test_person_sees_where_two_prompts_part_and_what_costs_most(browser: B
         assert parts == ["1", "2"]
         cache = await page.text("#figures-cache")
         assert all(f"Today is {day}." in cache for day in dates)
-        assert "instructions, line 1 (character 9 of the text)" in cache
+        assert "instructions, line 1, character 9" in cache
         assert await page.read("document.documentElement.scrollWidth") <= 390
         assert await page.read("document.querySelector('#figures').scrollWidth <= innerWidth")
         assert page.faults == []

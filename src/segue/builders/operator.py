@@ -105,7 +105,7 @@ class Operator:
         )
 
     async def _stopped(self, body: bytes) -> bytes:
-        """`now` in place of the grace period counts as the second signal."""
+        """`now` skips the grace period, as a second signal does."""
         self._stop()
         if body == b"now":
             self._stop()

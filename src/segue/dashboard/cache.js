@@ -76,7 +76,7 @@ const side = (title, { text, at }, same) => {
 
 const whereOf = ({ part, item, name, line, character }) => {
   const what = part === "input" ? `input[${item}]${name ? ` (${name})` : ""}` : name ? `${part} '${name}'` : part;
-  return ["instructions", "input"].includes(part) ? `${what}, line ${line} (character ${character} of the text)` : what;
+  return ["instructions", "input"].includes(part) ? `${what}, line ${line}, character ${character}` : what;
 };
 
 const details = (report) => {

@@ -169,7 +169,7 @@ class Upstream:
                         return response.status, await response.read_whole(ANSWER_BYTES_MAX)
             except OSError as error:
                 if not retries or not isinstance(error, ConnectionBroken):
-                    # Whoever asks says it, where it matters.
+                    # The caller logs it where it matters.
                     raise self._unreachable(error, logging.DEBUG) from error
                 retries -= 1
 

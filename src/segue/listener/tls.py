@@ -80,7 +80,7 @@ class Certificate:
 
 
 class _Handshake(ssl.SSLObject):
-    """One connection. A plain HTTP request gets an answer in place of a handshake, and the rest of it is dropped until
+    """One connection. A plain HTTP request gets an answer instead of a handshake, and the rest of it is dropped until
     the client leaves or the time for a handshake is over."""
 
     incoming: ssl.MemoryBIO

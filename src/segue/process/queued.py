@@ -79,7 +79,7 @@ class QueuedTurns:
                 if self._runner.find(owner, turn_id) is None:
                     await self._resume(turn)
                     return
-                # This process stood still, and what was taken from it has come back to it.
+                # This process was paused, its turn was taken over, and has come back to it.
                 await asyncio.sleep(TAKE_S)
             except TryLater:
                 await asyncio.sleep(TAKE_S)

@@ -55,7 +55,7 @@ class Setup(NamedTuple):
 
 
 class RunnableAgent(NamedTuple):
-    """An agent: its package, and how it is told of a server; the last argument is the key, if there is one."""
+    """An agent: its npm package, and what it is started with for a server; the last argument is the API key, if any."""
 
     package: str
     set_up: Callable[[ModelEndpoint, Path, str | None], Setup]
@@ -130,19 +130,25 @@ def _serving(options: argparse.Namespace) -> Iterator[RunningServer]:
     server = server_of(options)
     flags = {name: getattr(options, name) for name in SERVER_FLAGS}
     given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value]
-    try:
-        if not given:
-            server.models()
-            yield server
-            return
-    except NotReachable:
-        if options.url:
-            raise
+    if not given and _answers(server, is_named=bool(options.url)):
+        yield server
+        return
     # A fixed engine was asked for, or no server answers: the server is this agent's alone.
     if options.model:
         given.append(f"--model={options.model}")
     with _started(given) as url:
         yield RunningServer(f"{url}/v1")
+
+
+def _answers(server: RunningServer, *, is_named: bool) -> bool:
+    """Whether the server answers; one that was named must."""
+    try:
+        server.models()
+    except NotReachable:
+        if is_named:
+            raise
+        return False
+    return True
 
 
 @contextmanager

@@ -53,6 +53,7 @@ def _where(place: Place) -> str:
     if place.part == "input":
         return f" in input[{place.item}] ({place.name}), {at}"
     if place.part == "tools":
-        order = "the same tools in another order, from" if place.change == "reordered" else ""
-        return f" ({order or place.change} '{place.name}')".replace("None ", "")
+        is_reordered = place.change == "reordered"
+        change = "the same tools in another order, from" if is_reordered else place.change or "at"
+        return f" ({change} '{place.name}')"
     return ""
