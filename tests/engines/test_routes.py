@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
 from segue.turn.seams import Engine
-from segue.turn.values import EngineFacts, Finish, Job, Piece
+from segue.turn.values import EngineFacts, Finish, Job, JobStarted, Piece
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
@@ -134,6 +134,42 @@ async def test_replica_that_is_removed_finishes_its_job_and_one_that_returns_is_
         assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "a"
         pair.b.gate.set()
         assert route_of(await held) == "b"
+
+
+async def test_drained_replica_finishes_its_job_and_is_used_again_when_it_is_returned() -> None:
+    """A job that waits for it goes elsewhere at once; so do its chains, which say why; new settings change nothing."""
+    child = job(tokens([1]), route="a")
+    async with Pair(parallel_max=1) as pair:
+        pair.a.hold_at = 1
+        running = asyncio.create_task(heard(pair.engine, child))
+        await is_held(pair.a)
+        pair.engine.set_replicas({"a": pair.engines["a"]}, 1)
+        waiting = asyncio.create_task(heard(pair.engine, child))
+        await until(lambda: bool(pair.health("a").waiting))
+        pair.engine.set_replicas(pair.engines, 1)
+        pair.engine.set_drained(["a"])
+        assert pair.health("a").is_drained
+        assert started_of(await waiting) == ("b", "drained")
+        pair.engine.set_replicas(pair.engines, 2)
+        assert started_of(await heard(pair.engine, child)) == ("b", "drained")
+        pair.a.gate.set()
+        assert route_of(await running) == "a", "what ran there has ended there"
+        assert pair.health("a") == ReplicaHealth("a", True, 0, 0, is_drained=True)
+        pair.engine.set_drained(["a", "b"])
+        assert not await pair.engine.is_ready()
+        with pytest.raises(Unavailable, match="drained by the operator"):
+            await heard(pair.engine, child)
+        pair.engine.set_drained(["b"])
+        assert started_of(await heard(pair.engine, child)) == ("a", "")
+        pair.engine.set_replicas({"b": pair.engines["b"]}, 2)
+        pair.engine.set_drained([])
+        assert started_of(await heard(pair.engine, child)) == ("b", "removed")
+
+
+def started_of(pieces: Sequence[Piece]) -> tuple[str | None, str]:
+    """Where a job ran, and why not at its parent's replica."""
+    started = [piece for piece in pieces if isinstance(piece, JobStarted)]
+    return started[-1].route, started[-1].moved
 
 
 async def test_unknown_route_is_a_first_turn() -> None:

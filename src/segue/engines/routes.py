@@ -12,6 +12,9 @@ A replica that cannot be reached, breaks off, or returns only errors is not used
     down      takes none until its time is over          then: on trial
     on trial  takes one job, no others                   answers: up; fails: down, for twice as long
 
+A drained replica, which the operator has taken out of service, takes no new jobs until it is returned: jobs that run
+there are finished, those that wait for it go to another one.
+
 There is no background task: health is learnt from jobs. `is_ready` asks every replica, and one that answers is used
 again at once; one that does not answer goes on getting jobs until a job fails there. A job moves to another replica
 only before its first token; where no replica is up, it waits a moment and is then refused.
@@ -24,8 +27,9 @@ import logging
 import math
 import random
 import sys
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from hashlib import blake2b
 
@@ -35,7 +39,7 @@ from msgspec import Struct
 from segue.engines.upstream import EngineLost
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
 from segue.turn.seams import Engine
-from segue.turn.values import EngineFacts, Job, JobStarted, Piece
+from segue.turn.values import EngineFacts, Job, JobStarted, Moved, Piece
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,8 @@ RETRY_AFTER_S_MAX = 60.0
 # Jobs that wait for one replica. At one job a second this is already minutes of waiting.
 WAITING_MAX = 1024
 
+ALL_DRAINED = "All engines of this model are drained by the operator. Please retry later."
+
 
 class ReplicaHealth(Struct, frozen=True):
     """What an operator sees of a replica."""
@@ -65,6 +71,7 @@ class ReplicaHealth(Struct, frozen=True):
     is_up: bool
     running: int
     waiting: int
+    is_drained: bool = False
 
 
 class FairQueue:
@@ -153,12 +160,19 @@ class _Replica:
         self.wait_until = 0.0
         # What it said when it was last asked; for operators, jobs do not care.
         self.is_ready = True
-        # Whether the operator has taken it away.
+        # Whether the operator has taken it away, or out of service.
         self.is_removed = False
+        self.is_drained = False
+        # When it last answered again after a failure, by the wall clock.
+        self.recovered_at = 0.0
 
     @property
     def usable_at(self) -> float:
         return max(self.down_until, self.wait_until)
+
+    @property
+    def takes_jobs(self) -> bool:
+        return not (self.is_removed or self.is_drained)
 
     @property
     def load(self) -> int:
@@ -192,13 +206,27 @@ class _Replica:
 
     def remove(self) -> None:
         """It takes no more jobs: those that wait for a slot are woken, to go elsewhere."""
+        log.info("engine %s is removed; %d jobs still run there", self.name, self.queue.running)
         self.is_removed = True
         self.queue.resize(sys.maxsize)
-        log.info("engine %s is removed; %d jobs still run there", self.name, self.load)
+
+    def set_drained(self, is_drained: bool) -> None:
+        """Take it out of service, or bring it back at once."""
+        if is_drained == self.is_drained:
+            return
+        self.is_drained = is_drained
+        if is_drained:
+            running = self.queue.running
+            log.info("engine %s is drained: no new jobs, %d still run there", self.name, running)
+            self.queue.resize(sys.maxsize)
+        else:
+            log.info("engine %s is returned: it takes jobs again", self.name)
+            self.failures, self.errors, self.down_until, self.wait_until = 0, 0, 0.0, 0.0
+            self._fit_queue()
 
     def _fit_queue(self) -> None:
         slots = self._slots or self.engine.facts.slots or PARALLEL_MAX
-        if slots != self.queue.slots and not self.is_removed:
+        if slots != self.queue.slots and self.takes_jobs:
             self.queue.resize(slots)
 
     def start_trial(self, now: float) -> None:
@@ -229,6 +257,7 @@ class _Replica:
     def answered(self) -> None:
         if self.failures:
             log.info("engine %s works again", self.name)
+            self.recovered_at = time.time()
         self.failures = 0
         self.errors = 0
         self.down_until = 0.0
@@ -250,6 +279,7 @@ class RoutedEngine:
         all_down_s: float = ALL_DOWN_S,
     ) -> None:
         self._replicas: dict[str, _Replica] = {}
+        self._drained: frozenset[str] = frozenset()
         self._all_down_s = all_down_s
         self.can_constrain = True
         self.grammars: frozenset[str] = frozenset()
@@ -270,8 +300,15 @@ class RoutedEngine:
         for one in before.values():
             if self._replicas.get(one.name) is not one:
                 one.remove()
+        self.set_drained(self._drained)
         self.can_constrain = all(engine.can_constrain for engine in replicas.values())
         self.grammars = frozenset.intersection(*(engine.grammars for engine in replicas.values()))
+
+    def set_drained(self, names: Collection[str]) -> None:
+        """These replicas take no new jobs from now on; all others do. It holds for those added later too."""
+        self._drained = frozenset(names)
+        for one in self._replicas.values():
+            one.set_drained(one.name in self._drained)
 
     @property
     def facts(self) -> EngineFacts:
@@ -284,10 +321,12 @@ class RoutedEngine:
         replicas = list(self._replicas.values())
         answers = await asyncio.gather(*(one.engine.is_ready() for one in replicas))
         for replica, is_ready in zip(replicas, answers, strict=True):
+            if is_ready and not replica.is_ready:
+                replica.recovered_at = time.time()
             replica.is_ready = is_ready
             if is_ready:
                 replica.answered()
-        return any(answers)
+        return any(one.is_ready for one in replicas if one.takes_jobs)
 
     def replicas(self) -> list[ReplicaHealth]:
         """The health of all replicas, for metrics."""
@@ -298,6 +337,7 @@ class RoutedEngine:
                 one.is_ready and now >= one.down_until,
                 one.queue.running,
                 one.queue.waiting,
+                one.is_drained,
             )
             for one in self._replicas.values()
         ]
@@ -311,12 +351,19 @@ class RoutedEngine:
         has_pieces = False
         while True:
             replica = await self._enter(job, failed, give_up_at)
+            started = JobStarted(
+                route=replica.name,
+                moved=self._why_moved(job, replica, failed),
+                recovered_at=replica.recovered_at,
+            )
             try:
-                yield JobStarted(route=replica.name)
+                yield started
                 async with aclosing(replica.engine.sample(job)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, JobStarted):
-                            yield msgspec.structs.replace(piece, route=replica.name)
+                            yield msgspec.structs.replace(
+                                started, cached_tokens=piece.cached_tokens
+                            )
                             continue
                         if not has_pieces:
                             has_pieces = True
@@ -334,11 +381,13 @@ class RoutedEngine:
         """A replica that is up, and a slot in it. Where none is up, wait until one can be tried, if that is soon."""
         while True:
             now = asyncio.get_running_loop().time()
-            others = [one for one in self._replicas.values() if one not in failed]
+            others = self._takers(failed)
             up = [one for one in others if now >= one.usable_at]
             if not up:
                 wait_s = min((one.usable_at - now for one in others), default=PAUSE_S_MAX)
                 if now + wait_s > give_up_at:
+                    if not any(one.takes_jobs for one in self._replicas.values()):
+                        raise Unavailable(ALL_DRAINED, wait_s=wait_s)
                     raise _refusal(others, now, max(1.0, wait_s))
                 await asyncio.sleep(wait_s)
                 continue
@@ -349,9 +398,9 @@ class RoutedEngine:
                 await replica.engine.is_ready()
             failures = replica.failures
             await replica.enter(job, now)
-            if replica.failures <= failures and not replica.is_removed:
+            if replica.failures <= failures and replica.takes_jobs:
                 return replica
-            # It went down, or was removed, while this job waited for a slot.
+            # It went down, or was removed or drained, while this job waited for a slot.
             replica.queue.leave()
 
     def _may_retry(self, error: ApiError, replica: _Replica, failed: set[_Replica]) -> bool:
@@ -379,8 +428,23 @@ class RoutedEngine:
         return len(failed) < FAILURES_MAX and self._is_another_up(failed, now)
 
     def _is_another_up(self, failed: set[_Replica], now: float) -> bool:
-        others = [one for one in self._replicas.values() if one not in failed]
-        return any(now >= one.usable_at for one in others)
+        return any(now >= one.usable_at for one in self._takers(failed))
+
+    def _takers(self, failed: set[_Replica]) -> list[_Replica]:
+        """The replicas that may get a job which has failed at these."""
+        return [one for one in self._replicas.values() if one.takes_jobs and one not in failed]
+
+    def _why_moved(self, job: Job, to: _Replica, failed: set[_Replica]) -> Moved:
+        """Why a job is not at the replica that served its parent."""
+        if job.route is None or job.route == to.name:
+            return ""
+        home = self._replicas.get(job.route)
+        if home is None:
+            return "removed"
+        if home.is_drained:
+            return "drained"
+        is_down = home in failed or asyncio.get_running_loop().time() < home.usable_at
+        return "down" if is_down else "busy"
 
 
 def _refusal(others: list[_Replica], now: float, wait_s: float) -> Unavailable:

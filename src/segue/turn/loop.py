@@ -417,7 +417,8 @@ class TurnLoop:
         # A summary has a limit of its own.
         self.answer_tokens += 0 if is_summary else wrote
         if self.first_read is None and not is_summary:
-            self.first_read = (composed, JobStarted(finish.cached_tokens, started.route))
+            read = structs.replace(started, cached_tokens=finish.cached_tokens)
+            self.first_read = (composed, read)
         before, details = self.usage, self.usage.input_tokens_details
         cached = finish.cached_tokens or 0
         # An engine with a prefix cache keeps in it what it has computed.

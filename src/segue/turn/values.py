@@ -488,6 +488,10 @@ class Deltas(Struct, frozen=True):
     deltas: tuple[Delta, ...]
 
 
+# The parent's replica is drained or removed by the operator, does not answer, or has a long queue.
+Moved = Literal["", "drained", "removed", "down", "busy"]
+
+
 class JobStarted(Struct, frozen=True):
     """What is known before the first token, and so also of a turn that is broken off: which replica has the job, and
     how much of the prompt it does not have to compute. Of several the last one counts."""
@@ -495,6 +499,10 @@ class JobStarted(Struct, frozen=True):
     # None where the engine does not say.
     cached_tokens: int | None = None
     route: str | None = None
+    # Where this is not the replica of the parent: why.
+    moved: Moved = ""
+    # When the replica was last noticed to answer again after a failure, by the wall clock; 0: never.
+    recovered_at: float = 0.0
 
 
 class Finish(Struct, frozen=True):
