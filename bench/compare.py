@@ -55,7 +55,9 @@ BENCHMARKS = {
     ),
     "peers": Benchmark(
         ("--rounds", "4"),
-        re.compile(r"^(?P<name>segue) +\d+ +[\d.]+ +(?P<figure>[\d.]+) ", re.M),
+        re.compile(
+            r"^(?P<name>[\w-]+) +\d+ +(?:[\d.]+ +){3}(?:[-\d.]+ x +){2}(?P<figure>[\d.]+) ", re.M
+        ),
         "CPU ms a turn",
     ),
 }

@@ -1,16 +1,19 @@
 """How does a turn compare with the fastest other server? One agent loop, one upstream, one run.
 
-    python -m bench peers [--stored]
+    python -m bench peers [--unpinned] [--ways ws,http-full]
 
 Segue with its *chat* engine beside `agentic-api`, a gateway in Rust, which is fetched from the package index once. An
-agent loop on a WebSocket: 19 KB of tools resent each turn, 2 KB of tool output. Turns 21 to 40 of each conversation
-are measured. The servers take turns, conversation by conversation, each on the first core; the client is on the second.
-The upstream costs next to nothing.
+agent loop of 30 turns by each way: 19 KB of tools resent each turn, 2 KB of tool output. Wall is that of turn 30, from
+the first byte sent to the last event, the request being ready before; CPU is that of the gateway over the last ten
+turns. The servers take turns, loop by loop, each on the first core, client and upstream on the second; `--unpinned`
+leaves the cores to the system. "alone" is the same client with the same requests straight to the upstream, which costs
+next to nothing: what it takes is in the walls of both.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import statistics
@@ -18,19 +21,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import Progress
 
 from bench.peer import cpu_s, server
-from bench.turns import AgentLoop
+from bench.turns import OUTPUT, agent_tools
+from segue_bench.client import local
 from segue_bench.rounds import interleaved, print_table
 from segue_bench.server import START_S_MAX, ServerProcess, apart, spawn
+from segue_bench.ways import HttpWay, SocketWay, Way, WayTarget
+from segue_bench.workload import Workload, user_message
 
 FOLDER = Path(__file__).parents[1] / ".cache" / "peers"
 PEER = "agentic-api==0.9.0"
-WARM, MEASURED = 20, 20
+TURNS, COUNTED = 30, 10
+OWN, RIVAL, ALONE = "segue", "agentic-api", "alone"
+
+# Each with what Segue's wall and CPU may be of the rival's.
+WAYS: dict[str, tuple[Callable[[WayTarget], Way], float | None]] = {
+    "ws": (SocketWay, 0.5),
+    "ws-stored": (partial(SocketWay, store=True), 0.5),
+    "http-chained": (partial(HttpWay, is_chained=True), 0.5),
+    "http-full": (HttpWay, 1.0),
+    "json-chained": (partial(HttpWay, is_chained=True, is_streamed=False), None),
+    "json-full": (partial(HttpWay, is_streamed=False), None),
+}
 
 
 def installed() -> Path:
@@ -45,8 +66,8 @@ def installed() -> Path:
 
 
 @contextmanager
-def agentic(upstream_port: int) -> Iterator[ServerProcess]:
-    """The peer on a free port, on the core that Segue has too."""
+def agentic(upstream_port: int, *, is_pinned: bool = True) -> Iterator[ServerProcess]:
+    """The peer on a free port; where it is pinned, on the core that Segue has too."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as home:
@@ -63,7 +84,7 @@ def agentic(upstream_port: int) -> Iterator[ServerProcess]:
         try:
             _wait_for(port, child)
             process = ServerProcess(port, child.pid)
-            with apart(process):
+            with apart(process) if is_pinned else nullcontext():
                 yield process
         finally:
             child.terminate()
@@ -81,53 +102,116 @@ def _wait_for(port: int, child: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"bench: {PEER} did not start")
 
 
-def conversation(process: ServerProcess, *, is_stored: bool) -> tuple[list[float], float, int]:
-    """Seconds of each measured turn, processor time of a turn, and its events."""
-    loop = AgentLoop(process.port, 0, is_stored=is_stored)
-    for _ in range(WARM):
-        loop.turn()
+class LoopCost(NamedTuple):
+    """The last turn of a loop, the processor time of one of its last turns, and its events."""
+
+    wall_s: float
+    cpu_s: float
+    events: int
+
+
+class PeerRow(NamedTuple):
+    """A way, with the median costs of each server."""
+
+    way: str
+    costs: dict[str, LoopCost]
+
+    def against(self, less_s: float = 0.0) -> float:
+        """Segue's wall as a share of the rival's, both less what is not theirs."""
+        return (self.costs[OWN].wall_s - less_s) / (self.costs[RIVAL].wall_s - less_s)
+
+    @property
+    def cpu(self) -> float:
+        """Segue's processor time as a share of the rival's."""
+        return self.costs[OWN].cpu_s / self.costs[RIVAL].cpu_s
+
+    @property
+    def alone_s(self) -> float:
+        return self.costs[ALONE].wall_s
+
+
+def loop(process: ServerProcess, make: Callable[[WayTarget], Way]) -> LoopCost:
+    """One conversation of thirty turns."""
+    workload = Workload(json.dumps(agent_tools()).encode(), (user_message("Find it."),), ())
+    way = make(WayTarget(local(process.port), "scripted", workload))
+    way.open()
+    for _ in range(TURNS - COUNTED):
+        way.turn(OUTPUT)
     before = cpu_s(process)
-    walls = [loop.turn() for _ in range(MEASURED)]
-    cpu = (cpu_s(process) - before) / MEASURED
-    loop.close()
-    return walls, cpu, loop.events
+    timings = [way.turn(OUTPUT) for _ in range(COUNTED)]
+    cpu = (cpu_s(process) - before) / COUNTED
+    way.close()
+    last = timings[-1]
+    return LoopCost(last.turn_s - last.client_s, cpu, last.events)
 
 
-def measure(rounds: int, *, is_stored: bool) -> dict[str, tuple[float, float, int]]:
-    """Seconds of wall and of processor time a turn, and the events of a turn, by server."""
+def measure(ways: Sequence[str], rounds: int, *, is_pinned: bool = True) -> list[PeerRow]:
+    """The medians of each way by each server."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         upstream = stack.enter_context(spawn(["-m", "bench.upstream"], r"(\d+)", folder))
         url = f"http://127.0.0.1:{upstream.port}/v1"
         flags = ("--engine", "chat", "--engine-url", url, "--model", "scripted")
         servers = {
-            "segue": stack.enter_context(server(None, *flags)),
-            "agentic-api": stack.enter_context(agentic(upstream.port)),
+            OWN: stack.enter_context(server(None, *flags, is_pinned=is_pinned)),
+            RIVAL: stack.enter_context(agentic(upstream.port, is_pinned=is_pinned)),
+            ALONE: upstream,
         }
+        progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+        task = progress.add_task("loops", total=len(ways) * len(servers) * rounds)
+
+        def counted(process: ServerProcess, way: str) -> LoopCost:
+            cost = loop(process, WAYS[way][0])
+            progress.advance(task)
+            return cost
+
         candidates = {
-            name: partial(conversation, process, is_stored=is_stored)
+            (way, name): partial(counted, process, way)
+            for way in ways
             for name, process in servers.items()
         }
-        costs = {}
-        for name, results in interleaved(candidates, rounds, warm_ups=0).items():
-            wall = statistics.median(wall for walls, _, _ in results for wall in walls)
-            cpu = statistics.median(cpu for _, cpu, _ in results)
-            costs[name] = wall, cpu, results[-1][2]
-        return costs
+        results = interleaved(candidates, rounds, warm_ups=0)
+    return [PeerRow(way, {name: middle(results[way, name]) for name in servers}) for way in ways]
+
+
+def middle(costs: Sequence[LoopCost]) -> LoopCost:
+    """The medians of several loops."""
+    wall, cpu = (statistics.median(cost[field] for cost in costs) for field in (0, 1))
+    return LoopCost(wall, cpu, costs[-1].events)
+
+
+COLUMNS = (
+    "way {}|events {}|wall ms p50: segue {:.2f}|agentic-api {:.2f}|alone {:.2f}|ratio {:.2f} x|less alone {:.2f} x"
+    "|CPU ms: segue {:.2f}|agentic-api {:.2f}|ratio {:.2f} x|bar {}"
+)
+
+
+def print_rows(rows: Sequence[PeerRow]) -> None:
+    """One line a way."""
+    lines = []
+    for row in rows:
+        own, rival = row.costs[OWN], row.costs[RIVAL]
+        bar = WAYS[row.way][1]
+        walls = own.wall_s * 1e3, rival.wall_s * 1e3, row.alone_s * 1e3
+        ratios = row.against(), row.against(row.alone_s)
+        cpus = own.cpu_s * 1e3, rival.cpu_s * 1e3, row.cpu
+        lines.append((row.way, own.events, *walls, *ratios, *cpus, f"{bar} x" if bar else "-"))
+    print_table(COLUMNS, lines)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench peers", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--stored", action="store_true", help="with store: true")
-    options = parser.parse_args(arguments)
-    costs = measure(options.rounds, is_stored=options.stored)
-    own_wall, own_cpu, _ = costs["segue"]
-    print_table(
-        "server {}|events {}|wall ms p50 {:.2f}|CPU ms {:.2f}|Segue against it: wall {:.2f} x|CPU {:.2f} x",
-        [
-            (name, events, wall * 1e3, cpu * 1e3, own_wall / wall, own_cpu / cpu)
-            for name, (wall, cpu, events) in costs.items()
-        ],
+    parser.add_argument("--rounds", type=int, default=40, help="loops of each (default: 40)")
+    parser.add_argument("--unpinned", action="store_true", help="leave the cores to the system")
+    parser.add_argument(
+        "--ways",
+        default=",".join(WAYS),
+        metavar="WAY,…",
+        help=f"some of {','.join(WAYS)} (default: all); http-… are streamed, json-… in one piece",
     )
+    options = parser.parse_args(arguments)
+    ways = options.ways.split(",")
+    if unknown := [way for way in ways if way not in WAYS]:
+        parser.error(f"--ways: '{unknown[0]}' is not one of {', '.join(WAYS)}")
+    print_rows(measure(ways, options.rounds, is_pinned=not options.unpinned))

@@ -1,15 +1,19 @@
 """An inference server that costs next to nothing: it reads a request and answers with the same stream each time.
 
-`/v1/chat/completions` and `/v1/responses` give the same answer: a few words, then a call. Run as a process of its own
-(`python -m bench.upstream`), it prints its port.
+`/v1/chat/completions` and `/v1/responses` give the same answer: a few words, then a call; the latter also in one piece,
+and on a WebSocket, so that a client can talk to it without any gateway. Run as a process of its own (`python -m
+bench.upstream`), it prints its port.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
@@ -21,7 +25,9 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 24, "total_tokens": 124}
 NUMBER = b"@@@@@@"
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-FINE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+FINE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+FINE = FINE_HEAD % 2 + b"{}"
+STREAMED = rb'"stream": *true'
 
 
 def chat_events() -> list[dict[str, Any]]:
@@ -135,35 +141,111 @@ def responses_stream() -> bytes:
     )
 
 
+def compact(event: dict[str, Any]) -> bytes:
+    """An event as servers write it."""
+    return json.dumps(event, separators=(",", ":")).encode()
+
+
+def responses_whole() -> bytes:
+    """The same answer in one piece."""
+    data = compact(responses_events()[-1]["response"])
+    return FINE_HEAD % len(data) + data
+
+
+def responses_frames() -> bytes:
+    """The same answer as WebSocket messages."""
+    frames = []
+    for event in map(compact, responses_events()):
+        size = len(event)
+        head = (
+            struct.pack(">BB", 0x81, size) if size < 126 else struct.pack(">BBH", 0x81, 126, size)
+        )
+        frames.append(head + event)
+    return b"".join(frames)
+
+
+def accepted(head: bytes) -> bytes:
+    """The answer to a WebSocket upgrade (RFC 6455, 4.2.2)."""
+    found = re.search(rb"sec-websocket-key: *(\S+)", head, re.IGNORECASE)
+    key = (found[1] if found else b"") + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+    digest = base64.b64encode(hashlib.sha1(key, usedforsecurity=False).digest())
+    lines = (b"HTTP/1.1 101 Switching Protocols", b"upgrade: websocket", b"connection: upgrade")
+    return b"\r\n".join([*lines, b"sec-websocket-accept: " + digest, b"", b""])
+
+
+def frame_end(buffer: bytes) -> int:
+    """Where the client's first frame ends; 0 where its size has not come yet."""
+    if len(buffer) < 2:
+        return 0
+    size, start = buffer[1] & 0x7F, 6
+    if size > 125:
+        width = 2 if size == 126 else 8
+        if len(buffer) < 2 + width:
+            return 0
+        size, start = int.from_bytes(buffer[2 : 2 + width], "big"), 6 + width
+    return start + size
+
+
 class Upstream(asyncio.Protocol):
     """One connection: a request at a time."""
 
-    answers: Sequence[tuple[bytes, bytes]] = ()
+    chat = stream = whole = frames = b""
     calls = count(100_000)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._buffer = b""
+        self._is_websocket = False
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-            found = re.search(rb"content-length: *(\d+)", self._buffer[:end].lower())
-            size = end + 4 + (int(found[1]) if found else 0)
-            if len(self._buffer) < size:
-                return
-            line, self._buffer = self._buffer[:end].split(b"\r\n", 1)[0], self._buffer[size:]
-            stream = next((answer for path, answer in self.answers if path in line), FINE)
-            self._transport.write(stream.replace(NUMBER, b"%d" % next(self.calls)))
+        while self._next_frame() if self._is_websocket else self._next_request():
+            pass
+
+    def _next_request(self) -> bool:
+        """Answer the first request, if all of it is here."""
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        head = self._buffer[:end]
+        found = re.search(rb"content-length: *(\d+)", head.lower())
+        size = end + 4 + (int(found[1]) if found else 0)
+        if len(self._buffer) < size:
+            return False
+        body, self._buffer = self._buffer[end + 4 : size], self._buffer[size:]
+        self._write(self._answer(head, body))
+        return True
+
+    def _answer(self, head: bytes, body: bytes) -> bytes:
+        line = head.partition(b"\r\n")[0]
+        if b"/chat/completions" in line:
+            return self.chat
+        if line.startswith(b"POST /v1/responses"):
+            return self.stream if re.search(STREAMED, body) else self.whole
+        if b"upgrade: websocket" in head.lower():
+            self._is_websocket = True
+            return accepted(head)
+        return FINE
+
+    def _next_frame(self) -> bool:
+        """Answer the first message, if all of it is here."""
+        end = frame_end(self._buffer)
+        if not end or len(self._buffer) < end:
+            return False
+        is_text, self._buffer = self._buffer[0] & 0x0F == 1, self._buffer[end:]
+        if is_text:
+            self._write(self.frames)
+        return True
+
+    def _write(self, answer: bytes) -> None:
+        self._transport.write(answer.replace(NUMBER, b"%d" % next(self.calls)))
 
 
 async def main() -> None:
     """Serve until killed."""
-    Upstream.answers = (
-        (b"/chat/completions", chat_stream()),
-        (b"POST /v1/responses", responses_stream()),
-    )
+    Upstream.chat, Upstream.stream = chat_stream(), responses_stream()
+    Upstream.whole, Upstream.frames = responses_whole(), responses_frames()
     server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

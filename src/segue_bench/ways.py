@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 
 from segue_bench.client import (
     ClientConnection,
+    HttpHead,
     ServerAddress,
     Traffic,
     frame,
@@ -217,11 +218,17 @@ class HttpWay:
     """Over HTTP: with the whole history each turn, or with the id of the stored response before."""
 
     def __init__(
-        self, target: WayTarget, *, is_new: bool = False, is_chained: bool = False
+        self,
+        target: WayTarget,
+        *,
+        is_new: bool = False,
+        is_chained: bool = False,
+        is_streamed: bool = True,
     ) -> None:
         self._target = target
         self._is_new = is_new
         self._is_chained = is_chained
+        self._is_streamed = is_streamed
         self._items = list(target.workload.opening)
         self._last: LastEvent | None = None
         self._connection: ClientConnection | None = None
@@ -243,7 +250,7 @@ class HttpWay:
         return self._create(self._items, None)
 
     def _create(self, items: Sequence[bytes], parent: str | None) -> bytes:
-        more = b'"stream":true,'
+        more = b'"stream":true,' if self._is_streamed else b""
         return body(self._target, items, store=self._is_chained, parent=parent, more=more)
 
     def _ask(self, make: Callable[[], bytes]) -> TurnTiming:
@@ -256,16 +263,28 @@ class HttpWay:
         head = post(connection, data, is_last=self._is_new)
         if head.status != 200:
             raise TurnFailed(f"status {head.status}: {read_body(connection, head).decode()[:300]}")
-        timing: TurnTiming | None = None
-        for kind, event in sse_events(connection):
-            if watch.note(kind):
-                timing = watch.stop(event)
-        if timing is None:
-            raise TurnFailed("the stream ended without a last event")
+        timing = self._read_stream(watch) if self._is_streamed else self._read_whole(watch, head)
         self._last = timing.last
         if self._is_new:
             self.close()
         return timing
+
+    def _read_stream(self, watch: _Stopwatch) -> TurnTiming:
+        assert self._connection is not None, "the request is sent"
+        timing: TurnTiming | None = None
+        for kind, event in sse_events(self._connection):
+            if watch.note(kind):
+                timing = watch.stop(event)
+        if timing is None:
+            raise TurnFailed("the stream ended without a last event")
+        return timing
+
+    def _read_whole(self, watch: _Stopwatch, head: HttpHead) -> TurnTiming:
+        """A response in one piece, as the last event of a stream would have it."""
+        assert self._connection is not None, "the request is sent"
+        response = read_body(self._connection, head)
+        watch.note(b"response.completed")
+        return watch.stop(b'{"type":"response.completed","response":' + response + b"}")
 
     def close(self) -> None:
         if self._connection is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.compare import compare, read_figures
+from bench.peers import LoopCost, PeerRow, print_rows
 from segue_bench.rounds import interleaved, print_table
 
 TURNS = """
@@ -19,11 +20,6 @@ one socket    367,692               2.0                   508,057
 SSE           293,849               3.0                   328,974
 """
 IDLE = "\nidle\n2,000 idle connections: 6.3 KiB each\n"
-PEERS = """
-server        events   wall ms p50   CPU ms   Segue against it: wall, CPU
-segue             34         10.57     1.73                1.00 x, 1.00 x
-agentic-api       34         16.13     2.60                0.66 x, 0.67 x
-"""
 
 
 @pytest.mark.parametrize(
@@ -32,7 +28,6 @@ agentic-api       34         16.13     2.60                0.66 x, 0.67 x
         ("turns", TURNS, {"1,000": 1.85, "500,000": 1.87}),
         ("events", EVENTS, {"one socket": 2.0, "SSE": 3.0}),
         ("idle", IDLE, {"2,000": 6.3}),
-        ("peers", PEERS, {"segue": 1.73}),
     ],
 )
 def test_figures_are_read_from_the_output(
@@ -45,6 +40,14 @@ def test_figures_are_read_from_a_table_that_we_print(capsys: pytest.CaptureFixtu
     columns = "history {:,}|events {}|wall ms p50 {:.2f}|CPU ms {:.2f}|CPU against {:.2f} x"
     print_table(columns, [(1_000, 35, 5.8, 1.85, 1.0), (100_000, 35, 6.1, 1.9, 1.03)])
     assert read_figures("turns", capsys.readouterr().out) == {"1,000": 1.85, "100,000": 1.9}
+
+
+def test_figures_are_read_from_the_table_of_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = {"segue": LoopCost(0.002, 0.001, 34), "agentic-api": LoopCost(0.004, 0.002, 34)}
+    row = PeerRow("http-full", {**costs, "alone": LoopCost(0.001, 0.0, 34)})
+    assert (row.against(), row.against(row.alone_s), row.cpu) == (0.5, pytest.approx(1 / 3), 0.5)
+    print_rows([row])
+    assert read_figures("peers", capsys.readouterr().out) == {"http-full": 1.0}
 
 
 def test_output_without_a_figure_is_an_error() -> None:
