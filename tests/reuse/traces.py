@@ -2,9 +2,10 @@
 
     python -m tests.reuse.traces [FILE [TOKENS_OF_AN_ITEM]]
 
-The sessions are numbers (`agent_sessions.json` is a sample, with its notice): how long each prompt was, and how much of
-it an earlier one began with. Here they become requests of a client that sends its whole history: text with exactly this
-sharing, a block of it an item, now and then reasoning. Each request is compared as the server compares it.
+The sessions are numbers (`segue_bench/agent_sessions.json`, with its notice): how long each prompt was, and how much of
+it an earlier one began with; without a file three are replayed. Here they become requests of a client that sends
+its whole history: text with exactly this sharing, a block of it an item, now and then reasoning. Each request is
+compared as the server compares it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,8 @@ from segue.turn.values import NO_TOKENS, id_array
 from segue.wire.items import Item
 from tests.contracts.turns import item, response_of
 
-SAMPLE = Path(__file__).parent / "agent_sessions.json"
+ALL = Path(str(files("segue_bench") / "agent_sessions.json"))
+SAMPLE = frozenset({"trace_0094", "trace_0038", "trace_0606"})
 # Tokens of an item: a few messages of an agent, and a multiple of the blocks in which sharing was measured.
 BLOCK = 512
 # Every so many items the model has thought; and every so many turns there is a fault.
@@ -161,7 +164,12 @@ def _judge(
     return replace(found, turns=found.turns + 1, wrong=wrong)
 
 
-def load(path: Path = SAMPLE) -> list[dict[str, Any]]:
+def load() -> list[dict[str, Any]]:
+    """Three of them."""
+    return [one for one in load_all(ALL) if one["id"] in SAMPLE]
+
+
+def load_all(path: Path) -> list[dict[str, Any]]:
     sessions: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["sessions"]
     return sessions
 
@@ -169,7 +177,7 @@ def load(path: Path = SAMPLE) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str]) -> int:
     """Replay a whole file; 1 if anything was named wrongly."""
     path, block = (*arguments, *("", "")[len(arguments) :])
-    sessions = load(Path(path) if path else SAMPLE)
+    sessions = load_all(Path(path)) if path else load()
     found = replay(sessions, int(block or BLOCK))
     kinds = Counter(one.rpartition(": ")[2] for one in found.wrong)
     print(f"{len(sessions)} sessions, {found.turns} turns, {found.faults} of them with a fault")

@@ -172,14 +172,18 @@ def upward_imports(module: Module) -> Iterator[str]:
             yield f"{module.name} imports {name}: {module.room} must not know {room}"
 
 
+# Packages that come with the server and that it never loads.
+BESIDE = {"segue_bench", "segue_fleet"}
+
+
 def bench_imports(module: Module) -> Iterator[str]:
-    """The benchmarks are a package of their own: only cli loads them, inside the function that needs them."""
+    """Benchmarks and fleet are packages of their own: only cli loads them, inside the function that needs them."""
     at_start = {id(node) for node in module.tree.body}
     for node in ast.walk(module.tree):
         is_lazy_cli = module.name == "cli" and id(node) not in at_start
         for name in imported_by(node, module):
-            if name.split(".")[0] == "segue_bench" and not is_lazy_cli:
-                yield f"{module.name} imports {name}: only `segue bench` may load it, when it runs"
+            if name.split(".")[0] in BESIDE and not is_lazy_cli:
+                yield f"{module.name} imports {name}: only its own command may load it, when it runs"
 
 
 def unknown_rooms(module: Module) -> Iterator[str]:
@@ -322,6 +326,7 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (bench_imports, "cli.py", "def bench():\n    from segue_bench import command", False),
     (bench_imports, "cli.py", "from segue_bench import command", True),
     (bench_imports, "doctor.py", "def late():\n    import segue_bench.machine", True),
+    (bench_imports, "doctor.py", "def late():\n    import segue_fleet.blocks", True),
     (unknown_rooms, "wire/items.py", "", False),
     (unknown_rooms, "plugins/items.py", "", True),
     (unknown_rooms, "items.py", "", True),
