@@ -8,6 +8,7 @@ import sys
 NAMES = (
     "turns",
     "peers",
+    "paced",
     "events",
     "idle",
     "body",

@@ -89,7 +89,7 @@ def tokens(*chunks: Sequence[int]) -> Tokens:
     return prompt
 
 
-def job(prompt: Tokens, output_tokens_max: int = 100, **fields: object) -> Job:
+def job(prompt: Tokens, output_tokens_max: int | None = 100, **fields: object) -> Job:
     """A job for a token engine."""
     made = Job(
         prompt=prompt,

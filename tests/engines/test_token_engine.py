@@ -194,6 +194,13 @@ async def test_every_kind_of_server_gives_the_same_answer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMS)
+async def test_answer_without_a_limit_is_whole(name: str) -> None:
+    """Neither the client nor the engine has named one."""
+    found = await outcome(name, [STREAMS[name]], job(tokens([1, 3]), output_tokens_max=None))
+    assert found.ids == [7, 8, STOP]
+
+
+@pytest.mark.parametrize("name", STREAMS)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_answer_does_not_depend_on_where_its_bytes_are_cut(name: str, data: st.DataObject) -> None:

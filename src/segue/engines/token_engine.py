@@ -141,7 +141,7 @@ class TokenAnswer:
             return
         self.last_id = ids[-1]
         # The one token of a warm-up is sampled only because servers refuse to sample none.
-        if not self.job.output_tokens_max:
+        if self.job.output_tokens_max == 0:
             return
         self.ids = [*self.ids, *ids] if self.ids else ids
         if self.job.sampling.wants_logprobs:
