@@ -18,6 +18,7 @@ from segue.engines.scripted import Script, ScriptedEngine
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
+from segue.routing.chains import Lineages
 from segue.stores.memory import MemoryConversations, MemoryEventLog, MemoryIdempotencyKeys
 from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
@@ -199,7 +200,14 @@ async def staged(
         records = Records(
             afterwards, MemoryEventLog(BUDGET), MemoryIdempotencyKeys(), MemoryConversations(BUDGET)
         )
-        resources = Resources({"m": model, "alias": model}, RingSeals([new_key()]), RenderCache(0))
+        lineages = Lineages()
+        resources = Resources(
+            {"m": model, "alias": model},
+            RingSeals([new_key()]),
+            RenderCache(0),
+            trace_lineage=lineages.trace,
+            drop_lineage=lineages.drop,
+        )
         limits = {"heartbeat_s": heartbeat_s, "background_s_max": background_s_max}
         async with Runner(resources, records, **limits) as runner:
             yield Stage(runner, records, store, engine, dialect, settled)

@@ -33,6 +33,7 @@ from segue.process.memory import Memory, memory_for, resident_bytes
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.reuse.repairs import Repairs, rules_of
+from segue.routing.chains import Lineages
 from segue.settings import Settings
 from segue.storage import KEYS_TOPIC, give_out, open_store
 from segue.stores.hashes import KeyHashes
@@ -186,6 +187,7 @@ def build_runner(
         from segue.cluster.idempotency import SharedIdempotencyKeys
 
         idempotency_keys = SharedIdempotencyKeys(idempotency_keys, cluster.peers)
+    lineages = Lineages()
     records = Records(observers.afterwards, store.events, idempotency_keys, store.conversations)
     resources = Resources(
         models=served.models,
@@ -198,6 +200,8 @@ def build_runner(
         guards=served.owners,
         append_s_max=settings.append_s_max,
         cache_salt=state.cache_salt,
+        trace_lineage=lineages.trace,
+        drop_lineage=lineages.drop,
         judge=state.reuse.judge,
     )
     runner = Runner(

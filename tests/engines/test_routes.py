@@ -13,6 +13,7 @@ from segue.engines.routes import FairQueue, ReplicaHealth, RoutedEngine
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
+from segue.lineage import Lineage
 from segue.turn.seams import Engine
 from segue.turn.values import EngineFacts, Finish, Job, JobStarted, Piece
 from tests.contracts.engine import Bench, chatml
@@ -184,7 +185,7 @@ async def test_chains_spread_over_replicas_that_are_equally_free_and_come_back()
         chains = [f"resp_{n}" for n in range(24)]
         routes = [
             [
-                route_of(await heard(pair.engine, job(tokens([1]), chain=one.__str__)))
+                route_of(await heard(pair.engine, job(tokens([1]), lineage=Lineage(one))))
                 for one in chains
             ]
             for _ in range(2)

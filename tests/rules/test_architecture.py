@@ -22,6 +22,7 @@ ROOMS = {
     "session": "2: whose turn is it on this connection, and what may be forgotten?",
     "turn": "2: what happens in one turn? Nothing else lives here.",
     "reuse": "3: what of a prompt could have been reused, and was not? Values only.",
+    "routing": "3: where does a job stand among others, and which replica of an engine should take it?",
     "process": "3: which turns run in this process, how do they begin, repeat, replay and end?",
     "cluster": "3: what do several processes owe each other? Not loaded where there is one.",
     "accounts": "3: who is asking, and how much is left?",

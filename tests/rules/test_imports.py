@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "segue"
 
-GROUND = {"background", "errors", "framing", "ids", "limits", "settings", "validation"}
+GROUND = {"background", "errors", "framing", "ids", "limits", "lineage", "settings", "validation"}
 INNER = GROUND | {"wire"}
 ADAPTERS = {"dialects", "engines", "inside", "stores", "tools", "guards"}
 
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "framing": set(),
     "ids": set(),
     "limits": set(),
+    "lineage": set(),
     "settings": {"errors", "validation"},
     "validation": set(),
     "control": {"errors", "framing", "settings"},
@@ -45,7 +46,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vocabularies": INNER | {"turn"},
     "readers": INNER | {"turn", "vocabularies"},
     "dialects": INNER | {"turn", "vocabularies", "readers"},
-    "engines": INNER | {"turn"},
+    # Where does a job stand among others, and which replica should take it?
+    "routing": INNER | {"turn"},
+    "engines": INNER | {"turn", "routing"},
     "inside": INNER | {"turn", "engines"},
     "stores": INNER | {"turn"},
     "tools": INNER | {"turn"},
@@ -63,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"control", "models", "reuse"}
     | ADAPTERS,
     "app": INNER
-    | {"reuse", "turn", "session", "process", "accounts", "cluster", "transports"}
+    | {"reuse", "routing", "turn", "session", "process", "accounts", "cluster", "transports"}
     | {"observe", "models", "storage", "dashboard", "builders", "control"}
     | ADAPTERS,
     "listener": INNER | {"process", "transports"},

@@ -75,7 +75,7 @@ def test_reloaded_child_does_not_weigh_what_it_shares_with_its_parent() -> None:
 def test_record_from_before_guards_has_passed_none() -> None:
     turn = rich_turn()
     record = pack(turn)
-    *older, passed, _ = msgspec.msgpack.decode(record.history)
+    *older, passed, _, _, _, _ = msgspec.msgpack.decode(record.history)
     assert passed == list(turn.passed)
     record = record._replace(history=msgspec.msgpack.encode(older))
 

@@ -459,7 +459,7 @@ def _refusal(others: list[_Replica], now: float, wait_s: float) -> Unavailable:
 def _choose(up: list[_Replica], job: Job) -> _Replica:
     """The replica of the parent, or the one with the fewest jobs; of several such ones the chain's own."""
 
-    chain = job.chain() if job.route is None and len(up) > 1 else ""
+    chain = job.lineage.chain
 
     def rank(one: _Replica) -> tuple[int, bytes]:
         return one.load, blake2b(f"{chain} {one.name}".encode(), digest_size=8).digest()

@@ -105,6 +105,10 @@ class _History(Struct, array_like=True):
     passed: list[str] = []
     # Only of a turn that is queued.
     request: bytes = b""
+    # Records from before routes were kept have none of these.
+    chain: str = ""
+    fork: str = ""
+    route: str | None = None
 
 
 def _kind_of(kind: type[ItemValue]) -> str:
@@ -207,6 +211,7 @@ def pack(turn: Turn) -> TurnColumns[LongField]:
     output, passed = _output_beside(turn), list(turn.passed)
     numbers = (turn.model_turns, turn.root_at)
     history = _History(rounds, calls, *numbers, output, passed, turn.request)
+    history.chain, history.fork, history.route = turn.chain, turn.fork, turn.route
     instructions = _long_field(turn.response.instructions)
     tools = _long_field(turn.response.tools)
     split = {"instructions": instructions, "tools": tools}
@@ -239,6 +244,9 @@ def unpack(
         open_calls={call.call_id: call for call in history.open_calls},
         model_turns=history.model_turns,
         root_at=history.root_at,
+        chain=history.chain or (record.id if parent is None else parent.chain),
+        fork=history.fork,
+        route=history.route,
         is_whole=is_whole,
         passed=tuple(history.passed),
         bytes=_weigh(record, rounds, response, parent),

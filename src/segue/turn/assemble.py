@@ -83,14 +83,7 @@ from segue.wire.items import (
     Required,
     SummaryText,
 )
-from segue.wire.kinds import (
-    KINDS,
-    NAMED,
-    AnyItemKind,
-    hosted_work,
-    prefix_of,
-    required_by,
-)
+from segue.wire.kinds import KINDS, NAMED, AnyItemKind, hosted_work, prefix_of, required_by
 from segue.wire.response import Fault, IncompleteDetails, Response, Usage
 
 NewId = Callable[[str], str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from segue.lineage import NO_LINEAGE, Lineage
 from segue.turn.plan import Plan, Resolved
 from segue.turn.values import Head, Owner, Rendered, Round, Tokens, Turn, UsageEntry, Warm
 from segue.wire.effects import apply_effects
@@ -22,6 +23,8 @@ def commit(
     open_calls: dict[str, Call],
     warm: Warm | None = None,
     passed: tuple[str, ...] = (),
+    lineage: Lineage = NO_LINEAGE,
+    route: str | None = None,
 ) -> Turn:
     """The turn as it will be stored."""
     resolved = plan.resolved
@@ -42,6 +45,9 @@ def commit(
         else resolved.effects,
         warm=warm,
         root_at=plan.root_at,
+        chain=lineage.chain,
+        fork=lineage.fork,
+        route=route,
         passed=passed,
         holds_key=bool(plan.key) and not response.background,
         bytes=_measure(rounds, resolved, plan.tally.tokens_tokenized),

@@ -57,15 +57,8 @@ from segue.turn.values import (
     Warm,
 )
 from segue.wire.effects import apply_effects
-from segue.wire.items import (
-    Call,
-    HostedOutput,
-    Item,
-    Reasoning,
-    Required,
-    ToolSearchOutput,
-)
-from segue.wire.kinds import required_by
+from segue.wire.items import Call, HostedOutput, Item, Reasoning, Required, ToolSearchOutput
+from segue.wire.kinds import is_output, required_by
 from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
 from segue.wire.response import NO_USAGE, InputDetails, OutputDetails, Usage
 
@@ -109,6 +102,9 @@ class TurnLoop:
         self.first_composed: Composed | None = None
         # The first prompt of the answer as the engine read it: on which replica, and how much of it was cached.
         self.first_read: tuple[Composed, JobStarted] | None = None
+        self.lineage = resources.trace_lineage(plan)
+        # The replica that has read what came before.
+        self.route = plan.resolved.parent.route if plan.resolved.parent else None
         self.finish: Finish | None = None
         self.usage = NO_USAGE
         # The tokens that count against the client's limit: those of the answer in all rounds, without summaries.
@@ -325,7 +321,7 @@ class TurnLoop:
                     if running.on_begin is not None:
                         await running.begin()
                     if isinstance(piece, JobStarted):
-                        self.plan.tally.started = piece
+                        self.plan.tally.started, self.route = piece, piece.route
                         continue
                     if reader is not None and lead:
                         await self._pass_on(reader.feed(Ids(lead)), filters)
@@ -376,13 +372,14 @@ class TurnLoop:
     def _job(self, composed: Composed, tokens_max: int | None) -> Job:
         """What the engine is asked. A warm-up asks for no output: the engine reads the prompt and no more."""
         plan, rendered = self.plan, composed.rendered
-        past, tokens = composed.scene.past, plan.model.context_tokens
+        tokens = plan.model.context_tokens
         # Of messages only the endpoint knows how long they are.
         room = tokens - composed.length if tokens and isinstance(composed.prompt, Tokens) else None
         limits = (tokens_max, self._tokens_left(), plan.model.output_tokens_max, room)
         wanted = next((one for one in limits if one is not None), None)
         wanted = wanted if wanted is None or room is None else min(wanted, room)
         is_answer = plan.generates or tokens_max is not None
+        is_resumed = bool(self.given) and is_output(self.given[-1].value)
         return Job(
             prompt=composed.prompt if is_answer else rendered.context,
             scene=composed.scene,
@@ -392,8 +389,8 @@ class TurnLoop:
             schema=rendered.schema,
             owner=plan.owner,
             lane=plan.lane,
-            route=past.warm.route if past is not None and past.warm is not None else None,
-            chain=partial(_root_id, plan),
+            route=self.route,
+            lineage=structs.replace(self.lineage, is_resumed=is_resumed),
             model_turns=plan.resolved.model_turns + sum(one.did_sample for one in self.rounds),
             cache_salt=self.resources.cache_salt(plan.owner),
         )
@@ -576,11 +573,14 @@ class TurnLoop:
             found = await self.resources.judge(plan, *self.first_read, self.turns)
             assembler.response = structs.replace(assembler.response, prompt_cache_diagnostics=found)
         response = assembler.conclude(end, usage, int(time.time()))
+        if end.status not in ("completed", "incomplete"):
+            self.resources.drop_lineage(plan)
         try:
             if plan.is_stored or end.status in ("completed", "incomplete"):
                 passed = () if self.gate is None else self.gate.names
                 warm = self._warm()
-                turn = commit(plan, response, tuple(self.rounds), self.open_calls, warm, passed)
+                rounds, place = tuple(self.rounds), (self.lineage, self.route)
+                turn = commit(plan, response, rounds, self.open_calls, warm, passed, *place)
                 await self.turns.save(turn)
                 self.running.turn = turn
                 plan.tally.is_recorded = plan.is_stored
@@ -625,9 +625,3 @@ def _append_timeout(plan: Plan) -> ApiError:
         f"The rollout waited {plan.append_s_max:g} s for the outputs of its calls.",
         code="append_timeout",
     )
-
-
-def _root_id(plan: Plan) -> str:
-    """The first turn of this chain, or what the client says belongs together."""
-    parent, key = plan.resolved.parent, plan.resolved.create.prompt_cache_key
-    return key or (plan.id if parent is None else parent.lineage()[0].id)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 
+from segue.lineage import NO_LINEAGE, Lineage
 from segue.turn.compact import CompactionKind
 from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
 from segue.turn.values import Conversation, Head, JobStarted, Owner, Round, Sampling, Scene, Turn
@@ -110,6 +111,9 @@ class Resources:
     append_s_max: float = 600.0
     # What keeps an owner's prompts apart in an engine's prefix cache; None: nothing.
     cache_salt: Callable[[Owner], str | None] = lambda owner: None
+    # Where the jobs of a turn stand among others; and a turn that ends without an answer stands nowhere.
+    trace_lineage: Callable[[Plan], Lineage] = lambda plan: NO_LINEAGE
+    drop_lineage: Callable[[Plan], None] = lambda plan: None
     # After a turn: what of its first prompt could have been reused, and what its client asked to know of that.
     judge: Judge | None = None
 

@@ -114,10 +114,7 @@ async def prepare(
             caller.quota.release()
         raise
     tally.tool_decodes += resolved.tool_decodes
-    tally.spans += (
-        Span("validate", began, validated),
-        Span("resolve", validated, perf_counter()),
-    )
+    tally.spans += (Span("validate", began, validated), Span("resolve", validated, perf_counter()))
     return plan
 
 

@@ -7,13 +7,14 @@ Everything here is a value that is never changed in place, so that turns share t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from msgspec import Raw, Struct, structs
 
 from segue.errors import ApiError
+from segue.lineage import NO_LINEAGE, Lineage
 from segue.wire.effects import NO_EFFECTS, Effects
 from segue.wire.items import Call, HostedOutput, Item, Logprob, McpCall, McpListTools
 from segue.wire.requests import Effort, ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
@@ -257,6 +258,10 @@ class Turn:
     warm: Warm | None = None
     # When the chain began: a template that prints a date takes it from here, so that midnight changes nothing.
     root_at: int = 0
+    # The names of its chain and of the fork in it, and the replica of the engine that served it.
+    chain: str = ""
+    fork: str = ""
+    route: str | None = None
     # Whether every ancestor was found; only then may the turn be continued.
     is_whole: bool = True
     # The guards that have let everything up to here pass, by name; their verdict holds for turns that continue it.
@@ -446,9 +451,7 @@ class Job(Struct, frozen=True):
     lane: str = ""
     # The replica that served the parent, as long as it is healthy.
     route: str | None = None
-    # The same for all turns of a chain that has no route yet: it chooses between replicas that are equally free. Asked
-    # only then, because a long chain is walked for it.
-    chain: Callable[[], str] = str
+    lineage: Lineage = NO_LINEAGE
     # How often the model has spoken before in this history.
     model_turns: int = 0
     # Prompts with another one share nothing in the engine's prefix cache.

@@ -1,0 +1,25 @@
+"""Where does a job stand among others? Names of ours only, never a client's own."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Lineage(Struct, frozen=True):
+    """What is known of a job's chain when the job is made."""
+
+    # The same for all turns of a chain, its forks included, and for a history that is resent as a whole.
+    chain: str = ""
+    # The turn that this one continues.
+    parent: str | None = None
+    # Tells a second child of a turn, and all that continue it, from the first; empty for those.
+    fork: str = ""
+    # Whether the chain waits for a tool of its client, goes on with the output of a tool, or will not go on.
+    is_waiting: bool = False
+    is_resumed: bool = False
+    is_over: bool = False
+    # Higher goes first.
+    priority: int = 0
+
+
+NO_LINEAGE = Lineage()

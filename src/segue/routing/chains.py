@@ -1,0 +1,51 @@
+"""Where do the jobs of a turn stand among others: in which chain, on which fork?"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import blake2b
+from itertools import takewhile
+
+from segue.lineage import Lineage
+from segue.turn.plan import Plan
+from segue.wire.kinds import is_model_written
+
+# Parents whose first child is remembered.
+PARENTS_MAX = 10_000
+
+
+class Lineages:
+    """Knows which turn was the first to continue each parent, as far as this process has seen lately: another one that
+    continues it is a fork. A turn that ended without an answer does not count."""
+
+    def __init__(self) -> None:
+        self._first: OrderedDict[str, str] = OrderedDict()
+
+    def trace(self, plan: Plan) -> Lineage:
+        """The chain of the parent, or a new one."""
+        parent = plan.resolved.parent
+        if parent is None:
+            return Lineage(_chain_of(plan))
+        first = self._first.setdefault(parent.id, plan.id)
+        if len(self._first) > PARENTS_MAX:
+            self._first.popitem(last=False)
+        fork = parent.fork if first == plan.id else plan.id
+        # A parent from before chains had names is where this one begins.
+        return Lineage(parent.chain or parent.id, parent.id, fork)
+
+    def drop(self, plan: Plan) -> None:
+        """The turn has ended without an answer: the next one to continue its parent is no fork."""
+        parent = plan.resolved.parent
+        if parent is not None and self._first.get(parent.id) == plan.id:
+            del self._first[parent.id]
+
+
+def _chain_of(plan: Plan) -> str:
+    """A new chain is named after its first turn. A history that came as a whole is named by what was said before the
+    model first spoke, because that is the same when it comes again."""
+    if not plan.resolved.model_turns:
+        return plan.id
+    digest = blake2b(plan.owner.encode(), digest_size=16)
+    for item in takewhile(lambda item: not is_model_written(item.value), plan.resolved.given):
+        digest.update(item.raw)
+    return f"chain_{digest.hexdigest()}"
