@@ -59,6 +59,7 @@ class PostgresServer:
 
     folder: Path
     programs: Path
+    options: dict[str, str] = field(default_factory=lambda: dict(OPTIONS))
     process: subprocess.Popen[bytes] | None = None
     numbers: Iterator[int] = field(default_factory=count)
 
@@ -76,7 +77,9 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, and wait until it takes connections."""
-        options = [word for name, value in OPTIONS.items() for word in ("-c", f"{name}={value}")]
+        options = [
+            word for name, value in self.options.items() for word in ("-c", f"{name}={value}")
+        ]
         self.process = subprocess.Popen(
             [self.programs / "bin" / "postgres", "-D", self.folder / "data", "-k", self.folder, *options],
             cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **other_user(),

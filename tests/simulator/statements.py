@@ -49,19 +49,21 @@ def find(t: Transaction, owner: str, id: str) -> object:
     while (row := t.get("turns", owner, above)) is not None and row not in found:
         found.append(row)
         above = row["parent_id"]
-    return [pick(row, TURN) for row in found]
+    return [pick(row, TURN) for row in found] + parts_named(t, owner, found)
 
 
 @statement
 def read(t: Transaction, owner: str, id: str) -> object:
     row = t.get("turns", owner, id)
-    return [] if row is None else [pick(row, TURN)]
+    found = [] if row is None else [row]
+    return [pick(row, TURN) for row in found] + parts_named(t, owner, found)
 
 
-@statement
-def parts(t: Transaction, owner: str, digests: list[bytes]) -> object:
-    rows = [t.get("parts", owner, digest) for digest in digests]
-    return [(row["digest"], row["body"]) for row in rows if row is not None]
+def parts_named(t: Transaction, owner: str, found: list[Row]) -> list[tuple[Any, ...]]:
+    """The second half of `find` and of `read`."""
+    digests = {row[name] for row in found for name in ("instructions", "tools")} - {None}
+    rows = [t.get("parts", owner, digest) for digest in sorted(digests)]
+    return [(None, None, row["digest"], row["body"], None, None) for row in rows if row is not None]
 
 
 def put_usage(t: Transaction, values: Sequence[Any], *, is_provisional: bool = False) -> None:
@@ -424,7 +426,7 @@ def erasures(t: Transaction, age_s: int) -> object:
 
 
 @statement
-def old_turns(t: Transaction, *values: Any) -> object:
+def sweep_turns(t: Transaction, *values: Any) -> object:
     return []
 
 

@@ -35,7 +35,7 @@ SEEDS, STEPS = 8, 120
 LIMITS = KeyLimits(requests_per_min=600, lanes_max=4)
 # What a server runs once, an hour apart, or for an operator; a simulation does not.
 NOT_MODELLED = {
-    "revoke_key", "limit_key", "add_to_ring", "delete_tip", "forget_erased", "note_migration", "unshelve",
+    "revoke_key", "limit_key", "add_to_ring", "note_migration", "unshelve",
 }  # fmt: skip
 
 

@@ -10,7 +10,12 @@ import pytest
 from segue.errors import StoreFailed, Unavailable
 from segue.stores import postgres_database
 from segue.stores.postgres import PostgresStore
-from segue.stores.postgres_database import PostgresConnection, PostgresDatabase, PostgresWork
+from segue.stores.postgres_database import (
+    QUERIES,
+    PostgresConnection,
+    PostgresDatabase,
+    PostgresWork,
+)
 from segue.stores.seals import RingSeals
 from segue.stores.sql_files import load_migrations
 from segue.turn.values import Conversation, ConversationItem
@@ -153,6 +158,46 @@ async def test_part_that_went_meanwhile_is_sent_again(url: str) -> None:
         await PostgresStore(there).turns.delete(OWNER, "a")
         await turns.save(second := make_turn("b", tools=TOOLS))
         assert meaning(await turns.find(OWNER, "b")) == meaning(second)
+
+
+async def test_erasing_does_not_hold_up_who_saves_with_the_same_tools(
+    database: PostgresDatabase,
+) -> None:
+    """An agent's tools are one row for all of its turns, and a sweep erases a thousand turns at a time."""
+    turns = PostgresStore(database).turns
+    for name in "ab":
+        await turns.save(make_turn(name, tools=TOOLS))
+
+    async def erase_beside_a_save(connection: PostgresConnection) -> None:
+        async with connection.transaction():
+            await connection.execute("DELETE FROM turns WHERE id = 'a'")
+            async with asyncio.timeout(5):
+                await turns.save(make_turn("c", tools=TOOLS))
+
+    await database.run(erase_beside_a_save)
+    assert await count(database, "turns") == 2
+    assert await count(database, "parts") == 1
+
+
+async def test_chain_is_read_by_index_alone(database: PostgresDatabase) -> None:
+    """Whatever the planner thinks of the size of the tables."""
+    await PostgresStore(database).turns.save(make_turn("t", tools=TOOLS))
+
+    async def explain(connection: PostgresConnection) -> str:
+        async with connection.transaction():
+            await connection.execute("SET LOCAL enable_seqscan = off")
+            plans = [
+                await connection.fetch(
+                    f"EXPLAIN {QUERIES[name].replace('$1', one).replace('$2', two)}"
+                )
+                for name, one, two in (("find", "'ada'", "'t'"), ("read", "'ada'", "'t'"))
+            ]
+        return "\n".join(str(row[0]) for plan in plans for row in plan)
+
+    plan = await database.run(explain)
+    assert "Seq Scan" not in plan
+    assert "turns_owner_id_key" in plan
+    assert "parts_pkey" in plan
 
 
 async def test_saving_and_erasing_beside_each_other_never_loses_a_part(url: str) -> None:

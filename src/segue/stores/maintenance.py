@@ -78,11 +78,14 @@ async def keep_current(maintenance: Maintenance, on_erased: OnErased) -> None:
 
 
 async def keep_tidy(maintenance: Maintenance, retention: Retention) -> None:
-    """Delete what is too old, once an hour and at the start."""
+    """Delete what is too old, once an hour and at the start; half of the time at most, so that others are served."""
+    loop = asyncio.get_running_loop()
     while True:
+        began_at = loop.time()
         try:
             is_more = await maintenance.sweep(retention)
         except ApiError:
             log.exception("old rows could not be deleted; trying again in %s s", SWEEP_EVERY_S)
             is_more = False
-        await asyncio.sleep(PAUSE_S if is_more else SWEEP_EVERY_S)
+        pause_s = max(PAUSE_S, loop.time() - began_at)
+        await asyncio.sleep(pause_s if is_more else SWEEP_EVERY_S)

@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import astuple, replace
 
 from segue.background import off_loop
-from segue.errors import Fenced, StoreFailed, Unavailable
+from segue.errors import Fenced, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
 from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
@@ -47,8 +47,6 @@ from segue.wire.events import Event
 
 # Long fields that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.
 KNOWN_MAX = 10_000
-# How often a chain is read again because a long field was deleted between two statements.
-READS_MAX = 3
 # Decoded in a thread above this: a millisecond of the event loop.
 LONG_BYTES = 256 * 1024
 # Above the time and number of every turn: where a sweep begins.
@@ -149,16 +147,13 @@ class _Turns:
     async def _load(self, name: str, owner: Owner, turn_id: str) -> Turn | None:
         if not is_text(owner, turn_id):
             return None
-        for _ in range(READS_MAX):
-            read = partial(_fetch_chain, name=name, owner=owner, turn_id=turn_id)
-            rows, fields = await self._database.run(read, reads_much=True)
-            if _named(rows) <= fields.keys():
-                with border():
-                    build = partial(records.link, owner, turn_id, rows, fields.__getitem__)
-                    # A long chain or turn takes a while to decode; the event loop goes on meanwhile.
-                    is_long = len(rows) > 1 or any(len(row.history) > LONG_BYTES for row in rows)
-                    return await asyncio.to_thread(build) if is_long else build()
-        raise StoreFailed("The store failed; the log of the server has the reason.")
+        work = partial(_fetch_chain, name=name, owner=owner, turn_id=turn_id)
+        rows, fields = await self._database.run(work, reads_much=True)
+        with border():
+            build = partial(records.link, owner, turn_id, rows, fields.__getitem__)
+            # A long chain or turn takes a while to decode; the event loop goes on meanwhile.
+            is_long = len(rows) > 1 or any(len(row.history) > LONG_BYTES for row in rows)
+            return await asyncio.to_thread(build) if is_long else build()
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,18 +371,10 @@ class _Ring:
 async def _fetch_chain(
     connection: PostgresConnection, name: str, owner: Owner, turn_id: str
 ) -> tuple[list[TurnColumns[bytes]], dict[bytes, LongField]]:
-    """The rows that the statement of this name finds, and the long fields that they name."""
-    rows: list[TurnColumns[bytes]] = await fetch(connection, name, TurnColumns, owner, turn_id)
-    return rows, await _fetch_fields(connection, owner, rows)
-
-
-async def _fetch_fields(
-    connection: PostgresConnection, owner: Owner, rows: Sequence[TurnColumns[bytes]]
-) -> dict[bytes, LongField]:
-    """The long fields that these turns name, as far as they are there."""
-    digests = list(_named(rows))
-    fields = await fetch(connection, "parts", LongField, owner, digests) if digests else []
-    return {field.digest: field for field in fields}
+    """The rows that the statement of this name finds, and the long fields that they name, which have no id."""
+    found: list[TurnColumns[bytes]] = await fetch(connection, name, TurnColumns, owner, turn_id)
+    fields = {row[2]: LongField(row[2], row[3]) for row in found if row.id is None}
+    return [row for row in found if row.id is not None], fields
 
 
 def _named(rows: Sequence[TurnColumns[bytes]]) -> set[bytes]:
@@ -568,17 +555,16 @@ async def _sweep_some(
     ):
         if age_s:
             gone = max(gone, touched(await connection.execute(QUERIES[name], age_s, BATCH)))
-    seen = await _sweep_turns(connection, retention.turns_s, below) if retention.turns_s else []
-    is_more = BATCH in (gone, len(seen))
-    return (seen[-1] if len(seen) == BATCH else HIGHEST), is_more
+    swept = await _sweep_turns(connection, retention.turns_s, below) if retention.turns_s else None
+    return swept or HIGHEST, swept is not None or gone == BATCH
 
 
 async def _sweep_turns(
     connection: PostgresConnection, age_s: int, below: tuple[int, int]
-) -> list[tuple[int, int]]:
-    """Erase a few old turns, except those with descendants; all that were looked at."""
-    old = await fetch(connection, "old_turns", as_row, age_s, *below, BATCH)
-    for _, seq, owner, turn_id in old:
-        if touched(await connection.execute(QUERIES["delete_tip"], seq)):
-            await connection.execute(QUERIES["forget_erased"], owner, turn_id)
-    return [(saved_at, seq) for saved_at, seq, _, _ in old]
+) -> tuple[int, int] | None:
+    """Erase a batch of old turns, except those with descendants; the last that was looked at."""
+    rows = await fetch(connection, "sweep_turns", as_row, age_s, *below)
+    for saved_at, seq, seen, erased, _ in rows:
+        log.info("%d of %d responses older than %d s were deleted", erased, seen, age_s)
+        return int(saved_at), int(seq)
+    return None

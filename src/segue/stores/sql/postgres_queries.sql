@@ -2,23 +2,32 @@
 -- is one statement, so that it is one transaction and one round trip.
 
 -- name: find
--- $1 owner, $2 id. The turn and its ancestors of the same owner, in any order. UNION rather than UNION ALL, so that a
--- circle in damaged tables ends.
+-- $1 owner, $2 id. The turn and its ancestors of the same owner, in any order, and the parts that they name: those have a
+-- digest and a body, and no id. UNION rather than UNION ALL, so that a circle in damaged tables ends.
 WITH RECURSIVE chain (seq, parent_id) AS (
     SELECT seq, parent_id FROM turns WHERE owner = $1 AND id = $2
     UNION
     SELECT turns.seq, turns.parent_id
     FROM chain JOIN turns ON turns.owner = $1 AND turns.id = chain.parent_id
+), found AS MATERIALIZED (
+    SELECT turns.id, turns.parent_id, history, response, instructions, tools
+    FROM chain JOIN turns USING (seq)
 )
-SELECT turns.id, turns.parent_id, history, response, instructions, tools
-FROM chain JOIN turns USING (seq);
+SELECT id, parent_id, history, response, instructions, tools FROM found
+UNION ALL
+SELECT NULL, NULL, digest, body, NULL, NULL FROM parts
+WHERE owner = $1 AND digest IN (SELECT instructions FROM found UNION SELECT tools FROM found);
 
 -- name: read
-SELECT id, parent_id, history, response, instructions, tools
-FROM turns WHERE owner = $1 AND id = $2;
-
--- name: parts
-SELECT digest, body FROM parts WHERE owner = $1 AND digest = ANY ($2::bytea[]);
+-- The same for the turn alone.
+WITH found AS MATERIALIZED (
+    SELECT id, parent_id, history, response, instructions, tools
+    FROM turns WHERE owner = $1 AND id = $2
+)
+SELECT id, parent_id, history, response, instructions, tools FROM found
+UNION ALL
+SELECT NULL, NULL, digest, body, NULL, NULL FROM parts
+WHERE owner = $1 AND digest IN (SELECT instructions FROM found UNION SELECT tools FROM found);
 
 -- name: save
 -- $1 owner, $2 id, $3 parent, $4 history, $5 response, $6 instructions, $7 tools, $8 worker; from $9 on the usage of a
@@ -282,23 +291,34 @@ WHERE worker = $1
 -- $1 seconds.
 SELECT owner, turn_id FROM erased WHERE erased_at >= seconds_now() - $1::bigint;
 
--- name: old_turns
--- $1 age, $2 and $3 below which, $4 how many. From the newest of the old ones on, so that children come before their
--- parents.
-SELECT saved_at, seq, owner, id FROM turns
-WHERE saved_at < seconds_now() - $1::bigint AND worker IS NULL AND (saved_at, seq) < ($2, $3)
-ORDER BY saved_at DESC, seq DESC
-LIMIT $4;
-
--- name: delete_tip
--- By its number, unless it has got a child.
-DELETE FROM turns WHERE seq = $1
-    AND NOT EXISTS (SELECT 1 FROM turns AS child
-        WHERE child.owner = turns.owner AND child.parent_id = turns.id);
-
--- name: forget_erased
--- What is swept runs no more, so no late save is to be feared.
-DELETE FROM erased WHERE (owner, turn_id) = ($1, $2);
+-- name: sweep_turns
+-- $1 age, $2 and $3 below which. Deletes the newest thousand of the old ones, so that children come before their parents,
+-- but for those with a child that stays and for the ancestors of such. One process at a time. One row comes back: the last
+-- that was looked at, how many were, and how many are deleted. The number is a literal, so that the plan knows it.
+WITH RECURSIVE old AS MATERIALIZED (
+    SELECT saved_at, seq, owner, id, parent_id FROM turns
+    WHERE (SELECT pg_try_advisory_xact_lock(7365677566))
+        AND saved_at < seconds_now() - $1::bigint AND worker IS NULL AND (saved_at, seq) < ($2, $3)
+    ORDER BY saved_at DESC, seq DESC
+    LIMIT 1000
+), kept (owner, id, parent_id) AS (
+    SELECT old.owner, old.id, old.parent_id
+    FROM old
+    JOIN turns AS child ON child.owner = old.owner AND child.parent_id = old.id
+    LEFT JOIN old AS other ON other.seq = child.seq
+    WHERE other.seq IS NULL
+    UNION
+    SELECT old.owner, old.id, old.parent_id
+    FROM kept JOIN old ON old.owner = kept.owner AND old.id = kept.parent_id
+), gone AS (
+    DELETE FROM turns WHERE seq = ANY (ARRAY(
+        SELECT seq FROM old WHERE (owner, id) NOT IN (SELECT owner, id FROM kept)
+    ))
+    RETURNING 1
+)
+SELECT saved_at, seq, (SELECT count(*) FROM old), (SELECT count(*) FROM gone),
+    set_config('segue.is_sweeping', 'yes', true)
+FROM old ORDER BY saved_at, seq LIMIT 1;
 
 -- name: delete_old_events
 DELETE FROM events WHERE (owner, turn_id, first) IN (
